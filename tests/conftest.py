@@ -1,9 +1,12 @@
 """Settings and fixtures for all tests."""
 
+import asyncio
 import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.worlds.network import InlineLoop
 
 # A loaded machine is no defect: how long an example took says nothing about what it found.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -16,6 +19,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("live"):
             item.add_marker(pytest.mark.xdist_group("live"))
+
+
+def pytest_asyncio_loop_factories(config, item):
+    """Run async tests with the marker ``virtual`` in virtual time: a sleep costs nothing."""
+    if mark := item.get_closest_marker("virtual"):
+        return {"virtual": mark.kwargs.get("loop", InlineLoop)}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture

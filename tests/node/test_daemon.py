@@ -7,8 +7,10 @@ import pytest
 
 from node.streams.protocols import HOP, STREAM_PROTOCOLS
 from tests.worlds.messages import World, all_certified, run_manifest
-from tests.worlds.network import eventually, run_virtual
+from tests.worlds.network import eventually
 from tests.worlds.swarm import Swarm
+
+pytestmark = pytest.mark.virtual
 
 WORLD = World(run_manifest())
 SMALL = {"validator": 3}
@@ -18,20 +20,16 @@ def trained_on_certified_only(world, name="relay-0"):
     return all_certified(world.ledger(name))
 
 
-def test_a_swarm_trains_on_certified_rollouts_only():
-    async def scenario():
-        world = Swarm(**SMALL, inference=2, grpo__steps=5)
-        world.start_all()
-        await world.reach(5, "relay-0")
-        await asyncio.sleep(15)  # records are renewed every ten seconds
-        statuses = [
-            world.daemon(f"{name}-0").status()
-            for name in ("relay", "worker", "validator", "trainer")
-        ]
-        await world.finish()
-        return statuses
-
-    status, worker, validator, trainer = run_virtual(scenario())
+async def test_a_swarm_trains_on_certified_rollouts_only():
+    world = Swarm(**SMALL, inference=2, grpo__steps=5)
+    world.start_all()
+    await world.reach(5, "relay-0")
+    await asyncio.sleep(15)  # records are renewed every ten seconds
+    statuses = [
+        world.daemon(f"{name}-0").status() for name in ("relay", "worker", "validator", "trainer")
+    ]
+    await world.finish()
+    status, worker, validator, trainer = statuses
     assert status.restored
     assert sum(status.generations.counts) == sum(status.checks.counts) == 0
     assert sum(worker.generations.counts) >= worker.own_rollouts.committed > 0
@@ -49,114 +47,95 @@ def test_a_swarm_trains_on_certified_rollouts_only():
     assert {member.policy_version for member in status.members} == {5}
 
 
-def test_a_node_that_has_too_many_connections_asks_gossip_whose_to_end():
-    async def scenario():
-        world = Swarm(**SMALL, inference=2, grpo__steps=5)
-        world.start_all()
-        await world.reach(1, "relay-0")
-        daemon = world.daemon("relay-0")
-        assert daemon._peers.heeded == daemon._gossip.heeded
-        assert daemon._peers.meshed == daemon._gossip.meshed
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_a_node_that_has_too_many_connections_asks_gossip_whose_to_end():
+    world = Swarm(**SMALL, inference=2, grpo__steps=5)
+    world.start_all()
+    await world.reach(1, "relay-0")
+    daemon = world.daemon("relay-0")
+    assert daemon._peers.heeded == daemon._gossip.heeded
+    assert daemon._peers.meshed == daemon._gossip.meshed
+    await world.finish()
 
 
 @pytest.mark.parametrize("victim", ["relay-0", "worker-0", "validator-0"])
-def test_training_goes_on_when_a_node_dies(victim):
-    async def scenario():
-        world = Swarm(**SMALL, inference=2, grpo__steps=40)
-        world.start_all()
-        await world.reach(3, "relay-0")
-        world.crash(victim)
-        await world.reach(15, "trainer-0")
-        assert trained_on_certified_only(world, "trainer-0")
-        world.start(victim)
-        await world.reach(18, victim)
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_training_goes_on_when_a_node_dies(victim):
+    world = Swarm(**SMALL, inference=2, grpo__steps=40)
+    world.start_all()
+    await world.reach(3, "relay-0")
+    world.crash(victim)
+    await world.reach(15, "trainer-0")
+    assert trained_on_certified_only(world, "trainer-0")
+    world.start(victim)
+    await world.reach(18, victim)
+    await world.finish()
 
 
-def test_a_restarted_trainer_goes_on_from_the_last_published_version():
-    async def scenario():
-        world = Swarm(**SMALL, inference=2, grpo__steps=40)
-        world.start_all()
-        await world.reach(4, "relay-0")
-        world.crash("trainer-0")
-        before = [entry.manifest.digest for entry in world.ledger("relay-0").checkpoints]
-        await asyncio.sleep(5)
-        world.start("trainer-0")
-        await world.reach(len(before) + 3, "relay-0")
-        after = [entry.manifest.digest for entry in world.ledger("relay-0").checkpoints]
-        assert after[: len(before)] == before
-        assert trained_on_certified_only(world)
-        terms = {entry.manifest.message.term for entry in world.ledger("relay-0").checkpoints}
-        await world.finish()
-        return terms
-
-    assert run_virtual(scenario()) == {0}
+async def test_a_restarted_trainer_goes_on_from_the_last_published_version():
+    world = Swarm(**SMALL, inference=2, grpo__steps=40)
+    world.start_all()
+    await world.reach(4, "relay-0")
+    world.crash("trainer-0")
+    before = [entry.manifest.digest for entry in world.ledger("relay-0").checkpoints]
+    await asyncio.sleep(5)
+    world.start("trainer-0")
+    await world.reach(len(before) + 3, "relay-0")
+    after = [entry.manifest.digest for entry in world.ledger("relay-0").checkpoints]
+    assert after[: len(before)] == before
+    assert trained_on_certified_only(world)
+    terms = {entry.manifest.message.term for entry in world.ledger("relay-0").checkpoints}
+    await world.finish()
+    assert terms == {0}
 
 
-def test_the_next_trainer_takes_over_and_the_first_one_follows_when_it_is_back():
-    async def scenario():
-        world = Swarm(**SMALL, inference=2, trainer=2, grpo__steps=60)
-        world.start_all()
-        await world.reach(3, "relay-0")
-        world.crash("trainer-0")
-        version = world.ledger("relay-0").version
-        await world.reach(version + 4, "relay-0")
-        world.start("trainer-0")
-        await world.reach(version + 8, "relay-0")
-        chain = [entry.manifest for entry in world.ledger("relay-0").checkpoints]
-        await asyncio.sleep(3)
-        states = [world.ledger(name).checkpoint(version + 8) for name in ("trainer-0", "relay-0")]
-        await world.finish()
-        heir = world.machines["trainer-1"].signer.peer_id
-        assert {item.signer for item in chain[version + 1 :]} == {heir}
-        assert {item.message.term for item in chain[version + 1 :]} == {1}
-        assert states[0].digest == states[1].digest
-
-    run_virtual(scenario())
+async def test_the_next_trainer_takes_over_and_the_first_one_follows_when_it_is_back():
+    world = Swarm(**SMALL, inference=2, trainer=2, grpo__steps=60)
+    world.start_all()
+    await world.reach(3, "relay-0")
+    world.crash("trainer-0")
+    version = world.ledger("relay-0").version
+    await world.reach(version + 4, "relay-0")
+    world.start("trainer-0")
+    await world.reach(version + 8, "relay-0")
+    chain = [entry.manifest for entry in world.ledger("relay-0").checkpoints]
+    await asyncio.sleep(3)
+    states = [world.ledger(name).checkpoint(version + 8) for name in ("trainer-0", "relay-0")]
+    await world.finish()
+    heir = world.machines["trainer-1"].signer.peer_id
+    assert {item.signer for item in chain[version + 1 :]} == {heir}
+    assert {item.message.term for item in chain[version + 1 :]} == {1}
+    assert states[0].digest == states[1].digest
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_a_rollout_whose_worker_dies_is_certified_after_its_return_or_expires(returns):
-    async def scenario():
-        world = Swarm(**SMALL, inference=2, grpo__steps=60)
-        world.start_all()
-        await world.reach(2, "relay-0")
-        worker = world.machines["worker-0"].signer.peer_id
-        # The first commit that is announced and not yet checked: its body is on one machine only.
-        await eventually(lambda: world.ledger("relay-0").in_flight(worker) > 0, 30)
-        commit = next(iter(world.ledger("relay-0")._in_flight[worker]))
-        world.crash("worker-0")
-        await asyncio.sleep(4)
-        if returns:
-            world.start("worker-0")
-        await asyncio.sleep(45)
-        entry = world.ledger("relay-0").entries[commit]
-        version = world.ledger("relay-0").version
-        await asyncio.sleep(10)
-        goes_on = world.ledger("relay-0").version > version or version == 60
-        await world.finish()
-        return entry.state, goes_on
-
-    state, goes_on = run_virtual(scenario())
+async def test_a_rollout_whose_worker_dies_is_certified_after_its_return_or_expires(returns):
+    world = Swarm(**SMALL, inference=2, grpo__steps=60)
+    world.start_all()
+    await world.reach(2, "relay-0")
+    worker = world.machines["worker-0"].signer.peer_id
+    # The first commit that is announced and not yet checked: its body is on one machine only.
+    await eventually(lambda: world.ledger("relay-0").in_flight(worker) > 0, 30)
+    commit = next(iter(world.ledger("relay-0")._in_flight[worker]))
+    world.crash("worker-0")
+    await asyncio.sleep(4)
+    if returns:
+        world.start("worker-0")
+    await asyncio.sleep(45)
+    entry = world.ledger("relay-0").entries[commit]
+    version = world.ledger("relay-0").version
+    await asyncio.sleep(10)
+    goes_on = world.ledger("relay-0").version > version or version == 60
+    await world.finish()
     assert goes_on
-    assert state == "certified" if returns else state in ("certified", "expired")
+    assert entry.state == "certified" if returns else entry.state in ("certified", "expired")
 
 
-def test_a_newcomer_learns_the_run_and_its_rollout_is_certified():
-    async def scenario():
-        world = Swarm(**SMALL, inference=3, grpo__steps=60)
-        world.start_all(but=["worker-2"])
-        await world.reach(3, "relay-0")
-        world.start("worker-2")
-        await eventually(lambda: world.daemon("worker-2").status().own_rollouts.certified > 0, 60)
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_a_newcomer_learns_the_run_and_its_rollout_is_certified():
+    world = Swarm(**SMALL, inference=3, grpo__steps=60)
+    world.start_all(but=["worker-2"])
+    await world.reach(3, "relay-0")
+    world.start("worker-2")
+    await eventually(lambda: world.daemon("worker-2").status().own_rollouts.certified > 0, 60)
+    await world.finish()
 
 
 DISHONEST = {
@@ -167,19 +146,16 @@ DISHONEST = {
 
 
 @pytest.mark.parametrize("reason", sorted(DISHONEST))
-def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(reason):
-    async def scenario():
-        world = Swarm(**SMALL, inference=3, grpo__steps=8)
-        world.machines["worker-2"].behaviour = DISHONEST[reason]
-        world.start_all()
-        await world.reach(8, "relay-0")
-        await asyncio.sleep(10)
-        status = world.daemon("relay-0").status()
-        why = world.daemon("worker-2").why()
-        await world.finish()
-        return status.workers[world.machines["worker-2"].signer.peer_id], status, why
-
-    counts, status, why = run_virtual(scenario())
+async def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(reason):
+    world = Swarm(**SMALL, inference=3, grpo__steps=8)
+    world.machines["worker-2"].behaviour = DISHONEST[reason]
+    world.start_all()
+    await world.reach(8, "relay-0")
+    await asyncio.sleep(10)
+    status = world.daemon("relay-0").status()
+    why = world.daemon("worker-2").why()
+    await world.finish()
+    counts = status.workers[world.machines["worker-2"].signer.peer_id]
     assert counts.committed > 0
     assert counts.certified == 0
     assert counts.trained == 0
@@ -191,35 +167,29 @@ def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(reason):
     assert why.rollouts[0].verdicts[0].reason == reason
 
 
-def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as_slashed():
+async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as_slashed():
     """A node that joins long after the lie learns of it, also over a restart of its own."""
-
-    async def scenario():
-        world = Swarm(**SMALL, inference=3, relay=2, committee__expire_after_epochs=8)
-        world.machines["worker-2"].behaviour = "forged-proofs"
-        liar = world.machines["worker-2"].signer.peer_id
-        world.start_all(but=["relay-1"])
-        ledger = world.ledger()
-        await eventually(lambda: ledger.slashed(liar), 60)
-        await eventually(
-            lambda: not any(e.commit.signer == liar for e in ledger.entries.values()), 300
-        )
-        world.start("relay-1")
-        await eventually(lambda: world.ledger("relay-1").slashed(liar), 60)
-        standings = {one.peer_id: one.standing for one in world.daemon("relay-1").status().members}
-        assert standings.pop(liar) == "slashed"
-        assert set(standings.values()) == {"good"}
-        await asyncio.sleep(3)
-        world.crash("relay-1")
-        for name in world.running:
-            if name != "relay-0":
-                await world.leave(name)
-        world.crash("relay-0")  # nobody is there to ask
-        world.start("relay-1")
-        await eventually(lambda: world.daemon("relay-1").status().restored)
-        assert world.ledger("relay-1").slashed(liar)
-
-    run_virtual(scenario())
+    world = Swarm(**SMALL, inference=3, relay=2, committee__expire_after_epochs=8)
+    world.machines["worker-2"].behaviour = "forged-proofs"
+    liar = world.machines["worker-2"].signer.peer_id
+    world.start_all(but=["relay-1"])
+    ledger = world.ledger()
+    await eventually(lambda: ledger.slashed(liar), 60)
+    await eventually(lambda: not any(e.commit.signer == liar for e in ledger.entries.values()), 300)
+    world.start("relay-1")
+    await eventually(lambda: world.ledger("relay-1").slashed(liar), 60)
+    standings = {one.peer_id: one.standing for one in world.daemon("relay-1").status().members}
+    assert standings.pop(liar) == "slashed"
+    assert set(standings.values()) == {"good"}
+    await asyncio.sleep(3)
+    world.crash("relay-1")
+    for name in world.running:
+        if name != "relay-0":
+            await world.leave(name)
+    world.crash("relay-0")  # nobody is there to ask
+    world.start("relay-1")
+    await eventually(lambda: world.daemon("relay-1").status().restored)
+    assert world.ledger("relay-1").slashed(liar)
 
 
 # One daemon
@@ -233,65 +203,53 @@ def alone():
     yield world, world.machines["relay-0"]
 
 
-def test_a_daemon_serves_the_stream_protocols_of_the_table_and_no_others():
-    async def scenario():
-        with alone() as (world, machine):
-            await asyncio.sleep(1)
-            run_id = machine.daemon.replica.run_id
-            names = {protocol.on(run_id) for protocol in STREAM_PROTOCOLS}
-            names.remove(HOP.name)  # this network has no circuits
-            assert set(world.network.running(machine.signer.peer_id)._handlers) == names
-            await world.finish()
-
-    run_virtual(scenario())
-
-
-def test_who_leaves_says_so():
-    async def scenario():
-        world = Swarm()
-        for name in ("relay-0", "worker-0"):
-            world.start(name)
-        await asyncio.sleep(6)
-        roster, worker = world.replica("relay-0").roster, world.machines["worker-0"].signer.peer_id
-        assert not roster.get(worker).record.message.leaving
-        await world.leave("worker-0")
-        await asyncio.sleep(2)
-        assert roster.get(worker).record.message.leaving
+async def test_a_daemon_serves_the_stream_protocols_of_the_table_and_no_others():
+    with alone() as (world, machine):
+        await asyncio.sleep(1)
+        run_id = machine.daemon.replica.run_id
+        names = {protocol.on(run_id) for protocol in STREAM_PROTOCOLS}
+        names.remove(HOP.name)  # this network has no circuits
+        assert set(world.network.running(machine.signer.peer_id)._handlers) == names
         await world.finish()
 
-    run_virtual(scenario())
+
+async def test_who_leaves_says_so():
+    world = Swarm()
+    for name in ("relay-0", "worker-0"):
+        world.start(name)
+    await asyncio.sleep(6)
+    roster, worker = world.replica("relay-0").roster, world.machines["worker-0"].signer.peer_id
+    assert not roster.get(worker).record.message.leaving
+    await world.leave("worker-0")
+    await asyncio.sleep(2)
+    assert roster.get(worker).record.message.leaving
+    await world.finish()
 
 
-def test_what_others_said_last_is_stored_at_the_end():
-    async def scenario():
-        with alone() as (world, machine):
-            await asyncio.sleep(1)
-            (commit,) = WORLD.chain(WORLD.workers[0], 1)
-            machine.daemon._message_log.later(commit.envelope)
-            await world.leave("relay-0")
-            assert commit.envelope in machine.disk.tables["messages"].values()
-
-    run_virtual(scenario())
+async def test_what_others_said_last_is_stored_at_the_end():
+    with alone() as (world, machine):
+        await asyncio.sleep(1)
+        (commit,) = WORLD.chain(WORLD.workers[0], 1)
+        machine.daemon._message_log.later(commit.envelope)
+        await world.leave("relay-0")
+        assert commit.envelope in machine.disk.tables["messages"].values()
 
 
 @pytest.mark.parametrize("how", ["returns", "is cancelled", "fails"])
-def test_a_service_that_ends_ends_the_node(how):
-    async def scenario():
-        with alone() as (_, machine):
+async def test_a_service_that_ends_ends_the_node(how):
+    with alone() as (_, machine):
 
-            async def run():
-                await asyncio.sleep(1)
-                if how == "is cancelled":
-                    raise asyncio.CancelledError
-                if how == "fails":
-                    raise KeyError("a defect")
+        async def run():
+            await asyncio.sleep(1)
+            if how == "is cancelled":
+                raise asyncio.CancelledError
+            if how == "fails":
+                raise KeyError("a defect")
 
-            machine.daemon._policies.run = run
-            with pytest.raises(ExceptionGroup) as caught:
-                async with asyncio.timeout(60):
-                    await machine.task
-            (error,) = caught.value.exceptions
-            assert isinstance(error, KeyError if how == "fails" else RuntimeError)
-            assert "policies" in str(error) or how == "fails"
-
-    run_virtual(scenario())
+        machine.daemon._policies.run = run
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.timeout(60):
+                await machine.task
+        (error,) = caught.value.exceptions
+        assert isinstance(error, KeyError if how == "fails" else RuntimeError)
+        assert "policies" in str(error) or how == "fails"

@@ -12,218 +12,191 @@ from roles.inference.flow import InferenceFlow
 from simulations.ports.storage import Arrival
 from simulations.runtime.content import Extent
 from tests.worlds.messages import all_certified
-from tests.worlds.network import eventually, run_virtual
+from tests.worlds.network import eventually
 from tests.worlds.swarm import STORAGE_EVENTS, Swarm
+
+pytestmark = pytest.mark.virtual
 
 # Crashes
 
 
 @pytest.mark.parametrize("victim", ["trainer-0", "worker-0", "validator-0"])
-def test_a_node_that_dies_at_any_write_contradicts_nothing_it_said(victim):
+async def test_a_node_that_dies_at_any_write_contradicts_nothing_it_said(victim):
     """Life n ends at its n-th touch of the disk, just before or just after something is stored.
 
     Short and long lives take turns: a version that is stored in one life must be announced in a
     later one before the others have forgotten what it learned from.
     """
-
-    async def scenario():
-        world = Swarm()
-        world.start_all()
-        await world.reach(1, "validator-1")
-        world.crash(victim)
-        for life in sorted(range(1, 40), key=lambda life: (min(life, 40 - life), life)):
-            world.start(victim)
-            world.die_at(victim, life)
-            await world.died(victim)
+    world = Swarm()
+    world.start_all()
+    await world.reach(1, "validator-1")
+    world.crash(victim)
+    for life in sorted(range(1, 40), key=lambda life: (min(life, 40 - life), life)):
         world.start(victim)
-        await asyncio.sleep(3)
-        await world.more(3, "validator-1", 120)
-        assert all_certified(world.ledger("validator-1"))
-        await world.finish()
-
-    run_virtual(scenario())
-
-
-def test_a_draining_trainer_lets_the_version_under_way_out():
-    async def scenario():
-        world = Swarm()
-        world.start_all()
-        await world.reach(2)
-        policies = world.daemon("trainer-0")._policies
-        release, begun = policies.release, asyncio.Event()
-
-        async def slowly(policy):
-            begun.set()
-            await asyncio.sleep(5)
-            return await release(policy)
-
-        policies.release = slowly
-        await begun.wait()
-        version = world.ledger().version
-        await asyncio.sleep(3)  # the next step is done, and waits for this publication
-        await world.leave("trainer-0")
-        assert world.ledger("validator-0").version == version + 1
-        await world.finish()
-
-    run_virtual(scenario())
+        world.die_at(victim, life)
+        await world.died(victim)
+    world.start(victim)
+    await asyncio.sleep(3)
+    await world.more(3, "validator-1", 120)
+    assert all_certified(world.ledger("validator-1"))
+    await world.finish()
 
 
-def test_rollouts_under_way_are_checked_although_all_validators_restart():
-    async def scenario():
-        world = Swarm(committee__expire_after_epochs=300)
-        world.start_all()
-        await world.reach(2)
-        worker = world.machines["worker-0"].signer.peer_id
-        await eventually(lambda: world.ledger().in_flight(worker) > 0, 30)
-        for name in ("validator-0", "validator-1"):
-            world.crash(name)
-        await eventually(lambda: world.ledger().in_flight(worker) == 2, 30)
-        await asyncio.sleep(4)  # they come back in a later epoch than the one of the election
-        for name in ("validator-0", "validator-1"):
-            world.start(name)
-        await world.more(3, seconds=60)
-        await world.finish()
+async def test_a_draining_trainer_lets_the_version_under_way_out():
+    world = Swarm()
+    world.start_all()
+    await world.reach(2)
+    policies = world.daemon("trainer-0")._policies
+    release, begun = policies.release, asyncio.Event()
 
-    run_virtual(scenario())
+    async def slowly(policy):
+        begun.set()
+        await asyncio.sleep(5)
+        return await release(policy)
 
-
-def test_a_trainer_that_lost_its_disk_goes_on_above_what_it_may_have_said():
-    async def scenario():
-        world = Swarm()
-        world.start_all()
-        worker = world.daemon("worker-0")
-        await eventually(lambda: worker.status().policy_version >= 4, 60)
-        world.crash("trainer-0", lose_state=True)
-        chain = [entry.manifest.digest for entry in world.ledger("worker-0").checkpoints]
-        cut = world.network.partition(["trainer-0"])  # at first it finds nobody who knows more
-        world.start("trainer-0")
-        await asyncio.sleep(10)
-        world.network.heal(cut)
-        await world.reach(len(chain) + 3, "worker-0")
-        after = world.ledger("worker-0").checkpoints
-        assert [entry.manifest.digest for entry in after][: len(chain)] == chain
-        assert after[-1].manifest.message.term == 1
-        await world.finish()
-
-    run_virtual(scenario())
+    policies.release = slowly
+    await begun.wait()
+    version = world.ledger().version
+    await asyncio.sleep(3)  # the next step is done, and waits for this publication
+    await world.leave("trainer-0")
+    assert world.ledger("validator-0").version == version + 1
+    await world.finish()
 
 
-def test_a_worker_that_lost_its_disk_and_restarts_once_more_still_listens_first():
+async def test_rollouts_under_way_are_checked_although_all_validators_restart():
+    world = Swarm(committee__expire_after_epochs=300)
+    world.start_all()
+    await world.reach(2)
+    worker = world.machines["worker-0"].signer.peer_id
+    await eventually(lambda: world.ledger().in_flight(worker) > 0, 30)
+    for name in ("validator-0", "validator-1"):
+        world.crash(name)
+    await eventually(lambda: world.ledger().in_flight(worker) == 2, 30)
+    await asyncio.sleep(4)  # they come back in a later epoch than the one of the election
+    for name in ("validator-0", "validator-1"):
+        world.start(name)
+    await world.more(3, seconds=60)
+    await world.finish()
+
+
+async def test_a_trainer_that_lost_its_disk_goes_on_above_what_it_may_have_said():
+    world = Swarm()
+    world.start_all()
+    worker = world.daemon("worker-0")
+    await eventually(lambda: worker.status().policy_version >= 4, 60)
+    world.crash("trainer-0", lose_state=True)
+    chain = [entry.manifest.digest for entry in world.ledger("worker-0").checkpoints]
+    cut = world.network.partition(["trainer-0"])  # at first it finds nobody who knows more
+    world.start("trainer-0")
+    await asyncio.sleep(10)
+    world.network.heal(cut)
+    await world.reach(len(chain) + 3, "worker-0")
+    after = world.ledger("worker-0").checkpoints
+    assert [entry.manifest.digest for entry in after][: len(chain)] == chain
+    assert after[-1].manifest.message.term == 1
+    await world.finish()
+
+
+async def test_a_worker_that_lost_its_disk_and_restarts_once_more_still_listens_first():
     """It may have used slots that nobody it asks knows of."""
-
-    async def scenario():
-        world = Swarm(inference=2)
-        world.start_all()
-        await world.reach(4, "worker-0")
-        world.crash("worker-0", lose_state=True)
-        machine, counts = world.machines["worker-0"], world.ledger().workers
-        await asyncio.sleep(2)  # what it said last is heard
-        before = counts[machine.signer.peer_id].committed
-        for life in range(4):  # each time it hears at once that it was here before, and listens
-            world.start("worker-0")
-            await asyncio.sleep(3)
-            assert counts[machine.signer.peer_id].committed == before, f"in life {life}"
-            if life < 3:
-                world.crash("worker-0")
-        await eventually(lambda: counts[machine.signer.peer_id].committed > before, 60)
-        await world.finish()
-
-    run_virtual(scenario())
+    world = Swarm(inference=2)
+    world.start_all()
+    await world.reach(4, "worker-0")
+    world.crash("worker-0", lose_state=True)
+    machine, counts = world.machines["worker-0"], world.ledger().workers
+    await asyncio.sleep(2)  # what it said last is heard
+    before = counts[machine.signer.peer_id].committed
+    for life in range(4):  # each time it hears at once that it was here before, and listens
+        world.start("worker-0")
+        await asyncio.sleep(3)
+        assert counts[machine.signer.peer_id].committed == before, f"in life {life}"
+        if life < 3:
+            world.crash("worker-0")
+    await eventually(lambda: counts[machine.signer.peer_id].committed > before, 60)
+    await world.finish()
 
 
 @pytest.mark.parametrize("left", [b"", b"half a state"])
-def test_a_trainer_with_a_damaged_state_goes_on_from_its_weights(left):
-    async def scenario():
-        world = Swarm()
-        world.start_all()
-        await world.reach(3)
-        world.crash("trainer-0")
-        files = world.machines["trainer-0"].disk.files
-        files.update({path: left for path in files if path.suffix == ".state"})
-        world.start("trainer-0")
-        await asyncio.sleep(1)
-        await world.more(3)
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_a_trainer_with_a_damaged_state_goes_on_from_its_weights(left):
+    world = Swarm()
+    world.start_all()
+    await world.reach(3)
+    world.crash("trainer-0")
+    files = world.machines["trainer-0"].disk.files
+    files.update({path: left for path in files if path.suffix == ".state"})
+    world.start("trainer-0")
+    await asyncio.sleep(1)
+    await world.more(3)
+    await world.finish()
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "validator-0"])
 @pytest.mark.parametrize("shards", ["good", "damaged"])
-def test_a_policy_damaged_on_disk_is_made_again(victim, shards):
-    async def scenario():
-        world = Swarm(unseen=["policy-loaded"])
-        world.start_all()
-        await world.reach(3, victim)
-        await asyncio.sleep(1)
-        world.crash(victim)
-        disk = world.machines[victim].disk
-        damaged = Extent.of(b"damaged", 0, world.scenario.workload.weights_bytes)
-        disk.files.update(dict.fromkeys(disk.files, damaged))
-        if shards == "damaged":
-            large = {key: data for key, data in disk.blobs.items() if len(data) > 1e5}
-            assert large
-            disk.blobs.update({key: damaged[: len(data)] for key, data in large.items()})
-        world.start(victim)
-        await world.more(6, seconds=100)
-        assert world.daemon(victim).status().state == "ready"
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_a_policy_damaged_on_disk_is_made_again(victim, shards):
+    world = Swarm(unseen=["policy-loaded"])
+    world.start_all()
+    await world.reach(3, victim)
+    await asyncio.sleep(1)
+    world.crash(victim)
+    disk = world.machines[victim].disk
+    damaged = Extent.of(b"damaged", 0, world.scenario.workload.weights_bytes)
+    disk.files.update(dict.fromkeys(disk.files, damaged))
+    if shards == "damaged":
+        large = {key: data for key, data in disk.blobs.items() if len(data) > 1e5}
+        assert large
+        disk.blobs.update({key: damaged[: len(data)] for key, data in large.items()})
+    world.start(victim)
+    await world.more(6, seconds=100)
+    assert world.daemon(victim).status().state == "ready"
+    await world.finish()
 
 
 # Disks
 
 
 @pytest.mark.parametrize("victim", ["trainer-0", "worker-0", "validator-0"])
-def test_a_full_disk_pauses_a_node_and_costs_nothing_it_said(victim):
-    async def scenario():
-        world = Swarm(validator=3)
-        world.start_all()
-        await world.reach(2)
-        disk, daemon = world.machines[victim].disk, world.daemon(victim)
-        reasons = set()
-        for _ in range(8):  # at eight different moments of its work
-            disk.quota_bytes = 0
-            await asyncio.sleep(2.7)
-            reasons.add(daemon.status().reason)
-            disk.quota_bytes = None
-            await asyncio.sleep(0.9)
-        assert any("disk full" in reason for reason in reasons)
-        world.crash(victim)
-        world.start(victim)
-        await world.more(4)
-        assert world.daemon(victim).status().rollouts.rejected == 0
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_a_full_disk_pauses_a_node_and_costs_nothing_it_said(victim):
+    world = Swarm(validator=3)
+    world.start_all()
+    await world.reach(2)
+    disk, daemon = world.machines[victim].disk, world.daemon(victim)
+    reasons = set()
+    for _ in range(8):  # at eight different moments of its work
+        disk.quota_bytes = 0
+        await asyncio.sleep(2.7)
+        reasons.add(daemon.status().reason)
+        disk.quota_bytes = None
+        await asyncio.sleep(0.9)
+    assert any("disk full" in reason for reason in reasons)
+    world.crash(victim)
+    world.start(victim)
+    await world.more(4)
+    assert world.daemon(victim).status().rollouts.rejected == 0
+    await world.finish()
 
 
 # Lies
 
 
-def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody():
-    async def scenario():
-        world = Swarm(unseen=["policy-loaded", *STORAGE_EVENTS])
-        world.start_all()
-        await world.reach(2)
-        trainer = world.daemon("trainer-0")._policies
-        release = trainer.release
+async def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody():
+    world = Swarm(unseen=["policy-loaded", *STORAGE_EVENTS])
+    world.start_all()
+    await world.reach(2)
+    trainer = world.daemon("trainer-0")._policies
+    release = trainer.release
 
-        async def other(policy):
-            files = world.machines["trainer-0"].disk.files
-            files[policy.path] = Extent.of(b"other", 0, len(files[policy.path]))
-            return await release(policy)
+    async def other(policy):
+        files = world.machines["trainer-0"].disk.files
+        files[policy.path] = Extent.of(b"other", 0, len(files[policy.path]))
+        return await release(policy)
 
-        trainer.release = other
-        await world.more(2, "worker-0")
-        await asyncio.sleep(40)
-        status = world.daemon("worker-0").status()
-        assert "not what its trainer signed" in status.reason
-        assert status.policy_version < status.policy_version_newest
-        await world.finish()
-
-    run_virtual(scenario())
+    trainer.release = other
+    await world.more(2, "worker-0")
+    await asyncio.sleep(40)
+    status = world.daemon("worker-0").status()
+    assert "not what its trainer signed" in status.reason
+    assert status.policy_version < status.policy_version_newest
+    await world.finish()
 
 
 async def commit(world, name, version, slot, previous, body):
@@ -247,105 +220,92 @@ async def commit(world, name, version, slot, previous, body):
     )
 
 
-def test_commits_for_old_versions_do_not_kill_validators():
+async def test_commits_for_old_versions_do_not_kill_validators():
     """Their engines have dropped these policies, and load them again."""
-
-    async def scenario():
-        world = Swarm(validator=3, relay=2)
-        world.start_all()
-        await world.reach(7, "relay-1")
-        await asyncio.sleep(1)
-        stranger = world.daemon("relay-1")
-        engines, manifest = stranger._engines, world.manifest.manifest
-        flow = InferenceFlow(
-            stranger._role_context(),
-            engines.generation(manifest),
-            engines.environment(manifest),
-        )
-        for back in (5, 4, 3, 5, 4, 3):
-            policy = stranger._policies.get(stranger.replica.ledger.version - back)
-            assert await flow._load(policy)
-            checkpoint = stranger.replica.ledger.checkpoint(policy.version).digest
-            slot = flow._next_slot(checkpoint, policy.version)
-            flow._making.begin(policy.version, checkpoint, slot)
-            while len(flow._making):
-                await asyncio.sleep(1)
-                await flow._commit_made()
-        await world.more(3)
-        own = stranger.status().own_rollouts
-        assert (own.rejected, own.committed) == (0, 6)
-        await world.finish()
-
-    run_virtual(scenario())
+    world = Swarm(validator=3, relay=2)
+    world.start_all()
+    await world.reach(7, "relay-1")
+    await asyncio.sleep(1)
+    stranger = world.daemon("relay-1")
+    engines, manifest = stranger._engines, world.manifest.manifest
+    flow = InferenceFlow(
+        stranger._role_context(),
+        engines.generation(manifest),
+        engines.environment(manifest),
+    )
+    for back in (5, 4, 3, 5, 4, 3):
+        policy = stranger._policies.get(stranger.replica.ledger.version - back)
+        assert await flow._load(policy)
+        checkpoint = stranger.replica.ledger.checkpoint(policy.version).digest
+        slot = flow._next_slot(checkpoint, policy.version)
+        flow._making.begin(policy.version, checkpoint, slot)
+        while len(flow._making):
+            await asyncio.sleep(1)
+            await flow._commit_made()
+    await world.more(3)
+    own = stranger.status().own_rollouts
+    assert (own.rejected, own.committed) == (0, 6)
+    await world.finish()
 
 
-def test_withheld_bodies_hold_up_neither_validators_nor_workers():
-    async def scenario():
-        silent = ["relay-1", "relay-2"]
-        world = Swarm(validator=3, relay=3)
-        world.start_all()
-        await world.reach(2)
-        for name in silent:
-            await world.reach(2, name)
-            previous = b""
-            for slot in range(16):
-                body = digest(f"{name} {slot}".encode())
-                # Promised to whoever asks, and never delivered.
-                world.machines[name].disk.arrivals[body] = Arrival(body, 1000, 1000, [body])
-                previous = (await commit(world, name, 2, slot, previous, body)).digest
-        await asyncio.sleep(2)
-        await world.more(8, seconds=25)  # before those have expired
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_withheld_bodies_hold_up_neither_validators_nor_workers():
+    silent = ["relay-1", "relay-2"]
+    world = Swarm(validator=3, relay=3)
+    world.start_all()
+    await world.reach(2)
+    for name in silent:
+        await world.reach(2, name)
+        previous = b""
+        for slot in range(16):
+            body = digest(f"{name} {slot}".encode())
+            # Promised to whoever asks, and never delivered.
+            world.machines[name].disk.arrivals[body] = Arrival(body, 1000, 1000, [body])
+            previous = (await commit(world, name, 2, slot, previous, body)).digest
+    await asyncio.sleep(2)
+    await world.more(8, seconds=25)  # before those have expired
+    await world.finish()
 
 
 # Network and time
 
 
-def test_a_restart_of_p2pd_costs_a_pause():
-    async def scenario():
-        world = Swarm(validator=3)
-        world.start_all()
-        await world.reach(2)
-        for name in ("trainer-0", "validator-0", "worker-0"):
-            world.network.take_down(name)
-            await asyncio.sleep(6)
-            world.network.bring_up(name)
-            await asyncio.sleep(2)
-        await world.more(3)
-        world.network.take_down("worker-0")  # also while it stops
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_a_restart_of_p2pd_costs_a_pause():
+    world = Swarm(validator=3)
+    world.start_all()
+    await world.reach(2)
+    for name in ("trainer-0", "validator-0", "worker-0"):
+        world.network.take_down(name)
+        await asyncio.sleep(6)
+        world.network.bring_up(name)
+        await asyncio.sleep(2)
+    await world.more(3)
+    world.network.take_down("worker-0")  # also while it stops
+    await world.finish()
 
 
 @pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
-def test_a_clock_that_is_set_costs_one_node_a_pause(seconds):
-    async def scenario():
-        world = Swarm(unseen=STORAGE_EVENTS, validator=3)
-        world.start_all()
-        await world.reach(2)
-        for name in ("validator-0", "worker-0"):
-            world.network.set_skew(name, seconds)
-            await asyncio.sleep(8)
-            world.network.set_skew(name, 0.0)
-            await asyncio.sleep(3)
-        counts = world.ledger().totals
-        certified = counts.certified
-        await world.more(4)
-        await asyncio.sleep(10)
-        assert len(world.replica().roster.live(world.now)) == len(world.machines)
-        assert counts.certified > certified
-        assert not world.ledger().slashed(world.machines["worker-0"].signer.peer_id)
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_a_clock_that_is_set_costs_one_node_a_pause(seconds):
+    world = Swarm(unseen=STORAGE_EVENTS, validator=3)
+    world.start_all()
+    await world.reach(2)
+    for name in ("validator-0", "worker-0"):
+        world.network.set_skew(name, seconds)
+        await asyncio.sleep(8)
+        world.network.set_skew(name, 0.0)
+        await asyncio.sleep(3)
+    counts = world.ledger().totals
+    certified = counts.certified
+    await world.more(4)
+    await asyncio.sleep(10)
+    assert len(world.replica().roster.live(world.now)) == len(world.machines)
+    assert counts.certified > certified
+    assert not world.ledger().slashed(world.machines["worker-0"].signer.peer_id)
+    await world.finish()
 
 
 @pytest.mark.parametrize(("seconds", "side"), [(-596.0, "behind"), (596.0, "ahead of")])
-def test_a_wrong_clock_is_named_by_its_own_node_alone(seconds, side):
-    async def scenario():
+async def test_a_wrong_clock_is_named_by_its_own_node_alone(seconds, side):
+    with capture_logs() as logs:
         world = Swarm(unseen=STORAGE_EVENTS, validator=3)
         world.start_all(but=["worker-0"])
         await world.reach(0)
@@ -358,15 +318,12 @@ def test_a_wrong_clock_is_named_by_its_own_node_alone(seconds, side):
         assert f" s {side} " in status.clock
         assert (status.state, daemon.why().reason) == ("paused", status.clock)
         await asyncio.sleep(30)
-        others = [world.daemon(name) for name in world.running if name != "worker-0"]
-        assert [one.status().clock for one in others] == [""] * 5, "one clock is that peer's"
+        peers = [world.daemon(name) for name in world.running if name != "worker-0"]
+        assert [one.status().clock for one in peers] == [""] * 5, "one clock is that peer's"
         world.network.set_skew("worker-0", 0.0)
         await eventually(lambda: daemon.status().state == "ready", 120)
         assert daemon.status().clock == ""
         await world.finish()
-
-    with capture_logs() as logs:
-        run_virtual(scenario())
     told = [one["log_level"] for one in logs if one["event"] == "clock_wrong"]
     assert told == ["warning"], "once"
     refused = [one for one in logs if "clock-skew" in str(one.get("fault"))]
@@ -375,183 +332,159 @@ def test_a_wrong_clock_is_named_by_its_own_node_alone(seconds, side):
     assert len(others) <= 1
 
 
-def test_one_slow_validator_does_not_set_the_pace():
-    async def scenario():
-        world = Swarm(validator=3, committee__escalated_size=3)
-        slow = world.machines["validator-0"]
-        slow.compute = slow.compute.model_copy(update={"check_tokens_per_second": 2.0})
-        world.start_all()
-        await world.reach(8, seconds=120)
-        await world.finish()
-
-    run_virtual(scenario())
+async def test_one_slow_validator_does_not_set_the_pace():
+    world = Swarm(validator=3, committee__escalated_size=3)
+    slow = world.machines["validator-0"]
+    slow.compute = slow.compute.model_copy(update={"check_tokens_per_second": 2.0})
+    world.start_all()
+    await world.reach(8, seconds=120)
+    await world.finish()
 
 
-def test_a_slow_directory_costs_nobody_the_place_on_the_roster(monkeypatch):
-    async def scenario():
-        world = Swarm()
-        world.start_all()
-        for name in world.machines:
-            directory = world.daemon(name)._context.ports.directory
+async def test_a_slow_directory_costs_nobody_the_place_on_the_roster(monkeypatch):
+    world = Swarm()
+    world.start_all()
+    for name in world.machines:
+        directory = world.daemon(name)._context.ports.directory
 
-            async def never(*_arguments):
-                await asyncio.sleep(3600)
+        async def never(*_arguments):
+            await asyncio.sleep(3600)
 
-            monkeypatch.setattr(directory, "publish", never)
-            monkeypatch.setattr(directory, "lookup", never)
-        await world.reach(2)
-        for _ in range(60):
-            await asyncio.sleep(1)
-            assert len(world.replica().roster.live(world.now)) == len(world.machines)
-        await world.finish()
-
-    run_virtual(scenario())
+        monkeypatch.setattr(directory, "publish", never)
+        monkeypatch.setattr(directory, "lookup", never)
+    await world.reach(2)
+    for _ in range(60):
+        await asyncio.sleep(1)
+        assert len(world.replica().roster.live(world.now)) == len(world.machines)
+    await world.finish()
 
 
-def test_after_a_partition_everybody_follows_the_later_term():
+async def test_after_a_partition_everybody_follows_the_later_term():
     """The old trainer goes on alone for a while; what it published then is taken back."""
+    world = Swarm(
+        inference=2,
+        validator=4,
+        trainer=2,
+        epochs__record_epochs=6,
+        epochs__refresh_epochs=2,
+    )
+    world.start_all()
+    await world.reach(3, "trainer-1")
+    sides = [
+        ("trainer-0", "worker-0", "validator-0", "validator-1", "relay-0"),
+        ("trainer-1", "worker-1", "validator-2", "validator-3"),
+    ]
+    cut = world.network.partition(*sides)
+    await world.more(2, "trainer-1")
+    await world.more(1, "trainer-0")
+    world.network.heal(cut)
+    heir = world.machines["trainer-1"].signer.peer_id
 
-    async def scenario():
-        world = Swarm(
-            inference=2,
-            validator=4,
-            trainer=2,
-            epochs__record_epochs=6,
-            epochs__refresh_epochs=2,
-        )
-        world.start_all()
-        await world.reach(3, "trainer-1")
-        sides = [
-            ("trainer-0", "worker-0", "validator-0", "validator-1", "relay-0"),
-            ("trainer-1", "worker-1", "validator-2", "validator-3"),
-        ]
-        cut = world.network.partition(*sides)
-        await world.more(2, "trainer-1")
-        await world.more(1, "trainer-0")
-        world.network.heal(cut)
-        heir = world.machines["trainer-1"].signer.peer_id
+    def agree():
+        heads = {world.ledger(name).head.digest for name in world.machines}
+        return len(heads) == 1 and world.ledger().head.signer == heir
 
-        def agree():
-            heads = {world.ledger(name).head.digest for name in world.machines}
-            return len(heads) == 1 and world.ledger().head.signer == heir
-
-        await eventually(agree, 120)
-        await world.more(3, "worker-0")
-        await asyncio.sleep(3)
-        holds = {world.daemon(name).status().policy_version for name in world.machines}
-        assert min(holds) >= world.ledger().version - 1
-        rejected = {world.ledger(name).totals.rejected for name in world.machines}
-        assert rejected == {0}, "an honest worker must not be blamed for a superseded version"
-        await world.finish()
-
-    run_virtual(scenario())
+    await eventually(agree, 120)
+    await world.more(3, "worker-0")
+    await asyncio.sleep(3)
+    holds = {world.daemon(name).status().policy_version for name in world.machines}
+    assert min(holds) >= world.ledger().version - 1
+    rejected = {world.ledger(name).totals.rejected for name in world.machines}
+    assert rejected == {0}, "an honest worker must not be blamed for a superseded version"
+    await world.finish()
 
 
 # Room
 
 
-def test_a_long_run_needs_no_more_room_than_a_short_one():
-    async def scenario():
-        world = Swarm()
-        world.start_all()
-        sizes = []
-        for version in (20, 60):
-            await world.reach(version)
-            await asyncio.sleep(2)
-            sizes.append(
-                {
-                    name: (
-                        len(machine.disk.blobs) + len(machine.disk.arrivals),
-                        len(machine.disk.tables["policies"]),
-                        len(machine.disk.files),
-                    )
-                    for name, machine in world.machines.items()
-                }
-            )
-        for name, later in sizes[1].items():
-            for before, after in zip(sizes[0][name], later, strict=True):
-                assert after <= before + 8, (name, sizes)
-        messages = len(world.machines["validator-0"].disk.tables["messages"])
-        assert messages < 2000
-        await world.finish()
-
-    run_virtual(scenario())
-
-
-def test_a_node_that_was_away_for_long_keeps_no_bodies_of_then():
-    async def scenario():
-        world = Swarm()
-        world.start_all()
-        await world.reach(3, "validator-1")
-        entries = world.ledger("validator-1").entries.values()
-        world.crash("validator-1")
-        machine = world.machines["validator-1"]
-        then = {entry.commit.message.body for entry in entries}
-        assert then & machine.disk.blobs.keys()
-        await asyncio.sleep(150)  # its commits are forgotten by now
-        world.start("validator-1")
-        await world.more(4, "trainer-0")
-        assert not then & machine.disk.blobs.keys()
-        await world.finish()
-
-    run_virtual(scenario())
-
-
-def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_much_later():
-    """All stop but the trainer, which publishes for nobody; then it stops, too, for a long time."""
-
-    async def scenario():
-        world = Swarm(inference=2)
-        world.start_all()
-        others = [name for name in world.machines if name != "trainer-0"]
-        await asyncio.gather(*(world.reach(3, name) for name in others))
-        ledger, step = world.ledger(), world.replica().manifest.grpo.rollouts_per_step
-        await eventually(lambda: len(ledger.usable()) >= step, 60)
-        for name in others:
-            world.crash(name)
-        await world.more(1)
-        alone = ledger.version
-        world.crash("trainer-0")
-        await asyncio.sleep(150)  # the batch is forgotten by now, but for this
-        world.start_all()
-        assert world.ledger("validator-0").version < alone
-        await asyncio.gather(*(world.reach(alone + 2, name) for name in others))
-        await world.finish()
-
-    run_virtual(scenario())
-
-
-def test_two_heirs_that_lead_at_once_end_on_one_chain():
-    """The trainer dies, and the network is cut between the next two in line."""
-
-    async def scenario():
-        world = Swarm(
-            inference=2,
-            validator=4,
-            trainer=3,
-            # The chain of the later term may give way: its commits have no outcome across the cut.
-            tolerated=["one-chain"],
-            epochs__record_epochs=6,
-            epochs__refresh_epochs=2,
+async def test_a_long_run_needs_no_more_room_than_a_short_one():
+    world = Swarm()
+    world.start_all()
+    sizes = []
+    for version in (20, 60):
+        await world.reach(version)
+        await asyncio.sleep(2)
+        sizes.append(
+            {
+                name: (
+                    len(machine.disk.blobs) + len(machine.disk.arrivals),
+                    len(machine.disk.tables["policies"]),
+                    len(machine.disk.files),
+                )
+                for name, machine in world.machines.items()
+            }
         )
-        world.start_all()
-        await asyncio.gather(*(world.reach(3, name) for name in world.machines))
-        sides = [
-            ("trainer-1", "worker-0", "validator-0", "validator-1", "relay-0"),
-            ("trainer-2", "worker-1", "validator-2", "validator-3"),
-        ]
-        world.crash("trainer-0")
-        cut = world.network.partition(*sides)
-        await asyncio.gather(world.more(4, "trainer-1"), world.more(2, "trainer-2"))
-        terms = [world.ledger(side[0]).head.message.term for side in sides]
-        assert terms == [1, 2], "a term is one trainer's"
-        world.network.heal(cut)
+    for name, later in sizes[1].items():
+        for before, after in zip(sizes[0][name], later, strict=True):
+            assert after <= before + 8, (name, sizes)
+    messages = len(world.machines["validator-0"].disk.tables["messages"])
+    assert messages < 2000
+    await world.finish()
 
-        def agree():
-            return len({world.ledger(name).head.digest for name in world.running}) == 1
 
-        await eventually(agree, 120)
-        await world.more(2, "worker-0")
-        await world.finish()
+async def test_a_node_that_was_away_for_long_keeps_no_bodies_of_then():
+    world = Swarm()
+    world.start_all()
+    await world.reach(3, "validator-1")
+    entries = world.ledger("validator-1").entries.values()
+    world.crash("validator-1")
+    machine = world.machines["validator-1"]
+    then = {entry.commit.message.body for entry in entries}
+    assert then & machine.disk.blobs.keys()
+    await asyncio.sleep(150)  # its commits are forgotten by now
+    world.start("validator-1")
+    await world.more(4, "trainer-0")
+    assert not then & machine.disk.blobs.keys()
+    await world.finish()
 
-    run_virtual(scenario())
+
+async def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_much_later():
+    """All stop but the trainer, which publishes for nobody; then it stops, too, for a long time."""
+    world = Swarm(inference=2)
+    world.start_all()
+    others = [name for name in world.machines if name != "trainer-0"]
+    await asyncio.gather(*(world.reach(3, name) for name in others))
+    ledger, step = world.ledger(), world.replica().manifest.grpo.rollouts_per_step
+    await eventually(lambda: len(ledger.usable()) >= step, 60)
+    for name in others:
+        world.crash(name)
+    await world.more(1)
+    alone = ledger.version
+    world.crash("trainer-0")
+    await asyncio.sleep(150)  # the batch is forgotten by now, but for this
+    world.start_all()
+    assert world.ledger("validator-0").version < alone
+    await asyncio.gather(*(world.reach(alone + 2, name) for name in others))
+    await world.finish()
+
+
+async def test_two_heirs_that_lead_at_once_end_on_one_chain():
+    """The trainer dies, and the network is cut between the next two in line."""
+    world = Swarm(
+        inference=2,
+        validator=4,
+        trainer=3,
+        # The chain of the later term may give way: its commits have no outcome across the cut.
+        tolerated=["one-chain"],
+        epochs__record_epochs=6,
+        epochs__refresh_epochs=2,
+    )
+    world.start_all()
+    await asyncio.gather(*(world.reach(3, name) for name in world.machines))
+    sides = [
+        ("trainer-1", "worker-0", "validator-0", "validator-1", "relay-0"),
+        ("trainer-2", "worker-1", "validator-2", "validator-3"),
+    ]
+    world.crash("trainer-0")
+    cut = world.network.partition(*sides)
+    await asyncio.gather(world.more(4, "trainer-1"), world.more(2, "trainer-2"))
+    terms = [world.ledger(side[0]).head.message.term for side in sides]
+    assert terms == [1, 2], "a term is one trainer's"
+    world.network.heal(cut)
+
+    def agree():
+        return len({world.ledger(name).head.digest for name in world.running}) == 1
+
+    await eventually(agree, 120)
+    await world.more(2, "worker-0")
+    await world.finish()

@@ -2,8 +2,12 @@
 
 import asyncio
 
-from tests.worlds.network import eventually, run_virtual
+import pytest
+
+from tests.worlds.network import eventually
 from tests.worlds.swarm import Swarm
+
+pytestmark = pytest.mark.virtual
 
 TOUCHES = 12
 """Of the disk in a publication, before and after each write: of the file's blobs, the patch, its
@@ -28,29 +32,26 @@ def leader(world):
     return next(name for name, one in world.machines.items() if one.signer.peer_id == signer)
 
 
-def test_whenever_a_publisher_dies_the_other_trainer_goes_on_and_all_have_one_version():
-    async def scenario():
-        world = Swarm(trainer=2, epochs__record_epochs=6, epochs__refresh_epochs=2)
-        workload = world.scenario.workload.model_copy(update={"patch_share": 0.02})
-        world.scenario = world.scenario.model_copy(update={"workload": workload})
-        world.start_all()
-        await asyncio.gather(*(world.reach(2, name) for name in world.machines))
-        for touch in range(1, TOUCHES + 1):
-            dead = leader(world)
-            announced = world.ledger("validator-0").version
-            await dies_in_publication(world, dead, touch)
-            await eventually(lambda name=dead: leader(world) != name, 200)
-            assert world.ledger("validator-0").version >= announced
-            world.start(dead)
-        await world.more(2, "worker-0")
-        assert world.ledger("worker-0").head.message.encodings, "versions travelled as patches"
+async def test_whenever_a_publisher_dies_the_other_trainer_goes_on_and_all_have_one_version():
+    world = Swarm(trainer=2, epochs__record_epochs=6, epochs__refresh_epochs=2)
+    workload = world.scenario.workload.model_copy(update={"patch_share": 0.02})
+    world.scenario = world.scenario.model_copy(update={"workload": workload})
+    world.start_all()
+    await asyncio.gather(*(world.reach(2, name) for name in world.machines))
+    for touch in range(1, TOUCHES + 1):
+        dead = leader(world)
+        announced = world.ledger("validator-0").version
+        await dies_in_publication(world, dead, touch)
+        await eventually(lambda name=dead: leader(world) != name, 200)
+        assert world.ledger("validator-0").version >= announced
+        world.start(dead)
+    await world.more(2, "worker-0")
+    assert world.ledger("worker-0").head.message.encodings, "versions travelled as patches"
 
-        def agree():
-            heads = {world.ledger(name).head.digest for name in world.machines}
-            holds = {world.daemon(name).status().policy_version for name in world.machines}
-            return len(heads) == len(holds) == 1
+    def agree():
+        heads = {world.ledger(name).head.digest for name in world.machines}
+        holds = {world.daemon(name).status().policy_version for name in world.machines}
+        return len(heads) == len(holds) == 1
 
-        await eventually(agree, 60)
-        await world.finish()
-
-    run_virtual(scenario())
+    await eventually(agree, 60)
+    await world.finish()

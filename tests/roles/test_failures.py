@@ -5,7 +5,8 @@ import pytest
 from roles.failures import PAUSE_EPOCHS_MAX, PAUSE_EPOCHS_MIN, Failures, pause_epochs
 from roles.ports.engines import EngineError
 from tests.worlds.flow_world import FlowWorld
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 
 def test_pauses_grow_up_to_a_bound():
@@ -15,19 +16,16 @@ def test_pauses_grow_up_to_a_bound():
     assert pause_epochs(10**6) == PAUSE_EPOCHS_MAX
 
 
-def test_a_failure_is_told_until_it_is_over(tmp_path):
-    async def scenario():
-        world = FlowWorld(tmp_path, "worker 0")
-        failures = Failures(world.context, "inference")
-        began = world.now()
-        for _ in range(3):
-            await failures.pause(EngineError("MemoryError"))
-        assert world.now() - began == pytest.approx(10 * (0.5 + 1 + 2))
-        assert str(world.conditions) == "inference failed: MemoryError; trying again"
-        failures.end()
-        assert str(world.conditions) == ""
-        began = world.now()
+async def test_a_failure_is_told_until_it_is_over(tmp_path):
+    world = FlowWorld(tmp_path, "worker 0")
+    failures = Failures(world.context, "inference")
+    began = world.now()
+    for _ in range(3):
         await failures.pause(EngineError("MemoryError"))
-        assert world.now() - began == pytest.approx(5)
-
-    run_virtual(scenario())
+    assert world.now() - began == pytest.approx(10 * (0.5 + 1 + 2))
+    assert str(world.conditions) == "inference failed: MemoryError; trying again"
+    failures.end()
+    assert str(world.conditions) == ""
+    began = world.now()
+    await failures.pause(EngineError("MemoryError"))
+    assert world.now() - began == pytest.approx(5)

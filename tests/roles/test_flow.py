@@ -1,39 +1,37 @@
 import asyncio
 
+import pytest
+
 from protocol.types import Role
 from roles.flow import ChangeSignal, Conditions
-from tests.worlds.network import LoopClock, run_virtual
+from tests.worlds.network import LoopClock
+
+pytestmark = pytest.mark.virtual
 
 
-def test_a_beat_between_looking_and_waiting_is_not_lost():
-    async def scenario():
-        changes = ChangeSignal()
-        seen = changes.count
-        changes.notify()
-        began = LoopClock().now()
-        await changes.wait(60, seen)
-        assert LoopClock().now() - began < 0.01
-        await changes.wait(60, changes.count)
-        assert LoopClock().now() >= began + 60
-
-    run_virtual(scenario())
+async def test_a_beat_between_looking_and_waiting_is_not_lost():
+    changes = ChangeSignal()
+    seen = changes.count
+    changes.notify()
+    began = LoopClock().now()
+    await changes.wait(60, seen)
+    assert LoopClock().now() - began < 0.01
+    await changes.wait(60, changes.count)
+    assert LoopClock().now() >= began + 60
 
 
-def test_a_beat_wakes_everyone_and_who_was_cancelled_leaves_no_trace():
-    async def scenario():
-        changes = ChangeSignal()
-        waiting = [asyncio.create_task(changes.wait(60, changes.count)) for _ in range(3)]
-        await asyncio.sleep(1)
-        waiting[0].cancel()
-        await asyncio.sleep(0)
-        began = LoopClock().now()
-        changes.notify()
-        await asyncio.wait(waiting)
-        assert LoopClock().now() - began < 0.01
-        assert [task.cancelled() for task in waiting] == [True, False, False]
-        changes.notify()
-
-    run_virtual(scenario())
+async def test_a_beat_wakes_everyone_and_who_was_cancelled_leaves_no_trace():
+    changes = ChangeSignal()
+    waiting = [asyncio.create_task(changes.wait(60, changes.count)) for _ in range(3)]
+    await asyncio.sleep(1)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    began = LoopClock().now()
+    changes.notify()
+    await asyncio.wait(waiting)
+    assert LoopClock().now() - began < 0.01
+    assert [task.cancelled() for task in waiting] == [True, False, False]
+    changes.notify()
 
 
 def test_conditions_are_joined_for_people():

@@ -1,11 +1,13 @@
 """Each table that strangers can fill has a limit, and both are in a node's metrics."""
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.api.metrics import NodeMetrics
 from node.api.tables import LIMITS
-from tests.worlds.network import run_virtual
 from tests.worlds.swarm import Swarm
+
+pytestmark = pytest.mark.virtual
 
 LIVE_ONLY = (
     "directory_callers",
@@ -18,18 +20,14 @@ LIVE_ONLY = (
 """A simulated machine serves no HTTP and carries no circuits; its directory is not of its nodes."""
 
 
-def test_a_node_tells_the_size_of_each_table_that_has_a_limit_and_of_no_other():
-    async def scenario():
-        world = Swarm(validator=3, inference=1, grpo__steps=1)
-        world.start_all()
-        await world.reach(1, "relay-0")
-        daemon = world.daemon("relay-0")
-        status, sampled = daemon.status(), set(daemon.snapshot().sizes)
-        await world.finish()
-        assert set(status.tables) == sampled == set(LIMITS) - set(LIVE_ONLY)
-        return status
-
-    status = run_virtual(scenario())
+async def test_a_node_tells_the_size_of_each_table_that_has_a_limit_and_of_no_other():
+    world = Swarm(validator=3, inference=1, grpo__steps=1)
+    world.start_all()
+    await world.reach(1, "relay-0")
+    daemon = world.daemon("relay-0")
+    status, sampled = daemon.status(), set(daemon.snapshot().sizes)
+    await world.finish()
+    assert set(status.tables) == sampled == set(LIMITS) - set(LIVE_ONLY)
     text = NodeMetrics(lambda: status).exposition().decode()
     told = {
         (sample.name, sample.labels["table"]): sample.value

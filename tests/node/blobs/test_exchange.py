@@ -21,6 +21,8 @@ from simulations.network import streams
 from tests.node.storage.blob_stores import name_of, one_shard, open_one
 from tests.worlds.network import Hub
 
+pytestmark = pytest.mark.virtual
+
 DATA = bytes(range(256)) * 1200
 DIGEST = crypto.digest(DATA)
 OWNER = Owner(Purpose.ROLLOUT_BODY, crypto.digest(b"a commit"))

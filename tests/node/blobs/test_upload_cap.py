@@ -7,7 +7,8 @@ from contextlib import suppress
 import pytest
 
 from node.blobs.upload_cap import PAYLOAD_SHARE, STRANGERS_WEIGHT, UploadCap
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 LINE_BYTES = 1_000_000
 RATE = PAYLOAD_SHARE * LINE_BYTES
@@ -40,16 +41,16 @@ async def sent(seconds, **wanting):
     return {name: counts[name] / seconds for name in wanting}
 
 
-def test_strangers_have_a_fifth_of_a_line_that_all_want_however_many_they_are():
-    rates = run_virtual(sent(30, worker=4, strangers=250))
+async def test_strangers_have_a_fifth_of_a_line_that_all_want_however_many_they_are():
+    rates = await sent(30, worker=4, strangers=250)
     fifth = STRANGERS_WEIGHT / (1 + STRANGERS_WEIGHT)
     assert rates["strangers"] == pytest.approx(fifth * RATE, rel=0.02)
     assert rates["worker"] == pytest.approx((1 - fifth) * RATE, rel=0.02)
 
 
-def test_few_that_want_messages_do_not_wait_for_hundreds_that_want_weights():
+async def test_few_that_want_messages_do_not_wait_for_hundreds_that_want_weights():
     wanting = {"worker": 4, "worker_messages": 2, "strangers": 250, "strangers_messages": 2}
-    rates = run_virtual(sent(30, **wanting))
+    rates = await sent(30, **wanting)
     assert rates["strangers_messages"] == pytest.approx(rates["strangers"], rel=0.02)
     assert rates["worker_messages"] == pytest.approx(rates["worker"], rel=0.02)
     share = STRANGERS_WEIGHT / 2 / (1 + STRANGERS_WEIGHT)
@@ -57,74 +58,64 @@ def test_few_that_want_messages_do_not_wait_for_hundreds_that_want_weights():
 
 
 @pytest.mark.parametrize("name", ["worker", "strangers"])
-def test_what_one_leaves_the_other_has(name):
-    rates = run_virtual(sent(30, **{name: 3}))
+async def test_what_one_leaves_the_other_has(name):
+    rates = await sent(30, **{name: 3})
     assert rates[name] == pytest.approx(RATE, rel=0.02)
 
 
-def test_those_with_standing_share_their_part_evenly():
-    rates = run_virtual(sent(30, worker_1=4, worker_2=4, strangers=100))
+async def test_those_with_standing_share_their_part_evenly():
+    rates = await sent(30, worker_1=4, worker_2=4, strangers=100)
     assert rates["worker_1"] == pytest.approx(rates["worker_2"], rel=0.02)
 
 
 @pytest.mark.parametrize(("first", "then"), [(False, True), (True, False)])
-def test_what_was_not_used_is_not_owed(first, then):
+async def test_what_was_not_used_is_not_owed(first, then):
     """Nobody who comes late takes the whole line until it has had as much as the others."""
+    cap, counts = UploadCap(LINE_BYTES), Counter()
 
-    async def scenario():
-        cap, counts = UploadCap(LINE_BYTES), Counter()
+    async def ask(proven):
+        while True:
+            await cap.take(PIECE_BYTES, proven=proven)
+            counts[proven] += PIECE_BYTES
 
-        async def ask(proven):
-            while True:
-                await cap.take(PIECE_BYTES, proven=proven)
-                counts[proven] += PIECE_BYTES
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(first)) for _ in range(20)]
-            await asyncio.sleep(20)
-            tasks += [group.create_task(ask(then)) for _ in range(20)]
-            counts.clear()
-            await asyncio.sleep(10)
-            for task in tasks:
-                task.cancel()
-        assert counts[False] / counts[True] == pytest.approx(STRANGERS_WEIGHT, rel=0.05)
-
-    run_virtual(scenario())
-
-
-def test_a_worker_that_comes_back_after_a_while_waits_for_no_more_than_a_few_pieces():
-    async def scenario():
-        cap, waits = UploadCap(LINE_BYTES), []
-        clock = asyncio.get_running_loop().time
-
-        async def strange():
-            while True:
-                await cap.take(PIECE_BYTES, proven=False)
-
-        tasks = [asyncio.create_task(strange()) for _ in range(100)]
-        for _ in range(10):
-            await asyncio.sleep(5)
-            began = clock()
-            await cap.take(PIECE_BYTES, proven=True)
-            waits.append(clock() - began)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(first)) for _ in range(20)]
+        await asyncio.sleep(20)
+        tasks += [group.create_task(ask(then)) for _ in range(20)]
+        counts.clear()
+        await asyncio.sleep(10)
         for task in tasks:
             task.cancel()
-        assert max(waits) <= 3 * PIECE_BYTES / RATE
-
-    run_virtual(scenario())
+    assert counts[False] / counts[True] == pytest.approx(STRANGERS_WEIGHT, rel=0.05)
 
 
-def test_whoever_leaves_while_it_waits_holds_nobody_up():
-    async def scenario():
-        cap = UploadCap(LINE_BYTES)
-        tasks = [asyncio.create_task(cap.take(LINE_BYTES, proven=False)) for _ in range(20)]
-        await asyncio.sleep(0.5)
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-        began = asyncio.get_running_loop().time()
-        await cap.take(PIECE_BYTES, proven=False)
-        assert asyncio.get_running_loop().time() - began < 1.2, "only the first one had begun"
+async def test_a_worker_that_comes_back_after_a_while_waits_for_no_more_than_a_few_pieces():
+    cap, waits = UploadCap(LINE_BYTES), []
+    clock = asyncio.get_running_loop().time
 
-    run_virtual(scenario())
+    async def strange():
+        while True:
+            await cap.take(PIECE_BYTES, proven=False)
+
+    tasks = [asyncio.create_task(strange()) for _ in range(100)]
+    for _ in range(10):
+        await asyncio.sleep(5)
+        began = clock()
+        await cap.take(PIECE_BYTES, proven=True)
+        waits.append(clock() - began)
+    for task in tasks:
+        task.cancel()
+    assert max(waits) <= 3 * PIECE_BYTES / RATE
+
+
+async def test_whoever_leaves_while_it_waits_holds_nobody_up():
+    cap = UploadCap(LINE_BYTES)
+    tasks = [asyncio.create_task(cap.take(LINE_BYTES, proven=False)) for _ in range(20)]
+    await asyncio.sleep(0.5)
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    began = asyncio.get_running_loop().time()
+    await cap.take(PIECE_BYTES, proven=False)
+    assert asyncio.get_running_loop().time() - began < 1.2, "only the first one had begun"

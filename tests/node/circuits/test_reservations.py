@@ -1,10 +1,13 @@
 import asyncio
 
+import pytest
+
 from node.blobs.upload_cap import UploadCap
 from node.circuits.relay import RESERVATION_SECONDS, CircuitRelay
 from node.circuits.reservations import RELAYS_TARGET, RETRY_SECONDS, Reservations
 from tests.node.circuits.circuit_nodes import Swarm
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 
 class Reachability:
@@ -53,15 +56,10 @@ class World(Swarm):
         }
 
 
-def run(scenario, **relays):
-    async def within_a_world():
-        world = World(**relays)
-        await world.begin()
-        await scenario(world)
-        for task in world.tasks:
-            task.cancel()
-
-    run_virtual(within_a_world())
+async def begun(**relays):
+    world = World(**relays)
+    await world.begin()
+    return world
 
 
 FIRST, SECOND, NEAR, LOCAL = (
@@ -69,87 +67,73 @@ FIRST, SECOND, NEAR, LOCAL = (
 )
 
 
-def test_two_relays_of_different_networks_are_used():
-    async def scenario(world):
-        assert len(world.reservations.addresses) == RELAYS_TARGET == 2
-        assert "apart" in world.used
-        assert world.changes == 1
-        held = [name for name, relay in world.relays.items() if relay.reservations]
-        assert set(held) == world.used
-
+async def test_two_relays_of_different_networks_are_used():
     near = {f"near {number}": NEAR for number in range(8)}
-    run(scenario, **near, apart=SECOND)
+    world = await begun(**near, apart=SECOND)
+    assert len(world.reservations.addresses) == RELAYS_TARGET == 2
+    assert "apart" in world.used
+    assert world.changes == 1
+    held = [name for name, relay in world.relays.items() if relay.reservations]
+    assert set(held) == world.used
 
 
-def test_the_address_is_the_relays_own_word_and_not_of_a_local_network():
-    async def scenario(world):
-        (address,) = world.reservations.addresses
-        relay = world.places["one"].peer
-        assert address == f"{FIRST}/p2p/{relay}/p2p-circuit/p2p/{world.home.peer}"
-
-    run(scenario, one=FIRST, hidden=LOCAL)
+async def test_the_address_is_the_relays_own_word_and_not_of_a_local_network():
+    world = await begun(one=FIRST, hidden=LOCAL)
+    (address,) = world.reservations.addresses
+    relay = world.places["one"].peer
+    assert address == f"{FIRST}/p2p/{relay}/p2p-circuit/p2p/{world.home.peer}"
 
 
-def test_whoever_can_be_dialled_needs_no_relay():
-    async def scenario(world):
-        world.reachability.reachable = True
-        await asyncio.sleep(10)
-        assert world.reservations.addresses == ()
-        assert world.changes == 2
-
-    run(scenario, one=FIRST)
+async def test_whoever_can_be_dialled_needs_no_relay():
+    world = await begun(one=FIRST)
+    world.reachability.reachable = True
+    await asyncio.sleep(10)
+    assert world.reservations.addresses == ()
+    assert world.changes == 2
 
 
-def test_reservations_are_renewed_before_they_end():
-    async def scenario(world):
-        await asyncio.sleep(3 * RESERVATION_SECONDS)
-        assert world.used == {"one"}
-        assert world.relays["one"].reservations == 1
-        await world.relays["one"]._forget()
-        assert world.relays["one"].reservations == 1, "it has not expired"
-        assert world.changes == 1
-
-    run(scenario, one=FIRST)
+async def test_reservations_are_renewed_before_they_end():
+    world = await begun(one=FIRST)
+    await asyncio.sleep(3 * RESERVATION_SECONDS)
+    assert world.used == {"one"}
+    assert world.relays["one"].reservations == 1
+    await world.relays["one"]._forget()
+    assert world.relays["one"].reservations == 1, "it has not expired"
+    assert world.changes == 1
 
 
-def test_a_relay_that_goes_is_replaced():
-    async def scenario(world):
-        gone = next(iter(world.used))
-        world.hub.remove(world.places[gone].peer)
-        await asyncio.sleep(30)
-        assert len(world.used) == 2
-        assert gone not in world.used
-
-    run(scenario, one=FIRST, two=SECOND, three="/ip4/1.1.1.1/tcp/1")
+async def test_a_relay_that_goes_is_replaced():
+    world = await begun(one=FIRST, two=SECOND, three="/ip4/1.1.1.1/tcp/1")
+    gone = next(iter(world.used))
+    world.hub.remove(world.places[gone].peer)
+    await asyncio.sleep(30)
+    assert len(world.used) == 2
+    assert gone not in world.used
 
 
-def test_a_relay_that_refuses_is_left_alone_for_a_while():
-    async def scenario(world):
-        node, asked = world.places["one"], []
+async def test_a_relay_that_refuses_is_left_alone_for_a_while():
+    world = await begun(one=FIRST)
+    node, asked = world.places["one"], []
 
-        async def refuse(stream):
-            asked.append(asyncio.get_running_loop().time())
-            await stream.close()
+    async def refuse(stream):
+        asked.append(asyncio.get_running_loop().time())
+        await stream.close()
 
-        node.transport._handlers.clear()
-        world.hub.disconnect(node.peer, world.home.peer)
-        await node.transport.handle("/libp2p/circuit/relay/0.2.0/hop", refuse)
-        await asyncio.sleep(3 * RETRY_SECONDS)
-        assert world.used == set()
-        assert 3 <= len(asked) <= 5
-
-    run(scenario, one=FIRST)
+    node.transport._handlers.clear()
+    world.hub.disconnect(node.peer, world.home.peer)
+    await node.transport.handle("/libp2p/circuit/relay/0.2.0/hop", refuse)
+    await asyncio.sleep(3 * RETRY_SECONDS)
+    assert world.used == set()
+    assert 3 <= len(asked) <= 5
 
 
-def test_members_that_are_no_relays_are_not_asked():
-    async def scenario(world):
-        world.tasks[0].cancel()
-        world.reachability.reachable = True
-        await asyncio.sleep(30)
-        world.tell(world.places["one"], roles=("inference",))
-        world.tell(world.places["two"], reachable=False)
-        world.reachability.reachable = False
-        await asyncio.sleep(10)
-        assert world.used == set()
-
-    run(scenario, one=FIRST, two=SECOND)
+async def test_members_that_are_no_relays_are_not_asked():
+    world = await begun(one=FIRST, two=SECOND)
+    world.tasks[0].cancel()
+    world.reachability.reachable = True
+    await asyncio.sleep(30)
+    world.tell(world.places["one"], roles=("inference",))
+    world.tell(world.places["two"], reachable=False)
+    world.reachability.reachable = False
+    await asyncio.sleep(10)
+    assert world.used == set()

@@ -6,7 +6,8 @@ import pytest
 
 from node.live.calls import BYTE_SECONDS, RATES, REFUSED_MAX, CallError, Calls
 from node.streams.places import Trust
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 LOOKUP_SECONDS = 0.003
 
@@ -57,68 +58,55 @@ def share(rate_bytes):
     ],
     ids=["a stranger", "many of them", "one with standing"],
 )
-def test_callers_have_a_share_of_the_core(peers, each_second, rate):
-    took = run_virtual(Callers().flood(60, *peers, each_second=each_second))
+async def test_callers_have_a_share_of_the_core(peers, each_second, rate):
+    took = await Callers().flood(60, *peers, each_second=each_second)
     assert 0.7 * share(rate) < took < 1.1 * share(rate)
 
 
-def test_while_strangers_call_all_the_time_members_and_quiet_ones_are_answered():
-    async def scenario():
-        callers, answered = Callers(), []
-        flood = asyncio.create_task(
-            callers.flood(60, *(f"loud-{n}" for n in range(40)), each_second=20)
-        )
-        for number in range(5):
-            await asyncio.sleep(10)
-            answered += [await callers.call("worker"), await callers.call(f"newcomer-{number}")]
-        await flood
-        assert all(answered)
-
-    run_virtual(scenario())
+async def test_while_strangers_call_all_the_time_members_and_quiet_ones_are_answered():
+    callers, answered = Callers(), []
+    flood = asyncio.create_task(
+        callers.flood(60, *(f"loud-{n}" for n in range(40)), each_second=20)
+    )
+    for number in range(5):
+        await asyncio.sleep(10)
+        answered += [await callers.call("worker"), await callers.call(f"newcomer-{number}")]
+    await flood
+    assert all(answered)
 
 
-def test_a_new_key_for_each_call_is_no_way_round():
+async def test_a_new_key_for_each_call_is_no_way_round():
     """What somebody who leaves has not paid is on the account of all strangers."""
-
-    async def scenario():
-        callers = Callers()
-        answered = [await callers.call(f"key-{n}", 0.0, 100_000) for n in range(100)]
-        assert sum(answered) < 10
-        callers = Callers()
-        answered = [await callers.call(f"key-{n}", 0.05) for n in range(10)]
-        assert all(answered), "each is known to cost that only when it has"
-        assert not await callers.call("another", 0.0, 20_000)
-
-    run_virtual(scenario())
+    callers = Callers()
+    answered = [await callers.call(f"key-{n}", 0.0, 100_000) for n in range(100)]
+    assert sum(answered) < 10
+    callers = Callers()
+    answered = [await callers.call(f"key-{n}", 0.05) for n in range(10)]
+    assert all(answered), "each is known to cost that only when it has"
+    assert not await callers.call("another", 0.0, 20_000)
 
 
-def test_what_a_call_causes_later_is_charged_too():
-    async def scenario():
-        callers = Callers()
-        with callers.calls.charged("stranger"):
-            callers.spent_seconds += 1.0
-        assert not await callers.call("stranger")
-        await asyncio.sleep(1.0 / share(RATES.stranger))
-        assert await callers.call("stranger")
-
-    run_virtual(scenario())
+async def test_what_a_call_causes_later_is_charged_too():
+    callers = Callers()
+    with callers.calls.charged("stranger"):
+        callers.spent_seconds += 1.0
+    assert not await callers.call("stranger")
+    await asyncio.sleep(1.0 / share(RATES.stranger))
+    assert await callers.call("stranger")
 
 
-def test_who_goes_on_when_it_is_refused_is_at_fault():
-    async def scenario():
-        callers = Callers()
-        await callers.call("flooder", 1.0)
-        await callers.call("unlucky", 1.0)
-        refused = [await callers.call("flooder") for _ in range(REFUSED_MAX)]
-        assert not any(refused)
-        assert not callers.blamed
-        await callers.call("flooder")
-        assert callers.blamed == [("flooder", "directory-call")]
-        assert not await callers.call("unlucky")
-        await asyncio.sleep(1.0 / share(RATES.stranger))
-        assert await callers.call("unlucky")
-        await callers.call("unlucky", 1.0)
-        await asyncio.gather(*(callers.call("unlucky") for _ in range(REFUSED_MAX)))
-        assert len(callers.blamed) == 1, "only those since it was answered count"
-
-    run_virtual(scenario())
+async def test_who_goes_on_when_it_is_refused_is_at_fault():
+    callers = Callers()
+    await callers.call("flooder", 1.0)
+    await callers.call("unlucky", 1.0)
+    refused = [await callers.call("flooder") for _ in range(REFUSED_MAX)]
+    assert not any(refused)
+    assert not callers.blamed
+    await callers.call("flooder")
+    assert callers.blamed == [("flooder", "directory-call")]
+    assert not await callers.call("unlucky")
+    await asyncio.sleep(1.0 / share(RATES.stranger))
+    assert await callers.call("unlucky")
+    await callers.call("unlucky", 1.0)
+    await asyncio.gather(*(callers.call("unlucky") for _ in range(REFUSED_MAX)))
+    assert len(callers.blamed) == 1, "only those since it was answered count"

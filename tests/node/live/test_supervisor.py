@@ -8,6 +8,8 @@ from node.api.status import Stage
 from node.live.supervisor import LOOK_SECONDS, Supervisor
 from tests.worlds.network import run_virtual
 
+pytestmark = pytest.mark.virtual
+
 
 @pytest.fixture
 def manager(tmp_path):
@@ -107,16 +109,12 @@ def test_an_abstract_socket_is_reached():
         assert told(listening, (1, Stage("ready")))[0] == ["READY=1", "STATUS=ready"]
 
 
-def test_a_manager_that_is_gone_or_does_not_read_holds_nothing_up(tmp_path, manager):
+async def test_a_manager_that_is_gone_or_does_not_read_holds_nothing_up(tmp_path, manager):
     gone = {"NOTIFY_SOCKET": str(tmp_path / "gone")}
     deaf = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "1000000"}
-
-    async def scenario():
-        both = [Supervisor(lambda: Stage("ready"), each).run() for each in (gone, deaf)]
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*both), 60)
-
-    run_virtual(scenario())
+    both = [Supervisor(lambda: Stage("ready"), each).run() for each in (gone, deaf)]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*both), 60)
     assert 1 <= len(received(manager)) < 60
 
 
@@ -126,5 +124,5 @@ def test_children_do_not_inherit_what_they_could_speak_with():
     assert environment == {"HOME": "/"}
 
 
-def test_without_a_manager_nothing_runs():
-    run_virtual(Supervisor(lambda: Stage("ready"), {}).run())
+async def test_without_a_manager_nothing_runs():
+    await Supervisor(lambda: Stage("ready"), {}).run()

@@ -19,7 +19,8 @@ from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 WORKER = identity("worker 0")
 CREATOR = identity("creator")
@@ -76,114 +77,93 @@ class Node:
         return list(dict.fromkeys(said))
 
 
-def test_work_is_done_for_the_epoch_in_which_it_is_found_and_is_stored():
-    async def scenario():
-        node = Node()
-        assert not node.admission.here
-        said = await node.run()
-        assert node.admission.here
-        proof, rules = node.admission.proof, OPEN.manifest.admission
-        assert is_solved(rules, OPEN.run_id, WORKER.peer_id, proof)
-        assert int.from_bytes(proof[:8], "big") == node.clock.epoch
-        assert stored_proof(node.store) == proof
-        assert node.work.pieces > 1, "it was looked at the clock meanwhile"
-        assert said[1].startswith("solving the admission proof, about 8 s on average; 1 s so far")
-        assert str(node.conditions) == ""
-
-    run_virtual(scenario())
+async def test_work_is_done_for_the_epoch_in_which_it_is_found_and_is_stored():
+    node = Node()
+    assert not node.admission.here
+    said = await node.run()
+    assert node.admission.here
+    proof, rules = node.admission.proof, OPEN.manifest.admission
+    assert is_solved(rules, OPEN.run_id, WORKER.peer_id, proof)
+    assert int.from_bytes(proof[:8], "big") == node.clock.epoch
+    assert stored_proof(node.store) == proof
+    assert node.work.pieces > 1, "it was looked at the clock meanwhile"
+    assert said[1].startswith("solving the admission proof, about 8 s on average; 1 s so far")
+    assert str(node.conditions) == ""
 
 
-def test_a_stored_proof_is_taken_and_a_damaged_one_is_not():
-    async def scenario():
-        first = Node()
-        await first.run()
-        again = Node(store=first.store)
-        await again.run()
-        assert (again.admission.proof, again.work.pieces) == (first.admission.proof, 0)
-        first.store.tables["admission"][b"own"] = bytes(16)
-        anew = Node(store=first.store)
-        await anew.run()
-        assert anew.work.pieces > 0
-        assert is_solved(OPEN.manifest.admission, OPEN.run_id, WORKER.peer_id, anew.admission.proof)
-
-    run_virtual(scenario())
+async def test_a_stored_proof_is_taken_and_a_damaged_one_is_not():
+    first = Node()
+    await first.run()
+    again = Node(store=first.store)
+    await again.run()
+    assert (again.admission.proof, again.work.pieces) == (first.admission.proof, 0)
+    first.store.tables["admission"][b"own"] = bytes(16)
+    anew = Node(store=first.store)
+    await anew.run()
+    assert anew.work.pieces > 0
+    assert is_solved(OPEN.manifest.admission, OPEN.run_id, WORKER.peer_id, anew.admission.proof)
 
 
-def test_a_full_disk_does_not_keep_us_out():
+async def test_a_full_disk_does_not_keep_us_out():
     class Full(MemoryStore):
         async def commit(self, changes):
             raise StorageFullError("full")
 
-    async def scenario():
-        node = Node(store=Full())
-        await node.run()
-        assert node.admission.here
-
-    run_virtual(scenario())
+    node = Node(store=Full())
+    await node.run()
+    assert node.admission.here
 
 
 @pytest.mark.parametrize(
     ("world", "signer"),
     [(World(run_manifest()), WORKER), (OPEN, identity("validator 0")), (INVITED, CREATOR)],
 )
-def test_who_needs_no_proof_is_here_at_once(world, signer):
-    async def scenario():
-        node = Node(world, signer=signer)
-        assert node.admission.here
-        assert node.admission.proof == b""
-
-    run_virtual(scenario())
+async def test_who_needs_no_proof_is_here_at_once(world, signer):
+    node = Node(world, signer=signer)
+    assert node.admission.here
+    assert node.admission.proof == b""
 
 
-def test_an_invite_is_kept_for_the_next_start():
-    async def scenario():
-        node = Node(INVITED, invite=INVITE)
-        await node.run()
-        assert node.admission.proof == INVITE
-        again = Node(INVITED, store=node.store)
-        await again.run()
-        assert again.admission.proof == INVITE
-
-    run_virtual(scenario())
+async def test_an_invite_is_kept_for_the_next_start():
+    node = Node(INVITED, invite=INVITE)
+    await node.run()
+    assert node.admission.proof == INVITE
+    again = Node(INVITED, store=node.store)
+    await again.run()
+    assert again.admission.proof == INVITE
 
 
-def test_a_bad_invite_is_told_and_the_kept_one_is_taken():
-    async def scenario():
-        node = Node(INVITED, invite=INVITE[:-1])
-        said = await node.run(5)
-        assert not node.admission.here
-        assert said[-1].startswith("not admitted: not-admitted: no invite")
-        kept = Node(INVITED, invite=INVITE)
-        await kept.run()
-        again = Node(INVITED, store=kept.store, invite=INVITE[:-1])
-        await again.run()
-        assert (again.admission.proof, str(again.conditions)) == (INVITE, "")
-
-    run_virtual(scenario())
+async def test_a_bad_invite_is_told_and_the_kept_one_is_taken():
+    node = Node(INVITED, invite=INVITE[:-1])
+    said = await node.run(5)
+    assert not node.admission.here
+    assert said[-1].startswith("not admitted: not-admitted: no invite")
+    kept = Node(INVITED, invite=INVITE)
+    await kept.run()
+    again = Node(INVITED, store=kept.store, invite=INVITE[:-1])
+    await again.run()
+    assert (again.admission.proof, str(again.conditions)) == (INVITE, "")
 
 
-def test_nobody_is_announced_who_is_not_admitted(monkeypatch):
+async def test_nobody_is_announced_who_is_not_admitted(monkeypatch):
     from node.membership.announcer import About, Announcer  # noqa: PLC0415
 
-    async def scenario():
-        node = Node(INVITED)
-        announcer = Announcer(
-            node.admission._context,
-            None,
-            node.admission,
-            About((Role.INFERENCE,), None, reachable=True, software=""),
-            None,
-            hint=None,
-            synchronised=None,
-            reachable=None,
-            witnessed=None,
-            policy_version=None,
-        )
-        await announcer.announce()  # would touch what is not there
-        await announcer.announce(leaving=True)
-        assert announcer.addresses == ()
-
-    run_virtual(scenario())
+    node = Node(INVITED)
+    announcer = Announcer(
+        node.admission._context,
+        None,
+        node.admission,
+        About((Role.INFERENCE,), None, reachable=True, software=""),
+        None,
+        hint=None,
+        synchronised=None,
+        reachable=None,
+        witnessed=None,
+        policy_version=None,
+    )
+    await announcer.announce()  # would touch what is not there
+    await announcer.announce(leaving=True)
+    assert announcer.addresses == ()
 
 
 # What keeps a key out
@@ -234,47 +214,40 @@ def test_an_invite_that_is_not_good_is_told_at_the_door():
 # The admissions of others
 
 
-def test_a_restart_remembers_since_when_keys_are_admitted():
+async def test_a_restart_remembers_since_when_keys_are_admitted():
     """It hears of them again long after; nothing else could tell it that they are no newcomers."""
-
-    async def scenario():
-        store, number = MemoryStore(), (CREATOR.peer_id, 7)
-        known = {
-            "one": Admission(b"proof", 3),
-            "two": Admission(INVITE, 4, 9, number),
-        }
-        keys = AdmittedKeys(INVITED.manifest, verify)
-        for peer, admission in known.items():
-            keys._take(peer, admission)
-        log = AdmittedLog(store, keys)
-        await log.flush()
-        assert not keys.changes
-        again = AdmittedKeys(INVITED.manifest, verify)
-        AdmittedLog(store, again).restore()
-        assert {peer: again.get(peer) for peer in known} == known
-        assert not again.changes
-        keys.changes["one"] = None
-        await log.flush()
-        anew = AdmittedKeys(INVITED.manifest, verify)
-        AdmittedLog(store, anew).restore()
-        assert anew.get("one") is None
-
-    run_virtual(scenario())
+    store, number = MemoryStore(), (CREATOR.peer_id, 7)
+    known = {
+        "one": Admission(b"proof", 3),
+        "two": Admission(INVITE, 4, 9, number),
+    }
+    keys = AdmittedKeys(INVITED.manifest, verify)
+    for peer, admission in known.items():
+        keys._take(peer, admission)
+    log = AdmittedLog(store, keys)
+    await log.flush()
+    assert not keys.changes
+    again = AdmittedKeys(INVITED.manifest, verify)
+    AdmittedLog(store, again).restore()
+    assert {peer: again.get(peer) for peer in known} == known
+    assert not again.changes
+    keys.changes["one"] = None
+    await log.flush()
+    anew = AdmittedKeys(INVITED.manifest, verify)
+    AdmittedLog(store, anew).restore()
+    assert anew.get("one") is None
 
 
-def test_a_full_disk_keeps_the_changes_for_later():
+async def test_a_full_disk_keeps_the_changes_for_later():
     class Full(MemoryStore):
         async def commit(self, changes):
             raise StorageFullError("full")
 
-    async def scenario():
-        keys = AdmittedKeys(INVITED.manifest, verify)
-        keys._take("one", Admission(b"proof", 3))
-        with pytest.raises(StorageFullError):
-            await AdmittedLog(Full(), keys).flush()
-        assert keys.changes
-
-    run_virtual(scenario())
+    keys = AdmittedKeys(INVITED.manifest, verify)
+    keys._take("one", Admission(b"proof", 3))
+    with pytest.raises(StorageFullError):
+        await AdmittedLog(Full(), keys).flush()
+    assert keys.changes
 
 
 def test_the_time_of_work_is_that_of_a_few_hashes():

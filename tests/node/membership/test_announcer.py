@@ -19,7 +19,9 @@ from roles.ports.swarm import RefusedError
 from roles.ports.transport import TransportError
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
-from tests.worlds.network import Hub, LoopClock, run_virtual
+from tests.worlds.network import Hub, LoopClock
+
+pytestmark = pytest.mark.virtual
 
 OWN = identity("validator 0")
 LIFETIME_SECONDS = 50
@@ -124,263 +126,214 @@ class Node:
         assert task.cancelled()
 
 
-def test_we_say_what_we_are_and_say_it_again():
-    async def scenario():
-        node = Node()
-        assert node.announcer.addresses == ()
-        await node.run(3 * REFRESH_SECONDS + 1)
-        assert len(node.said) == 4
-        assert node.record.roles == ("validator",)
-        assert node.record.policy_version == 7
-        assert node.record.scoring == RUNTIME
-        assert node.record.addresses == node.announcer.addresses != ()
-        assert node.record.joined_at < node.record.sequence
-        assert not node.record.leaving
-        key = Buckets(node.replica.run_id).key(0, 0)
-        (listed,) = (await node.directory.lookup(key)).values()
-        assert listed == node.said[-1]
-        await node.announcer.announce(leaving=True)
-        assert node.record.leaving
-
-    run_virtual(scenario())
+async def test_we_say_what_we_are_and_say_it_again():
+    node = Node()
+    assert node.announcer.addresses == ()
+    await node.run(3 * REFRESH_SECONDS + 1)
+    assert len(node.said) == 4
+    assert node.record.roles == ("validator",)
+    assert node.record.policy_version == 7
+    assert node.record.scoring == RUNTIME
+    assert node.record.addresses == node.announcer.addresses != ()
+    assert node.record.joined_at < node.record.sequence
+    assert not node.record.leaving
+    key = Buckets(node.replica.run_id).key(0, 0)
+    (listed,) = (await node.directory.lookup(key)).values()
+    assert listed == node.said[-1]
+    await node.announcer.announce(leaving=True)
+    assert node.record.leaving
 
 
-def test_what_others_found_of_us_and_we_of_them_is_told():
-    async def scenario():
-        node = Node()
-        node.witnessed = {b"k" * 32: 40, b"l" * 32: 0}
-        await node.run(1)
-        assert node.record.reachable
-        assert node.record.witnessed == (b"k" * 32, b"l" * 32)
-        assert node.record.upload_classes == (40, 0)
-        node.reachable = False
-        await node.run(REFRESH_SECONDS + 1)
-        assert not node.record.reachable
-
-    run_virtual(scenario())
+async def test_what_others_found_of_us_and_we_of_them_is_told():
+    node = Node()
+    node.witnessed = {b"k" * 32: 40, b"l" * 32: 0}
+    await node.run(1)
+    assert node.record.reachable
+    assert node.record.witnessed == (b"k" * 32, b"l" * 32)
+    assert node.record.upload_classes == (40, 0)
+    node.reachable = False
+    await node.run(REFRESH_SECONDS + 1)
+    assert not node.record.reachable
 
 
-def test_a_role_that_was_left_is_not_told_until_it_is_taken_up():
-    async def scenario():
-        node = Node()
-        task = asyncio.create_task(node.run(3 * REFRESH_SECONDS))
-        await asyncio.sleep(1)
-        assert node.record.roles == ("validator",)
-        node.conditions.resign(Role.VALIDATOR)
-        await asyncio.sleep(REFRESH_SECONDS)
-        assert node.record.roles == ("relay",), "it still carries what others need"
-        node.conditions.take_up(Role.VALIDATOR)
-        await asyncio.sleep(REFRESH_SECONDS)
-        assert node.record.roles == ("validator",)
-        await task
-
-    run_virtual(scenario())
+async def test_a_role_that_was_left_is_not_told_until_it_is_taken_up():
+    node = Node()
+    task = asyncio.create_task(node.run(3 * REFRESH_SECONDS))
+    await asyncio.sleep(1)
+    assert node.record.roles == ("validator",)
+    node.conditions.resign(Role.VALIDATOR)
+    await asyncio.sleep(REFRESH_SECONDS)
+    assert node.record.roles == ("relay",), "it still carries what others need"
+    node.conditions.take_up(Role.VALIDATOR)
+    await asyncio.sleep(REFRESH_SECONDS)
+    assert node.record.roles == ("validator",)
+    await task
 
 
-def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
+async def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
     """Certificates that it signed before stay valid for who comes late."""
-
-    async def scenario():
-        before = Node()
-        await before.run(REFRESH_SECONDS)
-        record = before.replica.roster.get(OWN.peer_id).record
-        await asyncio.sleep(2)
-        node = Node()
-        node.synchronised.clear()
-        listens = node.incarnation.listen_seconds
-        task = asyncio.create_task(node.run(listens + 4))
-        await asyncio.sleep(1)
-        assert node.said == [], "it would take the place of what a peer may know"
-        node.show(record)
-        node.synchronised.set()
-        await asyncio.sleep(listens - 1)
-        assert node.said == [], "another process may have the key, and be alive"
-        await task
-        assert len(node.said) == 1
-        assert node.record.joined_at == before.record.joined_at
-        assert node.record.sequence > record.message.sequence
-        await asyncio.sleep(LIFETIME_SECONDS + 2)
-        late = Node()
-        late.show(node.replica.roster.get(OWN.peer_id).record)
-        await late.run(1)
-        assert late.record.joined_at == late.record.sequence, "nobody remembers it that long"
-
-    run_virtual(scenario())
+    before = Node()
+    await before.run(REFRESH_SECONDS)
+    record = before.replica.roster.get(OWN.peer_id).record
+    await asyncio.sleep(2)
+    node = Node()
+    node.synchronised.clear()
+    listens = node.incarnation.listen_seconds
+    task = asyncio.create_task(node.run(listens + 4))
+    await asyncio.sleep(1)
+    assert node.said == [], "it would take the place of what a peer may know"
+    node.show(record)
+    node.synchronised.set()
+    await asyncio.sleep(listens - 1)
+    assert node.said == [], "another process may have the key, and be alive"
+    await task
+    assert len(node.said) == 1
+    assert node.record.joined_at == before.record.joined_at
+    assert node.record.sequence > record.message.sequence
+    await asyncio.sleep(LIFETIME_SECONDS + 2)
+    late = Node()
+    late.show(node.replica.roster.get(OWN.peer_id).record)
+    await late.run(1)
+    assert late.record.joined_at == late.record.sequence, "nobody remembers it that long"
 
 
-def test_who_is_alone_says_so_after_an_epoch():
-    async def scenario():
-        node = Node()
-        node.synchronised.clear()
-        await node.run(node.replica.manifest.epochs.seconds - 0.5)
-        assert node.said == []
-        await node.run(node.replica.manifest.epochs.seconds + 1)
-        assert len(node.said) == 1
-
-    run_virtual(scenario())
+async def test_who_is_alone_says_so_after_an_epoch():
+    node = Node()
+    node.synchronised.clear()
+    await node.run(node.replica.manifest.epochs.seconds - 0.5)
+    assert node.said == []
+    await node.run(node.replica.manifest.epochs.seconds + 1)
+    assert len(node.said) == 1
 
 
-def test_a_short_break_is_none():
+async def test_a_short_break_is_none():
     """Who was drawn before a restart stays drawn after it."""
-
-    async def scenario():
-        node = Node()
-        await node.run(1)
-        joined_at, sequence = node.record.joined_at, node.record.sequence
-        await asyncio.sleep(LIFETIME_SECONDS - 2)
-        node.begin()
-        await node.run(1)
-        assert node.record.joined_at == joined_at
-        assert node.record.sequence > sequence
-        await asyncio.sleep(LIFETIME_SECONDS + 2)
-        node.begin()
-        await node.run(1)
-        assert node.record.joined_at == node.record.sequence
-
-    run_virtual(scenario())
+    node = Node()
+    await node.run(1)
+    joined_at, sequence = node.record.joined_at, node.record.sequence
+    await asyncio.sleep(LIFETIME_SECONDS - 2)
+    node.begin()
+    await node.run(1)
+    assert node.record.joined_at == joined_at
+    assert node.record.sequence > sequence
+    await asyncio.sleep(LIFETIME_SECONDS + 2)
+    node.begin()
+    await node.run(1)
+    assert node.record.joined_at == node.record.sequence
 
 
 @pytest.mark.parametrize("blank", [False, True])
-def test_who_said_that_it_leaves_has_been_away(blank):
+async def test_who_said_that_it_leaves_has_been_away(blank):
     """Others drew committees without us meanwhile, and whoever comes late must draw the same."""
-
-    async def scenario():
+    node = Node()
+    await node.run(1)
+    await node.announcer.announce(leaving=True)
+    left = node.replica.roster.get(OWN.peer_id).record
+    await asyncio.sleep(LIFETIME_SECONDS / 2)
+    if blank:
         node = Node()
-        await node.run(1)
-        await node.announcer.announce(leaving=True)
-        left = node.replica.roster.get(OWN.peer_id).record
-        await asyncio.sleep(LIFETIME_SECONDS / 2)
-        if blank:
-            node = Node()
-            node.show(left)
-        else:
-            node.begin()
-        await node.run(1)
-        assert node.record.joined_at > left.message.sequence
-
-    run_virtual(scenario())
+        node.show(left)
+    else:
+        node.begin()
+    await node.run(1)
+    assert node.record.joined_at > left.message.sequence
 
 
-def test_who_leaves_and_comes_back_at_once_says_so_again_when_it_is_news():
+async def test_who_leaves_and_comes_back_at_once_says_so_again_when_it_is_news():
     """Others take no second record within a pause, and the first one said that we leave."""
-
-    async def scenario():
-        node = Node()
-        await node.run(1)
-        await node.announcer.announce(leaving=True)
-        assert node.record.leaving
-        node.begin()
-        said = len(node.said)
-        await node.run(node.replica.roster.pause_seconds + REFRESH_SECONDS - 0.1)
-        assert not node.record.leaving
-        assert len(node.said) == said + 2, "once it is news, at the usual pace"
-
-    run_virtual(scenario())
+    node = Node()
+    await node.run(1)
+    await node.announcer.announce(leaving=True)
+    assert node.record.leaving
+    node.begin()
+    said = len(node.said)
+    await node.run(node.replica.roster.pause_seconds + REFRESH_SECONDS - 0.1)
+    assert not node.record.leaving
+    assert len(node.said) == said + 2, "once it is news, at the usual pace"
 
 
-def test_without_our_disk_we_have_just_come():
-    async def scenario():
-        node = Node()
-        await node.run(1)
-        await asyncio.sleep(5)
-        node.store = MemoryStore()
-        node.begin()
-        await node.run(1)
-        assert node.record.joined_at == node.record.sequence
-
-    run_virtual(scenario())
+async def test_without_our_disk_we_have_just_come():
+    node = Node()
+    await node.run(1)
+    await asyncio.sleep(5)
+    node.store = MemoryStore()
+    node.begin()
+    await node.run(1)
+    assert node.record.joined_at == node.record.sequence
 
 
-def test_a_full_disk_does_not_silence_us():
-    async def scenario():
-        node = Node()
+async def test_a_full_disk_does_not_silence_us():
+    node = Node()
 
-        async def full(_changes):
-            raise StorageFullError("full")
+    async def full(_changes):
+        raise StorageFullError("full")
 
-        node.store.commit = full
-        await node.run(1)
-        assert len(node.said) == 1
-
-    run_virtual(scenario())
+    node.store.commit = full
+    await node.run(1)
+    assert len(node.said) == 1
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
-def test_a_clock_that_was_wrong_is_believed_again_when_it_is_right(seconds):
-    async def scenario():
-        node = Node()
-        node.clock.offset = seconds
-        await node.run(2 * REFRESH_SECONDS)
-        node.clock.offset = 0.0
-        node.said.clear()
-        await node.run(1)
-        fresh = Replica(node.world.manifest, lambda *_: True)
-        assert fresh.receive(node.said[-1], LoopClock().now()).fault is None
-        assert fresh.roster.live(LoopClock().now())
-
-    run_virtual(scenario())
+async def test_a_clock_that_was_wrong_is_believed_again_when_it_is_right(seconds):
+    node = Node()
+    node.clock.offset = seconds
+    await node.run(2 * REFRESH_SECONDS)
+    node.clock.offset = 0.0
+    node.said.clear()
+    await node.run(1)
+    fresh = Replica(node.world.manifest, lambda *_: True)
+    assert fresh.receive(node.said[-1], LoopClock().now()).fault is None
+    assert fresh.roster.live(LoopClock().now())
 
 
-def test_a_clock_that_steps_back_a_little_still_counts_up():
-    async def scenario():
-        node = Node()
-        await node.run(1)
-        first = node.record.sequence
-        node.clock.offset = -2.0
-        await node.run(1)
-        assert node.said[-1] != node.said[0]
-        assert node.incarnation.sequence == first + 1
-
-    run_virtual(scenario())
+async def test_a_clock_that_steps_back_a_little_still_counts_up():
+    node = Node()
+    await node.run(1)
+    first = node.record.sequence
+    node.clock.offset = -2.0
+    await node.run(1)
+    assert node.said[-1] != node.said[0]
+    assert node.incarnation.sequence == first + 1
 
 
-def test_addresses_that_no_record_holds_are_left_out():
-    async def scenario():
-        node = Node()
+async def test_addresses_that_no_record_holds_are_left_out():
+    node = Node()
 
-        async def addresses():
-            return ["/x/" + "y" * 200, *(f"/memory/{n}/p2p/{OWN.peer_id}" for n in range(20))]
+    async def addresses():
+        return ["/x/" + "y" * 200, *(f"/memory/{n}/p2p/{OWN.peer_id}" for n in range(20))]
 
-        node.transport.addresses = addresses
-        await node.run(1)
-        assert len(node.record.addresses) == 8
-        assert all(len(address) <= 200 for address in node.record.addresses)
-
-    run_virtual(scenario())
+    node.transport.addresses = addresses
+    await node.run(1)
+    assert len(node.record.addresses) == 8
+    assert all(len(address) <= 200 for address in node.record.addresses)
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_while_the_transport_is_down_we_try_again_soon(hangs):
-    async def scenario():
-        node = Node()
-        working = node.transport.addresses
+async def test_while_the_transport_is_down_we_try_again_soon(hangs):
+    node = Node()
+    working = node.transport.addresses
 
-        async def broken():
-            if hangs:
-                await asyncio.sleep(3600)
-            raise TransportError("down")
+    async def broken():
+        if hangs:
+            await asyncio.sleep(3600)
+        raise TransportError("down")
 
-        node.transport.addresses = broken
-        with pytest.raises(TransportError):
-            await node.announcer.announce()
-        running = asyncio.create_task(node.announcer.run())
-        await asyncio.sleep(CALL_SECONDS - 1)
-        node.transport.addresses = working
-        await asyncio.sleep(REFRESH_SECONDS + 2)
-        assert node.said
-        running.cancel()
-
-    run_virtual(scenario())
-
-
-def test_our_own_replica_refuses_what_nobody_would_take(monkeypatch):
-    async def scenario():
-        monkeypatch.setattr(module, "PROTOCOL_VERSION", 99)
-        node = Node()
+    node.transport.addresses = broken
+    with pytest.raises(TransportError):
         await node.announcer.announce()
-        assert node.said == []
+    running = asyncio.create_task(node.announcer.run())
+    await asyncio.sleep(CALL_SECONDS - 1)
+    node.transport.addresses = working
+    await asyncio.sleep(REFRESH_SECONDS + 2)
+    assert node.said
+    running.cancel()
 
-    run_virtual(scenario())
+
+async def test_our_own_replica_refuses_what_nobody_would_take(monkeypatch):
+    monkeypatch.setattr(module, "PROTOCOL_VERSION", 99)
+    node = Node()
+    await node.announcer.announce()
+    assert node.said == []
 
 
 class Directory:
@@ -405,85 +358,69 @@ class Directory:
 
 
 @pytest.mark.parametrize("options", [{"hangs": True}, {"taken": False}])
-def test_a_bad_directory_costs_nothing_but_its_hints(options):
-    async def scenario():
-        node = Node(directory=Directory(**options))
-        await node.run(3 * REFRESH_SECONDS + 1)
-        assert len(node.said) == 4
-        assert node.directory.published > 1
-
-    run_virtual(scenario())
+async def test_a_bad_directory_costs_nothing_but_its_hints(options):
+    node = Node(directory=Directory(**options))
+    await node.run(3 * REFRESH_SECONDS + 1)
+    assert len(node.said) == 4
+    assert node.directory.published > 1
 
 
-def test_records_from_the_directory_pass_the_same_checks_and_nothing_else_does():
-    async def scenario():
-        node = Node()
-        world = node.world
-        good = world.record(identity("friend"), ("relay",))
-        commit = world.commit(world.workers[0], checkpoint=world.genesis().digest)
-        node.replica.receive(world.genesis().envelope, LoopClock().now())
-        node.directory = Directory(
-            {
-                identity("friend").peer_id: good.envelope,
-                identity("worker 0").peer_id: commit.envelope,
-                identity("liar").peer_id: b"\xc1",
-                identity("large").peer_id: bytes(1 << 20),
-                OWN.peer_id: world.record(OWN, ("relay",)).envelope,
-            }
-        )
-        node.begin()
-        await node.run(1)
-        assert node.replica.roster.get(good.signer) is not None
-        assert node.replica.ledger.entries == {}, "a commit is not for the directory to bring"
-        assert node.record.roles == ("validator",)
-
-    run_virtual(scenario())
+async def test_records_from_the_directory_pass_the_same_checks_and_nothing_else_does():
+    node = Node()
+    world = node.world
+    good = world.record(identity("friend"), ("relay",))
+    commit = world.commit(world.workers[0], checkpoint=world.genesis().digest)
+    node.replica.receive(world.genesis().envelope, LoopClock().now())
+    node.directory = Directory(
+        {
+            identity("friend").peer_id: good.envelope,
+            identity("worker 0").peer_id: commit.envelope,
+            identity("liar").peer_id: b"\xc1",
+            identity("large").peer_id: bytes(1 << 20),
+            OWN.peer_id: world.record(OWN, ("relay",)).envelope,
+        }
+    )
+    node.begin()
+    await node.run(1)
+    assert node.replica.roster.get(good.signer) is not None
+    assert node.replica.ledger.entries == {}, "a commit is not for the directory to bring"
+    assert node.record.roles == ("validator",)
 
 
-def test_a_huge_directory_is_not_read_to_the_end(monkeypatch):
+async def test_a_huge_directory_is_not_read_to_the_end(monkeypatch):
     monkeypatch.setattr(module, "RECORDS_MAX", 10)
-
-    async def scenario():
-        node = Node()
-        records = {f"m{n}": node.world.record(identity(f"m{n}"), ("relay",)) for n in range(30)}
-        node.directory = Directory({key: record.envelope for key, record in records.items()})
-        node.begin()
-        await node.run(1)
-        assert len(node.replica.roster.records()) == 11
-
-    run_virtual(scenario())
+    node = Node()
+    records = {f"m{n}": node.world.record(identity(f"m{n}"), ("relay",)) for n in range(30)}
+    node.directory = Directory({key: record.envelope for key, record in records.items()})
+    node.begin()
+    await node.run(1)
+    assert len(node.replica.roster.records()) == 11
 
 
-def test_a_record_that_is_refused_is_told_until_one_is_taken():
-    async def scenario():
-        node = Node()
-        publish = node.network.publish
+async def test_a_record_that_is_refused_is_told_until_one_is_taken():
+    node = Node()
+    publish = node.network.publish
 
-        async def refuse(_topic, _message):
-            raise RefusedError("old-date: invited until epoch 3")
+    async def refuse(_topic, _message):
+        raise RefusedError("old-date: invited until epoch 3")
 
-        node.network.publish = refuse
-        await node.announcer.announce()
-        assert "our record is refused: old-date" in str(node.conditions)
-        node.network.publish = publish
-        await node.announcer.announce()
-        assert str(node.conditions) == ""
-
-    run_virtual(scenario())
+    node.network.publish = refuse
+    await node.announcer.announce()
+    assert "our record is refused: old-date" in str(node.conditions)
+    node.network.publish = publish
+    await node.announcer.announce()
+    assert str(node.conditions) == ""
 
 
-def test_a_way_through_a_relay_is_told_soon_and_alone():
-    async def scenario():
-        node = Node()
-        task = asyncio.create_task(node.announcer.run())
-        await asyncio.sleep(1)
-        node.relayed = ("/ip4/9.9.9.9/tcp/1/p2p/r/p2p-circuit/p2p/own",)
-        node.announcer.renew()
-        await asyncio.sleep(node.replica.roster.pause_seconds)
-        assert node.record.addresses == node.announcer.addresses == node.relayed
-        assert len(node.said) == 2
-        await asyncio.sleep(REFRESH_SECONDS - 1)
-        assert len(node.said) == 2, "the next one is due a refresh later"
-        task.cancel()
-
-    run_virtual(scenario())
+async def test_a_way_through_a_relay_is_told_soon_and_alone():
+    node = Node()
+    task = asyncio.create_task(node.announcer.run())
+    await asyncio.sleep(1)
+    node.relayed = ("/ip4/9.9.9.9/tcp/1/p2p/r/p2p-circuit/p2p/own",)
+    node.announcer.renew()
+    await asyncio.sleep(node.replica.roster.pause_seconds)
+    assert node.record.addresses == node.announcer.addresses == node.relayed
+    assert len(node.said) == 2
+    await asyncio.sleep(REFRESH_SECONDS - 1)
+    assert len(node.said) == 2, "the next one is due a refresh later"
+    task.cancel()

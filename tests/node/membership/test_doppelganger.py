@@ -6,7 +6,8 @@ import pytest
 
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from tests.node.membership.test_incarnation import EPOCH_SECONDS, Machine
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 
 class Watched(Machine):
@@ -37,89 +38,73 @@ async def started(machine):
     return machine
 
 
-def test_a_usual_restart_works_at_once():
-    async def scenario():
-        machine = await started(Watched())
-        assert machine.works
-        record = await machine.say()
-        await asyncio.sleep(5)
-        await machine.start()
-        assert machine.works
-        machine.show(record)
-        assert not machine.twin.done()
-        await machine.begin()
-        machine.show(record)
-        await asyncio.wait_for(machine.incarnation.listen(machine.synchronised.wait), 1)
-
-    run_virtual(scenario())
+async def test_a_usual_restart_works_at_once():
+    machine = await started(Watched())
+    assert machine.works
+    record = await machine.say()
+    await asyncio.sleep(5)
+    await machine.start()
+    assert machine.works
+    machine.show(record)
+    assert not machine.twin.done()
+    await machine.begin()
+    machine.show(record)
+    await asyncio.wait_for(machine.incarnation.listen(machine.synchronised.wait), 1)
 
 
-def test_a_copied_directory_listens_and_hears_the_other_one():
+async def test_a_copied_directory_listens_and_hears_the_other_one():
     """The copy has all that the other disk has: its own records tell it nothing."""
-
-    async def scenario():
-        one = await started(Watched())
-        await one.say()
-        await asyncio.sleep(2)
-        two = await started(Watched(one))
-        assert not two.works
-        assert "listening for another node with our key" in str(two.conditions)
-        await asyncio.sleep(5)
-        two.show(await one.say())
-        await asyncio.sleep(1)
-        assert not two.works
-        told = two.twin.result()
-        assert told.startswith(f"another node uses our key ({two.own.peer_id})")
-        await asyncio.sleep(2 * two.incarnation.listen_seconds)
-        assert not two.works, "not even later"
-
-    run_virtual(scenario())
+    one = await started(Watched())
+    await one.say()
+    await asyncio.sleep(2)
+    two = await started(Watched(one))
+    assert not two.works
+    assert "listening for another node with our key" in str(two.conditions)
+    await asyncio.sleep(5)
+    two.show(await one.say())
+    await asyncio.sleep(1)
+    assert not two.works
+    told = two.twin.result()
+    assert told.startswith(f"another node uses our key ({two.own.peer_id})")
+    await asyncio.sleep(2 * two.incarnation.listen_seconds)
+    assert not two.works, "not even later"
 
 
-def test_a_directory_that_has_moved_works_when_nobody_was_heard():
-    async def scenario():
-        one = await started(Watched())
-        last = await one.say()
-        two = await started(Watched(one))
-        two.show(last)  # as whoever heard it last still tells
-        await asyncio.sleep(two.incarnation.listen_seconds - 1)
-        assert not two.works
-        await asyncio.sleep(2)
-        assert (two.works, str(two.conditions)) == (True, "")
-        await two.start()
-        assert two.works, "it is at home here now"
-
-    run_virtual(scenario())
+async def test_a_directory_that_has_moved_works_when_nobody_was_heard():
+    one = await started(Watched())
+    last = await one.say()
+    two = await started(Watched(one))
+    two.show(last)  # as whoever heard it last still tells
+    await asyncio.sleep(two.incarnation.listen_seconds - 1)
+    assert not two.works
+    await asyncio.sleep(2)
+    assert (two.works, str(two.conditions)) == (True, "")
+    await two.start()
+    assert two.works, "it is at home here now"
 
 
-def test_who_restarts_while_it_listens_begins_anew():
-    async def scenario():
-        one = await started(Watched())
-        await one.say()
-        two = await started(Watched(one))
-        await asyncio.sleep(two.incarnation.listen_seconds - 1)
-        await two.say()  # nothing does; what is written must not end the listening
-        await two.start()
-        await asyncio.sleep(two.incarnation.listen_seconds - 1)
-        assert not two.works
-
-    run_virtual(scenario())
+async def test_who_restarts_while_it_listens_begins_anew():
+    one = await started(Watched())
+    await one.say()
+    two = await started(Watched(one))
+    await asyncio.sleep(two.incarnation.listen_seconds - 1)
+    await two.say()  # nothing does; what is written must not end the listening
+    await two.start()
+    await asyncio.sleep(two.incarnation.listen_seconds - 1)
+    assert not two.works
 
 
 @pytest.mark.parametrize("leaving", [False, True])
-def test_a_key_alone_listens_if_somebody_has_just_heard_of_it(leaving):
-    async def scenario():
-        one = await started(Watched())
-        record = await one.say(leaving=leaving)
-        await asyncio.sleep(1)
-        two = Watched(one, with_disk=False)
-        await two.begin()
-        two.show(record)
-        listening = asyncio.create_task(two.incarnation.listen(two.synchronised.wait))
-        await asyncio.sleep(1)
-        assert listening.done() == leaving
-
-    run_virtual(scenario())
+async def test_a_key_alone_listens_if_somebody_has_just_heard_of_it(leaving):
+    one = await started(Watched())
+    record = await one.say(leaving=leaving)
+    await asyncio.sleep(1)
+    two = Watched(one, with_disk=False)
+    await two.begin()
+    two.show(record)
+    listening = asyncio.create_task(two.incarnation.listen(two.synchronised.wait))
+    await asyncio.sleep(1)
+    assert listening.done() == leaving
 
 
 async def both_new(*, apart_seconds=0.0):
@@ -145,75 +130,56 @@ async def ends(machine, record):
     return machine.twin.done()
 
 
-def test_of_two_that_work_the_one_that_came_later_ends():
-    async def scenario():
-        one, two = await both_new(apart_seconds=1)
-        assert not await ends(one, await two.say())
-        assert await ends(two, await one.say())
-        await asyncio.sleep(10 * one.incarnation.listen_seconds)
-        assert not one.twin.done()
-        assert one.incarnation.may_have_used(0), "the other one may have used the same slots"
-
-    run_virtual(scenario())
+async def test_of_two_that_work_the_one_that_came_later_ends():
+    one, two = await both_new(apart_seconds=1)
+    assert not await ends(one, await two.say())
+    assert await ends(two, await one.say())
+    await asyncio.sleep(10 * one.incarnation.listen_seconds)
+    assert not one.twin.done()
+    assert one.incarnation.may_have_used(0), "the other one may have used the same slots"
 
 
 @pytest.mark.parametrize("higher", [0, 1])
-def test_of_two_that_came_at_once_the_one_with_the_higher_addresses_ends(higher):
-    async def scenario():
-        pair = await both_new()
-        pair[higher].addresses = ("/ip4/192.0.2.2/tcp/4001",)
-        told = [await machine.say() for machine in pair]
-        assert await ends(pair[higher], told[1 - higher])
-        assert not await ends(pair[1 - higher], told[higher])
-
-    run_virtual(scenario())
+async def test_of_two_that_came_at_once_the_one_with_the_higher_addresses_ends(higher):
+    pair = await both_new()
+    pair[higher].addresses = ("/ip4/192.0.2.2/tcp/4001",)
+    told = [await machine.say() for machine in pair]
+    assert await ends(pair[higher], told[1 - higher])
+    assert not await ends(pair[1 - higher], told[higher])
 
 
-def test_two_that_nothing_tells_apart_both_end():
-    async def scenario():
-        one, two = await both_new()
-        first, second = await one.say(), await two.say()
-        assert await ends(one, second)
-        assert await ends(two, first)
-
-    run_virtual(scenario())
+async def test_two_that_nothing_tells_apart_both_end():
+    one, two = await both_new()
+    first, second = await one.say(), await two.say()
+    assert await ends(one, second)
+    assert await ends(two, first)
 
 
-def test_who_goes_on_ends_when_the_other_one_does_not():
-    async def scenario():
-        one, two = await both_new(apart_seconds=1)
-        assert not await ends(one, await two.say())
-        await asyncio.sleep(one.incarnation.listen_seconds - 1)
-        assert not await ends(one, await two.say())
-        await asyncio.sleep(2)
-        assert await ends(one, await two.say())
-
-    run_virtual(scenario())
+async def test_who_goes_on_ends_when_the_other_one_does_not():
+    one, two = await both_new(apart_seconds=1)
+    assert not await ends(one, await two.say())
+    await asyncio.sleep(one.incarnation.listen_seconds - 1)
+    assert not await ends(one, await two.say())
+    await asyncio.sleep(2)
+    assert await ends(one, await two.say())
 
 
-def test_what_was_said_before_our_start_is_no_twin():
+async def test_what_was_said_before_our_start_is_no_twin():
     """Its clock may have been ahead of ours as far as others bear with it."""
-
-    async def scenario():
-        one = await started(Watched())
-        one.clock.offset = CLOCK_SKEW_SECONDS_MAX - 0.5
-        last = await one.say()
-        two = await started(Watched(one, with_disk=False))
-        two.show(last)
-        await asyncio.sleep(EPOCH_SECONDS)
-        assert not two.twin.done()
-
-    run_virtual(scenario())
+    one = await started(Watched())
+    one.clock.offset = CLOCK_SKEW_SECONDS_MAX - 0.5
+    last = await one.say()
+    two = await started(Watched(one, with_disk=False))
+    two.show(last)
+    await asyncio.sleep(EPOCH_SECONDS)
+    assert not two.twin.done()
 
 
-def test_a_twin_whose_record_is_of_no_year_is_told_in_one_line():
-    async def scenario():
-        one = await started(Watched())
-        await one.say()
-        await asyncio.sleep(60)
-        twins = one.world.record(one.own, ("inference",), sequence=2**53 - 1, joined_at=1)
-        one.show(twins, is_news=True)
-        text = await asyncio.wait_for(one.twin, 60)
-        assert "is of a year that no calendar has and not made here" in text
-
-    run_virtual(scenario())
+async def test_a_twin_whose_record_is_of_no_year_is_told_in_one_line():
+    one = await started(Watched())
+    await one.say()
+    await asyncio.sleep(60)
+    twins = one.world.record(one.own, ("inference",), sequence=2**53 - 1, joined_at=1)
+    one.show(twins, is_news=True)
+    text = await asyncio.wait_for(one.twin, 60)
+    assert "is of a year that no calendar has and not made here" in text

@@ -8,7 +8,8 @@ from node.membership.bans import BAN_SECONDS, Bans
 from node.membership.inbound import Inbound
 from node.streams.openings import STRANGERS_PER_SECOND
 from protocol.types import PeerId
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 PEER = PeerId("peer")
 FLOOD = int(60 * STRANGERS_PER_SECOND)
@@ -52,44 +53,35 @@ async def floods(gate):
     pytest.fail("nobody minds")
 
 
-def test_who_opens_too_many_streams_is_soon_kept_away_and_its_connection_ended():
-    async def scenario():
-        gate = Gate()
-        count = await floods(gate)
-        assert gate.blamed == [(PEER, "opened-too-often")] * 3
-        assert gate.served == [PEER] * (count - 1)
-        assert STRANGERS_PER_SECOND < count < FLOOD
-
-    run_virtual(scenario())
+async def test_who_opens_too_many_streams_is_soon_kept_away_and_its_connection_ended():
+    gate = Gate()
+    count = await floods(gate)
+    assert gate.blamed == [(PEER, "opened-too-often")] * 3
+    assert gate.served == [PEER] * (count - 1)
+    assert STRANGERS_PER_SECOND < count < FLOOD
 
 
-def test_who_is_kept_away_is_not_served_and_its_connection_is_ended_once_each_time_it_comes():
-    async def scenario():
-        gate = Gate()
-        await floods(gate)
-        served = len(gate.served)
-        await asyncio.gather(*(gate.open(Opened(PEER)) for _ in range(50)))
-        assert gate.sent_away == [PEER] * 2
+async def test_who_is_kept_away_is_not_served_and_its_connection_is_ended_once_each_time_it_comes():
+    gate = Gate()
+    await floods(gate)
+    served = len(gate.served)
+    await asyncio.gather(*(gate.open(Opened(PEER)) for _ in range(50)))
+    assert gate.sent_away == [PEER] * 2
+    await gate.open(Opened(PEER))
+    assert gate.sent_away == [PEER] * 3
+    await gate.open(Opened("other"))
+    assert gate.served[served:] == ["other"]
+    await asyncio.sleep(BAN_SECONDS)
+    await gate.open(Opened(PEER))
+    assert gate.served[served:] == ["other", PEER]
+
+
+async def test_who_finds_no_room_is_not_served_and_nobody_with_standing_is_at_fault():
+    gate = Gate(admits=lambda peer: peer == "proven")
+    for _ in range(100):
         await gate.open(Opened(PEER))
-        assert gate.sent_away == [PEER] * 3
-        await gate.open(Opened("other"))
-        assert gate.served[served:] == ["other"]
-        await asyncio.sleep(BAN_SECONDS)
-        await gate.open(Opened(PEER))
-        assert gate.served[served:] == ["other", PEER]
-
-    run_virtual(scenario())
-
-
-def test_who_finds_no_room_is_not_served_and_nobody_with_standing_is_at_fault():
-    async def scenario():
-        gate = Gate(admits=lambda peer: peer == "proven")
         for _ in range(100):
-            await gate.open(Opened(PEER))
-            for _ in range(100):
-                await gate.open(Opened("proven"))
-        assert gate.served == ["proven"] * 10_000
-        assert gate.blamed == gate.sent_away == []
-        assert len(gate.openings) == 1
-
-    run_virtual(scenario())
+            await gate.open(Opened("proven"))
+    assert gate.served == ["proven"] * 10_000
+    assert gate.blamed == gate.sent_away == []
+    assert len(gate.openings) == 1

@@ -12,7 +12,9 @@ from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, run_manifest
-from tests.worlds.network import LoopClock, run_virtual
+from tests.worlds.network import LoopClock
+
+pytestmark = pytest.mark.virtual
 
 EPOCH_SECONDS = 10.0
 LISTENS_SECONDS = CAREFUL_EPOCHS * EPOCH_SECONDS
@@ -78,178 +80,146 @@ class Machine:
         self.replica.receive(signed.envelope, self.clock.now())
 
 
-def test_what_this_disk_said_tells_nothing_new():
-    async def scenario():
-        machine = Machine()
-        for _ in range(2):
-            await machine.begin()
-            assert not machine.incarnation.may_have_used(0)
-            first = await machine.say()
-            await asyncio.sleep(20)
-            for record in (first, await machine.say()):
-                machine.show(record)
-            assert not machine.incarnation.may_have_used(0)
-            await asyncio.sleep(20)
-
-    run_virtual(scenario())
+async def test_what_this_disk_said_tells_nothing_new():
+    machine = Machine()
+    for _ in range(2):
+        await machine.begin()
+        assert not machine.incarnation.may_have_used(0)
+        first = await machine.say()
+        await asyncio.sleep(20)
+        for record in (first, await machine.say()):
+            machine.show(record)
+        assert not machine.incarnation.may_have_used(0)
+        await asyncio.sleep(20)
 
 
 @pytest.mark.parametrize("announced", [False, True])
 @pytest.mark.parametrize("kind", ["record", "commit"])
-def test_what_another_disk_said_tells_that_it_is_lost(announced, kind):
-    async def scenario():
-        machine = Machine()
-        await machine.begin()
-        record = await machine.say()
-        await asyncio.sleep(5)
-        machine.lose_disk()
-        await machine.begin()
-        if announced:
-            await machine.say()
-        assert not machine.incarnation.may_have_used(0)
-        if kind == "record":
-            machine.show(record)
-        else:
-            commit = machine.world.commit(machine.own)
-            machine.show(commit, is_news=False)
-            assert not machine.incarnation.may_have_used(0), "our replica has it already"
-            machine.show(commit, is_news=True)
-        assert machine.incarnation.may_have_used(0)
-
-    run_virtual(scenario())
+async def test_what_another_disk_said_tells_that_it_is_lost(announced, kind):
+    machine = Machine()
+    await machine.begin()
+    record = await machine.say()
+    await asyncio.sleep(5)
+    machine.lose_disk()
+    await machine.begin()
+    if announced:
+        await machine.say()
+    assert not machine.incarnation.may_have_used(0)
+    if kind == "record":
+        machine.show(record)
+    else:
+        commit = machine.world.commit(machine.own)
+        machine.show(commit, is_news=False)
+        assert not machine.incarnation.may_have_used(0), "our replica has it already"
+        machine.show(commit, is_news=True)
+    assert machine.incarnation.may_have_used(0)
 
 
-def test_what_a_replica_forgot_and_takes_again_is_no_proof():
+async def test_what_a_replica_forgot_and_takes_again_is_no_proof():
     """Its clock was ahead for a while, and then its commits are old."""
-
-    async def scenario():
-        machine = Machine()
-        await machine.begin()
-        await asyncio.sleep(2 * EPOCH_SECONDS)
-        machine.show(machine.world.commit(machine.own, epoch=1), is_news=True)
-        machine.show(machine.world.genesis(), is_news=True)
-        assert not machine.incarnation.may_have_used(0)
-
-    run_virtual(scenario())
+    machine = Machine()
+    await machine.begin()
+    await asyncio.sleep(2 * EPOCH_SECONDS)
+    machine.show(machine.world.commit(machine.own, epoch=1), is_news=True)
+    machine.show(machine.world.genesis(), is_news=True)
+    assert not machine.incarnation.may_have_used(0)
 
 
-def test_a_record_with_a_number_that_this_disk_never_gave_is_of_another():
+async def test_a_record_with_a_number_that_this_disk_never_gave_is_of_another():
     """The other one's clock was a little ahead of ours now."""
+    machine = Machine()
+    machine.clock.offset = 2.0
+    await machine.begin()
+    record = await machine.say()
+    machine.clock.offset = 0.0
+    machine.lose_disk()
+    await machine.begin()
+    machine.show(record)
+    assert machine.incarnation.may_have_used(0)
 
-    async def scenario():
-        machine = Machine()
-        machine.clock.offset = 2.0
+
+async def test_versions_that_were_heard_of_while_it_listened_are_left_alone_for_good():
+    machine = Machine()
+    await machine.begin()
+    machine.show(machine.world.record(machine.own, ("inference",), sequence=1, joined_at=1))
+    machine.version(1)
+    await asyncio.sleep(LISTENS_SECONDS - 1)
+    assert machine.incarnation.may_have_used(99)
+    machine.version(2)
+    await asyncio.sleep(2)
+    for _ in range(2):
+        assert machine.incarnation.may_have_used(2)
+        assert not machine.incarnation.may_have_used(3)
         await machine.begin()
-        record = await machine.say()
-        machine.clock.offset = 0.0
-        machine.lose_disk()
+
+
+async def test_a_restart_while_it_listens_begins_that_anew_when_a_peer_has_told_what_it_missed():
+    machine = Machine()
+    await machine.begin()
+    record = machine.world.record(machine.own, ("inference",), sequence=1, joined_at=1)
+    machine.show(record)
+    for _ in range(3):
+        await asyncio.sleep(LISTENS_SECONDS / 2)
         await machine.begin()
-        machine.show(record)
         assert machine.incarnation.may_have_used(0)
-
-    run_virtual(scenario())
-
-
-def test_versions_that_were_heard_of_while_it_listened_are_left_alone_for_good():
-    async def scenario():
-        machine = Machine()
-        await machine.begin()
-        machine.show(machine.world.record(machine.own, ("inference",), sequence=1, joined_at=1))
-        machine.version(1)
-        await asyncio.sleep(LISTENS_SECONDS - 1)
-        assert machine.incarnation.may_have_used(99)
-        machine.version(2)
-        await asyncio.sleep(2)
-        for _ in range(2):
-            assert machine.incarnation.may_have_used(2)
-            assert not machine.incarnation.may_have_used(3)
-            await machine.begin()
-
-    run_virtual(scenario())
+    machine.synchronised.clear()
+    await machine.begin()
+    await asyncio.sleep(10 * LISTENS_SECONDS)
+    assert machine.incarnation.may_have_used(99), "nobody has told it anything"
+    machine.synchronised.set()
+    await asyncio.sleep(LISTENS_SECONDS + 1)
+    assert not machine.incarnation.may_have_used(1)
 
 
-def test_a_restart_while_it_listens_begins_that_anew_when_a_peer_has_told_what_it_missed():
-    async def scenario():
-        machine = Machine()
-        await machine.begin()
-        record = machine.world.record(machine.own, ("inference",), sequence=1, joined_at=1)
-        machine.show(record)
-        for _ in range(3):
-            await asyncio.sleep(LISTENS_SECONDS / 2)
-            await machine.begin()
-            assert machine.incarnation.may_have_used(0)
-        machine.synchronised.clear()
-        await machine.begin()
-        await asyncio.sleep(10 * LISTENS_SECONDS)
-        assert machine.incarnation.may_have_used(99), "nobody has told it anything"
-        machine.synchronised.set()
-        await asyncio.sleep(LISTENS_SECONDS + 1)
-        assert not machine.incarnation.may_have_used(1)
+async def test_a_full_disk_keeps_nothing_from_us_and_is_tried_again():
+    machine = Machine()
+    commit = machine.store.commit
 
-    run_virtual(scenario())
+    async def full(_changes):
+        raise StorageFullError("full")
+
+    machine.store.commit = full
+    await machine.begin()
+    machine.show(machine.world.commit(machine.own), is_news=True)
+    assert machine.incarnation.may_have_used(0)
+    await asyncio.sleep(EPOCH_SECONDS / 2)
+    machine.store.commit = commit
+    await asyncio.sleep(EPOCH_SECONDS)
+    await machine.begin()
+    assert machine.incarnation.may_have_used(0), "it was written down as soon as there was room"
 
 
-def test_a_full_disk_keeps_nothing_from_us_and_is_tried_again():
-    async def scenario():
-        machine = Machine()
-        commit = machine.store.commit
-
-        async def full(_changes):
-            raise StorageFullError("full")
-
-        machine.store.commit = full
-        await machine.begin()
-        machine.show(machine.world.commit(machine.own), is_news=True)
-        assert machine.incarnation.may_have_used(0)
-        await asyncio.sleep(EPOCH_SECONDS / 2)
-        machine.store.commit = commit
-        await asyncio.sleep(EPOCH_SECONDS)
-        await machine.begin()
-        assert machine.incarnation.may_have_used(0), "it was written down as soon as there was room"
-
-    run_virtual(scenario())
+async def test_verdicts_are_left_to_others_for_commits_from_before_this_disk():
+    machine = Machine()
+    await machine.begin()
+    assert not machine.incarnation.may_have_judged(0)
+    await asyncio.sleep(3 * EPOCH_SECONDS)
+    await machine.say()
+    await machine.begin()
+    assert not machine.incarnation.may_have_judged(0), "a restart loses nothing"
+    machine.lose_disk()
+    await machine.begin()
+    assert machine.incarnation.may_have_judged(2)
+    assert not machine.incarnation.may_have_judged(3)
 
 
-def test_verdicts_are_left_to_others_for_commits_from_before_this_disk():
-    async def scenario():
-        machine = Machine()
-        await machine.begin()
-        assert not machine.incarnation.may_have_judged(0)
-        await asyncio.sleep(3 * EPOCH_SECONDS)
-        await machine.say()
-        await machine.begin()
-        assert not machine.incarnation.may_have_judged(0), "a restart loses nothing"
-        machine.lose_disk()
-        await machine.begin()
-        assert machine.incarnation.may_have_judged(2)
-        assert not machine.incarnation.may_have_judged(3)
-
-    run_virtual(scenario())
-
-
-def test_a_clock_that_was_ahead_and_is_set_back_looks_like_no_other_disk():
-    async def scenario():
-        machine = Machine()
-        machine.clock.offset = 3600.0
-        await machine.begin()
-        await machine.say()
-        machine.clock.offset = 0.0
-        record = await machine.say()
-        machine.show(record)
-        assert not machine.incarnation.may_have_used(0)
-
-    run_virtual(scenario())
+async def test_a_clock_that_was_ahead_and_is_set_back_looks_like_no_other_disk():
+    machine = Machine()
+    machine.clock.offset = 3600.0
+    await machine.begin()
+    await machine.say()
+    machine.clock.offset = 0.0
+    record = await machine.say()
+    machine.show(record)
+    assert not machine.incarnation.may_have_used(0)
 
 
 @pytest.mark.parametrize("stored", [b"", b"\xc1", bytes(1000)])
-def test_a_damaged_row_is_none(stored):
-    async def scenario():
-        machine = Machine()
-        machine.store.tables["incarnation"] = {b"own": stored}
-        await machine.begin()
-        assert machine.incarnation.is_new
-        await machine.say()
-        await machine.begin()
-        assert not machine.incarnation.is_new
-
-    run_virtual(scenario())
+async def test_a_damaged_row_is_none(stored):
+    machine = Machine()
+    machine.store.tables["incarnation"] = {b"own": stored}
+    await machine.begin()
+    assert machine.incarnation.is_new
+    await machine.say()
+    await machine.begin()
+    assert not machine.incarnation.is_new

@@ -23,7 +23,9 @@ from roles.flow import ChangeSignal, Conditions
 from simulations.network import streams
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, identity, run_manifest
-from tests.worlds.network import Hub, LoopClock, run_virtual
+from tests.worlds.network import Hub, LoopClock
+
+pytestmark = pytest.mark.virtual
 
 WORLD = World(run_manifest(trainers=2))
 WORKER = WORLD.workers[0]
@@ -100,72 +102,57 @@ def validators():
     return [WORLD.record(one, ("validator",)) for one in WORLD.validators]
 
 
-def test_a_newcomer_takes_all_that_matters():
-    async def scenario():
-        pair = Pair()
-        pair.theirs.take(*validators(), *chain(3), *CHAIN, *records(2))
-        pair.theirs.take(WORLD.certificate(CHAIN[0]))
-        assert await pair.pull()
-        assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
-        assert not pair.ours.anti_entropy.synchronised, "validators are here, and none has told us"
-        assert len(pair.ours.accepted) == 6 + 4 + 3 + 1 + 2
-        assert await pair.pull()
-        assert len(pair.ours.accepted) == 6 + 4 + 3 + 1 + 2, "the second time there is no news"
-
-    run_virtual(scenario())
+async def test_a_newcomer_takes_all_that_matters():
+    pair = Pair()
+    pair.theirs.take(*validators(), *chain(3), *CHAIN, *records(2))
+    pair.theirs.take(WORLD.certificate(CHAIN[0]))
+    assert await pair.pull()
+    assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
+    assert not pair.ours.anti_entropy.synchronised, "validators are here, and none has told us"
+    assert len(pair.ours.accepted) == 6 + 4 + 3 + 1 + 2
+    assert await pair.pull()
+    assert len(pair.ours.accepted) == 6 + 4 + 3 + 1 + 2, "the second time there is no news"
 
 
 @pytest.mark.parametrize("page", [1, 3, 8])
-def test_a_long_history_comes_page_by_page(monkeypatch, page):
+async def test_a_long_history_comes_page_by_page(monkeypatch, page):
     monkeypatch.setattr(synchronise, "IDS_MAX", page)
     often = replace(SYNC, streams_burst=1000)  # for pages of a thousandth
     monkeypatch.setattr(synchronise, "SYNC", often)
-
-    async def scenario():
-        pair = Pair()
-        pair.theirs.take(*validators(), *chain(5), *CHAIN, *records(6))
-        pair.ours.take(*validators()[:2], *records(3))
-        for _ in range(3):  # the pages move while versions come
-            assert await pair.pull()
-        assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
-
-    run_virtual(scenario())
-
-
-def test_who_asks_again_at_once_is_not_told_for_ever():
-    """The list alone may take milliseconds, and who asks for nothing of it may ask again."""
-
-    async def scenario():
-        pair = Pair()
-        pair.theirs.take(*validators(), *chain(5), *CHAIN)
-        told = 0
-        for _ in range(3 * SYNC.streams_burst):
-            told += await pair.pull()
-        assert SYNC.streams_burst <= told <= SYNC.streams_burst + 4, "pulling takes time, too"
-        await asyncio.sleep(1)
+    pair = Pair()
+    pair.theirs.take(*validators(), *chain(5), *CHAIN, *records(6))
+    pair.ours.take(*validators()[:2], *records(3))
+    for _ in range(3):  # the pages move while versions come
         assert await pair.pull()
+    assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
 
-    run_virtual(scenario())
+
+async def test_who_asks_again_at_once_is_not_told_for_ever():
+    """The list alone may take milliseconds, and who asks for nothing of it may ask again."""
+    pair = Pair()
+    pair.theirs.take(*validators(), *chain(5), *CHAIN)
+    told = 0
+    for _ in range(3 * SYNC.streams_burst):
+        told += await pair.pull()
+    assert SYNC.streams_burst <= told <= SYNC.streams_burst + 4, "pulling takes time, too"
+    await asyncio.sleep(1)
+    assert await pair.pull()
 
 
-def test_strangers_records_come_last(monkeypatch):
+async def test_strangers_records_come_last(monkeypatch):
     """Else whoever makes thousands of keys would keep the versions from newcomers."""
     monkeypatch.setattr(synchronise, "IDS_MAX", 16)
-
-    async def scenario():
-        pair = Pair()
-        pair.theirs.take(*records(40), *validators(), *chain(2), *CHAIN)
-        listed = [signed.digest for signed in synchronise._current(pair.theirs.replica, 0)]
-        assert {signed.digest for signed in records(40)} == set(listed[-40:])
-        assert {signed.digest for signed in validators()} == set(listed[:6])
-        assert len(listed) == len(set(listed))
-        assert await pair.pull()
-        assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
-
-    run_virtual(scenario())
+    pair = Pair()
+    pair.theirs.take(*records(40), *validators(), *chain(2), *CHAIN)
+    listed = [signed.digest for signed in synchronise._current(pair.theirs.replica, 0)]
+    assert {signed.digest for signed in records(40)} == set(listed[-40:])
+    assert {signed.digest for signed in validators()} == set(listed[:6])
+    assert len(listed) == len(set(listed))
+    assert await pair.pull()
+    assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
 
 
-def test_old_evidence_against_members_comes_last(monkeypatch):
+async def test_old_evidence_against_members_comes_last(monkeypatch):
     """After all that concerns them was forgotten; a worker that left concerns nobody."""
     lie = WORLD.commit(WORKER)
     rejection = WORLD.certificate(lie, accepted=False, escalated=True)
@@ -174,70 +161,58 @@ def test_old_evidence_against_members_comes_last(monkeypatch):
     )
     late_epoch = 10 * WORLD.manifest.committee.expire_after_epochs
     late = {"sequence": round(WORLD.at(late_epoch) * 1000)}
-
-    async def scenario():
-        pair = Pair()
-        pair.theirs.take(GENESIS, *validators(), lie, rejection, *fork, *gone)
-        monkeypatch.setitem(globals(), "NOW", WORLD.at(late_epoch))
-        present = [WORLD.record(one, ("validator",), **late) for one in WORLD.validators]
-        present += [WORLD.record(one, ("inference",), **late) for one in WORLD.workers[:2]]
-        pair.theirs.take(*present)
-        pair.theirs.replica.advance(NOW)
-        assert pair.theirs.replica.ledger.entries == {}
-        listed = [signed.digest for signed in synchronise._current(pair.theirs.replica, 0)]
-        assert listed[-4:] == [one.digest for one in (lie, rejection, *fork)]
-        assert await pair.pull()
-        slashed = pair.ours.replica.ledger.slashed
-        assert [slashed(one.peer_id) for one in WORLD.workers] == [True, True, False]
-        count = len(pair.ours.accepted)
-        pair.ours.replica.advance(NOW)
-        assert await pair.pull()
-        assert pair.ours.anti_entropy.progress == (0, 0), "and is not asked for again"
-        assert len(pair.ours.accepted) == count
-
-    run_virtual(scenario())
+    pair = Pair()
+    pair.theirs.take(GENESIS, *validators(), lie, rejection, *fork, *gone)
+    monkeypatch.setitem(globals(), "NOW", WORLD.at(late_epoch))
+    present = [WORLD.record(one, ("validator",), **late) for one in WORLD.validators]
+    present += [WORLD.record(one, ("inference",), **late) for one in WORLD.workers[:2]]
+    pair.theirs.take(*present)
+    pair.theirs.replica.advance(NOW)
+    assert pair.theirs.replica.ledger.entries == {}
+    listed = [signed.digest for signed in synchronise._current(pair.theirs.replica, 0)]
+    assert listed[-4:] == [one.digest for one in (lie, rejection, *fork)]
+    assert await pair.pull()
+    slashed = pair.ours.replica.ledger.slashed
+    assert [slashed(one.peer_id) for one in WORLD.workers] == [True, True, False]
+    count = len(pair.ours.accepted)
+    pair.ours.replica.advance(NOW)
+    assert await pair.pull()
+    assert pair.ours.anti_entropy.progress == (0, 0), "and is not asked for again"
+    assert len(pair.ours.accepted) == count
 
 
 @pytest.mark.parametrize("page", [1, 2])
-def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, page):
+async def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, page):
     """Two nodes may hold different commits of a worker with too many: each is asked for once."""
     monkeypatch.setattr(synchronise, "IDS_MAX", page)
-
-    async def scenario():
-        pair = Pair()
-        greedy = WORLD.workers[1]
-        pair.ours.take(GENESIS, *WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX))
-        theirs = WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX, tokens=9)
-        pair.theirs.take(GENESIS, *theirs, *chain(3)[1:], *CHAIN)
-        assert await pair.pull()
-        assert pair.ours.replica.ledger.in_flight(WORKER.peer_id) == len(CHAIN)
-        _, asked = pair.ours.anti_entropy.progress
-        assert asked == COMMITS_IN_FLIGHT_MAX + 3 + len(CHAIN), "though versions move the pages"
-
-    run_virtual(scenario())
+    pair = Pair()
+    greedy = WORLD.workers[1]
+    pair.ours.take(GENESIS, *WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX))
+    theirs = WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX, tokens=9)
+    pair.theirs.take(GENESIS, *theirs, *chain(3)[1:], *CHAIN)
+    assert await pair.pull()
+    assert pair.ours.replica.ledger.in_flight(WORKER.peer_id) == len(CHAIN)
+    _, asked = pair.ours.anti_entropy.progress
+    assert asked == COMMITS_IN_FLIGHT_MAX + 3 + len(CHAIN), "though versions move the pages"
 
 
 @pytest.mark.parametrize("depth", [2, 30])
-def test_another_chain_of_the_same_length_is_found_and_followed(depth):
+async def test_another_chain_of_the_same_length_is_found_and_followed(depth):
     """What a partition leaves: both sides went on from one version, one with more validators."""
-
-    async def scenario():
-        pair = Pair()
-        common = chain(2)
-        pair.ours.take(*common, *chain(depth, first=common[-1])[1:])
-        theirs = chain(depth, trainer=1, first=common[-1], term=1)[1:]
-        names = (
-            WORLD.record(one, ("validator",), 1, checkpoint=theirs[-1].digest)
-            for one in WORLD.validators
-        )
-        pair.theirs.take(*common, *theirs, *names)
-        for _ in range(4):
-            assert await pair.pull()
-            pair.ours.replica.advance(NOW)
-        assert pair.ours.replica.ledger.head.digest == theirs[-1].digest
-        assert not pair.ours.replica.forked
-
-    run_virtual(scenario())
+    pair = Pair()
+    common = chain(2)
+    pair.ours.take(*common, *chain(depth, first=common[-1])[1:])
+    theirs = chain(depth, trainer=1, first=common[-1], term=1)[1:]
+    names = (
+        WORLD.record(one, ("validator",), 1, checkpoint=theirs[-1].digest)
+        for one in WORLD.validators
+    )
+    pair.theirs.take(*common, *theirs, *names)
+    for _ in range(4):
+        assert await pair.pull()
+        pair.ours.replica.advance(NOW)
+    assert pair.ours.replica.ledger.head.digest == theirs[-1].digest
+    assert not pair.ours.replica.forked
 
 
 async def _nothing(stream):
@@ -298,21 +273,18 @@ async def _oversize(stream):
         (_oversize, "oversize"),
     ],
 )
-def test_who_answers_nonsense_has_told_us_nothing_and_is_blamed(handler, fault):
-    async def scenario():
-        pair = Pair()
-        clock = LoopClock()
-        began = clock.now()
-        assert not await pair.serve(handler)
-        assert clock.now() - began <= SYNC.stall_seconds + 1
-        assert not pair.ours.anti_entropy.synchronised
-        assert pair.ours.accepted == []
-        assert pair.ours.blamed == ([] if fault is None else [(THEIRS, fault)])
-
-    run_virtual(scenario())
+async def test_who_answers_nonsense_has_told_us_nothing_and_is_blamed(handler, fault):
+    pair = Pair()
+    clock = LoopClock()
+    began = clock.now()
+    assert not await pair.serve(handler)
+    assert clock.now() - began <= SYNC.stall_seconds + 1
+    assert not pair.ours.anti_entropy.synchronised
+    assert pair.ours.accepted == []
+    assert pair.ours.blamed == ([] if fault is None else [(THEIRS, fault)])
 
 
-def test_who_drips_is_left_after_a_while():
+async def test_who_drips_is_left_after_a_while():
     async def drip(stream):
         await read_frame(stream, 64)
         await write_frame(stream, encode({"ids": [digest(bytes([n])) for n in range(200)]}))
@@ -321,14 +293,11 @@ def test_who_drips_is_left_after_a_while():
             await asyncio.sleep(SYNC.stall_seconds - 1)
             await write_frame(stream, WORLD.record(identity(str(n)), ("relay",)).envelope)
 
-    async def scenario():
-        pair = Pair()
-        began = LoopClock().now()
-        assert not await pair.serve(drip)
-        assert LoopClock().now() - began <= EXCHANGE_SECONDS + 1
-        assert pair.ours.accepted, "what came meanwhile is kept"
-
-    run_virtual(scenario())
+    pair = Pair()
+    began = LoopClock().now()
+    assert not await pair.serve(drip)
+    assert LoopClock().now() - began <= EXCHANGE_SECONDS + 1
+    assert pair.ours.accepted, "what came meanwhile is kept"
 
 
 @pytest.mark.parametrize(
@@ -346,128 +315,107 @@ def test_who_drips_is_left_after_a_while():
         bytes(100),
     ],
 )
-def test_a_malformed_request_is_not_answered(request_):
-    async def scenario():
-        pair = Pair()
-        await pair.theirs.anti_entropy.start()
-        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
-        await write_frame(stream, request_)
-        assert await stream.read(1) == b""
-        assert [peer for peer, _ in pair.theirs.blamed] == [OURS]
-        assert pair.theirs.anti_entropy._bounded._serving == {}
-
-    run_virtual(scenario())
+async def test_a_malformed_request_is_not_answered(request_):
+    pair = Pair()
+    await pair.theirs.anti_entropy.start()
+    stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
+    await write_frame(stream, request_)
+    assert await stream.read(1) == b""
+    assert [peer for peer, _ in pair.theirs.blamed] == [OURS]
+    assert pair.theirs.anti_entropy._bounded._serving == {}
 
 
-def test_pages_that_are_far_beyond_the_last_are_empty():
-    async def scenario():
-        pair = Pair()
-        pair.theirs.take(*records(3))
-        await pair.theirs.anti_entropy.start()
-        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
-        await write_frame(stream, encode({"skip": 2**53, "version": 2**53}))
-        assert await read_frame(stream, 1024) == encode({"ids": []})
-        assert pair.theirs.blamed == []
-
-    run_virtual(scenario())
+async def test_pages_that_are_far_beyond_the_last_are_empty():
+    pair = Pair()
+    pair.theirs.take(*records(3))
+    await pair.theirs.anti_entropy.start()
+    stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
+    await write_frame(stream, encode({"skip": 2**53, "version": 2**53}))
+    assert await read_frame(stream, 1024) == encode({"ids": []})
+    assert pair.theirs.blamed == []
 
 
-def test_who_does_not_read_its_answer_costs_a_deadline(monkeypatch):
+async def test_who_does_not_read_its_answer_costs_a_deadline(monkeypatch):
     monkeypatch.setattr(streams, "WINDOW_BYTES", 1 << 14)
-
-    async def scenario():
-        pair = Pair()
-        pair.theirs.take(*records(200))  # more than the window
-        await pair.theirs.anti_entropy.start()
-        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
-        await write_frame(stream, encode({"skip": 0, "version": 0}))
-        ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
-        assert len(ids) == 200
-        await write_frame(stream, encode({"ids": ids}))
-        await asyncio.sleep(SYNC.stall_seconds - 1)
-        assert [one.peer for one in pair.theirs.anti_entropy._bounded._serving] == [OURS]
-        await asyncio.sleep(2)
-        assert pair.theirs.anti_entropy._bounded._serving == {}
-
-    run_virtual(scenario())
+    pair = Pair()
+    pair.theirs.take(*records(200))  # more than the window
+    await pair.theirs.anti_entropy.start()
+    stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
+    await write_frame(stream, encode({"skip": 0, "version": 0}))
+    ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
+    assert len(ids) == 200
+    await write_frame(stream, encode({"ids": ids}))
+    await asyncio.sleep(SYNC.stall_seconds - 1)
+    assert [one.peer for one in pair.theirs.anti_entropy._bounded._serving] == [OURS]
+    await asyncio.sleep(2)
+    assert pair.theirs.anti_entropy._bounded._serving == {}
 
 
-def test_only_what_was_listed_is_sent():
-    async def scenario():
-        pair = Pair()
-        pair.theirs.take(GENESIS)
-        await pair.theirs.anti_entropy.start()
-        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
-        await write_frame(stream, encode({"skip": 0, "version": 0}))
-        ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
-        assert ids == (GENESIS.digest,)
-        await write_frame(stream, encode({"ids": [digest(b"?"), GENESIS.digest]}))
-        assert await stream.read(1) == b""
-
-    run_virtual(scenario())
+async def test_only_what_was_listed_is_sent():
+    pair = Pair()
+    pair.theirs.take(GENESIS)
+    await pair.theirs.anti_entropy.start()
+    stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
+    await write_frame(stream, encode({"skip": 0, "version": 0}))
+    ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
+    assert ids == (GENESIS.digest,)
+    await write_frame(stream, encode({"ids": [digest(b"?"), GENESIS.digest]}))
+    assert await stream.read(1) == b""
 
 
-def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
+async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
     """A roster of keys that somebody made takes megabytes, which a home line has no room for."""
+    pair = Pair()
+    made = records(60)
+    pair.theirs.take(*validators(), *made)
+    taken, proven = [], {OURS: False}
+    cap = pair.theirs.anti_entropy._upload_cap
+    cap.piece_bytes_max = 1000
 
-    async def scenario():
-        pair = Pair()
-        made = records(60)
-        pair.theirs.take(*validators(), *made)
-        taken, proven = [], {OURS: False}
-        cap = pair.theirs.anti_entropy._upload_cap
-        cap.piece_bytes_max = 1000
+    async def take(count, **whose):
+        taken.append((count, whose))
 
-        async def take(count, **whose):
-            taken.append((count, whose))
+    cap.take = take
+    context = pair.theirs.context
+    trust = replace(context.trust, proven=proven.__getitem__)
+    pair.theirs.anti_entropy._context = replace(context, trust=trust)
+    assert await pair.pull()
+    assert {str(whose) for _, whose in taken} == {str({"proven": False, "messages": True})}
+    counts = [count for count, _ in taken]
+    held = (*validators(), *made)
+    page_bytes = 4 + len(encode({"ids": [signed.digest for signed in held]}))
+    envelopes_bytes = sum(4 + len(signed.envelope) for signed in held)
+    assert sum(counts) == page_bytes + envelopes_bytes
+    assert max(counts) == 1000
+    assert sum(count < 1000 for count in counts) <= 2, "the last of the page, and of the rest"
 
-        cap.take = take
-        context = pair.theirs.context
-        trust = replace(context.trust, proven=proven.__getitem__)
-        pair.theirs.anti_entropy._context = replace(context, trust=trust)
-        assert await pair.pull()
-        assert {str(whose) for _, whose in taken} == {str({"proven": False, "messages": True})}
-        counts = [count for count, _ in taken]
-        held = (*validators(), *made)
-        page_bytes = 4 + len(encode({"ids": [signed.digest for signed in held]}))
-        envelopes_bytes = sum(4 + len(signed.envelope) for signed in held)
-        assert sum(counts) == page_bytes + envelopes_bytes
-        assert max(counts) == 1000
-        assert sum(count < 1000 for count in counts) <= 2, "the last of the page, and of the rest"
-
-        taken.clear()
-        proven[OURS] = True
-        pair.theirs.take(*records(61)[-1:])
-        await asyncio.sleep(1)
-        assert await pair.ours.anti_entropy.pull(THEIRS)
-        assert taken
-        assert all(whose["proven"] for _, whose in taken)
-
-    run_virtual(scenario())
+    taken.clear()
+    proven[OURS] = True
+    pair.theirs.take(*records(61)[-1:])
+    await asyncio.sleep(1)
+    assert await pair.ours.anti_entropy.pull(THEIRS)
+    assert taken
+    assert all(whose["proven"] for _, whose in taken)
 
 
-def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
+async def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
     monkeypatch.setattr(synchronise, "SYNC", replace(SYNC, streams_total=2))
-
-    async def scenario():
-        hub = Hub()
-        server = Node(hub, THEIR_KEY)
-        await server.anti_entropy.start()
-        protocol = server.anti_entropy._protocol
-        streams = []
-        for name in ("a", "a", "b", "c"):
-            peer = PeerId(name)
-            transport = hub.transports.get(peer) or hub.transport(peer)
-            hub.connect(peer, THEIRS)
-            streams.append(await transport.open_stream(THEIRS, protocol))
-            await asyncio.sleep(0.1)
-        refused = [await asyncio.wait_for(streams[n].read(1), 1) for n in (1, 3)]
-        assert refused == [b"", b""]
-        assert [one.peer for one in server.anti_entropy._bounded._serving] == ["a", "b"]
-        await asyncio.sleep(SYNC.stall_seconds)  # who asks and says nothing makes room again
-        assert server.anti_entropy._bounded._serving == {}
-
-    run_virtual(scenario())
+    hub = Hub()
+    server = Node(hub, THEIR_KEY)
+    await server.anti_entropy.start()
+    protocol = server.anti_entropy._protocol
+    streams = []
+    for name in ("a", "a", "b", "c"):
+        peer = PeerId(name)
+        transport = hub.transports.get(peer) or hub.transport(peer)
+        hub.connect(peer, THEIRS)
+        streams.append(await transport.open_stream(THEIRS, protocol))
+        await asyncio.sleep(0.1)
+    refused = [await asyncio.wait_for(streams[n].read(1), 1) for n in (1, 3)]
+    assert refused == [b"", b""]
+    assert [one.peer for one in server.anti_entropy._bounded._serving] == ["a", "b"]
+    await asyncio.sleep(SYNC.stall_seconds)  # who asks and says nothing makes room again
+    assert server.anti_entropy._bounded._serving == {}
 
 
 class Peers:
@@ -483,82 +431,76 @@ class Peers:
         pass
 
 
-def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_something_is_missed():
-    async def scenario():
-        node = Node(Hub(), OUR_KEY)
-        peers = Peers()
-        anti_entropy = AntiEntropy(replace(node.context, peers=peers), None, UploadCap(None))
-        asked, epoch_seconds = [], WORLD.manifest.epochs.seconds
+async def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_something_is_missed():
+    node = Node(Hub(), OUR_KEY)
+    peers = Peers()
+    anti_entropy = AntiEntropy(replace(node.context, peers=peers), None, UploadCap(None))
+    asked, epoch_seconds = [], WORLD.manifest.epochs.seconds
 
-        async def pull(peer):
-            asked.append((peer, LoopClock().now()))
-            anti_entropy._told.set()
+    async def pull(peer):
+        asked.append((peer, LoopClock().now()))
+        anti_entropy._told.set()
 
-        anti_entropy.pull = pull
-        await anti_entropy.start()
-        running = asyncio.create_task(anti_entropy.run())
-        await asyncio.sleep(3 * epoch_seconds)
-        assert asked == [], "there is nobody"
-        peers.connected = [THEIRS]
-        began = LoopClock().now()
-        peers.followers[0](peers.connected)
-        await asyncio.sleep(40 * epoch_seconds)
-        assert [round((at - began) / epoch_seconds) for _, at in asked] == [
-            0,
-            1,
-            3,
-            7,
-            15,
-            23,
-            31,
-            39,
-        ]
-        node.take(GENESIS)
-        node.replica.receive(chain(2)[2].envelope, NOW)  # its parent is missing
-        assert node.replica.behind
-        del asked[:]
-        await asyncio.sleep(12 * epoch_seconds)
-        assert len(asked) >= 8, "twice per epoch once it is noticed"
-        running.cancel()
-
-    run_virtual(scenario())
+    anti_entropy.pull = pull
+    await anti_entropy.start()
+    running = asyncio.create_task(anti_entropy.run())
+    await asyncio.sleep(3 * epoch_seconds)
+    assert asked == [], "there is nobody"
+    peers.connected = [THEIRS]
+    began = LoopClock().now()
+    peers.followers[0](peers.connected)
+    await asyncio.sleep(40 * epoch_seconds)
+    assert [round((at - began) / epoch_seconds) for _, at in asked] == [
+        0,
+        1,
+        3,
+        7,
+        15,
+        23,
+        31,
+        39,
+    ]
+    node.take(GENESIS)
+    node.replica.receive(chain(2)[2].envelope, NOW)  # its parent is missing
+    assert node.replica.behind
+    del asked[:]
+    await asyncio.sleep(12 * epoch_seconds)
+    assert len(asked) >= 8, "twice per epoch once it is noticed"
+    running.cancel()
 
 
-def test_a_node_asks_several_and_one_of_the_genesis_before_it_calls_itself_synchronised():
-    async def scenario():
-        hub = Hub()
-        ours, *others = (
-            Node(hub, key)
-            for key in (
-                OUR_KEY,
-                THEIR_KEY,
-                identity("third"),
-                identity("fourth"),
-                WORLD.validators[0],
-            )
+async def test_a_node_asks_several_and_one_of_the_genesis_before_it_calls_itself_synchronised():
+    hub = Hub()
+    ours, *others = (
+        Node(hub, key)
+        for key in (
+            OUR_KEY,
+            THEIR_KEY,
+            identity("third"),
+            identity("fourth"),
+            WORLD.validators[0],
         )
-        told, pull = [], ours.anti_entropy._pull
+    )
+    told, pull = [], ours.anti_entropy._pull
 
-        async def noted(peer):
-            told.append(peer)
-            await pull(peer)
+    async def noted(peer):
+        told.append(peer)
+        await pull(peer)
 
-        ours.anti_entropy._pull = noted
-        for other in others:
-            await other.anti_entropy.start()
-        for other in others[:3]:
-            hub.connect(OURS, other.transport.peer_id)
-        validator = WORLD.validators[0]
-        at = (f"/sim/{validator.peer_id}/p2p/{validator.peer_id}",)
-        others[0].take(WORLD.record(validator, ("validator",), addresses=at))
-        await ours.peers.reach()
-        await ours.anti_entropy.start()
-        tasks = [asyncio.create_task(ours.anti_entropy.run())]
-        ours.anti_entropy._connected.set()
-        async with asyncio.timeout(WORLD.manifest.epochs.seconds):
-            await ours.anti_entropy.wait_until_synchronised()
-        assert validator.peer_id in told
-        assert len(told) >= 3
-        tasks[0].cancel()
-
-    run_virtual(scenario())
+    ours.anti_entropy._pull = noted
+    for other in others:
+        await other.anti_entropy.start()
+    for other in others[:3]:
+        hub.connect(OURS, other.transport.peer_id)
+    validator = WORLD.validators[0]
+    at = (f"/sim/{validator.peer_id}/p2p/{validator.peer_id}",)
+    others[0].take(WORLD.record(validator, ("validator",), addresses=at))
+    await ours.peers.reach()
+    await ours.anti_entropy.start()
+    tasks = [asyncio.create_task(ours.anti_entropy.run())]
+    ours.anti_entropy._connected.set()
+    async with asyncio.timeout(WORLD.manifest.epochs.seconds):
+        await ours.anti_entropy.wait_until_synchronised()
+    assert validator.peer_id in told
+    assert len(told) >= 3
+    tasks[0].cancel()

@@ -17,7 +17,8 @@ from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, identity, run_manifest
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]
@@ -65,44 +66,35 @@ class Node:
         return list(self.store.tables.get("messages", {}).values())
 
 
-def test_what_was_accepted_is_written_and_told():
-    async def scenario():
-        node = Node()
-        assert node.take(COMMIT) is ACCEPT
-        assert node.context.changes.count == 1
-        assert node.take(COMMIT, Source.ANTI_ENTROPY) is IGNORE
-        assert node.context.changes.count == 1
-        assert await node.stored() == [COMMIT.envelope]
-        assert node.heard == [(ACCEPT, Source.GOSSIP), (IGNORE, Source.ANTI_ENTROPY)]
-
-    run_virtual(scenario())
+async def test_what_was_accepted_is_written_and_told():
+    node = Node()
+    assert node.take(COMMIT) is ACCEPT
+    assert node.context.changes.count == 1
+    assert node.take(COMMIT, Source.ANTI_ENTROPY) is IGNORE
+    assert node.context.changes.count == 1
+    assert await node.stored() == [COMMIT.envelope]
+    assert node.heard == [(ACCEPT, Source.GOSSIP), (IGNORE, Source.ANTI_ENTROPY)]
 
 
-def test_a_commit_that_came_too_late_is_written_with_its_outcome_and_not_before():
-    async def scenario():
-        node = Node()
-        node.clock.at = WORLD.at(5)
-        certificate = WORLD.certificate(COMMIT)
-        assert node.take(COMMIT, Source.GOSSIP) is IGNORE
-        assert node.take(COMMIT, Source.ANTI_ENTROPY) is ACCEPT
-        assert await node.stored() == []
-        assert node.take(certificate, Source.ANTI_ENTROPY) is ACCEPT
-        assert await node.stored() == [COMMIT.envelope, certificate.envelope]
-
-    run_virtual(scenario())
+async def test_a_commit_that_came_too_late_is_written_with_its_outcome_and_not_before():
+    node = Node()
+    node.clock.at = WORLD.at(5)
+    certificate = WORLD.certificate(COMMIT)
+    assert node.take(COMMIT, Source.GOSSIP) is IGNORE
+    assert node.take(COMMIT, Source.ANTI_ENTROPY) is ACCEPT
+    assert await node.stored() == []
+    assert node.take(certificate, Source.ANTI_ENTROPY) is ACCEPT
+    assert await node.stored() == [COMMIT.envelope, certificate.envelope]
 
 
-def test_records_come_again_soon_and_are_neither_written_nor_told():
-    async def scenario():
-        node = Node()
-        record = WORLD.record(identity("friend"), ("relay",))
-        assert node.take(record) is ACCEPT
-        assert node.replica.roster.get(record.signer) is not None
-        await node.inbox.record(WORLD.record(OTHER, ("relay",)))
-        assert await node.stored() == []
-        assert node.context.changes.count == node.versions.count == 0
-
-    run_virtual(scenario())
+async def test_records_come_again_soon_and_are_neither_written_nor_told():
+    node = Node()
+    record = WORLD.record(identity("friend"), ("relay",))
+    assert node.take(record) is ACCEPT
+    assert node.replica.roster.get(record.signer) is not None
+    await node.inbox.record(WORLD.record(OTHER, ("relay",)))
+    assert await node.stored() == []
+    assert node.context.changes.count == node.versions.count == 0
 
 
 @pytest.mark.parametrize(
@@ -114,153 +106,121 @@ def test_records_come_again_soon_and_are_neither_written_nor_told():
         ((Role.RELAY,), WORKER, [0, 1, 2]),
     ],
 )
-def test_roles_are_woken_by_what_concerns_them(roles, signer, woken):
-    async def scenario():
-        node = Node(signer, roles)
-        counts = []
-        for signed in (COMMIT, WORLD.certificate(COMMIT), WORLD.checkpoint(WORLD.genesis())):
-            assert node.take(signed) is ACCEPT
-            counts.append(node.context.changes.count)
-        assert counts == woken
-        assert node.versions.count == 1
-
-    run_virtual(scenario())
+async def test_roles_are_woken_by_what_concerns_them(roles, signer, woken):
+    node = Node(signer, roles)
+    counts = []
+    for signed in (COMMIT, WORLD.certificate(COMMIT), WORLD.checkpoint(WORLD.genesis())):
+        assert node.take(signed) is ACCEPT
+        counts.append(node.context.changes.count)
+    assert counts == woken
+    assert node.versions.count == 1
 
 
-def test_a_restart_finds_what_was_accepted_and_tells_nobody():
-    async def scenario():
-        node = Node()
-        for signed in (COMMIT, WORLD.certificate(COMMIT)):
-            node.take(signed)
-        await node.log.flush()
-        again = Node(store=node.store)
-        await again.inbox.restore()
-        assert fingerprint(again.replica) == fingerprint(node.replica)
-        assert again.heard == []
-        assert await again.stored() == await node.stored()
-
-    run_virtual(scenario())
+async def test_a_restart_finds_what_was_accepted_and_tells_nobody():
+    node = Node()
+    for signed in (COMMIT, WORLD.certificate(COMMIT)):
+        node.take(signed)
+    await node.log.flush()
+    again = Node(store=node.store)
+    await again.inbox.restore()
+    assert fingerprint(again.replica) == fingerprint(node.replica)
+    assert again.heard == []
+    assert await again.stored() == await node.stored()
 
 
-def test_a_long_log_holds_nothing_up(monkeypatch):
+async def test_a_long_log_holds_nothing_up(monkeypatch):
     monkeypatch.setattr(module, "RESTORED_AT_ONCE", 1)
-
-    async def scenario():
-        node = Node()
-        for signed in (COMMIT, WORLD.certificate(COMMIT)):
-            node.take(signed)
-        await node.log.flush()
-        again = Node(store=node.store)
-        restoring = asyncio.create_task(again.inbox.restore())
-        await asyncio.sleep(0)
-        assert not restoring.done()
-        await restoring
-        assert fingerprint(again.replica) == fingerprint(node.replica)
-
-    run_virtual(scenario())
+    node = Node()
+    for signed in (COMMIT, WORLD.certificate(COMMIT)):
+        node.take(signed)
+    await node.log.flush()
+    again = Node(store=node.store)
+    restoring = asyncio.create_task(again.inbox.restore())
+    await asyncio.sleep(0)
+    assert not restoring.done()
+    await restoring
+    assert fingerprint(again.replica) == fingerprint(node.replica)
 
 
 @pytest.mark.parametrize("source", [Source.DIRECT, Source.ANTI_ENTROPY])
-def test_the_sender_is_told_on_and_by_gossip_the_router_does_that(source):
-    async def scenario():
-        node = Node()
-        wrong = WORLD.commit(WORKER, sequences=9)
-        assert node.take(wrong, source, sender=SENDER) is REJECT
-        assert node.blamed == [(SENDER, "bad-counts")]
-        assert node.take(wrong, Source.GOSSIP) is REJECT
-        assert node.take(wrong, Source.DIRECTORY, topic=Topic.ROSTER) is REJECT
-        assert len(node.blamed) == 1
-        assert await node.stored() == []
-
-    run_virtual(scenario())
+async def test_the_sender_is_told_on_and_by_gossip_the_router_does_that(source):
+    node = Node()
+    wrong = WORLD.commit(WORKER, sequences=9)
+    assert node.take(wrong, source, sender=SENDER) is REJECT
+    assert node.blamed == [(SENDER, "bad-counts")]
+    assert node.take(wrong, Source.GOSSIP) is REJECT
+    assert node.take(wrong, Source.DIRECTORY, topic=Topic.ROSTER) is REJECT
+    assert len(node.blamed) == 1
+    assert await node.stored() == []
 
 
-def test_where_one_kind_is_in_place_no_other_is_taken():
-    async def scenario():
-        node = Node()
-        assert node.take(COMMIT, Source.DIRECTORY, topic=Topic.ROSTER) is REJECT
-        assert node.replica.ledger.entries == {}
-        assert node.take(COMMIT, Source.GOSSIP, topic=Topic.COMMITS) is ACCEPT
-
-    run_virtual(scenario())
+async def test_where_one_kind_is_in_place_no_other_is_taken():
+    node = Node()
+    assert node.take(COMMIT, Source.DIRECTORY, topic=Topic.ROSTER) is REJECT
+    assert node.replica.ledger.entries == {}
+    assert node.take(COMMIT, Source.GOSSIP, topic=Topic.COMMITS) is ACCEPT
 
 
-def test_what_waited_is_taken_when_it_can_be():
-    async def scenario():
-        node = Node()
-        certificate = WORLD.certificate(COMMIT)
-        assert node.take(certificate) is IGNORE
-        node.take(COMMIT)
-        node.inbox.advance()
-        assert node.heard[-1] == (ACCEPT, Source.WAITED)
-        assert await node.stored() == [COMMIT.envelope, certificate.envelope]
-        assert node.context.changes.count == 2
-
-    run_virtual(scenario())
+async def test_what_waited_is_taken_when_it_can_be():
+    node = Node()
+    certificate = WORLD.certificate(COMMIT)
+    assert node.take(certificate) is IGNORE
+    node.take(COMMIT)
+    node.inbox.advance()
+    assert node.heard[-1] == (ACCEPT, Source.WAITED)
+    assert await node.stored() == [COMMIT.envelope, certificate.envelope]
+    assert node.context.changes.count == 2
 
 
-def test_a_commit_of_ours_that_we_do_not_know_tells_that_our_disk_is_lost():
-    async def scenario():
-        node = Node(WORKER)
-        await node.incarnation.begin()
-        node.take(COMMIT, Source.ANTI_ENTROPY)
-        assert node.incarnation.may_have_used(0)
-        fresh = Node(WORKER)
-        await fresh.inbox.record(COMMIT)
-        fresh.take(COMMIT, Source.ANTI_ENTROPY)
-        assert not fresh.incarnation.may_have_used(0), "that was us"
-
-    run_virtual(scenario())
+async def test_a_commit_of_ours_that_we_do_not_know_tells_that_our_disk_is_lost():
+    node = Node(WORKER)
+    await node.incarnation.begin()
+    node.take(COMMIT, Source.ANTI_ENTROPY)
+    assert node.incarnation.may_have_used(0)
+    fresh = Node(WORKER)
+    await fresh.inbox.record(COMMIT)
+    fresh.take(COMMIT, Source.ANTI_ENTROPY)
+    assert not fresh.incarnation.may_have_used(0), "that was us"
 
 
-def test_members_of_another_protocol_version_are_noted_and_bounded(monkeypatch):
+async def test_members_of_another_protocol_version_are_noted_and_bounded(monkeypatch):
     monkeypatch.setattr(module, "OTHER_VERSIONS_MAX", 2)
-
-    async def scenario():
-        node = Node()
-        strangers = [identity(f"stranger {n}") for n in range(3)]
-        for number, one in enumerate(strangers):
-            version = PROTOCOL_VERSION + 1 + number
-            record = WORLD.record(one, ("relay",), protocol_version=version)
-            assert node.take(record, Source.DIRECT, sender=SENDER) is IGNORE
-        assert node.inbox.other_versions == {
-            strangers[1].peer_id: PROTOCOL_VERSION + 2,
-            strangers[2].peer_id: PROTOCOL_VERSION + 3,
-        }
-
-    run_virtual(scenario())
+    node = Node()
+    strangers = [identity(f"stranger {n}") for n in range(3)]
+    for number, one in enumerate(strangers):
+        version = PROTOCOL_VERSION + 1 + number
+        record = WORLD.record(one, ("relay",), protocol_version=version)
+        assert node.take(record, Source.DIRECT, sender=SENDER) is IGNORE
+    assert node.inbox.other_versions == {
+        strangers[1].peer_id: PROTOCOL_VERSION + 2,
+        strangers[2].peer_id: PROTOCOL_VERSION + 3,
+    }
 
 
-def test_the_log_is_written_and_kept_short_while_time_passes():
-    async def scenario():
-        node = Node()
-        loop, epoch_seconds = asyncio.get_running_loop(), WORLD.manifest.epochs.seconds
-        began, node.clock.now = loop.time(), lambda: WORLD.at(0) + loop.time() - began
-        running = asyncio.create_task(node.inbox.run())
-        node.take(COMMIT)
-        await asyncio.sleep(epoch_seconds / 2)
-        assert list(node.store.tables["messages"].values()) == [COMMIT.envelope]
-        node.take(WORLD.commit(WORKER, slot=1, previous=COMMIT.digest))
-        await asyncio.sleep(COMPACT_EPOCHS * epoch_seconds)
-        last = WORLD.commit(WORKER, slot=1, previous=COMMIT.digest).envelope
-        assert list(node.store.tables["messages"].values()) == [last], "the end of its slots"
-        running.cancel()
-
-    run_virtual(scenario())
+async def test_the_log_is_written_and_kept_short_while_time_passes():
+    node = Node()
+    loop, epoch_seconds = asyncio.get_running_loop(), WORLD.manifest.epochs.seconds
+    began, node.clock.now = loop.time(), lambda: WORLD.at(0) + loop.time() - began
+    running = asyncio.create_task(node.inbox.run())
+    node.take(COMMIT)
+    await asyncio.sleep(epoch_seconds / 2)
+    assert list(node.store.tables["messages"].values()) == [COMMIT.envelope]
+    node.take(WORLD.commit(WORKER, slot=1, previous=COMMIT.digest))
+    await asyncio.sleep(COMPACT_EPOCHS * epoch_seconds)
+    last = WORLD.commit(WORKER, slot=1, previous=COMMIT.digest).envelope
+    assert list(node.store.tables["messages"].values()) == [last], "the end of its slots"
+    running.cancel()
 
 
-def test_a_full_disk_is_told_until_there_is_room():
-    async def scenario():
-        node = Node()
-        running = asyncio.create_task(node.inbox.run())
-        node.store.full = True
-        node.take(COMMIT)
-        await asyncio.sleep(WORLD.manifest.epochs.seconds)
-        assert "disk full" in str(node.context.conditions)
-        node.store.full = False
-        await asyncio.sleep(WORLD.manifest.epochs.seconds)
-        assert str(node.context.conditions) == ""
-        assert list(node.store.tables["messages"].values()) == [COMMIT.envelope]
-        running.cancel()
-
-    run_virtual(scenario())
+async def test_a_full_disk_is_told_until_there_is_room():
+    node = Node()
+    running = asyncio.create_task(node.inbox.run())
+    node.store.full = True
+    node.take(COMMIT)
+    await asyncio.sleep(WORLD.manifest.epochs.seconds)
+    assert "disk full" in str(node.context.conditions)
+    node.store.full = False
+    await asyncio.sleep(WORLD.manifest.epochs.seconds)
+    assert str(node.context.conditions) == ""
+    assert list(node.store.tables["messages"].values()) == [COMMIT.envelope]
+    running.cancel()

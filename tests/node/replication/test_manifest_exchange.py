@@ -14,7 +14,9 @@ from protocol.types import PeerId
 from roles.ports.transport import TransportError
 from simulations.network import streams
 from tests.worlds.messages import identity, run_manifest
-from tests.worlds.network import Hub, run_virtual
+from tests.worlds.network import Hub
+
+pytestmark = pytest.mark.virtual
 
 SIGNED = sign_manifest(run_manifest(), identity("creator"))
 HERE, THERE = PeerId("here"), PeerId("there")
@@ -32,22 +34,22 @@ async def ask(serve=None):
     return await fetch_manifest(here, THERE, verify)
 
 
-def test_a_newcomer_learns_the_run():
-    assert run_virtual(ask()) == SIGNED
+async def test_a_newcomer_learns_the_run():
+    assert await ask() == SIGNED
 
 
-def test_a_manifest_that_its_creator_did_not_sign_is_a_fault():
+async def test_a_manifest_that_its_creator_did_not_sign_is_a_fault():
     async def serve(stream):
         await write_frame(stream, SIGNED.encoded()[:-1] + b"\0")
 
-    assert isinstance(run_virtual(ask(serve)), Fault)
+    assert isinstance(await ask(serve), Fault)
 
 
-def test_a_huge_answer_is_not_read():
+async def test_a_huge_answer_is_not_read():
     async def serve(stream):
         await stream.write((1 << 31).to_bytes(4, "big"))
 
-    fault = run_virtual(ask(serve))
+    fault = await ask(serve)
     assert isinstance(fault, Fault)
     assert fault.code == "oversize"
 
@@ -61,49 +63,41 @@ async def short(stream):
 
 
 @pytest.mark.parametrize("serve", [silent, short])
-def test_who_does_not_answer_in_time_is_not_reachable(serve):
+async def test_who_does_not_answer_in_time_is_not_reachable(serve):
     with pytest.raises(TransportError):
-        run_virtual(ask(serve))
+        await ask(serve)
 
 
-def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch):
+async def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch):
     monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # whoever reads nothing lets nobody write
-
-    async def scenario():
-        hub = Hub()
-        here, there = hub.transport(HERE), hub.transport(THERE)
-        hub.connect(HERE, THERE)
-        large = sign_manifest(run_manifest(validators=200), identity("creator"))
-        await serve_manifest(there, large, Trust(), Tables())
-        stream = await here.open_stream(THERE, MANIFEST.name)
-        await asyncio.sleep(1)
-        assert len(there._serving) == 1
-        await asyncio.sleep(20)
-        assert there._serving == {}
-        await stream.close()
-
-    run_virtual(scenario())
+    hub = Hub()
+    here, there = hub.transport(HERE), hub.transport(THERE)
+    hub.connect(HERE, THERE)
+    large = sign_manifest(run_manifest(validators=200), identity("creator"))
+    await serve_manifest(there, large, Trust(), Tables())
+    stream = await here.open_stream(THERE, MANIFEST.name)
+    await asyncio.sleep(1)
+    assert len(there._serving) == 1
+    await asyncio.sleep(20)
+    assert there._serving == {}
+    await stream.close()
 
 
-def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch):
+async def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch):
     monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # whoever reads nothing lets nobody write
-
-    async def scenario():
-        hub = Hub()
-        there = hub.transport(THERE)
-        large = sign_manifest(run_manifest(validators=200), identity("creator"))
-        await serve_manifest(there, large, Trust(), Tables())
-        for number in (0, *range(MANIFEST.streams_total + 5)):
-            peer = PeerId(f"peer-{number}")
-            here = hub.transports.get(peer) or hub.transport(peer)
-            hub.connect(peer, THERE)
-            await here.open_stream(THERE, MANIFEST.name)
-            await asyncio.sleep(0.01)
-            assert len(there._serving) == min(number + 1, MANIFEST.streams_total)
-        await asyncio.sleep(20)
-        monkeypatch.undo()
-        here = hub.transport(HERE)
-        hub.connect(HERE, THERE)
-        assert await fetch_manifest(here, THERE, verify) == large
-
-    run_virtual(scenario())
+    hub = Hub()
+    there = hub.transport(THERE)
+    large = sign_manifest(run_manifest(validators=200), identity("creator"))
+    await serve_manifest(there, large, Trust(), Tables())
+    for number in (0, *range(MANIFEST.streams_total + 5)):
+        peer = PeerId(f"peer-{number}")
+        here = hub.transports.get(peer) or hub.transport(peer)
+        hub.connect(peer, THERE)
+        await here.open_stream(THERE, MANIFEST.name)
+        await asyncio.sleep(0.01)
+        assert len(there._serving) == min(number + 1, MANIFEST.streams_total)
+    await asyncio.sleep(20)
+    monkeypatch.undo()
+    here = hub.transport(HERE)
+    hub.connect(HERE, THERE)
+    assert await fetch_manifest(here, THERE, verify) == large

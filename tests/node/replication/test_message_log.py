@@ -6,7 +6,8 @@ from node.replication.message_log import MessageLog
 from roles.ports.storage import Delete, StorageFullError
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, run_manifest
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]
@@ -49,184 +50,149 @@ def accept(message_log, replica, *messages, at=1):
         message_log.later(signed.envelope)
 
 
-def test_a_restart_finds_the_replica_again():
-    async def scenario():
-        store = Store()
-        message_log, replica = opened(store)
-        WORLD.refresh(replica, 0)
-        accept(message_log, replica, *CHAIN, WORLD.certificate(CHAIN[0]))
-        assert store.envelopes == []
-        await message_log.flush()
-        assert len(store.envelopes) == 4
-        _, again = opened(store)
-        WORLD.refresh(again, 0)
-        assert fingerprint(again)[1:] == fingerprint(replica)[1:]
-
-    run_virtual(scenario())
+async def test_a_restart_finds_the_replica_again():
+    store = Store()
+    message_log, replica = opened(store)
+    WORLD.refresh(replica, 0)
+    accept(message_log, replica, *CHAIN, WORLD.certificate(CHAIN[0]))
+    assert store.envelopes == []
+    await message_log.flush()
+    assert len(store.envelopes) == 4
+    _, again = opened(store)
+    WORLD.refresh(again, 0)
+    assert fingerprint(again)[1:] == fingerprint(replica)[1:]
 
 
-def test_what_we_announce_is_written_after_everything_before_it():
-    async def scenario():
-        store = Store()
-        message_log, replica = opened(store)
-        accept(message_log, replica, CHAIN[0])
-        flushing = asyncio.create_task(message_log.flush())
-        await asyncio.sleep(0.1)
-        await message_log.keep(CHAIN[1].envelope)
-        assert store.envelopes == [CHAIN[0].envelope, CHAIN[1].envelope]
-        await flushing
-        assert store.commits == 2
-
-    run_virtual(scenario())
+async def test_what_we_announce_is_written_after_everything_before_it():
+    store = Store()
+    message_log, replica = opened(store)
+    accept(message_log, replica, CHAIN[0])
+    flushing = asyncio.create_task(message_log.flush())
+    await asyncio.sleep(0.1)
+    await message_log.keep(CHAIN[1].envelope)
+    assert store.envelopes == [CHAIN[0].envelope, CHAIN[1].envelope]
+    await flushing
+    assert store.commits == 2
 
 
-def test_a_message_is_written_once():
-    async def scenario():
-        store = Store()
-        message_log, _ = opened(store)
-        for _ in range(2):
-            message_log.later(CHAIN[0].envelope)
-            message_log.later(CHAIN[0].envelope)
-            await message_log.flush()
-        assert store.envelopes == [CHAIN[0].envelope]
-        assert store.commits == 1
-
-    run_virtual(scenario())
-
-
-def test_what_does_not_fit_is_written_later_but_never_what_we_could_not_announce():
-    """Its author makes another one; after a restart there would be two."""
-
-    async def scenario():
-        store = Store()
-        message_log, replica = opened(store)
-        accept(message_log, replica, CHAIN[0])
-        store.full = True
-        with pytest.raises(StorageFullError):
-            await message_log.keep(CHAIN[1].envelope)
-        with pytest.raises(StorageFullError):
-            await message_log.flush()
-        store.full = False
-        await message_log.flush()
-        assert store.envelopes == [CHAIN[0].envelope]
-        await message_log.keep(CHAIN[1].envelope)
-        assert store.envelopes[1:] == [CHAIN[1].envelope]
-
-    run_virtual(scenario())
-
-
-def test_two_messages_kept_at_once_fail_together_and_leave_nothing():
-    async def scenario():
-        store = Store()
-        message_log, _ = opened(store)
-        store.full = True
-        both = [asyncio.create_task(message_log.keep(item.envelope)) for item in CHAIN[:2]]
-        results = await asyncio.gather(*both, return_exceptions=True)
-        assert all(isinstance(result, StorageFullError) for result in results)
-        store.full = False
-        await message_log.flush()
-        assert store.envelopes == []
-
-    run_virtual(scenario())
-
-
-def test_a_cancelled_write_is_repeated():
-    async def scenario():
-        store = Store()
-        message_log, _ = opened(store)
-        keeping = asyncio.create_task(message_log.keep(CHAIN[0].envelope))
-        await asyncio.sleep(0.5)
-        keeping.cancel()
-        await asyncio.wait([keeping])
-        await message_log.flush()
-        assert store.envelopes == [CHAIN[0].envelope]
-
-    run_virtual(scenario())
-
-
-def test_what_was_refused_after_it_was_kept_is_forgotten():
-    async def scenario():
-        store = Store()
-        message_log, _ = opened(store)
-        await message_log.keep(CHAIN[0].envelope)
-        await message_log.keep(CHAIN[1].envelope)
-        await message_log.forget(CHAIN[0].envelope)
-        await message_log.forget(CHAIN[2].envelope)
-        assert store.envelopes == [CHAIN[1].envelope]
-
-    run_virtual(scenario())
-
-
-def test_the_log_is_as_long_as_the_replica_is_large():
-    async def scenario():
-        store = Store()
-        message_log, replica = opened(store)
-        accept(message_log, replica, *CHAIN)
-        await message_log.flush()
-        message_log.later(WORLD.commit(OTHER).envelope)  # pending, and unknown to the replica
-        await message_log.compact(replica)
-        assert len(store.envelopes) == 3
-        replica.advance(WORLD.at(4 * EXPIRE + 2))
-        await message_log.compact(replica)
-        # The end of its chain of slots is what a worker goes on from.
-        assert store.envelopes == [CHAIN[-1].envelope]
-        await message_log.flush()
-        _, again = opened(store, at=4 * EXPIRE + 2)
-        assert again.ledger.next_slot(WORKER.peer_id, 0) == (3, CHAIN[-1].digest)
-
-    run_virtual(scenario())
-
-
-def test_what_compaction_deletes_while_it_is_being_kept_is_written_again():
-    """It is not in the replica yet, and whoever keeps it waits until the disk is free."""
-
-    async def scenario():
-        store = Store()
-        message_log, replica = opened(store)
-
-        async def flush_and_compact():
-            await message_log.flush()
-            await message_log.compact(replica)
-
+async def test_a_message_is_written_once():
+    store = Store()
+    message_log, _ = opened(store)
+    for _ in range(2):
         message_log.later(CHAIN[0].envelope)
-        compacting = asyncio.create_task(flush_and_compact())
-        await asyncio.sleep(0.5)
-        await message_log.keep(CHAIN[0].envelope)
-        assert store.envelopes == [CHAIN[0].envelope]
-        await compacting
-        assert store.envelopes == [CHAIN[0].envelope]
-
-    run_virtual(scenario())
-
-
-def test_a_full_disk_delays_deletions():
-    async def scenario():
-        store = Store()
-        message_log, replica = opened(store)
-        message_log.later(WORLD.commit(OTHER, version=9).envelope)
+        message_log.later(CHAIN[0].envelope)
         await message_log.flush()
-        store.full = True
-        await message_log.compact(replica)
-        store.full = False
-        assert len(store.envelopes) == 1
-        await message_log.compact(replica)
-        assert store.envelopes == []
-
-    run_virtual(scenario())
+    assert store.envelopes == [CHAIN[0].envelope]
+    assert store.commits == 1
 
 
-def test_keys_go_on_after_a_restart_and_nonsense_in_the_log_is_dropped():
-    async def scenario():
-        store = Store()
-        message_log, _ = opened(store)
-        await message_log.keep(CHAIN[0].envelope)
-        table = store.tables["messages"]
-        table[(5).to_bytes(8, "big")] = b"nonsense"
-        table[(6).to_bytes(8, "big")] = bytes(1 << 20)
-        message_log, replica = opened(store)
-        await message_log.compact(replica)
+async def test_what_does_not_fit_is_written_later_but_never_what_we_could_not_announce():
+    """Its author makes another one; after a restart there would be two."""
+    store = Store()
+    message_log, replica = opened(store)
+    accept(message_log, replica, CHAIN[0])
+    store.full = True
+    with pytest.raises(StorageFullError):
         await message_log.keep(CHAIN[1].envelope)
-        assert list(table) == [bytes(8), (7).to_bytes(8, "big")]
-        await store.commit([Delete("messages", bytes(8))])
+    with pytest.raises(StorageFullError):
+        await message_log.flush()
+    store.full = False
+    await message_log.flush()
+    assert store.envelopes == [CHAIN[0].envelope]
+    await message_log.keep(CHAIN[1].envelope)
+    assert store.envelopes[1:] == [CHAIN[1].envelope]
 
-    run_virtual(scenario())
+
+async def test_two_messages_kept_at_once_fail_together_and_leave_nothing():
+    store = Store()
+    message_log, _ = opened(store)
+    store.full = True
+    both = [asyncio.create_task(message_log.keep(item.envelope)) for item in CHAIN[:2]]
+    results = await asyncio.gather(*both, return_exceptions=True)
+    assert all(isinstance(result, StorageFullError) for result in results)
+    store.full = False
+    await message_log.flush()
+    assert store.envelopes == []
+
+
+async def test_a_cancelled_write_is_repeated():
+    store = Store()
+    message_log, _ = opened(store)
+    keeping = asyncio.create_task(message_log.keep(CHAIN[0].envelope))
+    await asyncio.sleep(0.5)
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    await message_log.flush()
+    assert store.envelopes == [CHAIN[0].envelope]
+
+
+async def test_what_was_refused_after_it_was_kept_is_forgotten():
+    store = Store()
+    message_log, _ = opened(store)
+    await message_log.keep(CHAIN[0].envelope)
+    await message_log.keep(CHAIN[1].envelope)
+    await message_log.forget(CHAIN[0].envelope)
+    await message_log.forget(CHAIN[2].envelope)
+    assert store.envelopes == [CHAIN[1].envelope]
+
+
+async def test_the_log_is_as_long_as_the_replica_is_large():
+    store = Store()
+    message_log, replica = opened(store)
+    accept(message_log, replica, *CHAIN)
+    await message_log.flush()
+    message_log.later(WORLD.commit(OTHER).envelope)  # pending, and unknown to the replica
+    await message_log.compact(replica)
+    assert len(store.envelopes) == 3
+    replica.advance(WORLD.at(4 * EXPIRE + 2))
+    await message_log.compact(replica)
+    # The end of its chain of slots is what a worker goes on from.
+    assert store.envelopes == [CHAIN[-1].envelope]
+    await message_log.flush()
+    _, again = opened(store, at=4 * EXPIRE + 2)
+    assert again.ledger.next_slot(WORKER.peer_id, 0) == (3, CHAIN[-1].digest)
+
+
+async def test_what_compaction_deletes_while_it_is_being_kept_is_written_again():
+    """It is not in the replica yet, and whoever keeps it waits until the disk is free."""
+    store = Store()
+    message_log, replica = opened(store)
+
+    async def flush_and_compact():
+        await message_log.flush()
+        await message_log.compact(replica)
+
+    message_log.later(CHAIN[0].envelope)
+    compacting = asyncio.create_task(flush_and_compact())
+    await asyncio.sleep(0.5)
+    await message_log.keep(CHAIN[0].envelope)
+    assert store.envelopes == [CHAIN[0].envelope]
+    await compacting
+    assert store.envelopes == [CHAIN[0].envelope]
+
+
+async def test_a_full_disk_delays_deletions():
+    store = Store()
+    message_log, replica = opened(store)
+    message_log.later(WORLD.commit(OTHER, version=9).envelope)
+    await message_log.flush()
+    store.full = True
+    await message_log.compact(replica)
+    store.full = False
+    assert len(store.envelopes) == 1
+    await message_log.compact(replica)
+    assert store.envelopes == []
+
+
+async def test_keys_go_on_after_a_restart_and_nonsense_in_the_log_is_dropped():
+    store = Store()
+    message_log, _ = opened(store)
+    await message_log.keep(CHAIN[0].envelope)
+    table = store.tables["messages"]
+    table[(5).to_bytes(8, "big")] = b"nonsense"
+    table[(6).to_bytes(8, "big")] = bytes(1 << 20)
+    message_log, replica = opened(store)
+    await message_log.compact(replica)
+    await message_log.keep(CHAIN[1].envelope)
+    assert list(table) == [bytes(8), (7).to_bytes(8, "big")]
+    await store.commit([Delete("messages", bytes(8))])

@@ -8,7 +8,9 @@ from node.streams.limits import UNDISTURBED_SECONDS, Bounded
 from node.streams.places import Trust
 from node.streams.protocols import MESSAGE
 from protocol.types import PeerId
-from tests.worlds.network import Hub, run_virtual
+from tests.worlds.network import Hub
+
+pytestmark = pytest.mark.virtual
 
 SERVER = PeerId("server")
 
@@ -53,140 +55,116 @@ class Server:
         return ended
 
 
-def test_a_peer_and_all_peers_have_so_many_streams_at_once():
-    async def scenario():
-        server = Server()
-        assert await server.opened("a", "a", "a", "b", "b") == [2, 4]
-        assert server.served == ["a", "a", "b"]
-        assert server.bounded.sizes()["streams_message"] == 3
-        server.outcome.cancel()
-        await asyncio.sleep(0.1)
-        assert server.bounded.sizes()["streams_message"] == 0
-
-    run_virtual(scenario())
+async def test_a_peer_and_all_peers_have_so_many_streams_at_once():
+    server = Server()
+    assert await server.opened("a", "a", "a", "b", "b") == [2, 4]
+    assert server.served == ["a", "a", "b"]
+    assert server.bounded.sizes()["streams_message"] == 3
+    server.outcome.cancel()
+    await asyncio.sleep(0.1)
+    assert server.bounded.sizes()["streams_message"] == 0
 
 
-def test_who_opens_streams_too_often_is_not_served():
-    async def scenario():
-        server, served = Server(streams_per_second=0.1, streams_burst=4), []
-        for name in ("a", "a", "a", "a", "a", "b", "genesis"):
-            served.append(not await server.opened(name))
-            server.outcome.set_result(None)
-        assert served == [True, True, True, True, False, True, True]
-        await asyncio.sleep(10)
-        assert await server.opened("a") == []
+async def test_who_opens_streams_too_often_is_not_served():
+    server, served = Server(streams_per_second=0.1, streams_burst=4), []
+    for name in ("a", "a", "a", "a", "a", "b", "genesis"):
+        served.append(not await server.opened(name))
         server.outcome.set_result(None)
-        assert await server.opened("a") == [0]
-
-    run_virtual(scenario())
+    assert served == [True, True, True, True, False, True, True]
+    await asyncio.sleep(10)
+    assert await server.opened("a") == []
+    server.outcome.set_result(None)
+    assert await server.opened("a") == [0]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_stream_that_ends_makes_room(fails):
-    async def scenario():
-        server = Server()
-        assert await server.opened("a", "b", "c", "d") == [3]
-        if fails:
-            server.outcome.cancel()
-        else:
-            server.outcome.set_result(None)
-        await asyncio.sleep(0.1)
-        assert not server.bounded._serving
-        assert await server.opened("d", "a", "b", "c") == [3]
+async def test_a_stream_that_ends_makes_room(fails):
+    server = Server()
+    assert await server.opened("a", "b", "c", "d") == [3]
+    if fails:
         server.outcome.cancel()
-
-    run_virtual(scenario())
-
-
-def test_a_stream_that_loses_its_place_ends_at_once():
-    async def scenario():
-        server = Server()
-        assert await server.opened("a", "b", "c", "genesis") == [0]
-        assert server.served == ["a", "b", "c", "genesis"]
-        assert [place.peer for place in server.bounded._serving] == ["b", "c", "genesis"]
+    else:
         server.outcome.set_result(None)
+    await asyncio.sleep(0.1)
+    assert not server.bounded._serving
+    assert await server.opened("d", "a", "b", "c") == [3]
+    server.outcome.cancel()
+
+
+async def test_a_stream_that_loses_its_place_ends_at_once():
+    server = Server()
+    assert await server.opened("a", "b", "c", "genesis") == [0]
+    assert server.served == ["a", "b", "c", "genesis"]
+    assert [place.peer for place in server.bounded._serving] == ["b", "c", "genesis"]
+    server.outcome.set_result(None)
+    await asyncio.sleep(0.1)
+    assert not server.bounded._serving
+
+
+async def test_a_stranger_that_is_slow_is_let_alone_for_a_moment():
+    server = Server()
+    assert await server.opened("a", "b", "c", "d") == [3]
+    await asyncio.sleep(UNDISTURBED_SECONDS)
+    assert await server.opened("d") == []
+    assert [place.peer for place in server.bounded._serving] == ["b", "c", "d"]
+    server.outcome.cancel()
+
+
+async def test_a_fault_of_ours_is_not_lost():
+    async def broken(_stream):
+        raise RuntimeError("our own fault")
+
+    bounded = Bounded(broken, MESSAGE, Trust())
+    with pytest.raises(RuntimeError, match="our own fault"):
+        await bounded(Silent())
+    assert not bounded._serving
+
+
+async def test_a_node_that_stops_ends_what_it_serves():
+    ended = []
+
+    async def slow(_stream):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    bounded = Bounded(slow, MESSAGE, Trust())
+    serving = asyncio.create_task(bounded(Silent()))
+    await asyncio.sleep(1)
+    serving.cancel()
+    await asyncio.sleep(0.1)
+    assert ended == [True]
+    assert serving.cancelled()
+    assert not bounded._serving
+
+
+async def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
+    hub, slow = Hub(), {}
+
+    async def serve(stream):
+        bounded.note_slow(stream, slow=slow[stream.peer])
+        await asyncio.sleep(1000)
+
+    bounded = Bounded(serve, replace(MESSAGE, streams_total=3), Trust(), strangers=2)
+    transport = hub.transport(SERVER)
+    await transport.handle("p", bounded)
+
+    async def comes(name, *, is_slow):
+        slow[PeerId(name)] = is_slow
+        other = hub.transport(PeerId(name))
+        hub.connect(PeerId(name), SERVER)
+        await other.open_stream(SERVER, "p")
         await asyncio.sleep(0.1)
-        assert not server.bounded._serving
+        return sorted(place.peer for place in bounded._serving)
 
-    run_virtual(scenario())
-
-
-def test_a_stranger_that_is_slow_is_let_alone_for_a_moment():
-    async def scenario():
-        server = Server()
-        assert await server.opened("a", "b", "c", "d") == [3]
-        await asyncio.sleep(UNDISTURBED_SECONDS)
-        assert await server.opened("d") == []
-        assert [place.peer for place in server.bounded._serving] == ["b", "c", "d"]
-        server.outcome.cancel()
-
-    run_virtual(scenario())
-
-
-def test_a_fault_of_ours_is_not_lost():
-    async def scenario():
-        async def broken(_stream):
-            raise RuntimeError("our own fault")
-
-        bounded = Bounded(broken, MESSAGE, Trust())
-        with pytest.raises(RuntimeError, match="our own fault"):
-            await bounded(Silent())
-        assert not bounded._serving
-
-    run_virtual(scenario())
-
-
-def test_a_node_that_stops_ends_what_it_serves():
-    async def scenario():
-        ended = []
-
-        async def slow(_stream):
-            try:
-                await asyncio.sleep(60)
-            finally:
-                ended.append(True)
-
-        bounded = Bounded(slow, MESSAGE, Trust())
-        serving = asyncio.create_task(bounded(Silent()))
-        await asyncio.sleep(1)
-        serving.cancel()
-        await asyncio.sleep(0.1)
-        assert ended == [True]
-        assert serving.cancelled()
-        assert not bounded._serving
-
-    run_virtual(scenario())
-
-
-def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
-    async def scenario():
-        hub, slow = Hub(), {}
-
-        async def serve(stream):
-            bounded.note_slow(stream, slow=slow[stream.peer])
-            await asyncio.sleep(1000)
-
-        bounded = Bounded(serve, replace(MESSAGE, streams_total=3), Trust(), strangers=2)
-        transport = hub.transport(SERVER)
-        await transport.handle("p", bounded)
-
-        async def comes(name, *, is_slow):
-            slow[PeerId(name)] = is_slow
-            other = hub.transport(PeerId(name))
-            hub.connect(PeerId(name), SERVER)
-            await other.open_stream(SERVER, "p")
-            await asyncio.sleep(0.1)
-            return sorted(place.peer for place in bounded._serving)
-
-        assert await comes("waits", is_slow=False) == ["waits"]
-        assert await comes("slow", is_slow=True) == ["slow", "waits"]
-        assert await comes("early", is_slow=False) == ["slow", "waits"], "two strangers at most"
-        await asyncio.sleep(UNDISTURBED_SECONDS)
-        assert await comes("next", is_slow=False) == ["next", "waits"]
-        await asyncio.sleep(UNDISTURBED_SECONDS)
-        assert await comes("late", is_slow=False) == ["next", "waits"]
-        assert len(bounded._place_of) == 2
-        await asyncio.sleep(SERVED_TIMES * UNDISTURBED_SECONDS)
-        assert await comes("last", is_slow=False) == ["last", "next"]
-
-    run_virtual(scenario())
+    assert await comes("waits", is_slow=False) == ["waits"]
+    assert await comes("slow", is_slow=True) == ["slow", "waits"]
+    assert await comes("early", is_slow=False) == ["slow", "waits"], "two strangers at most"
+    await asyncio.sleep(UNDISTURBED_SECONDS)
+    assert await comes("next", is_slow=False) == ["next", "waits"]
+    await asyncio.sleep(UNDISTURBED_SECONDS)
+    assert await comes("late", is_slow=False) == ["next", "waits"]
+    assert len(bounded._place_of) == 2
+    await asyncio.sleep(SERVED_TIMES * UNDISTURBED_SECONDS)
+    assert await comes("last", is_slow=False) == ["last", "next"]

@@ -20,6 +20,8 @@ from tests.node.weights.test_download import (
     swarm,
 )
 
+pytestmark = pytest.mark.virtual
+
 LABEL = Label("version 5", 5, Form.PLANES, 77)
 
 

@@ -29,6 +29,8 @@ from roles.ports.transport import Stream
 from tests.worlds.network import Hub
 from tests.worlds.small_disk import small_disk
 
+pytestmark = pytest.mark.virtual
+
 SHARD_BYTES, CHUNK_BYTES = 262_144, 65_536
 ROOT = PeerId("root")
 QUICK = TransferLimits(

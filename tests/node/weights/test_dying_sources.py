@@ -7,6 +7,8 @@ import asyncio
 import random
 from itertools import chain
 
+import pytest
+
 from tests.node.weights.test_download import (
     ROOT,
     SHARD_BYTES,
@@ -16,6 +18,8 @@ from tests.node.weights.test_download import (
     feeder_of,
 )
 from tests.worlds.network import LINE_BYTES_PER_SECOND
+
+pytestmark = pytest.mark.virtual
 
 SIZE = 8 * SHARD_BYTES + 1000
 ROOT_SECONDS = SIZE / LINE_BYTES_PER_SECOND

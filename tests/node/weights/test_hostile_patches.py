@@ -25,8 +25,10 @@ from tests.node.weights.test_patches import (
     tensors,
     weights,
 )
-from tests.worlds.network import eventually, run_virtual
+from tests.worlds.network import eventually
 from tests.worlds.tensor_files import file_of, policy_of
+
+pytestmark = pytest.mark.virtual
 
 BOMB_BYTES = 1 << 28
 PEAK_BYTES_MAX = 24 << 20
@@ -79,88 +81,74 @@ async def hostile(swarm, kind):
     "kind",
     ["inflates", "makes a larger file", "has a head without an end", "is longer than the file"],
 )
-def test_everybody_gives_a_bomb_up_for_the_file_within_bounds(tmp_path, kind):
-    async def scenario():
-        swarm = await begun(tmp_path, 2, followers=4)
-        lie = await hostile(swarm, kind)
-        before = [received(node) for node in swarm.followers]
-        tracemalloc.start()
-        begun_at, spent_at = asyncio.get_running_loop().time(), time.process_time()
-        await swarm.step(encodings=(lie,))
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak_bytes < PEAK_BYTES_MAX, f"{peak_bytes >> 20} MiB"
-        assert asyncio.get_running_loop().time() - begun_at < 30
-        assert time.process_time() - spent_at < 10
-        for node, count in zip(swarm.followers, before, strict=True):
-            assert received(node) - count < 1.3 * (len(weights(2)) + min(lie.total_bytes, 15_000))
-            assert str(node.conditions) == ""
-            assert not list(node.directory.glob("*.partial"))
-        await swarm.step()
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_everybody_gives_a_bomb_up_for_the_file_within_bounds(tmp_path, kind):
+    swarm = await begun(tmp_path, 2, followers=4)
+    lie = await hostile(swarm, kind)
+    before = [received(node) for node in swarm.followers]
+    tracemalloc.start()
+    begun_at, spent_at = asyncio.get_running_loop().time(), time.process_time()
+    await swarm.step(encodings=(lie,))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < PEAK_BYTES_MAX, f"{peak_bytes >> 20} MiB"
+    assert asyncio.get_running_loop().time() - begun_at < 30
+    assert time.process_time() - spent_at < 10
+    for node, count in zip(swarm.followers, before, strict=True):
+        assert received(node) - count < 1.3 * (len(weights(2)) + min(lie.total_bytes, 15_000))
+        assert str(node.conditions) == ""
+        assert not list(node.directory.glob("*.partial"))
+    await swarm.step()
+    await swarm.stop()
 
 
-def test_one_lie_in_a_chain_of_patches_costs_a_file_of_each_wanted_version_at_most(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        late = swarm.followers[0]
-        others = [node for node in swarm.nodes if node is not late]
-        await away(late)
-        lie = await lie_of(swarm, "another policy", tmp_path)
-        await swarm.step(*others, encodings=(lie,))
-        for _ in range(2):
-            await swarm.step(*others)
-        count = received(late)
-        await late.restart()
-        await arrives(late, 4)
-        assert lie.index in late.library._routes.useless
-        await eventually(lambda: all(has(late, version) for version in (2, 3, 4)), 60)
-        assert received(late) - count < 4 * len(weights(2))
-        count = received(late)
-        await swarm.step()
-        assert received(late) - count < len(weights(2)) / 10, "patches are trusted again"
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_one_lie_in_a_chain_of_patches_costs_a_file_of_each_wanted_version_at_most(tmp_path):
+    swarm = await begun(tmp_path, 2)
+    late = swarm.followers[0]
+    others = [node for node in swarm.nodes if node is not late]
+    await away(late)
+    lie = await lie_of(swarm, "another policy", tmp_path)
+    await swarm.step(*others, encodings=(lie,))
+    for _ in range(2):
+        await swarm.step(*others)
+    count = received(late)
+    await late.restart()
+    await arrives(late, 4)
+    assert lie.index in late.library._routes.useless
+    await eventually(lambda: all(has(late, version) for version in (2, 3, 4)), 60)
+    assert received(late) - count < 4 * len(weights(2))
+    count = received(late)
+    await swarm.step()
+    assert received(late) - count < len(weights(2)) / 10, "patches are trusted again"
+    await swarm.stop()
 
 
 @pytest.mark.parametrize("damage", ["cut off", "empty", "longer"])
-def test_a_version_of_another_length_than_was_signed_is_fetched_again(tmp_path, damage):
+async def test_a_version_of_another_length_than_was_signed_is_fetched_again(tmp_path, damage):
     """A disk that lost the end of it; what serves others must not offer the rest as the version."""
-
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        one = swarm.followers[0]
-        path, content = one.library.get(1).path, weights(1)
-        damaged = {"cut off": content[:-1000], "empty": b"", "longer": content + b"more"}[damage]
-        path.write_bytes(damaged)
-        one.running.cancel()
-        await asyncio.wait([one.running])
-        await one.restart_alone()
-        assert one.library.get(1) is None
-        assert not path.exists()
-        assert one.library.newest_version() == 0
-        swarm.introduce()
-        await arrives(one, 1)
-        await swarm.stop()
-
-    run_virtual(scenario())
+    swarm = await begun(tmp_path, 2)
+    one = swarm.followers[0]
+    path, content = one.library.get(1).path, weights(1)
+    damaged = {"cut off": content[:-1000], "empty": b"", "longer": content + b"more"}[damage]
+    path.write_bytes(damaged)
+    one.running.cancel()
+    await asyncio.wait([one.running])
+    await one.restart_alone()
+    assert one.library.get(1) is None
+    assert not path.exists()
+    assert one.library.newest_version() == 0
+    swarm.introduce()
+    await arrives(one, 1)
+    await swarm.stop()
 
 
-def test_what_is_not_announced_yet_has_no_length_to_be_held_to(tmp_path):
+async def test_what_is_not_announced_yet_has_no_length_to_be_held_to(tmp_path):
     """A trainer that died between its release and its announcement goes on from what it made."""
-
-    async def scenario():
-        swarm = await world.begun(tmp_path, 1)
-        trainer = swarm.trainers[0]
-        path = trainer.ports.files.weights(1)
-        path.write_bytes(world.weights(1))
-        policy = Policy(Version(1), world.digest(world.weights(1)), path)
-        await trainer.library.release(policy)
-        await trainer.restart()
-        assert trainer.library._held[1] == policy
-        await swarm.stop()
-
-    run_virtual(scenario())
+    swarm = await world.begun(tmp_path, 1)
+    trainer = swarm.trainers[0]
+    path = trainer.ports.files.weights(1)
+    path.write_bytes(world.weights(1))
+    policy = Policy(Version(1), world.digest(world.weights(1)), path)
+    await trainer.library.release(policy)
+    await trainer.restart()
+    assert trainer.library._held[1] == policy
+    await swarm.stop()

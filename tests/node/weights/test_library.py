@@ -22,7 +22,9 @@ from roles.ports.storage import Owner, Purpose
 from simulations.ports.storage import Disk
 from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
 from tests.worlds.messages import World, run_manifest
-from tests.worlds.network import Hub, LoopClock, address, eventually, run_virtual
+from tests.worlds.network import Hub, LoopClock, address, eventually
+
+pytestmark = pytest.mark.virtual
 
 SHARDS = {"shard_bytes": 8192, "chunk_bytes": 2048, "versions_kept": 4, "stripes": 2}
 
@@ -217,92 +219,65 @@ async def begun(tmp_path, versions=1, **options):
     return swarm
 
 
-def test_a_version_comes_to_everybody_and_survives_a_restart(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        one = swarm.followers[0]
-        assert one.library.newest_version() == 1
-        assert one.library.newest().version == 1
-        await one.restart()
-        assert one.holds(0)
-        assert one.holds(1)
-        assert one.library.get(9) is None
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_version_comes_to_everybody_and_survives_a_restart(tmp_path):
+    swarm = await begun(tmp_path, 2)
+    one = swarm.followers[0]
+    assert one.library.newest_version() == 1
+    assert one.library.newest().version == 1
+    await one.restart()
+    assert one.holds(0)
+    assert one.holds(1)
+    assert one.library.get(9) is None
+    await swarm.stop()
 
 
-def test_what_one_version_taught_about_its_sources_serves_the_next(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        one = swarm.followers[0]
-        history = one.library._downloads._source_history
-        assert history.begin_seconds(15.0) < 15.0
-        leg = Leg(swarm.head)
-        downloads = [one.library._download(leg, PeerId("root"), []) for _ in range(2)]
-        assert {download._source_history for download in downloads} == {history}
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_what_one_version_taught_about_its_sources_serves_the_next(tmp_path):
+    swarm = await begun(tmp_path, 2)
+    one = swarm.followers[0]
+    history = one.library._downloads._source_history
+    assert history.begin_seconds(15.0) < 15.0
+    leg = Leg(swarm.head)
+    downloads = [one.library._download(leg, PeerId("root"), []) for _ in range(2)]
+    assert {download._source_history for download in downloads} == {history}
+    await swarm.stop()
 
 
-def test_before_the_first_version_there_is_nothing(tmp_path):
-    async def scenario():
-        swarm = Swarm(tmp_path)
-        await swarm.start()
-        library = swarm.trainers[0].library
-        assert library.newest() is None
-        assert library.newest_version() == -1
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_before_the_first_version_there_is_nothing(tmp_path):
+    swarm = Swarm(tmp_path)
+    await swarm.start()
+    library = swarm.trainers[0].library
+    assert library.newest() is None
+    assert library.newest_version() == -1
+    await swarm.stop()
 
 
-def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 3, trainers=2)
-        before = [len(node.disk.blobs) for node in swarm.nodes]
-        for _ in range(9):
-            swarm.tell(await swarm.publish())
-            await asyncio.sleep(12)
-            swarm.introduce()
-        for node, count in zip(swarm.nodes, before, strict=True):
-            held = sorted(node.library._held)
-            assert held == [8, 9, 10, 11]
-            assert [file.name for file in sorted(node.directory.glob("v*.safetensors"))] == sorted(
-                f"v{version}.safetensors" for version in held
-            )
-            assert len(node.disk.blobs) <= 4 * (count // 3 + 2)
-            assert len(node.disk.tables["policies"]) == 4
-        trainer = swarm.trainers[0]
-        assert {file.name for file in trainer.directory.glob("*.state")} == {
-            "v10.state",
-            "v11.state",
-        }
-        await trainer.restart()
-        assert trainer.library.newest_version() == 11
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
+    swarm = await begun(tmp_path, 3, trainers=2)
+    before = [len(node.disk.blobs) for node in swarm.nodes]
+    for _ in range(9):
+        swarm.tell(await swarm.publish())
+        await asyncio.sleep(12)
+        swarm.introduce()
+    for node, count in zip(swarm.nodes, before, strict=True):
+        held = sorted(node.library._held)
+        assert held == [8, 9, 10, 11]
+        assert [file.name for file in sorted(node.directory.glob("v*.safetensors"))] == sorted(
+            f"v{version}.safetensors" for version in held
+        )
+        assert len(node.disk.blobs) <= 4 * (count // 3 + 2)
+        assert len(node.disk.tables["policies"]) == 4
+    trainer = swarm.trainers[0]
+    assert {file.name for file in trainer.directory.glob("*.state")} == {
+        "v10.state",
+        "v11.state",
+    }
+    await trainer.restart()
+    assert trainer.library.newest_version() == 11
+    await swarm.stop()
 
 
-def test_a_version_that_an_engine_reads_is_not_deleted_under_it(tmp_path):
+async def test_a_version_that_an_engine_reads_is_not_deleted_under_it(tmp_path):
     """A role chooses a policy, and the engine opens its file when it has the time."""
-
-    async def scenario():
-        swarm = await begun(tmp_path, 1)
-        library = swarm.followers[0].library
-        policy = library.newest()
-        with library.hold(policy):
-            with library.hold(policy):
-                await publish_many(swarm, 5)
-                assert policy.path.read_bytes() == weights(0)
-            await publish_many(swarm, 2)
-            assert policy.path.read_bytes() == weights(0), "another engine reads it"
-        await publish_many(swarm, 1)
-        assert not policy.path.exists()
-        assert sorted(library._held) == [5, 6, 7, 8]
-        await swarm.stop()
 
     async def publish_many(swarm, count):
         for _ in range(count):
@@ -310,197 +285,183 @@ def test_a_version_that_an_engine_reads_is_not_deleted_under_it(tmp_path):
             await asyncio.sleep(12)
             swarm.introduce()
 
-    run_virtual(scenario())
+    swarm = await begun(tmp_path, 1)
+    library = swarm.followers[0].library
+    policy = library.newest()
+    with library.hold(policy):
+        with library.hold(policy):
+            await publish_many(swarm, 5)
+            assert policy.path.read_bytes() == weights(0)
+        await publish_many(swarm, 2)
+        assert policy.path.read_bytes() == weights(0), "another engine reads it"
+    await publish_many(swarm, 1)
+    assert not policy.path.exists()
+    assert sorted(library._held) == [5, 6, 7, 8]
+    await swarm.stop()
 
 
-def test_shards_that_two_versions_share_outlive_the_older_one(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path)
-        same = weights("always")
-        for _ in range(12):
-            swarm.tell(await swarm.publish(content=same))
-            await asyncio.sleep(12)
-            swarm.introduce()
-        for node in swarm.nodes:
-            assert node.library.get(12).path.read_bytes() == same
-            index = swarm.head.message.index
-            assert node.blobs.has(index)
-            assert stored_for(node, Purpose.WEIGHTS) == {index}
-        await swarm.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tmp_path):
-    """Its trainer is gone in the middle of the download; the successor's comes instead."""
-
-    async def scenario():
-        swarm = await begun(tmp_path, 2, trainers=2)
-        genesis = swarm.head
-        one = swarm.followers[0]
-        old = await swarm.publish()
-        trainer = swarm.trainers[0]
-        largest = [d for d in trainer.disk.blobs if trainer.blobs.size(d) == 8192]
-        trainer.blobs.withheld.update(dict.fromkeys(largest))
-        swarm.tell(old)
-        await asyncio.sleep(3)
-        assert one.library._arriving
-        swarm.introduce(trainer, leaving=True)
-        new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
-        swarm.tell(new)
-        await eventually(
-            lambda: all(
-                node.library.get(2) and node.library.get(2).path.read_bytes() == weights("new")
-                for node in swarm.nodes[1:]
-            ),
-            30,
-        )
-        await asyncio.sleep(30)
-        for node in swarm.nodes:
-            assert not node.blobs.has(old.message.index)
-            for purpose in (Purpose.WEIGHTS, Purpose.OPTIMISER_STATE):
-                assert old.message.index not in stored_for(node, purpose)
-        await swarm.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_version_passed_over_gives_its_room_back(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path)
-        one, trainer = swarm.followers[0], swarm.trainers[0]
-        swarm.tell(await swarm.publish())
-        first = swarm.head.message.index
-        swarm.hub.partition([one.identity.peer_id])
-        await one.restart()  # and the download goes on
-        await asyncio.sleep(2)
-        for _ in range(4):
-            signed = await swarm.publish()
-            swarm.tell(signed)
-        swarm.hub.heal()
-        swarm.introduce()
-        await eventually(lambda: one.holds(5), 60)
+async def test_shards_that_two_versions_share_outlive_the_older_one(tmp_path):
+    swarm = await begun(tmp_path)
+    same = weights("always")
+    for _ in range(12):
+        swarm.tell(await swarm.publish(content=same))
         await asyncio.sleep(12)
-        assert first not in one.disk.blobs
-        assert not one.disk.arrivals.keys() - one.disk.blobs.keys()
-        assert trainer.holds(5)
-        await swarm.stop()
+        swarm.introduce()
+    for node in swarm.nodes:
+        assert node.library.get(12).path.read_bytes() == same
+        index = swarm.head.message.index
+        assert node.blobs.has(index)
+        assert stored_for(node, Purpose.WEIGHTS) == {index}
+    await swarm.stop()
 
-    run_virtual(scenario())
+
+async def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tmp_path):
+    """Its trainer is gone in the middle of the download; the successor's comes instead."""
+    swarm = await begun(tmp_path, 2, trainers=2)
+    genesis = swarm.head
+    one = swarm.followers[0]
+    old = await swarm.publish()
+    trainer = swarm.trainers[0]
+    largest = [d for d in trainer.disk.blobs if trainer.blobs.size(d) == 8192]
+    trainer.blobs.withheld.update(dict.fromkeys(largest))
+    swarm.tell(old)
+    await asyncio.sleep(3)
+    assert one.library._arriving
+    swarm.introduce(trainer, leaving=True)
+    new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
+    swarm.tell(new)
+    await eventually(
+        lambda: all(
+            node.library.get(2) and node.library.get(2).path.read_bytes() == weights("new")
+            for node in swarm.nodes[1:]
+        ),
+        30,
+    )
+    await asyncio.sleep(30)
+    for node in swarm.nodes:
+        assert not node.blobs.has(old.message.index)
+        for purpose in (Purpose.WEIGHTS, Purpose.OPTIMISER_STATE):
+            assert old.message.index not in stored_for(node, purpose)
+    await swarm.stop()
 
 
-def test_a_download_follows_the_roster(tmp_path):
+async def test_a_version_passed_over_gives_its_room_back(tmp_path):
+    swarm = await begun(tmp_path)
+    one, trainer = swarm.followers[0], swarm.trainers[0]
+    swarm.tell(await swarm.publish())
+    first = swarm.head.message.index
+    swarm.hub.partition([one.identity.peer_id])
+    await one.restart()  # and the download goes on
+    await asyncio.sleep(2)
+    for _ in range(4):
+        signed = await swarm.publish()
+        swarm.tell(signed)
+    swarm.hub.heal()
+    swarm.introduce()
+    await eventually(lambda: one.holds(5), 60)
+    await asyncio.sleep(12)
+    assert first not in one.disk.blobs
+    assert not one.disk.arrivals.keys() - one.disk.blobs.keys()
+    assert trainer.holds(5)
+    await swarm.stop()
+
+
+async def test_a_download_follows_the_roster(tmp_path):
     """It begins when nobody is known but the publisher, who is gone."""
-
-    async def scenario():
-        swarm = await begun(tmp_path)
-        late = swarm.followers[1]
-        late.ports.files.weights(0).unlink()
-        late.disk.blobs.clear()
-        late.disk.tables.clear()
-        swarm.hub.remove(swarm.trainers[0].identity.peer_id)
-        assert swarm.followers[0].holds(0)
-        await late.restart_alone()
-        await asyncio.sleep(20)
-        assert late.library.get(0) is None
-        swarm.introduce()
-        await eventually(lambda: late.holds(0), 60)
-        await swarm.stop()
-
-    run_virtual(scenario())
+    swarm = await begun(tmp_path)
+    late = swarm.followers[1]
+    late.ports.files.weights(0).unlink()
+    late.disk.blobs.clear()
+    late.disk.tables.clear()
+    swarm.hub.remove(swarm.trainers[0].identity.peer_id)
+    assert swarm.followers[0].holds(0)
+    await late.restart_alone()
+    await asyncio.sleep(20)
+    assert late.library.get(0) is None
+    swarm.introduce()
+    await eventually(lambda: late.holds(0), 60)
+    await swarm.stop()
 
 
-def test_the_publisher_feeds_the_forest_and_a_holder_when_it_is_gone(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, followers=3)
-        trainer, ours = swarm.nodes[:2]
-        empty, holder = sorted(swarm.nodes[2:], key=lambda node: node.identity.peer_id)
-        await asyncio.sleep(600)  # longer than any record lives
+async def test_the_publisher_feeds_the_forest_and_a_holder_when_it_is_gone(tmp_path):
+    swarm = await begun(tmp_path, followers=3)
+    trainer, ours = swarm.nodes[:2]
+    empty, holder = sorted(swarm.nodes[2:], key=lambda node: node.identity.peer_id)
+    await asyncio.sleep(600)  # longer than any record lives
 
-        def root(of=ours):
-            peer = next(iter(of.library._roots(swarm.head)), None)
-            return next((node for node in swarm.nodes if node.identity.peer_id == peer), None)
+    def root(of=ours):
+        peer = next(iter(of.library._roots(swarm.head)), None)
+        return next((node for node in swarm.nodes if node.identity.peer_id == peer), None)
 
-        assert root() is trainer, "nobody says to hold it, so only the publisher may"
-        assert root(trainer) is None
-        swarm.introduce(empty, policy_version=-1)
-        assert root() is trainer
-        swarm.introduce(holder)
-        assert root() is root(trainer) is root(empty) is holder
-        assert root(holder) is trainer, "nobody feeds itself"
-        swarm.introduce(trainer)
-        assert root() is trainer
-        assert root(trainer) is holder
-        await swarm.stop()
-
-    run_virtual(scenario())
+    assert root() is trainer, "nobody says to hold it, so only the publisher may"
+    assert root(trainer) is None
+    swarm.introduce(empty, policy_version=-1)
+    assert root() is trainer
+    swarm.introduce(holder)
+    assert root() is root(trainer) is root(empty) is holder
+    assert root(holder) is trainer, "nobody feeds itself"
+    swarm.introduce(trainer)
+    assert root() is trainer
+    assert root(trainer) is holder
+    await swarm.stop()
 
 
-def test_a_trainer_that_lost_its_weights_gets_them_back(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        trainer = swarm.trainers[0]
-        for version in range(2):
-            trainer.ports.files.weights(version).unlink()
-        trainer.disk.blobs.clear()
-        trainer.disk.tables.clear()
-        await trainer.restart()
-        await asyncio.sleep(12)  # so that new records are news
-        swarm.introduce()
-        await eventually(lambda: trainer.holds(0) and trainer.holds(1), 60)
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_trainer_that_lost_its_weights_gets_them_back(tmp_path):
+    swarm = await begun(tmp_path, 2)
+    trainer = swarm.trainers[0]
+    for version in range(2):
+        trainer.ports.files.weights(version).unlink()
+    trainer.disk.blobs.clear()
+    trainer.disk.tables.clear()
+    await trainer.restart()
+    await asyncio.sleep(12)  # so that new records are news
+    swarm.introduce()
+    await eventually(lambda: trainer.holds(0) and trainer.holds(1), 60)
+    await swarm.stop()
 
 
-def test_nobody_to_ask_is_no_error(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, followers=0)
-        trainer = swarm.trainers[0]
-        trainer.ports.files.weights(0).unlink()
-        trainer.disk.blobs.clear()
-        await trainer.restart_alone()
-        await asyncio.sleep(20)
-        assert trainer.library.newest() is None
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_nobody_to_ask_is_no_error(tmp_path):
+    swarm = await begun(tmp_path, followers=0)
+    trainer = swarm.trainers[0]
+    trainer.ports.files.weights(0).unlink()
+    trainer.disk.blobs.clear()
+    await trainer.restart_alone()
+    await asyncio.sleep(20)
+    assert trainer.library.newest() is None
+    await swarm.stop()
 
 
 # What engines refuse
 
 
-def test_a_refused_policy_is_fetched_twice_and_then_given_up(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        one = swarm.followers[0]
-        received = one.exchange.received.total()
-        first = one.library.get(1)
-        first.path.write_bytes(b"damaged")
-        await one.library.discard(first)
-        assert one.library.newest_version() == 0
-        await eventually(lambda: one.holds(1), 10)
-        fetched = one.exchange.received.total() - received
-        assert fetched > 20_000, "its shards may have rotted with it: they are one file"
-        assert one.library.get(1).path.read_bytes() == weights(1)
-        await one.library.discard(first)
-        assert one.holds(1), "that was about the file before"
-        await one.library.discard(one.library.get(1))
-        await eventually(lambda: one.holds(1), 10)
-        assert one.exchange.received.total() >= received + 2 * fetched
-        await one.library.discard(one.library.get(1))
-        await asyncio.sleep(30)
-        assert one.library.get(1) is None
-        assert "not what its trainer signed" in str(one.conditions)
-        swarm.tell(await swarm.publish())
-        await eventually(lambda: one.holds(2), 30)
-        swarm.tell(await swarm.publish())
-        swarm.tell(await swarm.publish())
-        await asyncio.sleep(12)
-        assert str(one.conditions) == "", "nobody needs it any more"
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_refused_policy_is_fetched_twice_and_then_given_up(tmp_path):
+    swarm = await begun(tmp_path, 2)
+    one = swarm.followers[0]
+    received = one.exchange.received.total()
+    first = one.library.get(1)
+    first.path.write_bytes(b"damaged")
+    await one.library.discard(first)
+    assert one.library.newest_version() == 0
+    await eventually(lambda: one.holds(1), 10)
+    fetched = one.exchange.received.total() - received
+    assert fetched > 20_000, "its shards may have rotted with it: they are one file"
+    assert one.library.get(1).path.read_bytes() == weights(1)
+    await one.library.discard(first)
+    assert one.holds(1), "that was about the file before"
+    await one.library.discard(one.library.get(1))
+    await eventually(lambda: one.holds(1), 10)
+    assert one.exchange.received.total() >= received + 2 * fetched
+    await one.library.discard(one.library.get(1))
+    await asyncio.sleep(30)
+    assert one.library.get(1) is None
+    assert "not what its trainer signed" in str(one.conditions)
+    swarm.tell(await swarm.publish())
+    await eventually(lambda: one.holds(2), 30)
+    swarm.tell(await swarm.publish())
+    swarm.tell(await swarm.publish())
+    await asyncio.sleep(12)
+    assert str(one.conditions) == "", "nobody needs it any more"
+    await swarm.stop()
 
 
 async def slow_swarm(tmp_path, versions):
@@ -518,326 +479,274 @@ async def slow_swarm(tmp_path, versions):
     return swarm
 
 
-def test_a_version_is_held_when_its_name_is_stored_and_not_before(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path)
-        one = swarm.followers[0]
-        commit, may_store = one.store.commit, asyncio.Event()
+async def test_a_version_is_held_when_its_name_is_stored_and_not_before(tmp_path):
+    swarm = await begun(tmp_path)
+    one = swarm.followers[0]
+    commit, may_store = one.store.commit, asyncio.Event()
 
-        async def slowly(changes):
-            await may_store.wait()
-            await commit(changes)
+    async def slowly(changes):
+        await may_store.wait()
+        await commit(changes)
 
-        one.store.commit = slowly
-        swarm.tell(await swarm.publish())
-        await eventually(one.ports.files.weights(1).exists, 30)
-        await asyncio.sleep(2)
-        assert one.library.get(1) is None
-        may_store.set()
-        await eventually(lambda: one.holds(1), 2)
-        await swarm.stop()
-
-    run_virtual(scenario())
+    one.store.commit = slowly
+    swarm.tell(await swarm.publish())
+    await eventually(one.ports.files.weights(1).exists, 30)
+    await asyncio.sleep(2)
+    assert one.library.get(1) is None
+    may_store.set()
+    await eventually(lambda: one.holds(1), 2)
+    await swarm.stop()
 
 
-def test_the_newest_version_is_fetched_first(tmp_path):
-    async def scenario():
-        swarm = await slow_swarm(tmp_path, 3)
-        one = swarm.followers[0]
-        begun_with = []
-        for _ in range(3):
-            await asyncio.sleep(0.1)
-            begun_with.append(list(one.library._arriving))
-            one.library.news.notify()
-        assert begun_with == [[3], [3, 2], [3, 2, 1]]
-        await swarm.stop()
-
-    run_virtual(scenario())
-
-
-def test_downloads_end_with_the_library(tmp_path):
-    async def scenario():
-        swarm = await slow_swarm(tmp_path, 1)
-        one = swarm.followers[0]
-        await asyncio.sleep(1)
-        (arriving,) = one.library._arriving.values()
-        assert not arriving.task.done()
-        await swarm.stop()
-        assert arriving.task.cancelled()
-
-    run_virtual(scenario())
-
-
-def test_a_download_under_way_is_told_who_comes_and_goes(tmp_path):
-    async def scenario():
-        swarm = await slow_swarm(tmp_path, 1)
-        one = swarm.followers[0]
-        await asyncio.sleep(1)
-        (arriving,) = one.library._arriving.values()
-        told = []
-        arriving.weights.change_members = lambda members: told.append(len(members))
+async def test_the_newest_version_is_fetched_first(tmp_path):
+    swarm = await slow_swarm(tmp_path, 3)
+    one = swarm.followers[0]
+    begun_with = []
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        begun_with.append(list(one.library._arriving))
         one.library.news.notify()
-        await asyncio.sleep(1)
-        assert told == [], "nothing has changed"
-        newcomer = swarm.world.workers[0]
-        record = swarm.world.record(newcomer, ("inference",), sequence=round(now_ms()))
-        one.replica.receive(record.envelope, LoopClock().now())
-        one.library.news.notify()
-        await asyncio.sleep(1)
-        assert told == [len(swarm.nodes) + 1]
-        assert newcomer.peer_id in [member.peer for member in arriving.members]
-        await swarm.stop()
-
-    run_virtual(scenario())
+    assert begun_with == [[3], [3, 2], [3, 2, 1]]
+    await swarm.stop()
 
 
-def test_an_index_that_cannot_be_is_fetched_once(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path)
-        one = swarm.followers[0]
-        signed = await swarm.publish()
-        nonsense = await swarm.trainers[0].blobs.put(
-            b"no index at all", Owner(Purpose.WEIGHTS, digest(b"nonsense"))
-        )
-        wrong = swarm.world.checkpoint(
-            one.replica.ledger.head,
-            policy=signed.message.policy,
-            index=nonsense,
-            index_bytes=15,
-            total_bytes=1,
-        )
-        for node in swarm.followers:
-            node.take(wrong)
-        await asyncio.sleep(20)
-        received = one.exchange.received.total()
-        await asyncio.sleep(60)
-        assert one.exchange.received.total() == received
-        assert "version 1 is not what its trainer signed" in str(one.conditions)
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_downloads_end_with_the_library(tmp_path):
+    swarm = await slow_swarm(tmp_path, 1)
+    one = swarm.followers[0]
+    await asyncio.sleep(1)
+    (arriving,) = one.library._arriving.values()
+    assert not arriving.task.done()
+    await swarm.stop()
+    assert arriving.task.cancelled()
 
 
-def test_discarding_what_is_not_here_changes_nothing(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path)
-        one = swarm.followers[0]
-        stranger = replace(one.library.get(0))
-        await one.library.discard(stranger)
-        await one.library.discard(Policy(Version(7), digest(b"?"), tmp_path / "nowhere"))
-        assert one.holds(0)
-        await swarm.stop()
+async def test_a_download_under_way_is_told_who_comes_and_goes(tmp_path):
+    swarm = await slow_swarm(tmp_path, 1)
+    one = swarm.followers[0]
+    await asyncio.sleep(1)
+    (arriving,) = one.library._arriving.values()
+    told = []
+    arriving.weights.change_members = lambda members: told.append(len(members))
+    one.library.news.notify()
+    await asyncio.sleep(1)
+    assert told == [], "nothing has changed"
+    newcomer = swarm.world.workers[0]
+    record = swarm.world.record(newcomer, ("inference",), sequence=round(now_ms()))
+    one.replica.receive(record.envelope, LoopClock().now())
+    one.library.news.notify()
+    await asyncio.sleep(1)
+    assert told == [len(swarm.nodes) + 1]
+    assert newcomer.peer_id in [member.peer for member in arriving.members]
+    await swarm.stop()
 
-    run_virtual(scenario())
+
+async def test_an_index_that_cannot_be_is_fetched_once(tmp_path):
+    swarm = await begun(tmp_path)
+    one = swarm.followers[0]
+    signed = await swarm.publish()
+    nonsense = await swarm.trainers[0].blobs.put(
+        b"no index at all", Owner(Purpose.WEIGHTS, digest(b"nonsense"))
+    )
+    wrong = swarm.world.checkpoint(
+        one.replica.ledger.head,
+        policy=signed.message.policy,
+        index=nonsense,
+        index_bytes=15,
+        total_bytes=1,
+    )
+    for node in swarm.followers:
+        node.take(wrong)
+    await asyncio.sleep(20)
+    received = one.exchange.received.total()
+    await asyncio.sleep(60)
+    assert one.exchange.received.total() == received
+    assert "version 1 is not what its trainer signed" in str(one.conditions)
+    await swarm.stop()
+
+
+async def test_discarding_what_is_not_here_changes_nothing(tmp_path):
+    swarm = await begun(tmp_path)
+    one = swarm.followers[0]
+    stranger = replace(one.library.get(0))
+    await one.library.discard(stranger)
+    await one.library.discard(Policy(Version(7), digest(b"?"), tmp_path / "nowhere"))
+    assert one.holds(0)
+    await swarm.stop()
 
 
 # Disks
 
 
-def test_a_full_disk_is_told_and_waited_for(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path)
-        one = swarm.followers[0]
-        one.disk.quota_bytes = 0
+async def test_a_full_disk_is_told_and_waited_for(tmp_path):
+    swarm = await begun(tmp_path)
+    one = swarm.followers[0]
+    one.disk.quota_bytes = 0
+    swarm.tell(await swarm.publish())
+    await asyncio.sleep(30)
+    assert "version 1 is not stored" in str(one.conditions)
+    one.disk.quota_bytes = None
+    await eventually(lambda: one.holds(1), 60)
+    assert str(one.conditions) == ""
+    await swarm.stop()
+
+
+async def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
+    swarm = await begun(tmp_path, 4)
+    one = swarm.followers[0]
+    one.disk.quota_bytes = 0
+    for _ in range(4):
         swarm.tell(await swarm.publish())
-        await asyncio.sleep(30)
-        assert "version 1 is not stored" in str(one.conditions)
-        one.disk.quota_bytes = None
-        await eventually(lambda: one.holds(1), 60)
-        assert str(one.conditions) == ""
-        await swarm.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 4)
-        one = swarm.followers[0]
-        one.disk.quota_bytes = 0
-        for _ in range(4):
-            swarm.tell(await swarm.publish())
-        await asyncio.sleep(30)
-        one.disk.quota_bytes = None
-        swarm.introduce()
-        await eventually(lambda: one.holds(7), 60)
-        await asyncio.sleep(12)
-        checkpoints = map(one.replica.ledger.checkpoint, one.library._held)
-        assert stored_for(one, Purpose.WEIGHTS) == {item.message.index for item in checkpoints}
-        names = {int.from_bytes(key, "big") for key, _ in one.store.scan("policies")}
-        assert names == set(one.library._held), "also those that the full disk kept"
-        await swarm.stop()
-
-    run_virtual(scenario())
+    await asyncio.sleep(30)
+    one.disk.quota_bytes = None
+    swarm.introduce()
+    await eventually(lambda: one.holds(7), 60)
+    await asyncio.sleep(12)
+    checkpoints = map(one.replica.ledger.checkpoint, one.library._held)
+    assert stored_for(one, Purpose.WEIGHTS) == {item.message.index for item in checkpoints}
+    names = {int.from_bytes(key, "big") for key, _ in one.store.scan("policies")}
+    assert names == set(one.library._held), "also those that the full disk kept"
+    await swarm.stop()
 
 
-def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
+async def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
     """The file of the successor's version 1 is in place of ours, the name is still ours."""
-
-    async def scenario():
-        swarm = await begun(tmp_path, 2, trainers=2)
-        one, genesis = swarm.followers[0], swarm.followers[0].replica.ledger.checkpoint(0)
-        new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
-        one.ports.files.weights(1).write_bytes(weights("new"))
-        await asyncio.sleep(1)
-        swarm.introduce(swarm.trainers[0], leaving=True)
-        swarm.tell(new)
-        await one.restart()
-        assert one.library.newest_version() == 0
-        await eventually(lambda: one.library.newest_version() == 1, 60)
-        assert one.library.get(1).digest == digest(weights("new"))
-        await swarm.stop()
-
-    run_virtual(scenario())
+    swarm = await begun(tmp_path, 2, trainers=2)
+    one, genesis = swarm.followers[0], swarm.followers[0].replica.ledger.checkpoint(0)
+    new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
+    one.ports.files.weights(1).write_bytes(weights("new"))
+    await asyncio.sleep(1)
+    swarm.introduce(swarm.trainers[0], leaving=True)
+    swarm.tell(new)
+    await one.restart()
+    assert one.library.newest_version() == 0
+    await eventually(lambda: one.library.newest_version() == 1, 60)
+    assert one.library.get(1).digest == digest(weights("new"))
+    await swarm.stop()
 
 
 # States
 
 
-def test_a_state_is_fetched_kept_for_a_while_and_forgotten(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2, trainers=2)
-        heir = swarm.trainers[1]
-        head = heir.replica.ledger.head
-        path = await heir.library.fetch_state(head)
-        assert path == heir.ports.files.state(1)
-        assert path.read_bytes().startswith(b"state of ")
-        assert heir.blobs.has(head.message.state)
-        for _ in range(2):
-            swarm.tell(await swarm.publish())
-            await asyncio.sleep(12)
-        assert not heir.blobs.has(head.message.state)
-        assert not path.exists()
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_state_is_fetched_kept_for_a_while_and_forgotten(tmp_path):
+    swarm = await begun(tmp_path, 2, trainers=2)
+    heir = swarm.trainers[1]
+    head = heir.replica.ledger.head
+    path = await heir.library.fetch_state(head)
+    assert path == heir.ports.files.state(1)
+    assert path.read_bytes().startswith(b"state of ")
+    assert heir.blobs.has(head.message.state)
+    for _ in range(2):
+        swarm.tell(await swarm.publish())
+        await asyncio.sleep(12)
+    assert not heir.blobs.has(head.message.state)
+    assert not path.exists()
+    await swarm.stop()
 
 
-def test_a_trainer_whose_turn_may_come_has_the_state_before_it_comes(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 3, trainers=2)
-        leader, heir = swarm.trainers
-        head = swarm.head
-        await eventually(lambda: heir.blobs.has_file(head.message.state), 30)
-        assert not any(node.blobs.has(head.message.state) for node in swarm.followers)
-        swarm.hub.partition([leader.identity.peer_id])
-        swarm.introduce(leader, leaving=True)
-        path = await heir.library.fetch_state(heir.library.published_state(2))
-        assert path.read_bytes() == leader.ports.files.state(2).read_bytes()
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_trainer_whose_turn_may_come_has_the_state_before_it_comes(tmp_path):
+    swarm = await begun(tmp_path, 3, trainers=2)
+    leader, heir = swarm.trainers
+    head = swarm.head
+    await eventually(lambda: heir.blobs.has_file(head.message.state), 30)
+    assert not any(node.blobs.has(head.message.state) for node in swarm.followers)
+    swarm.hub.partition([leader.identity.peer_id])
+    swarm.introduce(leader, leaving=True)
+    path = await heir.library.fetch_state(heir.library.published_state(2))
+    assert path.read_bytes() == leader.ports.files.state(2).read_bytes()
+    await swarm.stop()
 
 
-def test_states_of_some_versions_are_published(tmp_path):
-    async def scenario():
-        swarm = Swarm(tmp_path, 0, trainers=2, state_every=3)
-        await swarm.start()
-        leader, heir = swarm.trainers
-        states = []
-        for _ in range(8):
-            swarm.tell(signed := await swarm.publish())
-            states.append(bool(signed.message.state))
-        assert states == [True, False, False, True, False, False, True, False]
-        assert heir.library.published_state(7).message.version == 6
-        assert heir.library.published_state(5).message.version == 3
-        path = await heir.library.fetch_state(heir.library.published_state(7))
-        assert path.read_bytes() == leader.ports.files.state(6).read_bytes()
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_states_of_some_versions_are_published(tmp_path):
+    swarm = Swarm(tmp_path, 0, trainers=2, state_every=3)
+    await swarm.start()
+    leader, heir = swarm.trainers
+    states = []
+    for _ in range(8):
+        swarm.tell(signed := await swarm.publish())
+        states.append(bool(signed.message.state))
+    assert states == [True, False, False, True, False, False, True, False]
+    assert heir.library.published_state(7).message.version == 6
+    assert heir.library.published_state(5).message.version == 3
+    path = await heir.library.fetch_state(heir.library.published_state(7))
+    assert path.read_bytes() == leader.ports.files.state(6).read_bytes()
+    await swarm.stop()
 
 
-def test_a_state_makes_way_for_weights(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2, trainers=2)
-        leader, heir = swarm.trainers
-        signed = await swarm.publish(state_content=Rng(b"moments").bytes(40_000))
-        index = shard_index.decode(await leader.blobs.get(signed.message.state))
-        assert len(index.shards) > 3
-        leader.blobs.withheld.update((shard.digest, None) for shard in index.shards[1:])
-        swarm.tell(signed)
-        await eventually(lambda: heir.blobs.has(index.shards[0].digest), 30)
-        signed = await swarm.publish()
-        weights_index = shard_index.decode(await leader.blobs.get(signed.message.index))
-        leader.blobs.withheld.update((shard.digest, None) for shard in weights_index.shards)
-        swarm.tell(signed)
-        await asyncio.sleep(5)
-        assert heir.library._states._fetching.locked() is False
-        leader.blobs.withheld.clear()
-        await eventually(lambda: heir.blobs.has_file(signed.message.state), 60)
-        assert heir.holds(3)
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_state_makes_way_for_weights(tmp_path):
+    swarm = await begun(tmp_path, 2, trainers=2)
+    leader, heir = swarm.trainers
+    signed = await swarm.publish(state_content=Rng(b"moments").bytes(40_000))
+    index = shard_index.decode(await leader.blobs.get(signed.message.state))
+    assert len(index.shards) > 3
+    leader.blobs.withheld.update((shard.digest, None) for shard in index.shards[1:])
+    swarm.tell(signed)
+    await eventually(lambda: heir.blobs.has(index.shards[0].digest), 30)
+    signed = await swarm.publish()
+    weights_index = shard_index.decode(await leader.blobs.get(signed.message.index))
+    leader.blobs.withheld.update((shard.digest, None) for shard in weights_index.shards)
+    swarm.tell(signed)
+    await asyncio.sleep(5)
+    assert heir.library._states._fetching.locked() is False
+    leader.blobs.withheld.clear()
+    await eventually(lambda: heir.blobs.has_file(signed.message.state), 60)
+    assert heir.holds(3)
+    await swarm.stop()
 
 
 @pytest.mark.parametrize("total_bytes", [1, 10**9])
-def test_a_state_of_another_length_than_was_signed_is_refused(tmp_path, total_bytes):
-    async def scenario():
-        swarm = await begun(tmp_path, 2, trainers=2)
-        heir = swarm.trainers[1]
-        lie = await swarm.publish(state_bytes=total_bytes)
-        swarm.tell(lie)
-        received = heir.exchange.received.total()
-        assert await heir.library.fetch_state(lie) is None
-        assert heir.exchange.received.total() < received + 10_000
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_state_of_another_length_than_was_signed_is_refused(tmp_path, total_bytes):
+    swarm = await begun(tmp_path, 2, trainers=2)
+    heir = swarm.trainers[1]
+    lie = await swarm.publish(state_bytes=total_bytes)
+    swarm.tell(lie)
+    received = heir.exchange.received.total()
+    assert await heir.library.fetch_state(lie) is None
+    assert heir.exchange.received.total() < received + 10_000
+    await swarm.stop()
 
 
-def test_a_state_that_nobody_has_cannot_be_had(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2, trainers=2)
-        heir, head = swarm.trainers[1], swarm.head
-        heir.running.cancel()
-        await asyncio.wait([heir.running])
-        swarm.tell(head := await swarm.publish())
-        index = shard_index.decode(await swarm.trainers[0].blobs.get(head.message.state))
-        swarm.trainers[0].disk.blobs.pop(index.shards[0].digest)
-        began = LoopClock().now()
-        assert await heir.library.fetch_state(head) is None
-        assert LoopClock().now() - began < 30
-        swarm.hub.partition([swarm.trainers[0].identity.peer_id])
-        swarm.introduce(swarm.trainers[0], leaving=True)
-        began = LoopClock().now()
-        assert await heir.library.fetch_state(head) is None
-        assert LoopClock().now() - began < 1, "nobody is asked in vain"
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_state_that_nobody_has_cannot_be_had(tmp_path):
+    swarm = await begun(tmp_path, 2, trainers=2)
+    heir, head = swarm.trainers[1], swarm.head
+    heir.running.cancel()
+    await asyncio.wait([heir.running])
+    swarm.tell(head := await swarm.publish())
+    index = shard_index.decode(await swarm.trainers[0].blobs.get(head.message.state))
+    swarm.trainers[0].disk.blobs.pop(index.shards[0].digest)
+    began = LoopClock().now()
+    assert await heir.library.fetch_state(head) is None
+    assert LoopClock().now() - began < 30
+    swarm.hub.partition([swarm.trainers[0].identity.peer_id])
+    swarm.introduce(swarm.trainers[0], leaving=True)
+    began = LoopClock().now()
+    assert await heir.library.fetch_state(head) is None
+    assert LoopClock().now() - began < 1, "nobody is asked in vain"
+    await swarm.stop()
 
 
-def test_shards_deleted_under_a_download_are_fetched_again(tmp_path, monkeypatch):
-    async def scenario():
-        swarm = await begun(tmp_path)
-        one = swarm.followers[0]
-        link = one.ports.files.link
+async def test_shards_deleted_under_a_download_are_fetched_again(tmp_path, monkeypatch):
+    swarm = await begun(tmp_path)
+    one = swarm.followers[0]
+    link = one.ports.files.link
 
-        async def lost(*_arguments):
-            monkeypatch.setattr(one.ports.files, "link", link)
-            raise LookupError("a shard is gone")
+    async def lost(*_arguments):
+        monkeypatch.setattr(one.ports.files, "link", link)
+        raise LookupError("a shard is gone")
 
-        monkeypatch.setattr(one.ports.files, "link", lost)
-        swarm.tell(await swarm.publish())
-        await eventually(lambda: one.holds(1), 60)
-        await swarm.stop()
-
-    run_virtual(scenario())
+    monkeypatch.setattr(one.ports.files, "link", lost)
+    swarm.tell(await swarm.publish())
+    await eventually(lambda: one.holds(1), 60)
+    await swarm.stop()
 
 
-def test_a_file_is_cut_as_the_run_says(tmp_path):
-    async def scenario():
-        swarm = Swarm(tmp_path, 0)
-        await swarm.start()
-        trainer = swarm.trainers[0]
-        signed = await swarm.publish()
-        path = trainer.ports.files.weights(0)
-        stored = await trainer.blobs.put_file(path, 8192, 2048, Purpose.WEIGHTS)
-        assert signed.message.index == stored.digest
-        assert signed.message.total_bytes == stored.total_bytes == 20_000
-        assert len(stored.index.shards) == 3
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_file_is_cut_as_the_run_says(tmp_path):
+    swarm = Swarm(tmp_path, 0)
+    await swarm.start()
+    trainer = swarm.trainers[0]
+    signed = await swarm.publish()
+    path = trainer.ports.files.weights(0)
+    stored = await trainer.blobs.put_file(path, 8192, 2048, Purpose.WEIGHTS)
+    assert signed.message.index == stored.digest
+    assert signed.message.total_bytes == stored.total_bytes == 20_000
+    assert len(stored.index.shards) == 3
+    await swarm.stop()

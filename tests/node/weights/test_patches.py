@@ -13,8 +13,10 @@ from protocol.types import Version
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.node.weights import test_library as world
-from tests.worlds.network import eventually, run_virtual
+from tests.worlds.network import eventually
 from tests.worlds.tensor_files import file_of, policy_of
+
+pytestmark = pytest.mark.virtual
 
 ELEMENTS = 20_000
 
@@ -82,74 +84,65 @@ def received(node):
     return node.exchange.received.total()
 
 
-def test_a_new_version_costs_its_patch(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 1)
-        before = [received(node) for node in swarm.followers]
-        for version in range(1, 4):
-            signed = await swarm.step()
-            (encoding,) = signed.message.encodings
-            assert (encoding.base_version, encoding.base) == (
-                version - 1,
-                policy_of(tensors(version - 1)),
-            )
-            assert encoding.total_bytes < len(weights(0)) / 50
-        for node, count in zip(swarm.followers, before, strict=True):
-            assert received(node) - count < len(weights(0)) / 10
-            assert 3.5 * len(weights(0)) > node.library.spared_bytes > 2.9 * len(weights(0))
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_new_version_costs_its_patch(tmp_path):
+    swarm = await begun(tmp_path, 1)
+    before = [received(node) for node in swarm.followers]
+    for version in range(1, 4):
+        signed = await swarm.step()
+        (encoding,) = signed.message.encodings
+        assert (encoding.base_version, encoding.base) == (
+            version - 1,
+            policy_of(tensors(version - 1)),
+        )
+        assert encoding.total_bytes < len(weights(0)) / 50
+    for node, count in zip(swarm.followers, before, strict=True):
+        assert received(node) - count < len(weights(0)) / 10
+        assert 3.5 * len(weights(0)) > node.library.spared_bytes > 2.9 * len(weights(0))
+    await swarm.stop()
 
 
 def encodings(node):
     return sorted(file.name for file in node.directory.rglob("*.encoding"))
 
 
-def test_the_patch_that_made_a_version_is_kept_for_engines_as_long_as_it(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 3)
-        for node in swarm.nodes:
-            assert node.library.get(0).patch is None
-            for version in (1, 2):
-                patch = node.library.get(version).patch
-                assert patch.base == policy_of(tensors(version - 1))
-                assert patch.digest == digest(patch.path.read_bytes())
-                base, target = node.library.get(version - 1), tmp_path / "decoded"
-                decoding = DecodingFile(base, target, 1 << 20)
-                decoding.feed(patch.path.read_bytes())
-                assert decoding.finish() == policy_of(tensors(version))
-                decoding.close()
-            assert encodings(node) == ["v1.encoding", "v2.encoding"]
-        for _ in range(6):
-            await swarm.step()
-        kept = swarm.world.manifest.shardcast.versions_kept
-        for node in swarm.nodes:
-            await eventually(lambda node=node: len(encodings(node)) == kept, 60)
-            assert encodings(node)[-1] == "v8.encoding"
-        one = swarm.followers[0]
-        await one.restart()
-        assert one.library.newest().patch is None  # engines have nothing then
-        await swarm.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_version_is_here_without_its_patch_when_that_has_no_room(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 1)
-        one = swarm.followers[0]
-
-        async def refuse(*_):
-            raise StorageFullError("no room")
-
-        one.ports.files.link = refuse
+async def test_the_patch_that_made_a_version_is_kept_for_engines_as_long_as_it(tmp_path):
+    swarm = await begun(tmp_path, 3)
+    for node in swarm.nodes:
+        assert node.library.get(0).patch is None
+        for version in (1, 2):
+            patch = node.library.get(version).patch
+            assert patch.base == policy_of(tensors(version - 1))
+            assert patch.digest == digest(patch.path.read_bytes())
+            base, target = node.library.get(version - 1), tmp_path / "decoded"
+            decoding = DecodingFile(base, target, 1 << 20)
+            decoding.feed(patch.path.read_bytes())
+            assert decoding.finish() == policy_of(tensors(version))
+            decoding.close()
+        assert encodings(node) == ["v1.encoding", "v2.encoding"]
+    for _ in range(6):
         await swarm.step()
-        assert one.library.get(1).patch is None
-        assert str(one.conditions) == ""
-        await swarm.stop()
+    kept = swarm.world.manifest.shardcast.versions_kept
+    for node in swarm.nodes:
+        await eventually(lambda node=node: len(encodings(node)) == kept, 60)
+        assert encodings(node)[-1] == "v8.encoding"
+    one = swarm.followers[0]
+    await one.restart()
+    assert one.library.newest().patch is None  # engines have nothing then
+    await swarm.stop()
 
-    run_virtual(scenario())
+
+async def test_a_version_is_here_without_its_patch_when_that_has_no_room(tmp_path):
+    swarm = await begun(tmp_path, 1)
+    one = swarm.followers[0]
+
+    async def refuse(*_):
+        raise StorageFullError("no room")
+
+    one.ports.files.link = refuse
+    await swarm.step()
+    assert one.library.get(1).patch is None
+    assert str(one.conditions) == ""
+    await swarm.stop()
 
 
 def test_a_version_that_is_released_again_leaves_its_published_patch_as_it_was(tmp_path):
@@ -165,82 +158,68 @@ def test_a_version_that_is_released_again_leaves_its_published_patch_as_it_was(t
     assert digest(published.read_bytes()) == made
 
 
-def test_the_first_version_travels_as_byte_planes(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 1)
-        (encoding,) = swarm.head.message.encodings
-        assert (encoding.base_version, encoding.base) == (-1, b"")
-        for node in swarm.followers:
-            assert received(node) < encoding.total_bytes * 1.2 < len(weights(0))
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_the_first_version_travels_as_byte_planes(tmp_path):
+    swarm = await begun(tmp_path, 1)
+    (encoding,) = swarm.head.message.encodings
+    assert (encoding.base_version, encoding.base) == (-1, b"")
+    for node in swarm.followers:
+        assert received(node) < encoding.total_bytes * 1.2 < len(weights(0))
+    await swarm.stop()
 
 
-def test_a_newcomer_takes_the_last_file_from_anybody_and_the_patches_since(tmp_path):
+async def test_a_newcomer_takes_the_last_file_from_anybody_and_the_patches_since(tmp_path):
     """Its trainer sends nothing any more: whoever patched its way to version 5 has the file."""
-
-    async def scenario():
-        swarm = await begun(tmp_path, 1, followers=3)
-        late = swarm.followers[2]
-        await away(late)
-        for _ in range(1, 8):
-            await swarm.step(*swarm.trainers, *swarm.followers[:2])
-        late.disk.wipe()
-        for file in late.directory.glob("*.safetensors"):
-            file.unlink()
-        trainer = swarm.trainers[0]
-        sent = trainer.exchange.sent.total()
-        swarm.hub.remove(trainer.identity.peer_id)
-        await late.restart()
-        for _ in range(20):  # until it is off the roster
-            swarm.introduce()
-            await asyncio.sleep(10)
-        await arrives(late, 7)
-        assert trainer.exchange.sent.total() == sent
-        await eventually(lambda: has(late, 6), 60)  # it is wanted by itself
-        await swarm.stop()
-
-    run_virtual(scenario())
+    swarm = await begun(tmp_path, 1, followers=3)
+    late = swarm.followers[2]
+    await away(late)
+    for _ in range(1, 8):
+        await swarm.step(*swarm.trainers, *swarm.followers[:2])
+    late.disk.wipe()
+    for file in late.directory.glob("*.safetensors"):
+        file.unlink()
+    trainer = swarm.trainers[0]
+    sent = trainer.exchange.sent.total()
+    swarm.hub.remove(trainer.identity.peer_id)
+    await late.restart()
+    for _ in range(20):  # until it is off the roster
+        swarm.introduce()
+        await asyncio.sleep(10)
+    await arrives(late, 7)
+    assert trainer.exchange.sent.total() == sent
+    await eventually(lambda: has(late, 6), 60)  # it is wanted by itself
+    await swarm.stop()
 
 
-def test_who_missed_versions_takes_their_patches_one_after_another(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        late = swarm.followers[0]
-        await away(late)
-        for _ in range(2):
-            await swarm.step(*swarm.trainers, swarm.followers[1])
-        count = received(late)
-        await late.restart()
-        await arrives(late, 3)
-        assert received(late) - count < len(weights(0)) / 10
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_who_missed_versions_takes_their_patches_one_after_another(tmp_path):
+    swarm = await begun(tmp_path, 2)
+    late = swarm.followers[0]
+    await away(late)
+    for _ in range(2):
+        await swarm.step(*swarm.trainers, swarm.followers[1])
+    count = received(late)
+    await late.restart()
+    await arrives(late, 3)
+    assert received(late) - count < len(weights(0)) / 10
+    await swarm.stop()
 
 
-def test_the_base_of_a_patch_on_its_way_stays_while_a_newer_version_is_fetched(tmp_path):
+async def test_the_base_of_a_patch_on_its_way_stays_while_a_newer_version_is_fetched(tmp_path):
     """It was deleted with the old ones, and the newcomer that was to read it ended."""
-
-    async def scenario():
-        swarm = await begun(tmp_path, 2, versions_kept=3)
-        late, others = swarm.followers[0], [*swarm.trainers, *swarm.followers[1:]]
-        await away(late)
-        patched = await swarm.step(*others)
-        for node in others:
-            held = [patched.message.encodings[0].index]
-            node.blobs.withheld.update(dict.fromkeys(held))
-        await swarm.step(*others)
-        await late.restart()
-        await eventually(lambda: 2 in late.library._arriving, 60)
-        await swarm.step(*others, late, encodings=())
-        assert late.library._arriving[2].leg.base.version == 1
-        assert 1 not in late.library._wanted()
-        assert has(late, 1)
-        await swarm.stop()
-
-    run_virtual(scenario())
+    swarm = await begun(tmp_path, 2, versions_kept=3)
+    late, others = swarm.followers[0], [*swarm.trainers, *swarm.followers[1:]]
+    await away(late)
+    patched = await swarm.step(*others)
+    for node in others:
+        held = [patched.message.encodings[0].index]
+        node.blobs.withheld.update(dict.fromkeys(held))
+    await swarm.step(*others)
+    await late.restart()
+    await eventually(lambda: 2 in late.library._arriving, 60)
+    await swarm.step(*others, late, encodings=())
+    assert late.library._arriving[2].leg.base.version == 1
+    assert 1 not in late.library._wanted()
+    assert has(late, 1)
+    await swarm.stop()
 
 
 async def published(node, content):
@@ -275,142 +254,113 @@ async def lie_of(swarm, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["another policy", "noise", "cut off", "longer"])
-def test_a_patch_that_is_a_lie_is_given_up_for_the_file(tmp_path, kind):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        lie = await lie_of(swarm, kind, tmp_path)
-        await swarm.step(encodings=(lie,))
-        for node in swarm.followers:
-            assert lie.index in node.library._routes.useless
-            assert str(node.conditions) == ""
-        await swarm.step()
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_patch_that_is_a_lie_is_given_up_for_the_file(tmp_path, kind):
+    swarm = await begun(tmp_path, 2)
+    lie = await lie_of(swarm, kind, tmp_path)
+    await swarm.step(encodings=(lie,))
+    for node in swarm.followers:
+        assert lie.index in node.library._routes.useless
+        assert str(node.conditions) == ""
+    await swarm.step()
+    await swarm.stop()
 
 
-def test_a_patch_whose_index_is_nonsense_is_given_up_for_the_file(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        data = b"no index"
-        owner = Owner(Purpose.WEIGHTS, digest(data))
-        await swarm.trainers[0].blobs.put(data, owner)
-        lie = Encoding(
-            base_version=1,
-            base=policy_of(tensors(1)),
-            index=digest(data),
-            index_bytes=len(data),
-            total_bytes=5,
-        )
-        await swarm.step(encodings=(lie,))
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_patch_whose_index_is_nonsense_is_given_up_for_the_file(tmp_path):
+    swarm = await begun(tmp_path, 2)
+    data = b"no index"
+    owner = Owner(Purpose.WEIGHTS, digest(data))
+    await swarm.trainers[0].blobs.put(data, owner)
+    lie = Encoding(
+        base_version=1,
+        base=policy_of(tensors(1)),
+        index=digest(data),
+        index_bytes=len(data),
+        total_bytes=5,
+    )
+    await swarm.step(encodings=(lie,))
+    await swarm.stop()
 
 
-def test_a_patch_that_an_engine_refuses_is_tried_again_as_a_file(tmp_path):
+async def test_a_patch_that_an_engine_refuses_is_tried_again_as_a_file(tmp_path):
     """The base may have rotted on the disk after it was checked."""
-
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        one = swarm.followers[0]
-        for _ in range(2):
-            await one.library.discard(one.library.get(1))
-            await arrives(one, 1)
-        assert received(one) > len(weights(1))
-        await swarm.stop()
-
-    run_virtual(scenario())
+    swarm = await begun(tmp_path, 2)
+    one = swarm.followers[0]
+    for _ in range(2):
+        await one.library.discard(one.library.get(1))
+        await arrives(one, 1)
+    assert received(one) > len(weights(1))
+    await swarm.stop()
 
 
-def test_a_base_that_rotted_is_found_when_a_patch_meets_it(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        one = swarm.followers[0]
-        path = one.library.get(1).path
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
-        await swarm.step()
-        assert has(one, 2)
-        await swarm.stop()
-
-    run_virtual(scenario())
+async def test_a_base_that_rotted_is_found_when_a_patch_meets_it(tmp_path):
+    swarm = await begun(tmp_path, 2)
+    one = swarm.followers[0]
+    path = one.library.get(1).path
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    await swarm.step()
+    assert has(one, 2)
+    await swarm.stop()
 
 
-def test_a_full_disk_while_decoding_is_waited_out(tmp_path, monkeypatch):
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        one = swarm.followers[0]
-        decode, full = one.ports.files.decode, [True]
+async def test_a_full_disk_while_decoding_is_waited_out(tmp_path, monkeypatch):
+    swarm = await begun(tmp_path, 2)
+    one = swarm.followers[0]
+    decode, full = one.ports.files.decode, [True]
 
-        async def refuse(encoding, *arguments):
-            if full:
-                await anext(encoding)
-                raise StorageFullError("no room")
-            return await decode(encoding, *arguments)
-
-        one.ports.files.decode = refuse
-        signed = await swarm.publish()
-        swarm.tell(signed)
-        await eventually(lambda: "not stored" in str(one.conditions), 30)
-        full.clear()
-        await arrives(one, 2)
-        assert "not stored" not in str(one.conditions)
-        await swarm.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_full_disk_keeps_a_version_and_offers_it_to_nobody(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 5)
-        one = swarm.followers[0]
-
-        async def refuse(*_):
+    async def refuse(encoding, *arguments):
+        if full:
+            await anext(encoding)
             raise StorageFullError("no room")
+        return await decode(encoding, *arguments)
 
-        one.blobs.put_file = refuse
-        signed = await swarm.step()
-        await asyncio.sleep(1)
-        assert signed.message.version == 5
-        assert not one.blobs.has(signed.message.index)
-        assert swarm.followers[1].blobs.has(signed.message.index)
-        await swarm.step()
-        await swarm.stop()
-
-    run_virtual(scenario())
-
-
-def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path):
-    async def scenario():
-        swarm = await begun(tmp_path, 1)
-        one = swarm.followers[0]
-        names = ("v7.safetensors.partial", "v7.encoding")
-        for name in names:
-            (one.directory / name).write_bytes(b"half")
-        kind = type(one.ports.files)
-        kind(one.directory, one.directory / "genesis", one.directory / "task", one.blobs)
-        assert not any((one.directory / name).exists() for name in names)
-        assert has(one, 0)
-        await swarm.stop()
-
-    run_virtual(scenario())
+    one.ports.files.decode = refuse
+    signed = await swarm.publish()
+    swarm.tell(signed)
+    await eventually(lambda: "not stored" in str(one.conditions), 30)
+    full.clear()
+    await arrives(one, 2)
+    assert "not stored" not in str(one.conditions)
+    await swarm.stop()
 
 
-def test_a_version_that_is_no_file_of_tensors_travels_as_it_is(tmp_path):
-    async def scenario():
-        swarm = await world.begun(tmp_path, 2)
-        assert swarm.head.message.encodings == ()
-        await swarm.stop()
+async def test_a_full_disk_keeps_a_version_and_offers_it_to_nobody(tmp_path):
+    swarm = await begun(tmp_path, 5)
+    one = swarm.followers[0]
 
-    run_virtual(scenario())
+    async def refuse(*_):
+        raise StorageFullError("no room")
+
+    one.blobs.put_file = refuse
+    signed = await swarm.step()
+    await asyncio.sleep(1)
+    assert signed.message.version == 5
+    assert not one.blobs.has(signed.message.index)
+    assert swarm.followers[1].blobs.has(signed.message.index)
+    await swarm.step()
+    await swarm.stop()
 
 
-def test_an_encoding_that_does_not_pay_is_not_published(tmp_path, monkeypatch):
+async def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path):
+    swarm = await begun(tmp_path, 1)
+    one = swarm.followers[0]
+    names = ("v7.safetensors.partial", "v7.encoding")
+    for name in names:
+        (one.directory / name).write_bytes(b"half")
+    kind = type(one.ports.files)
+    kind(one.directory, one.directory / "genesis", one.directory / "task", one.blobs)
+    assert not any((one.directory / name).exists() for name in names)
+    assert has(one, 0)
+    await swarm.stop()
+
+
+async def test_a_version_that_is_no_file_of_tensors_travels_as_it_is(tmp_path):
+    swarm = await world.begun(tmp_path, 2)
+    assert swarm.head.message.encodings == ()
+    await swarm.stop()
+
+
+async def test_an_encoding_that_does_not_pay_is_not_published(tmp_path, monkeypatch):
     monkeypatch.setattr(publishing, "ENCODING_PAYS", 0.001)
-
-    async def scenario():
-        swarm = await begun(tmp_path, 2)
-        assert swarm.head.message.encodings == ()
-        await swarm.stop()
-
-    run_virtual(scenario())
+    swarm = await begun(tmp_path, 2)
+    assert swarm.head.message.encodings == ()
+    await swarm.stop()

@@ -1,10 +1,13 @@
+import pytest
+
 from node.weights.retention import STATES_KEPT, WeightsRetention
 from protocol.crypto import digest
 from protocol.messages import Encoding
 from roles.ports.storage import Owner, Purpose
 from tests.worlds.disks import MemoryBlobs
 from tests.worlds.messages import World, run_manifest
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 WORLD = World(run_manifest(trainers=2))
 
@@ -34,138 +37,114 @@ class Machine:
         return self.blobs.has(digest(index)), self.blobs.has(digest(b"state of " + index))
 
 
-def test_weights_and_states_go_when_no_version_needs_them():
-    async def scenario():
-        machine = Machine()
-        for version in range(1, 4):
-            await machine.version(b"%d" % version)
-            await machine.retention.sweep(range(2, 99))
-        assert machine.has(b"1") == (False, False)
-        assert machine.has(b"2") == (True, True)
-        assert machine.has(b"3") == (True, True)
-        await machine.version(b"4")
+async def test_weights_and_states_go_when_no_version_needs_them():
+    machine = Machine()
+    for version in range(1, 4):
+        await machine.version(b"%d" % version)
         await machine.retention.sweep(range(2, 99))
-        assert machine.has(b"2") == (True, False), f"only {STATES_KEPT} states"
+    assert machine.has(b"1") == (False, False)
+    assert machine.has(b"2") == (True, True)
+    assert machine.has(b"3") == (True, True)
+    await machine.version(b"4")
+    await machine.retention.sweep(range(2, 99))
+    assert machine.has(b"2") == (True, False), f"only {STATES_KEPT} states"
 
-    run_virtual(scenario())
 
-
-def test_states_of_some_versions_are_kept_as_long_as_two_are_newer(monkeypatch):
-    async def scenario():
-        machine = Machine()
-        rules = machine.replica.manifest.shardcast
-        monkeypatch.setattr(
-            machine.replica,
-            "manifest",
-            machine.replica.manifest.model_copy(
-                update={"shardcast": rules.model_copy(update={"state_every": 3})}
-            ),
-        )
-        for version in range(1, 9):
-            published = {} if version % 3 == 0 else {"state": b""}
-            await machine.version(b"%d" % version, **published)
-            await machine.retention.sweep(range(99))
-        assert machine.has(b"3") == machine.has(b"6") == (True, True)
-        await machine.version(b"9")
+async def test_states_of_some_versions_are_kept_as_long_as_two_are_newer(monkeypatch):
+    machine = Machine()
+    rules = machine.replica.manifest.shardcast
+    monkeypatch.setattr(
+        machine.replica,
+        "manifest",
+        machine.replica.manifest.model_copy(
+            update={"shardcast": rules.model_copy(update={"state_every": 3})}
+        ),
+    )
+    for version in range(1, 9):
+        published = {} if version % 3 == 0 else {"state": b""}
+        await machine.version(b"%d" % version, **published)
         await machine.retention.sweep(range(99))
-        assert machine.has(b"3") == (True, False)
-        assert machine.has(b"6") == machine.has(b"9") == (True, True)
-
-    run_virtual(scenario())
-
-
-def test_what_is_not_published_yet_stays_until_another_is():
-    async def scenario():
-        machine = Machine()
-        await machine.version(b"1")
-        await machine.store(b"2")
-        for _ in range(3):
-            await machine.retention.sweep([1])
-        assert machine.has(b"2") == (True, True)
-        await machine.version(b"another 2")
-        await machine.retention.sweep([1, 2])
-        assert machine.has(b"2") == (False, False)
-        assert machine.has(b"another 2") == (True, True)
-
-    run_virtual(scenario())
+    assert machine.has(b"3") == machine.has(b"6") == (True, True)
+    await machine.version(b"9")
+    await machine.retention.sweep(range(99))
+    assert machine.has(b"3") == (True, False)
+    assert machine.has(b"6") == machine.has(b"9") == (True, True)
 
 
-def test_what_a_later_term_replaces_goes_at_once():
-    async def scenario():
-        machine = Machine()
-        await machine.version(b"1")
-        first = machine.head
-        await machine.version(b"2")
-        await machine.retention.sweep([1, 2])
-        await machine.version(b"later 2", parent=first, term=1)
-        await machine.retention.sweep([1, 2])
-        assert machine.has(b"2") == (False, False)
-        assert machine.has(b"later 2") == (True, True)
-
-    run_virtual(scenario())
+async def test_what_is_not_published_yet_stays_until_another_is():
+    machine = Machine()
+    await machine.version(b"1")
+    await machine.store(b"2")
+    for _ in range(3):
+        await machine.retention.sweep([1])
+    assert machine.has(b"2") == (True, True)
+    await machine.version(b"another 2")
+    await machine.retention.sweep([1, 2])
+    assert machine.has(b"2") == (False, False)
+    assert machine.has(b"another 2") == (True, True)
 
 
-def test_what_a_restart_finds_goes_when_it_proves_to_be_old():
-    async def scenario():
-        machine = Machine()
-        for version in range(1, 4):
-            await machine.version(b"%d" % version)
-        await machine.store(b"unfinished")
-        machine.retention = WeightsRetention(machine.replica, machine.blobs)
-        await machine.retention.sweep([2, 3])
-        assert machine.has(b"unfinished") == (True, True), "its manifest may come again"
-        await machine.version(b"4")
-        await machine.retention.sweep([2, 3, 4])
-        assert machine.has(b"unfinished") == machine.has(b"1") == (False, False)
-
-    run_virtual(scenario())
+async def test_what_a_later_term_replaces_goes_at_once():
+    machine = Machine()
+    await machine.version(b"1")
+    first = machine.head
+    await machine.version(b"2")
+    await machine.retention.sweep([1, 2])
+    await machine.version(b"later 2", parent=first, term=1)
+    await machine.retention.sweep([1, 2])
+    assert machine.has(b"2") == (False, False)
+    assert machine.has(b"later 2") == (True, True)
 
 
-def test_what_two_versions_share_goes_with_the_later_one():
-    async def scenario():
-        machine = Machine()
-        for _ in range(2):
-            await machine.version(b"same")
-        await machine.retention.sweep([2])
-        assert machine.has(b"same") == (True, True)
-        await machine.version(b"3")
-        await machine.version(b"4")
-        await machine.retention.sweep([3, 4])
-        assert machine.has(b"same") == (False, False)
-
-    run_virtual(scenario())
+async def test_what_a_restart_finds_goes_when_it_proves_to_be_old():
+    machine = Machine()
+    for version in range(1, 4):
+        await machine.version(b"%d" % version)
+    await machine.store(b"unfinished")
+    machine.retention = WeightsRetention(machine.replica, machine.blobs)
+    await machine.retention.sweep([2, 3])
+    assert machine.has(b"unfinished") == (True, True), "its manifest may come again"
+    await machine.version(b"4")
+    await machine.retention.sweep([2, 3, 4])
+    assert machine.has(b"unfinished") == machine.has(b"1") == (False, False)
 
 
-def test_weights_are_dropped_unless_another_version_has_them_too():
-    async def scenario():
-        machine = Machine()
+async def test_what_two_versions_share_goes_with_the_later_one():
+    machine = Machine()
+    for _ in range(2):
         await machine.version(b"same")
-        await machine.version(b"same")
-        await machine.retention.drop(machine.head.message, [1])
-        assert machine.has(b"same")[0]
-        await machine.retention.drop(machine.head.message, [])
-        assert machine.has(b"same") == (False, True)
+    await machine.retention.sweep([2])
+    assert machine.has(b"same") == (True, True)
+    await machine.version(b"3")
+    await machine.version(b"4")
+    await machine.retention.sweep([3, 4])
+    assert machine.has(b"same") == (False, False)
 
-    run_virtual(scenario())
+
+async def test_weights_are_dropped_unless_another_version_has_them_too():
+    machine = Machine()
+    await machine.version(b"same")
+    await machine.version(b"same")
+    await machine.retention.drop(machine.head.message, [1])
+    assert machine.has(b"same")[0]
+    await machine.retention.drop(machine.head.message, [])
+    assert machine.has(b"same") == (False, True)
 
 
-def test_every_form_of_a_version_is_kept_and_goes_with_it():
-    async def scenario():
-        machine = Machine()
-        await machine.store(b"patch")
-        form = Encoding(
-            base_version=0,
-            base=digest(b"policy 0"),
-            index=digest(b"patch"),
-            index_bytes=5,
-            total_bytes=5,
-        )
-        await machine.version(b"1", encodings=(form,))
-        await machine.version(b"2")
-        await machine.retention.sweep([1, 2])
-        assert machine.has(b"patch")[0]
-        await machine.retention.sweep([2])
-        assert not machine.has(b"patch")[0]
-        assert not machine.has(b"1")[0]
-
-    run_virtual(scenario())
+async def test_every_form_of_a_version_is_kept_and_goes_with_it():
+    machine = Machine()
+    await machine.store(b"patch")
+    form = Encoding(
+        base_version=0,
+        base=digest(b"policy 0"),
+        index=digest(b"patch"),
+        index_bytes=5,
+        total_bytes=5,
+    )
+    await machine.version(b"1", encodings=(form,))
+    await machine.version(b"2")
+    await machine.retention.sweep([1, 2])
+    assert machine.has(b"patch")[0]
+    await machine.retention.sweep([2])
+    assert not machine.has(b"patch")[0]
+    assert not machine.has(b"1")[0]

@@ -14,7 +14,9 @@ from protocol.shardcast.index import decode, encode
 from roles.ports.storage import Owner, Purpose
 from tests.node.weights.test_library import SHARDS, Swarm
 from tests.worlds.messages import World
-from tests.worlds.network import eventually, run_virtual
+from tests.worlds.network import eventually
+
+pytestmark = pytest.mark.virtual
 
 CONTENT = {"bundle": Rng(b"bundle").bytes(20_000), "dataset": Rng(b"rows").bytes(50_000)}
 
@@ -60,23 +62,15 @@ async def fetched(swarm, node, seconds=60):
         await swarm.files_of(node).fetch()
 
 
-def scenario(test):
-    """Run a test in virtual time on a swarm that has begun."""
-
-    def run(tmp_path):
-        async def body():
-            swarm = FilesSwarm(tmp_path)
-            await swarm.start()
-            await test(swarm)
-            await swarm.stop()
-
-        run_virtual(body())
-
-    run.__name__ = test.__name__
-    return run
+@pytest.fixture
+async def swarm(tmp_path):
+    """Yield a swarm that has begun."""
+    swarm = FilesSwarm(tmp_path)
+    await swarm.start()
+    yield swarm
+    await swarm.stop()
 
 
-@scenario
 async def test_whoever_has_them_not_gets_them_and_serves_them(swarm):
     trainer, first, second = swarm.nodes
     assert swarm.files_of(trainer).complete and not swarm.files_of(first).complete
@@ -97,7 +91,6 @@ async def _refuse(stream):
     await stream.close()
 
 
-@scenario
 async def test_a_file_of_another_run_makes_room_for_the_right_one(swarm):
     trainer, follower, _ = swarm.nodes
     swarm.give(follower, bundle=b"of another run" * 1000, dataset=CONTENT["dataset"])
@@ -108,7 +101,6 @@ async def test_a_file_of_another_run_makes_room_for_the_right_one(swarm):
     assert owners == {file.index for file in swarm.world.manifest.genesis.files.values()}
 
 
-@scenario
 async def test_who_comes_first_waits_and_says_for_what(swarm):
     _, follower, _ = swarm.nodes
     task = asyncio.create_task(fetched(swarm, follower, 600))
@@ -119,7 +111,6 @@ async def test_who_comes_first_waits_and_says_for_what(swarm):
     assert swarm.holds(follower)
 
 
-@scenario
 async def test_nobody_is_there(swarm):
     _, follower, _ = swarm.nodes
     task = asyncio.create_task(fetched(swarm, follower, 6000))
@@ -129,32 +120,25 @@ async def test_nobody_is_there(swarm):
 
 
 @pytest.mark.parametrize("lost", ["index", "shard", "file"])
-def test_what_was_lost_is_made_again(tmp_path, lost):
-    async def body():
-        swarm = FilesSwarm(tmp_path)
-        await swarm.start()
-        trainer, follower, _ = swarm.nodes
-        await fetched(swarm, trainer)
-        await fetched(swarm, follower)
-        files, name = swarm.world.manifest.genesis.files, "dataset"
-        key = bytes.fromhex(files[name].index)
-        if lost == "file":
-            follower.ports.files.run_file(name).unlink()
-        else:
-            index = decode(await follower.blobs.get(key))
-            gone = key if lost == "index" else index.shards[1].digest
-            del follower.disk.blobs[gone]
-        await fetched(swarm, follower)
+async def test_what_was_lost_is_made_again(swarm, lost):
+    trainer, follower, _ = swarm.nodes
+    await fetched(swarm, trainer)
+    await fetched(swarm, follower)
+    files, name = swarm.world.manifest.genesis.files, "dataset"
+    key = bytes.fromhex(files[name].index)
+    if lost == "file":
+        follower.ports.files.run_file(name).unlink()
+    else:
         index = decode(await follower.blobs.get(key))
-        assert all(follower.blobs.has(shard.digest) for shard in index.shards)
-        assert swarm.holds(follower)
-        assert Owner(Purpose.RUN_FILE, key) in follower.blobs.owners(Purpose.RUN_FILE)
-        await swarm.stop()
+        gone = key if lost == "index" else index.shards[1].digest
+        del follower.disk.blobs[gone]
+    await fetched(swarm, follower)
+    index = decode(await follower.blobs.get(key))
+    assert all(follower.blobs.has(shard.digest) for shard in index.shards)
+    assert swarm.holds(follower)
+    assert Owner(Purpose.RUN_FILE, key) in follower.blobs.owners(Purpose.RUN_FILE)
 
-    run_virtual(body())
 
-
-@scenario
 async def test_a_full_disk_is_told_and_waited_for(swarm):
     trainer, follower, _ = swarm.nodes
     await fetched(swarm, trainer)

@@ -19,7 +19,8 @@ from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from tests.worlds.flow_world import Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 EPOCH_SECONDS = 10.0
 TARGETS = {"length_targets": (7, 9), "length_penalty": 0.1, "tokens_max": 8}
@@ -40,400 +41,338 @@ def settle(world, signed):
     world.changes.notify()
 
 
-def test_slots_are_used_in_order_and_no_more_than_two_are_open(tmp_path):
-    async def scenario():
-        world, engine, flow = started(tmp_path)
-        world.run(flow)
-        await world.rest(20)
-        assert [item.slot for item in commits(world)] == [0, 1]
-        assert len(commits(world)) == UNSETTLED_MIN
-        first = world.network.published[0]
-        body = await world.context.blobs.get(first.message.body)
-        sequences = decode_body(body, world.manifest)
-        assert len(body) == first.message.body_bytes
-        assert sum(len(item.tokens) for item in sequences) == first.message.tokens
-        assert all(item.reward == 1_000_000 for item in sequences)
-        settle(world, first)
-        await world.rest(2)
-        assert [item.slot for item in commits(world)] == [0, 1, 2]
-        assert commits(world)[1].previous == first.digest
-        assert engine.loads == [0]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_slots_are_used_in_order_and_no_more_than_two_are_open(tmp_path):
+    world, engine, flow = started(tmp_path)
+    world.run(flow)
+    await world.rest(20)
+    assert [item.slot for item in commits(world)] == [0, 1]
+    assert len(commits(world)) == UNSETTLED_MIN
+    first = world.network.published[0]
+    body = await world.context.blobs.get(first.message.body)
+    sequences = decode_body(body, world.manifest)
+    assert len(body) == first.message.body_bytes
+    assert sum(len(item.tokens) for item in sequences) == first.message.tokens
+    assert all(item.reward == 1_000_000 for item in sequences)
+    settle(world, first)
+    await world.rest(2)
+    assert [item.slot for item in commits(world)] == [0, 1, 2]
+    assert commits(world)[1].previous == first.digest
+    assert engine.loads == [0]
+    await world.stop()
 
 
-def test_it_waits_for_a_policy_for_news_for_validators_and_for_demand(tmp_path):
-    async def scenario():
-        world, _, flow = started(tmp_path)
-        policy = world.policies.held.pop(0)
-        world.run(flow)
-        await world.rest(15)
-        assert commits(world) == []
-        world.network.synchronised = False
-        world.policies.held[0] = policy
-        await world.rest(15)
-        assert commits(world) == [], "its ledger may lack its own slots"
-        world.network.synchronised = True
-        members = [world.replica.roster.get(one.peer_id) for one in world.world.validators]
-        for one in world.world.validators[2:]:
-            world.live(one, roles=("validator",), leaving=True, policy_version=0)
-        assert len(members) == 6
-        await world.rest(15)
-        assert commits(world) == [], "nobody could be drawn to check it"
-        await asyncio.sleep(1)
-        for one in world.world.validators[2:]:
-            world.live(one, roles=("validator",), policy_version=0)
-        await world.rest(25)
-        assert commits(world)
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_it_waits_for_a_policy_for_news_for_validators_and_for_demand(tmp_path):
+    world, _, flow = started(tmp_path)
+    policy = world.policies.held.pop(0)
+    world.run(flow)
+    await world.rest(15)
+    assert commits(world) == []
+    world.network.synchronised = False
+    world.policies.held[0] = policy
+    await world.rest(15)
+    assert commits(world) == [], "its ledger may lack its own slots"
+    world.network.synchronised = True
+    members = [world.replica.roster.get(one.peer_id) for one in world.world.validators]
+    for one in world.world.validators[2:]:
+        world.live(one, roles=("validator",), leaving=True, policy_version=0)
+    assert len(members) == 6
+    await world.rest(15)
+    assert commits(world) == [], "nobody could be drawn to check it"
+    await asyncio.sleep(1)
+    for one in world.world.validators[2:]:
+        world.live(one, roles=("validator",), policy_version=0)
+    await world.rest(25)
+    assert commits(world)
+    await world.stop()
 
 
-def test_a_stale_policy_and_a_finished_run_are_left_alone(tmp_path):
-    async def scenario():
-        world, _, flow = started(tmp_path, grpo={"steps": 4, "async_level": 2})
-        for _ in range(3):
-            world.version()
-        world.run(flow)
-        await world.rest(15)
-        assert commits(world) == [], "version 0 is more than two behind"
-        world.hold(1, b"policy 1")
-        world.changes.notify()
-        await world.rest(5)
-        assert {item.version for item in commits(world)} == {1}
-        before = len(commits(world))
+async def test_a_stale_policy_and_a_finished_run_are_left_alone(tmp_path):
+    world, _, flow = started(tmp_path, grpo={"steps": 4, "async_level": 2})
+    for _ in range(3):
         world.version()
-        for signed in list(world.network.published):
-            settle(world, signed)
-        world.hold(4, b"policy 4")
-        await world.rest(15)
-        assert len(commits(world)) == before
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_the_last_version_is_evaluated_though_nothing_is_wanted(tmp_path):
-    async def scenario():
-        rule = {"every_versions": 2, "rollouts_per_worker": 1}
-        world, _, flow = started(tmp_path, grpo={"steps": 4, "async_level": 2}, evaluation=rule)
-        for version in range(1, 5):
-            world.version()
-            world.hold(version, f"policy {version}".encode())
-        world.run(flow)
-        await world.rest(15)
-        assert [(item.version, item.slot) for item in commits(world)] == [(4, 0)]
-        await world.stop()
-
-    run_virtual(scenario())
+    world.run(flow)
+    await world.rest(15)
+    assert commits(world) == [], "version 0 is more than two behind"
+    world.hold(1, b"policy 1")
+    world.changes.notify()
+    await world.rest(5)
+    assert {item.version for item in commits(world)} == {1}
+    before = len(commits(world))
+    world.version()
+    for signed in list(world.network.published):
+        settle(world, signed)
+    world.hold(4, b"policy 4")
+    await world.rest(15)
+    assert len(commits(world)) == before
+    await world.stop()
 
 
-def test_a_slashed_worker_rests(tmp_path):
-    async def scenario():
-        world, _, flow = started(tmp_path)
-        world.run(flow)
-        await world.rest(2)
-        signed = world.network.published[0]
-        world.replica.ledger.offer_certificate(
-            world.world.certificate(signed, accepted=False, escalated=True), found("computation")
-        )
-        before = len(commits(world))
-        world.changes.notify()
-        await world.rest(30)
-        assert len(commits(world)) == before
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_policy_that_the_engine_refuses_is_handed_back(tmp_path):
-    async def scenario():
-        world, engine, flow = started(tmp_path)
+async def test_the_last_version_is_evaluated_though_nothing_is_wanted(tmp_path):
+    rule = {"every_versions": 2, "rollouts_per_worker": 1}
+    world, _, flow = started(tmp_path, grpo={"steps": 4, "async_level": 2}, evaluation=rule)
+    for version in range(1, 5):
         world.version()
-        engine.refused[digest(b"policy 1")] = None
-        world.hold(1, b"policy 1")
-        world.run(flow)
-        await world.rest(15)
-        assert world.policies.discarded == [1]
-        assert {item.version for item in commits(world)} == {0}
-        await world.stop()
-
-    run_virtual(scenario())
+        world.hold(version, f"policy {version}".encode())
+    world.run(flow)
+    await world.rest(15)
+    assert [(item.version, item.slot) for item in commits(world)] == [(4, 0)]
+    await world.stop()
 
 
-def test_a_version_superseded_while_it_was_loaded_is_not_used(tmp_path):
+async def test_a_slashed_worker_rests(tmp_path):
+    world, _, flow = started(tmp_path)
+    world.run(flow)
+    await world.rest(2)
+    signed = world.network.published[0]
+    world.replica.ledger.offer_certificate(
+        world.world.certificate(signed, accepted=False, escalated=True), found("computation")
+    )
+    before = len(commits(world))
+    world.changes.notify()
+    await world.rest(30)
+    assert len(commits(world)) == before
+    await world.stop()
+
+
+async def test_a_policy_that_the_engine_refuses_is_handed_back(tmp_path):
+    world, engine, flow = started(tmp_path)
+    world.version()
+    engine.refused[digest(b"policy 1")] = None
+    world.hold(1, b"policy 1")
+    world.run(flow)
+    await world.rest(15)
+    assert world.policies.discarded == [1]
+    assert {item.version for item in commits(world)} == {0}
+    await world.stop()
+
+
+async def test_a_version_superseded_while_it_was_loaded_is_not_used(tmp_path):
     """Its tokens would answer the new version's prompts with the old one's weights."""
+    world, engine, flow = started(tmp_path, trainers=2)
+    genesis = world.replica.ledger.head
+    old = world.version()
+    world.hold(1, b"policy 1")
 
-    async def scenario():
-        world, engine, flow = started(tmp_path, trainers=2)
-        genesis = world.replica.ledger.head
-        old = world.version()
-        world.hold(1, b"policy 1")
+    def supersede():
+        engine.on_load = lambda: None
+        new = world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another"))
+        world.take(new)
+        del world.policies.held[1]
 
-        def supersede():
-            engine.on_load = lambda: None
-            new = world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another"))
-            world.take(new)
-            del world.policies.held[1]
-
-        engine.on_load = supersede
-        world.run(flow)
-        await world.rest(15)
-        assert old.digest not in [item.checkpoint for item in commits(world)]
-        assert {item.version for item in commits(world)} == {0}
-        await world.stop()
-
-    run_virtual(scenario())
+    engine.on_load = supersede
+    world.run(flow)
+    await world.rest(15)
+    assert old.digest not in [item.checkpoint for item in commits(world)]
+    assert {item.version for item in commits(world)} == {0}
+    await world.stop()
 
 
-def test_a_full_disk_is_told_and_waited_for(tmp_path):
-    async def scenario():
-        world, _, flow = started(tmp_path)
-        world.context.blobs.full = True
-        world.run(flow)
-        await world.rest(20)
-        assert "disk full" in str(world.conditions)
-        world.context.blobs.full = False
-        world.network.errors.append(StorageFullError("the store"))
-        await world.rest(20)
-        assert [item.slot for item in commits(world)] == [0, 1]
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_full_disk_is_told_and_waited_for(tmp_path):
+    world, _, flow = started(tmp_path)
+    world.context.blobs.full = True
+    world.run(flow)
+    await world.rest(20)
+    assert "disk full" in str(world.conditions)
+    world.context.blobs.full = False
+    world.network.errors.append(StorageFullError("the store"))
+    await world.rest(20)
+    assert [item.slot for item in commits(world)] == [0, 1]
+    assert str(world.conditions) == ""
+    await world.stop()
 
 
-def test_a_refused_commit_is_told_and_tried_again_later(tmp_path):
-    async def scenario():
-        world, engine, flow = started(tmp_path)
-        generate, calls = engine.generate, []
+async def test_a_refused_commit_is_told_and_tried_again_later(tmp_path):
+    world, engine, flow = started(tmp_path)
+    generate, calls = engine.generate, []
 
-        async def counted(*arguments):
-            calls.append(world.now())
-            world.changes.notify()  # whatever else happens meanwhile
-            return await generate(*arguments)
+    async def counted(*arguments):
+        calls.append(world.now())
+        world.changes.notify()  # whatever else happens meanwhile
+        return await generate(*arguments)
 
-        engine.generate = counted
-        world.network.errors += [RefusedError("not now")] * 3
-        world.run(flow)
-        await world.rest(4)
-        assert "commit refused: not now" in str(world.conditions)
-        assert len(calls) == 1
-        await world.rest(30)
-        assert [item.slot for item in commits(world)] == [0, 1]
-        await world.stop()
-
-    run_virtual(scenario())
+    engine.generate = counted
+    world.network.errors += [RefusedError("not now")] * 3
+    world.run(flow)
+    await world.rest(4)
+    assert "commit refused: not now" in str(world.conditions)
+    assert len(calls) == 1
+    await world.rest(30)
+    assert [item.slot for item in commits(world)] == [0, 1]
+    await world.stop()
 
 
-def test_what_has_no_outcome_is_told_again(tmp_path):
+async def test_what_has_no_outcome_is_told_again(tmp_path):
     """It may have been announced to nobody."""
-
-    async def scenario():
-        world, _, flow = started(tmp_path)
-        own = world.world.commit(world.signer, checkpoint=world.replica.ledger.head.digest)
-        other = world.world.commit(
-            world.world.workers[1], checkpoint=world.replica.ledger.head.digest
-        )
-        world.take(own)
-        world.take(other)
-        world.network.synchronised = False
-        world.run(flow)
-        await world.rest(5.5)
-        assert world.network.announced == []
-        world.network.synchronised = True
-        await world.rest(6)
-        assert world.network.announced == [own.envelope]
-        published = world.network.published[0].envelope
-        await world.rest(REPEAT_EPOCHS * EPOCH_SECONDS + 4)
-        assert world.network.announced.count(own.envelope) == 2
-        assert world.network.announced.count(published) == 1
-        await world.rest(5 * EPOCH_SECONDS)
-        window = window_epochs(world.manifest)
-        assert world.network.announced.count(own.envelope) == window, "nobody would judge it now"
-        assert world.network.announced.count(published) <= window
-        await world.stop()
-
-    run_virtual(scenario())
+    world, _, flow = started(tmp_path)
+    own = world.world.commit(world.signer, checkpoint=world.replica.ledger.head.digest)
+    other = world.world.commit(world.world.workers[1], checkpoint=world.replica.ledger.head.digest)
+    world.take(own)
+    world.take(other)
+    world.network.synchronised = False
+    world.run(flow)
+    await world.rest(5.5)
+    assert world.network.announced == []
+    world.network.synchronised = True
+    await world.rest(6)
+    assert world.network.announced == [own.envelope]
+    published = world.network.published[0].envelope
+    await world.rest(REPEAT_EPOCHS * EPOCH_SECONDS + 4)
+    assert world.network.announced.count(own.envelope) == 2
+    assert world.network.announced.count(published) == 1
+    await world.rest(5 * EPOCH_SECONDS)
+    window = window_epochs(world.manifest)
+    assert world.network.announced.count(own.envelope) == window, "nobody would judge it now"
+    assert world.network.announced.count(published) <= window
+    await world.stop()
 
 
-def test_a_worker_that_lost_its_disk_uses_only_slots_of_versions_that_come_later(tmp_path):
-    async def scenario():
-        world, _, flow = started(tmp_path)
-        world.network.used_up_to = 1
-        world.run(flow)
-        world.hold(1, b"policy 1")
-        world.version(policy=world.policies.held[1].digest)
-        await world.rest(20)
-        assert commits(world) == []
-        assert "newer version" in world.context.conditions["inference"]
-        world.hold(2, b"policy 2")
-        world.version(policy=world.policies.held[2].digest)
-        await world.rest(20)
-        assert [(item.version, item.slot) for item in commits(world)] == [(2, 0), (2, 1)]
-        assert world.context.conditions["inference"] == ""
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_worker_that_lost_its_disk_uses_only_slots_of_versions_that_come_later(tmp_path):
+    world, _, flow = started(tmp_path)
+    world.network.used_up_to = 1
+    world.run(flow)
+    world.hold(1, b"policy 1")
+    world.version(policy=world.policies.held[1].digest)
+    await world.rest(20)
+    assert commits(world) == []
+    assert "newer version" in world.context.conditions["inference"]
+    world.hold(2, b"policy 2")
+    world.version(policy=world.policies.held[2].digest)
+    await world.rest(20)
+    assert [(item.version, item.slot) for item in commits(world)] == [(2, 0), (2, 1)]
+    assert world.context.conditions["inference"] == ""
+    await world.stop()
 
 
-def test_prompts_say_how_long_the_answer_should_become(tmp_path):
-    async def scenario():
-        world, engine, flow = started(tmp_path, sampling=TARGETS)
-        world.run(flow)
-        await world.rest(2)
-        commit = world.network.published[-1]
-        items = assign(world.manifest, commit.message.checkpoint, commit.signer, 1, 0)
-        assert {item.length_target for item in items} <= {7, 9}
-        assert engine.prompts == [Task().prompt(i.problem_seed, i.length_target) for i in items]
-        body = await world.context.blobs.get(commit.message.body)
-        rewards = [item.reward for item in decode_body(body, world.manifest)]
-        assert rewards == [500_000 - 100_000 * (item.length_target - 7) for item in items]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_prompts_say_how_long_the_answer_should_become(tmp_path):
+    world, engine, flow = started(tmp_path, sampling=TARGETS)
+    world.run(flow)
+    await world.rest(2)
+    commit = world.network.published[-1]
+    items = assign(world.manifest, commit.message.checkpoint, commit.signer, 1, 0)
+    assert {item.length_target for item in items} <= {7, 9}
+    assert engine.prompts == [Task().prompt(i.problem_seed, i.length_target) for i in items]
+    body = await world.context.blobs.get(commit.message.body)
+    rewards = [item.reward for item in decode_body(body, world.manifest)]
+    assert rewards == [500_000 - 100_000 * (item.length_target - 7) for item in items]
+    await world.stop()
 
 
 @pytest.mark.parametrize("where", ["generate", "load", "score"])
-def test_what_breaks_pauses_the_worker_and_is_tried_again(tmp_path, where):
-    async def scenario():
-        world, engine, flow = started(tmp_path)
-        broken = [EngineError("OutOfMemoryError: CUDA out of memory")] * 3
+async def test_what_breaks_pauses_the_worker_and_is_tried_again(tmp_path, where):
+    world, engine, flow = started(tmp_path)
+    broken = [EngineError("OutOfMemoryError: CUDA out of memory")] * 3
 
-        def break_it(*_):
-            if broken:
-                raise broken.pop()
+    def break_it(*_):
+        if broken:
+            raise broken.pop()
 
-        if where == "generate":
-            engine.errors = broken
-        elif where == "load":
-            engine.on_load = break_it
-        else:
-            flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
-            task.on_score = break_it
-        world.run(flow)
-        await world.rest(4)
-        reason = "inference failed: OutOfMemoryError: CUDA out of memory; trying again"
-        assert str(world.conditions).replace("EngineError: ", "") == reason
-        await world.rest(EPOCH_SECONDS * (0.5 + 1) - 5)
-        assert len(broken) == 1, "each pause is longer"
-        await world.rest(EPOCH_SECONDS * 2 + 8)
-        assert broken == []
-        assert [item.slot for item in commits(world)] == [0, 1]
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_the_task_is_asked_in_the_background(tmp_path):
-    async def scenario():
-        world, engine, _ = started(tmp_path)
-        task = Task()
-        asked = task.watch(world.background)
-        world.run(InferenceFlow(world.context, engine, world.asked(task)))
-        await world.rest(5)
-        assert len(commits(world)) == 2
-        prompts, answers = 2, 4  # of a rollout: those of a group have one prompt
-        assert asked == [True] * 2 * (prompts + answers)
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_an_engine_that_broke_is_given_its_policy_again(tmp_path):
-    """It may be a new one that has none."""
-
-    async def scenario():
-        world, engine, flow = started(tmp_path)
-        engine.errors.append(EngineError("gone"))
-        world.run(flow)
-        await world.rest(EPOCH_SECONDS)
-        assert engine.loads == [0, 0]
-        assert len(commits(world)) == 2
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
-    """A task may break on one assignment always; the next version brings another."""
-
-    async def scenario():
-        world, engine, flow = started(tmp_path)
+    if where == "generate":
+        engine.errors = broken
+    elif where == "load":
+        engine.on_load = break_it
+    else:
         flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
-        head = world.replica.ledger.head.digest
-        bad = assign(world.manifest, head, world.signer.peer_id, 0, 0)[1].problem_seed
-
-        def choke(seed):
-            if seed == bad:
-                raise IndexError("a bug of the task")
-
-        task.on_score = choke
-        world.run(flow)
-        await world.rest(20 * EPOCH_SECONDS)
-        assert commits(world) == []
-        assert "IndexError: a bug of the task" in str(world.conditions)
-        assert len(engine.tried) <= 8
-        world.hold(1, b"policy 1")
-        world.version(policy=world.policies.held[1].digest)
-        await world.rest(PAUSE_EPOCHS_MAX * EPOCH_SECONDS + 2)
-        assert {item.version for item in commits(world)} == {1}
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+        task.on_score = break_it
+    world.run(flow)
+    await world.rest(4)
+    reason = "inference failed: OutOfMemoryError: CUDA out of memory; trying again"
+    assert str(world.conditions).replace("EngineError: ", "") == reason
+    await world.rest(EPOCH_SECONDS * (0.5 + 1) - 5)
+    assert len(broken) == 1, "each pause is longer"
+    await world.rest(EPOCH_SECONDS * 2 + 8)
+    assert broken == []
+    assert [item.slot for item in commits(world)] == [0, 1]
+    assert str(world.conditions) == ""
+    await world.stop()
 
 
-def test_a_rollout_without_a_score_is_not_committed_and_a_newer_version_awaited(tmp_path):
+async def test_the_task_is_asked_in_the_background(tmp_path):
+    world, engine, _ = started(tmp_path)
+    task = Task()
+    asked = task.watch(world.background)
+    world.run(InferenceFlow(world.context, engine, world.asked(task)))
+    await world.rest(5)
+    assert len(commits(world)) == 2
+    prompts, answers = 2, 4  # of a rollout: those of a group have one prompt
+    assert asked == [True] * 2 * (prompts + answers)
+    await world.stop()
+
+
+async def test_an_engine_that_broke_is_given_its_policy_again(tmp_path):
+    """It may be a new one that has none."""
+    world, engine, flow = started(tmp_path)
+    engine.errors.append(EngineError("gone"))
+    world.run(flow)
+    await world.rest(EPOCH_SECONDS)
+    assert engine.loads == [0, 0]
+    assert len(commits(world)) == 2
+    await world.stop()
+
+
+async def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
+    """A task may break on one assignment always; the next version brings another."""
+    world, engine, flow = started(tmp_path)
+    flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
+    head = world.replica.ledger.head.digest
+    bad = assign(world.manifest, head, world.signer.peer_id, 0, 0)[1].problem_seed
+
+    def choke(seed):
+        if seed == bad:
+            raise IndexError("a bug of the task")
+
+    task.on_score = choke
+    world.run(flow)
+    await world.rest(20 * EPOCH_SECONDS)
+    assert commits(world) == []
+    assert "IndexError: a bug of the task" in str(world.conditions)
+    assert len(engine.tried) <= 8
+    world.hold(1, b"policy 1")
+    world.version(policy=world.policies.held[1].digest)
+    await world.rest(PAUSE_EPOCHS_MAX * EPOCH_SECONDS + 2)
+    assert {item.version for item in commits(world)} == {1}
+    assert str(world.conditions) == ""
+    await world.stop()
+
+
+async def test_a_rollout_without_a_score_is_not_committed_and_a_newer_version_awaited(tmp_path):
     """Slots are used in order, and the same slot would end the same way each time."""
-
-    async def scenario():
-        world, engine, _ = started(tmp_path)
-        task = Unsure(world.background)
-        head = world.replica.ledger.head.digest
-        items = assign(world.manifest, head, world.signer.peer_id, 1, 0)
-        task.unsure[items[2].problem_seed] = None
-        world.run(InferenceFlow(world.context, engine, task))
-        await world.rest(5)
-        settle(world, world.network.published[0])
-        await world.rest(20 * EPOCH_SECONDS)
-        assert [item.slot for item in commits(world)] == [0]
-        assert len(engine.tried) == 2, "it was generated again"
-        told = "no score for slot 1, sequence 2: 3.2 s of processor time; waiting for a newer"
-        assert told in str(world.conditions)
-        world.hold(1, b"policy 1")
-        world.version(policy=world.policies.held[1].digest)
-        await world.rest(5)
-        assert [(item.version, item.slot) for item in commits(world)] == [(0, 0), (1, 0), (1, 1)]
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+    world, engine, _ = started(tmp_path)
+    task = Unsure(world.background)
+    head = world.replica.ledger.head.digest
+    items = assign(world.manifest, head, world.signer.peer_id, 1, 0)
+    task.unsure[items[2].problem_seed] = None
+    world.run(InferenceFlow(world.context, engine, task))
+    await world.rest(5)
+    settle(world, world.network.published[0])
+    await world.rest(20 * EPOCH_SECONDS)
+    assert [item.slot for item in commits(world)] == [0]
+    assert len(engine.tried) == 2, "it was generated again"
+    told = "no score for slot 1, sequence 2: 3.2 s of processor time; waiting for a newer"
+    assert told in str(world.conditions)
+    world.hold(1, b"policy 1")
+    world.version(policy=world.policies.held[1].digest)
+    await world.rest(5)
+    assert [(item.version, item.slot) for item in commits(world)] == [(0, 0), (1, 0), (1, 1)]
+    assert str(world.conditions) == ""
+    await world.stop()
 
 
-def test_a_key_on_probation_makes_nothing_that_nobody_would_judge(tmp_path):
+async def test_a_key_on_probation_makes_nothing_that_nobody_would_judge(tmp_path):
     rules = {"rule": "open", "work_bits": 0, "probation_epochs": 1, "settled_epochs": 50}
-
-    async def scenario():
-        world, engine, flow = started(tmp_path, admission=rules)
-        world.run(flow)
-        await world.rest(15)
-        assert commits(world) == [], "others have never heard of it"
-        world.live(world.signer, roles=("inference",), admission=work_proof(1, 0))
-        await world.rest(30)
-        assert commits(world) == []
-        assert engine.tokens_sampled == 0, "no rollout is made in vain"
-        assert "our key is too new for version 0" in str(world.conditions)
-        await world.rest(20)
-        world.version(created_at=round(world.now() * 1000))
-        world.hold(1, b"policy 1")
-        world.changes.notify()
-        await world.rest(5)
-        assert {item.version for item in commits(world)} == {1}
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+    world, engine, flow = started(tmp_path, admission=rules)
+    world.run(flow)
+    await world.rest(15)
+    assert commits(world) == [], "others have never heard of it"
+    world.live(world.signer, roles=("inference",), admission=work_proof(1, 0))
+    await world.rest(30)
+    assert commits(world) == []
+    assert engine.tokens_sampled == 0, "no rollout is made in vain"
+    assert "our key is too new for version 0" in str(world.conditions)
+    await world.rest(20)
+    world.version(created_at=round(world.now() * 1000))
+    world.hold(1, b"policy 1")
+    world.changes.notify()
+    await world.rest(5)
+    assert {item.version for item in commits(world)} == {1}
+    assert str(world.conditions) == ""
+    await world.stop()

@@ -15,7 +15,8 @@ from roles.ports.swarm import RefusedError
 from roles.turns import Turns
 from tests.worlds.flow_world import Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 EPOCH_SECONDS = 10.0
 PLENTY = {"rollouts_per_step": 16, "rollouts_ahead": 2}
@@ -79,346 +80,285 @@ async def settling(world, seconds):
         settle_all(world)
 
 
-def test_slots_are_made_together_and_committed_in_their_order(tmp_path):
+async def test_slots_are_made_together_and_committed_in_their_order(tmp_path):
     """The first one takes longest, and all the others name one before."""
-
-    async def scenario():
-        engine = Busy(9, 3, 6, 1)
-        world, flow = started(tmp_path, engine)
-        world.run(flow)
-        await world.rest(8)
-        assert engine.most == 4
-        assert slots(world) == []
-        assert str(world.conditions) == "", "nothing was tried and refused"
-        await world.rest(3)
-        settle_all(world)
-        await settling(world, 4)
-        assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
-        published = world.network.published
-        for before, signed in pairwise(published):
-            assert signed.message.previous == before.digest
-        for signed in published:
-            body = decode_body(await world.context.blobs.get(signed.message.body), world.manifest)
-            assert sum(len(item.tokens) for item in body) == signed.message.tokens
-        await world.stop()
-
-    run_virtual(scenario())
+    engine = Busy(9, 3, 6, 1)
+    world, flow = started(tmp_path, engine)
+    world.run(flow)
+    await world.rest(8)
+    assert engine.most == 4
+    assert slots(world) == []
+    assert str(world.conditions) == "", "nothing was tried and refused"
+    await world.rest(3)
+    settle_all(world)
+    await settling(world, 4)
+    assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    published = world.network.published
+    for before, signed in pairwise(published):
+        assert signed.message.previous == before.digest
+    for signed in published:
+        body = decode_body(await world.context.blobs.get(signed.message.body), world.manifest)
+        assert sum(len(item.tokens) for item in body) == signed.message.tokens
+    await world.stop()
 
 
-def test_no_more_is_begun_than_the_engine_is_worth(tmp_path):
-    async def scenario():
-        engine = Busy(3)
-        world, flow = started(tmp_path, engine, at_once=2)
-        world.run(flow)
-        await settling(world, 30)
-        assert engine.most == 2
-        assert len(slots(world)) > 8
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_no_more_is_begun_than_the_engine_is_worth(tmp_path):
+    engine = Busy(3)
+    world, flow = started(tmp_path, engine, at_once=2)
+    world.run(flow)
+    await settling(world, 30)
+    assert engine.most == 2
+    assert len(slots(world)) > 8
+    await world.stop()
 
 
-def test_demand_decides_how_many_are_begun(tmp_path):
+async def test_demand_decides_how_many_are_begun(tmp_path):
     """Three are wanted: fifty would be thrown away."""
-
-    async def scenario():
-        engine = Busy(5)
-        grpo = {"rollouts_per_step": 3, "rollouts_ahead": 1}
-        world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
-        world.run(flow)
-        await world.rest(3)
-        assert engine.begun == 3
-        await settling(world, 60)
-        assert engine.begun == 3, "they wait for a version to learn from them"
-        world.version(*world.network.published)
-        await world.rest(1)
-        assert engine.begun == 6
-        await world.stop()
-
-    run_virtual(scenario())
+    engine = Busy(5)
+    grpo = {"rollouts_per_step": 3, "rollouts_ahead": 1}
+    world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
+    world.run(flow)
+    await world.rest(3)
+    assert engine.begun == 3
+    await settling(world, 60)
+    assert engine.begun == 3, "they wait for a version to learn from them"
+    world.version(*world.network.published)
+    await world.rest(1)
+    assert engine.begun == 6
+    await world.stop()
 
 
-def test_what_is_wanted_is_shared_with_the_other_workers(tmp_path):
+async def test_what_is_wanted_is_shared_with_the_other_workers(tmp_path):
     """Nobody sees what others are making, so each would begin all of it."""
-
-    async def scenario():
-        engine = Busy(5)
-        grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
-        world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
-        world.live(*world.world.workers, roles=("inference",))
-        world.run(flow)
-        await world.rest(3)
-        assert engine.begun == 8 // 3
-        await world.stop()
-
-    run_virtual(scenario())
+    engine = Busy(5)
+    grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
+    world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
+    world.live(*world.world.workers, roles=("inference",))
+    world.run(flow)
+    await world.rest(3)
+    assert engine.begun == 8 // 3
+    await world.stop()
 
 
-def test_who_delivers_most_begins_most(tmp_path):
-    async def scenario():
-        engine = Busy(5)
-        grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
-        world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
-        world.live(*world.world.workers, roles=("inference",))
-        chain = world.world.chain(world.signer, 3, checkpoint=world.replica.ledger.head.digest)
-        other = world.world.commit(
-            world.world.workers[1], checkpoint=world.replica.ledger.head.digest
-        )
-        for commit in (*chain, other):
-            world.take(commit)
-            world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
-        world.version(*chain, other)
-        world.run(flow)
-        await world.rest(3)
-        assert engine.begun == 8 * 3 // 4
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_who_delivers_most_begins_most(tmp_path):
+    engine = Busy(5)
+    grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
+    world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
+    world.live(*world.world.workers, roles=("inference",))
+    chain = world.world.chain(world.signer, 3, checkpoint=world.replica.ledger.head.digest)
+    other = world.world.commit(world.world.workers[1], checkpoint=world.replica.ledger.head.digest)
+    for commit in (*chain, other):
+        world.take(commit)
+        world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
+    world.version(*chain, other)
+    world.run(flow)
+    await world.rest(3)
+    assert engine.begun == 8 * 3 // 4
+    await world.stop()
 
 
-def test_the_ledger_takes_sixteen_and_a_worker_has_half_of_them_open_at_most(tmp_path):
-    async def scenario():
-        engine = Busy(1)
-        world, flow = started(tmp_path, engine, at_once=20, grpo=MORE)
-        world.run(flow)
-        await world.rest(5)
-        assert len(slots(world)) == 2, "nobody knows it yet"
-        await settling(world, 20)
-        made = len(slots(world))
-        await world.rest(5)
-        assert len(slots(world)) - made <= CREDIT_MAX
-        assert world.replica.ledger.in_flight(world.signer.peer_id) == CREDIT_MAX
-        assert len(flow._making) == 19
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_the_ledger_takes_sixteen_and_a_worker_has_half_of_them_open_at_most(tmp_path):
+    engine = Busy(1)
+    world, flow = started(tmp_path, engine, at_once=20, grpo=MORE)
+    world.run(flow)
+    await world.rest(5)
+    assert len(slots(world)) == 2, "nobody knows it yet"
+    await settling(world, 20)
+    made = len(slots(world))
+    await world.rest(5)
+    assert len(slots(world)) - made <= CREDIT_MAX
+    assert world.replica.ledger.in_flight(world.signer.peer_id) == CREDIT_MAX
+    assert len(flow._making) == 19
+    await world.stop()
 
 
-def test_a_new_version_waits_for_what_runs_and_nothing_of_the_old_one_is_begun(tmp_path):
-    async def scenario():
-        engine = Busy(4, 5, 8)
-        world, flow = started(tmp_path, engine)
-        world.run(flow)
-        await world.rest(1)
-        assert engine.begun == 4
-        world.version(policy=world.hold(1, b"policy 1").digest)
-        await world.rest(5)
-        assert engine.begun == 4, "two have ended"
-        assert engine.loads == [0]
-        assert slots(world) == [(0, 0), (0, 1)], "they are committed to meanwhile"
-        await settling(world, 6)
-        assert engine.loads == [0, 1]
-        assert slots(world) == [(0, 0), (0, 1), (0, 2), (0, 3)]
-        await settling(world, 12)
-        assert slots(world)[4:8] == [(1, 0), (1, 1), (1, 2), (1, 3)]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_new_version_waits_for_what_runs_and_nothing_of_the_old_one_is_begun(tmp_path):
+    engine = Busy(4, 5, 8)
+    world, flow = started(tmp_path, engine)
+    world.run(flow)
+    await world.rest(1)
+    assert engine.begun == 4
+    world.version(policy=world.hold(1, b"policy 1").digest)
+    await world.rest(5)
+    assert engine.begun == 4, "two have ended"
+    assert engine.loads == [0]
+    assert slots(world) == [(0, 0), (0, 1)], "they are committed to meanwhile"
+    await settling(world, 6)
+    assert engine.loads == [0, 1]
+    assert slots(world) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    await settling(world, 12)
+    assert slots(world)[4:8] == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    await world.stop()
 
 
-def test_what_became_too_old_is_given_up(tmp_path):
-    async def scenario():
-        engine = Busy(1000, 1000, 1)
-        world, flow = started(tmp_path, engine, at_once=2, grpo=PLENTY | {"async_level": 1})
-        world.run(flow)
-        await world.rest(1)
-        for _ in range(2):
-            head = world.replica.ledger.version
-            world.version(policy=world.hold(head + 1, b"policy %d" % (head + 1)).digest)
-        await world.rest(3)
-        assert engine.loads == [0, 2]
-        assert {version for version, _ in slots(world)} == {2}
-        assert slots(world)[0] == (2, 0)
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_what_became_too_old_is_given_up(tmp_path):
+    engine = Busy(1000, 1000, 1)
+    world, flow = started(tmp_path, engine, at_once=2, grpo=PLENTY | {"async_level": 1})
+    world.run(flow)
+    await world.rest(1)
+    for _ in range(2):
+        head = world.replica.ledger.version
+        world.version(policy=world.hold(head + 1, b"policy %d" % (head + 1)).digest)
+    await world.rest(3)
+    assert engine.loads == [0, 2]
+    assert {version for version, _ in slots(world)} == {2}
+    assert slots(world)[0] == (2, 0)
+    await world.stop()
 
 
-def test_what_is_superseded_or_of_a_slashed_worker_is_given_up(tmp_path):
-    async def scenario():
-        engine = Busy(1, 1000)
-        world, flow = started(tmp_path, engine, at_once=3)
-        world.run(flow)
-        await world.rest(3)
-        assert slots(world) == [(0, 0)]
-        assert engine.running == 3
-        lie = world.world.certificate(world.network.published[0], accepted=False, escalated=True)
-        world.replica.ledger.offer_certificate(lie, found("computation"))
-        world.changes.notify()
-        await world.rest(30)
-        assert engine.running == 0
-        assert engine.begun == 4
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_what_is_superseded_or_of_a_slashed_worker_is_given_up(tmp_path):
+    engine = Busy(1, 1000)
+    world, flow = started(tmp_path, engine, at_once=3)
+    world.run(flow)
+    await world.rest(3)
+    assert slots(world) == [(0, 0)]
+    assert engine.running == 3
+    lie = world.world.certificate(world.network.published[0], accepted=False, escalated=True)
+    world.replica.ledger.offer_certificate(lie, found("computation"))
+    world.changes.notify()
+    await world.rest(30)
+    assert engine.running == 0
+    assert engine.begun == 4
+    await world.stop()
 
 
-def test_what_breaks_under_several_is_one_failure(tmp_path):
+async def test_what_breaks_under_several_is_one_failure(tmp_path):
     """They fail one after another, and the last one while the role pauses."""
-
-    async def scenario():
-        engine = Busy(1, 1.5, 2, 2.5, 1)
-        engine.errors = [EngineError("CUDA out of memory")] * 4
-        world, flow = started(tmp_path, engine)
-        world.run(flow)
-        await world.rest(4)
-        assert engine.ended == 4
-        assert flow._failures.count == 1
-        assert "CUDA out of memory; trying again" in str(world.conditions)
-        assert engine.begun == 4, "nothing is begun meanwhile"
-        await settling(world, 0.5 * EPOCH_SECONDS + 1)
-        assert flow._failures.count == 0
-        assert flow._making.concurrency.limit == 2, "it may have been too much at once"
-        await settling(world, 5)
-        assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
-        assert engine.loads == [0, 0]
-        await world.stop()
-
-    run_virtual(scenario())
+    engine = Busy(1, 1.5, 2, 2.5, 1)
+    engine.errors = [EngineError("CUDA out of memory")] * 4
+    world, flow = started(tmp_path, engine)
+    world.run(flow)
+    await world.rest(4)
+    assert engine.ended == 4
+    assert flow._failures.count == 1
+    assert "CUDA out of memory; trying again" in str(world.conditions)
+    assert engine.begun == 4, "nothing is begun meanwhile"
+    await settling(world, 0.5 * EPOCH_SECONDS + 1)
+    assert flow._failures.count == 0
+    assert flow._making.concurrency.limit == 2, "it may have been too much at once"
+    await settling(world, 5)
+    assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert engine.loads == [0, 0]
+    await world.stop()
 
 
-def test_what_was_made_is_kept_when_another_one_fails(tmp_path):
-    async def scenario():
-        engine = Busy(3, 1)
-        generate = engine.generate
+async def test_what_was_made_is_kept_when_another_one_fails(tmp_path):
+    engine = Busy(3, 1)
+    generate = engine.generate
 
-        async def first_fails(*arguments):
-            number = engine.begun
-            made = await generate(*arguments)
-            if number == 0:
-                raise EngineError("gone")
-            return made
+    async def first_fails(*arguments):
+        number = engine.begun
+        made = await generate(*arguments)
+        if number == 0:
+            raise EngineError("gone")
+        return made
 
-        engine.generate = first_fails
-        world, flow = started(tmp_path, engine)
-        world.run(flow)
-        await settling(world, 20)
-        assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
-        assert engine.begun == len(slots(world)) + len(flow._making) + 1
-        await world.stop()
-
-    run_virtual(scenario())
+    engine.generate = first_fails
+    world, flow = started(tmp_path, engine)
+    world.run(flow)
+    await settling(world, 20)
+    assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert engine.begun == len(slots(world)) + len(flow._making) + 1
+    await world.stop()
 
 
-def test_what_waits_for_a_slot_that_nobody_makes_any_more_is_given_up(tmp_path):
+async def test_what_waits_for_a_slot_that_nobody_makes_any_more_is_given_up(tmp_path):
     """The first one failed, and a new version came before it could be made again."""
-
-    async def scenario():
-        engine = Busy(1, 3, 3, 3, 1000)
-        engine.errors = [EngineError("gone")]
-        world, flow = started(tmp_path, engine)
-        world.run(flow)
-        await world.rest(2)
-        world.version(policy=world.hold(1, b"policy 1").digest)
-        await world.rest(2 * EPOCH_SECONDS)
-        assert slots(world) == []
-        assert engine.loads == [0, 1]
-        assert {making.version for making in flow._making} == {1}
-        await world.stop()
-
-    run_virtual(scenario())
+    engine = Busy(1, 3, 3, 3, 1000)
+    engine.errors = [EngineError("gone")]
+    world, flow = started(tmp_path, engine)
+    world.run(flow)
+    await world.rest(2)
+    world.version(policy=world.hold(1, b"policy 1").digest)
+    await world.rest(2 * EPOCH_SECONDS)
+    assert slots(world) == []
+    assert engine.loads == [0, 1]
+    assert {making.version for making in flow._making} == {1}
+    await world.stop()
 
 
-def test_a_restart_uses_no_slot_twice_and_skips_none(tmp_path):
-    async def scenario():
-        world, flow = started(tmp_path, Busy(1, 2, 50, 1))
-        world.run(flow)
-        await settling(world, 5)
-        assert slots(world) == [(0, 0), (0, 1)]
-        assert len(flow._making) >= 3
-        await world.stop()
-        again = InferenceFlow(world.context, Busy(1), world.asked(Task()))
-        again._making.concurrency.limit = 4
-        world.run(again)
-        await settling(world, 10)
-        assert slots(world)[:8] == [(0, slot) for slot in range(8)]
-        assert world.replica.ledger.forks == {}
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_restart_uses_no_slot_twice_and_skips_none(tmp_path):
+    world, flow = started(tmp_path, Busy(1, 2, 50, 1))
+    world.run(flow)
+    await settling(world, 5)
+    assert slots(world) == [(0, 0), (0, 1)]
+    assert len(flow._making) >= 3
+    await world.stop()
+    again = InferenceFlow(world.context, Busy(1), world.asked(Task()))
+    again._making.concurrency.limit = 4
+    world.run(again)
+    await settling(world, 10)
+    assert slots(world)[:8] == [(0, slot) for slot in range(8)]
+    assert world.replica.ledger.forks == {}
+    await world.stop()
 
 
 @pytest.mark.parametrize("unsure", [0, 2])
-def test_a_slot_without_a_score_ends_those_after_it_and_none_before(tmp_path, unsure):
+async def test_a_slot_without_a_score_ends_those_after_it_and_none_before(tmp_path, unsure):
     """They are found in any order."""
-
-    async def scenario():
-        engine = Busy(9, 5, 3, 1)
-        world, _ = started(tmp_path / "a", engine)
-        task = Unsure(world.background)
-        head = world.replica.ledger.head.digest
-        items = assign(world.manifest, head, world.signer.peer_id, unsure, 0)
-        task.unsure[items[1].problem_seed] = None
-        flow = InferenceFlow(world.context, engine, task)
-        flow._making.concurrency.limit = 4
-        world.run(flow)
-        await settling(world, 60)
-        assert slots(world) == [(0, slot) for slot in range(unsure)]
-        assert f"no score for slot {unsure}" in str(world.conditions)
-        assert len(flow._making) == 0
-        begun = engine.begun
-        await settling(world, 60)
-        assert engine.begun == begun
-        world.version(policy=world.hold(1, b"policy 1").digest)
-        await settling(world, 5)
-        assert slots(world)[unsure] == (1, 0)
-        await world.stop()
-
-    run_virtual(scenario())
+    engine = Busy(9, 5, 3, 1)
+    world, _ = started(tmp_path / "a", engine)
+    task = Unsure(world.background)
+    head = world.replica.ledger.head.digest
+    items = assign(world.manifest, head, world.signer.peer_id, unsure, 0)
+    task.unsure[items[1].problem_seed] = None
+    flow = InferenceFlow(world.context, engine, task)
+    flow._making.concurrency.limit = 4
+    world.run(flow)
+    await settling(world, 60)
+    assert slots(world) == [(0, slot) for slot in range(unsure)]
+    assert f"no score for slot {unsure}" in str(world.conditions)
+    assert len(flow._making) == 0
+    begun = engine.begun
+    await settling(world, 60)
+    assert engine.begun == begun
+    world.version(policy=world.hold(1, b"policy 1").digest)
+    await settling(world, 5)
+    assert slots(world)[unsure] == (1, 0)
+    await world.stop()
 
 
 @pytest.mark.parametrize("error", [RefusedError("not now"), StorageFullError("the store")])
-def test_what_could_not_be_committed_is_kept_for_later(tmp_path, error):
-    async def scenario():
-        engine = Busy(1, 1, 1, 1, 1000)
-        world, flow = started(tmp_path, engine)
-        world.network.errors += [error] * 3
-        world.run(flow)
-        await world.rest(8)
-        assert slots(world) == []
-        assert engine.begun == 4
-        await settling(world, 30)
-        assert slots(world) == [(0, 0), (0, 1), (0, 2), (0, 3)]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_what_could_not_be_committed_is_kept_for_later(tmp_path, error):
+    engine = Busy(1, 1, 1, 1, 1000)
+    world, flow = started(tmp_path, engine)
+    world.network.errors += [error] * 3
+    world.run(flow)
+    await world.rest(8)
+    assert slots(world) == []
+    assert engine.begun == 4
+    await settling(world, 30)
+    assert slots(world) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    await world.stop()
 
 
-def test_slots_that_another_disk_used_are_not_used_again(tmp_path):
+async def test_slots_that_another_disk_used_are_not_used_again(tmp_path):
     """Peers may bring commits of ours, or tell that there were some, while slots are made."""
-
-    async def scenario():
-        engine = Busy(5)
-        world, flow = started(tmp_path, engine)
-        world.run(flow)
-        await world.rest(2)
-        former = world.world.chain(world.signer, 2, checkpoint=world.replica.ledger.head.digest)
-        for commit in former:
-            world.take(commit)
-        await world.rest(8)
-        assert {slot for _, slot in slots(world)}.isdisjoint({0, 1})
-        made = len(slots(world))
-        world.network.used_up_to = 0
-        world.changes.notify()
-        await settling(world, 30)
-        assert len(slots(world)) == made
-        assert world.replica.ledger.forks == {}
-        assert engine.running == 0
-        await world.stop()
-
-    run_virtual(scenario())
+    engine = Busy(5)
+    world, flow = started(tmp_path, engine)
+    world.run(flow)
+    await world.rest(2)
+    former = world.world.chain(world.signer, 2, checkpoint=world.replica.ledger.head.digest)
+    for commit in former:
+        world.take(commit)
+    await world.rest(8)
+    assert {slot for _, slot in slots(world)}.isdisjoint({0, 1})
+    made = len(slots(world))
+    world.network.used_up_to = 0
+    world.changes.notify()
+    await settling(world, 30)
+    assert len(slots(world)) == made
+    assert world.replica.ledger.forks == {}
+    assert engine.running == 0
+    await world.stop()
 
 
-def test_a_worker_learns_how_much_its_engine_is_worth(tmp_path):
+async def test_a_worker_learns_how_much_its_engine_is_worth(tmp_path):
     """An engine that computes four in the time of one gets four."""
-
-    async def scenario():
-        engine = Busy(8)
-        world, flow = started(tmp_path, engine, at_once=1, grpo=MORE)
-        world.run(flow)
-        await settling(world, 200)
-        assert flow._making.concurrency.limit >= 4
-        assert engine.most >= 4
-        await world.stop()
-
-    run_virtual(scenario())
+    engine = Busy(8)
+    world, flow = started(tmp_path, engine, at_once=1, grpo=MORE)
+    world.run(flow)
+    await settling(world, 200)
+    assert flow._making.concurrency.limit >= 4
+    assert engine.most >= 4
+    await world.stop()

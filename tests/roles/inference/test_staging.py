@@ -12,7 +12,6 @@ from protocol.types import Version
 from roles.inference.staging import Staging
 from roles.ports.engines import EngineError, FirstToken, Patch, Policy
 from tests.roles.inference.test_many_at_once import PLENTY, Busy, started
-from tests.worlds.network import run_virtual
 
 
 def policy(version: int, patch_of: bytes | None = None) -> Policy:
@@ -141,53 +140,47 @@ async def test_a_defect_is_raised(engine):
         staging.begin(CHAIN[1])
 
 
-def test_a_worker_stages_what_comes_while_it_generates_and_swaps_once(tmp_path):
+@pytest.mark.virtual
+async def test_a_worker_stages_what_comes_while_it_generates_and_swaps_once(tmp_path):
     engine = Busy(30.0)
-
-    async def scenario():
-        world, flow = started(tmp_path, engine, at_once=1, grpo={**PLENTY, "async_level": 2})
-        world.run(flow)
-        await world.rest(5.0)
-        before = world.policies.held[0]
-        for version in (1, 2):
-            content = b"policy %d" % version
-            world.version(policy=digest(content))
-            made = world.hold(version, content)
-            patch = Patch(before.digest, Path("patch"), digest(b"patch"))
-            before = world.policies.held[version] = replace(made, patch=patch)
-            world.changes.notify()
-        await world.rest(5.0)
-        assert engine.running
-        assert (engine.staged, engine.loads) == ([1, 2], [0])
-        await world.rest(60.0)
-        assert (engine.staged, engine.loads) == ([1, 2], [0, 2])
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_worker_measures_how_soon_a_version_is_in_use(tmp_path):
-    engine = Busy(30.0)
-
-    async def scenario():
-        world, flow = started(tmp_path, engine, at_once=1, grpo={**PLENTY, "async_level": 2})
-        uptakes = world.context.uptakes
-        world.run(flow)
-        await world.rest(5.0)
-        engine.first_token = FirstToken(Version(0), 0.2)
-        world.version(policy=digest(b"policy 1"))
-        await world.rest(4.0)
-        assert uptakes.newest is None, "its start is no uptake"
-        world.hold(1, b"policy 1")
+    world, flow = started(tmp_path, engine, at_once=1, grpo={**PLENTY, "async_level": 2})
+    world.run(flow)
+    await world.rest(5.0)
+    before = world.policies.held[0]
+    for version in (1, 2):
+        content = b"policy %d" % version
+        world.version(policy=digest(content))
+        made = world.hold(version, content)
+        patch = Patch(before.digest, Path("patch"), digest(b"patch"))
+        before = world.policies.held[version] = replace(made, patch=patch)
         world.changes.notify()
-        await world.rest(40.0)
-        newest = uptakes.newest
-        assert (newest.version, newest.first_token_seconds) == (1, None)
-        assert newest.weights_seconds == pytest.approx(4.0, abs=0.1)
-        assert newest.swapped_seconds == pytest.approx(25.2, abs=0.2)  # sequences, and the load
-        engine.first_token = FirstToken(Version(1), 0.5)
-        await world.rest(10.0)
-        assert uptakes.newest.first_token_seconds == newest.swapped_seconds + 0.5
-        await world.stop()
+    await world.rest(5.0)
+    assert engine.running
+    assert (engine.staged, engine.loads) == ([1, 2], [0])
+    await world.rest(60.0)
+    assert (engine.staged, engine.loads) == ([1, 2], [0, 2])
+    await world.stop()
 
-    run_virtual(scenario())
+
+@pytest.mark.virtual
+async def test_a_worker_measures_how_soon_a_version_is_in_use(tmp_path):
+    engine = Busy(30.0)
+    world, flow = started(tmp_path, engine, at_once=1, grpo={**PLENTY, "async_level": 2})
+    uptakes = world.context.uptakes
+    world.run(flow)
+    await world.rest(5.0)
+    engine.first_token = FirstToken(Version(0), 0.2)
+    world.version(policy=digest(b"policy 1"))
+    await world.rest(4.0)
+    assert uptakes.newest is None, "its start is no uptake"
+    world.hold(1, b"policy 1")
+    world.changes.notify()
+    await world.rest(40.0)
+    newest = uptakes.newest
+    assert (newest.version, newest.first_token_seconds) == (1, None)
+    assert newest.weights_seconds == pytest.approx(4.0, abs=0.1)
+    assert newest.swapped_seconds == pytest.approx(25.2, abs=0.2)  # sequences, and the load
+    engine.first_token = FirstToken(Version(1), 0.5)
+    await world.rest(10.0)
+    assert uptakes.newest.first_token_seconds == newest.swapped_seconds + 0.5
+    await world.stop()

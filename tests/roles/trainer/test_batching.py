@@ -11,116 +11,96 @@ from protocol.rollout import RolloutSequence, encode_body
 from roles.trainer.batching import Batching
 from tests.roles.trainer.trainer_world import World
 from tests.worlds.flow_world import ANSWER, END, Task, Unsure
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 
-def test_a_few_lost_bodies_hold_nothing_up(tmp_path):
-    async def scenario():
-        world = World(tmp_path, grpo={"rollouts_per_step": 2, "rollouts_ahead": 9})
-        world.start()
-        lost = [world.rollout(worker=n % 2, held=False) for n in range(6)]
-        assert len(lost) == 6
-        await world.rest(10)
-        assert world.published == []
-        good = [world.rollout(worker=2) for _ in range(2)]
-        await world.rest(20)
-        assert [set(item.batch) for item in world.published] == [{item.digest for item in good}]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_few_lost_bodies_hold_nothing_up(tmp_path):
+    world = World(tmp_path, grpo={"rollouts_per_step": 2, "rollouts_ahead": 9})
+    world.start()
+    lost = [world.rollout(worker=n % 2, held=False) for n in range(6)]
+    assert len(lost) == 6
+    await world.rest(10)
+    assert world.published == []
+    good = [world.rollout(worker=2) for _ in range(2)]
+    await world.rest(20)
+    assert [set(item.batch) for item in world.published] == [{item.digest for item in good}]
+    await world.stop()
 
 
-def test_a_body_is_asked_of_its_worker_and_of_who_certified_it(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.start()
-        first, _ = world.batch()
-        await world.rest(3)
-        sources = dict(world.network.asked)[first.message.body]
-        entry = world.replica.ledger.entries[first.digest]
-        assert sources[0] == first.signer
-        assert entry.certificate.signer in sources
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_body_is_asked_of_its_worker_and_of_who_certified_it(tmp_path):
+    world = World(tmp_path)
+    world.start()
+    first, _ = world.batch()
+    await world.rest(3)
+    sources = dict(world.network.asked)[first.message.body]
+    entry = world.replica.ledger.entries[first.digest]
+    assert sources[0] == first.signer
+    assert entry.certificate.signer in sources
+    await world.stop()
 
 
 @pytest.mark.parametrize(
     "body", [b"nonsense", encode_body([RolloutSequence((99, END), (-0.5, -0.5), 0, ())] * 4)]
 )
-def test_a_certified_body_that_cannot_be_is_not_learned_from(tmp_path, body):
+async def test_a_certified_body_that_cannot_be_is_not_learned_from(tmp_path, body):
     """A committee may have lied; the model must not choke on what it let through."""
-
-    async def scenario():
-        world = World(tmp_path)
-        world.start()
-        wrong = world.rollout(body)
-        good = [world.rollout(worker=worker) for worker in (1, 2)]
-        await world.rest(20)
-        assert [set(item.batch) for item in world.published] == [{item.digest for item in good}]
-        assert wrong.digest not in world.published[0].batch
-        await world.stop()
-
-    run_virtual(scenario())
+    world = World(tmp_path)
+    world.start()
+    wrong = world.rollout(body)
+    good = [world.rollout(worker=worker) for worker in (1, 2)]
+    await world.rest(20)
+    assert [set(item.batch) for item in world.published] == [{item.digest for item in good}]
+    assert wrong.digest not in world.published[0].batch
+    await world.stop()
 
 
-def test_nothing_is_learned_from_without_a_certificate(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.start()
-        world.rollout(worker=0)
-        world.rollout(worker=1, certified=False)
-        await world.rest(30)
-        assert world.engine.batches == []
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_nothing_is_learned_from_without_a_certificate(tmp_path):
+    world = World(tmp_path)
+    world.start()
+    world.rollout(worker=0)
+    world.rollout(worker=1, certified=False)
+    await world.rest(30)
+    assert world.engine.batches == []
+    await world.stop()
 
 
-def test_what_is_too_old_for_the_version_under_way_is_left_out(tmp_path):
+async def test_what_is_too_old_for_the_version_under_way_is_left_out(tmp_path):
     """The ledger counts from the last published version; the one being published is newer."""
+    world = World(tmp_path, grpo={"async_level": 0})
+    release, published = world.policies.release, asyncio.Event()
 
-    async def scenario():
-        world = World(tmp_path, grpo={"async_level": 0})
-        release, published = world.policies.release, asyncio.Event()
+    async def slow(policy):
+        await published.wait()
+        return await release(policy)
 
-        async def slow(policy):
-            await published.wait()
-            return await release(policy)
-
-        world.policies.release = slow
-        world.start()
-        world.batch()
-        await world.rest(3)
-        world.batch()
-        await world.rest(20)
-        assert len(world.replica.ledger.usable()) == 4
-        assert len(world.engine.batches) == 1
-        published.set()
-        await world.rest(3)
-        world.batch()
-        await world.rest(3)
-        assert [item.version for item in world.published] == [1, 2]
-        await world.stop()
-
-    run_virtual(scenario())
+    world.policies.release = slow
+    world.start()
+    world.batch()
+    await world.rest(3)
+    world.batch()
+    await world.rest(20)
+    assert len(world.replica.ledger.usable()) == 4
+    assert len(world.engine.batches) == 1
+    published.set()
+    await world.rest(3)
+    world.batch()
+    await world.rest(3)
+    assert [item.version for item in world.published] == [1, 2]
+    await world.stop()
 
 
-def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_path):
+async def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_path):
     """Its tokens answer the prompts of a version that the swarm no longer means."""
-
-    async def scenario():
-        world = World(tmp_path)
-        genesis = world.replica.ledger.head
-        world.version()
-        world.batch()
-        batching = Batching(world.context, world.engine, world.asked(Task()))
-        found = asyncio.create_task(batching.next(1, b"policy"))
-        await asyncio.sleep(0.01)
-        world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
-        assert await found is None
-
-    run_virtual(scenario())
+    world = World(tmp_path)
+    genesis = world.replica.ledger.head
+    world.version()
+    world.batch()
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    found = asyncio.create_task(batching.next(1, b"policy"))
+    await asyncio.sleep(0.01)
+    world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
+    assert await found is None
 
 
 # Log-probabilities
@@ -128,120 +108,96 @@ def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_path):
 ROUNDING = {"dtype": "bf16"}
 
 
-def test_log_probabilities_are_our_own_under_the_version_that_generated(tmp_path):
+async def test_log_probabilities_are_our_own_under_the_version_that_generated(tmp_path):
     """Whatever workers claim, ``-0.5`` here; the engine's tell their version."""
-
-    async def scenario():
-        grpo = {"rollouts_per_step": 6, "rollouts_ahead": 9}
-        world = World(tmp_path, grpo=grpo, model=ROUNDING)
-        world.version()
-        world.hold(1, b"policy 1")
-        made = {world.rollout(worker=n % 3, version=n % 2).digest: n % 2 for n in range(6)}
-        batch = await Batching(world.context, world.engine, world.asked(Task())).next(1, b"policy")
-        assert world.engine.recomputed == [0, 1], "weights are read once a batch"
-        rollouts = [batch.sequences[start : start + 4] for start in range(0, 24, 4)]
-        for commit, rollout in zip(batch.commits, rollouts, strict=True):
-            assert {one.logprobs for one in rollout} == {(-1.0 - made[commit],) * 2}
-        assert [one.group for one in batch.sequences] == sorted(
-            one.group for one in batch.sequences
-        )
-
-    run_virtual(scenario())
+    grpo = {"rollouts_per_step": 6, "rollouts_ahead": 9}
+    world = World(tmp_path, grpo=grpo, model=ROUNDING)
+    world.version()
+    world.hold(1, b"policy 1")
+    made = {world.rollout(worker=n % 3, version=n % 2).digest: n % 2 for n in range(6)}
+    batch = await Batching(world.context, world.engine, world.asked(Task())).next(1, b"policy")
+    assert world.engine.recomputed == [0, 1], "weights are read once a batch"
+    rollouts = [batch.sequences[start : start + 4] for start in range(0, 24, 4)]
+    for commit, rollout in zip(batch.commits, rollouts, strict=True):
+        assert {one.logprobs for one in rollout} == {(-1.0 - made[commit],) * 2}
+    assert [one.group for one in batch.sequences] == sorted(one.group for one in batch.sequences)
 
 
-def test_rollouts_of_a_version_whose_weights_are_not_here_wait_for_them(tmp_path):
-    async def scenario():
-        grpo = {"rollouts_per_step": 2, "rollouts_ahead": 9}
-        world = World(tmp_path, grpo=grpo, model=ROUNDING)
-        world.version()
-        world.hold(1, b"policy 1")
-        old = [world.rollout(worker=n % 3, version=0).digest for n in range(6)]
-        held = world.policies.held.pop(0)
-        batching = Batching(world.context, world.engine, world.asked(Task()))
-        assert await batching.next(1, b"policy") is None
-        new = [world.rollout(worker=n, version=1).digest for n in range(2)]
-        assert set((await batching.next(1, b"policy")).commits) == set(new)
-        batching.use(tuple(new))
-        world.policies.held[0] = held
-        assert set((await batching.next(1, b"policy")).commits) < set(old)
-
-    run_virtual(scenario())
+async def test_rollouts_of_a_version_whose_weights_are_not_here_wait_for_them(tmp_path):
+    grpo = {"rollouts_per_step": 2, "rollouts_ahead": 9}
+    world = World(tmp_path, grpo=grpo, model=ROUNDING)
+    world.version()
+    world.hold(1, b"policy 1")
+    old = [world.rollout(worker=n % 3, version=0).digest for n in range(6)]
+    held = world.policies.held.pop(0)
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    assert await batching.next(1, b"policy") is None
+    new = [world.rollout(worker=n, version=1).digest for n in range(2)]
+    assert set((await batching.next(1, b"policy")).commits) == set(new)
+    batching.use(tuple(new))
+    world.policies.held[0] = held
+    assert set((await batching.next(1, b"policy")).commits) < set(old)
 
 
-def test_where_nothing_rounds_claims_are_taken_as_the_audit_left_them(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.batch()
-        del world.policies.held[0]
-        batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, b"policy")
-        assert {one.logprobs for one in batch.sequences} == {(-0.5, -0.5)}
-
-    run_virtual(scenario())
+async def test_where_nothing_rounds_claims_are_taken_as_the_audit_left_them(tmp_path):
+    world = World(tmp_path)
+    world.batch()
+    del world.policies.held[0]
+    batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, b"policy")
+    assert {one.logprobs for one in batch.sequences} == {(-0.5, -0.5)}
 
 
-def test_weights_are_held_while_the_engine_reads_them(tmp_path):
-    async def scenario():
-        world, in_use = World(tmp_path, model=ROUNDING), []
-        world.batch()
-        world.engine.on_read = lambda: in_use.append(list(world.policies.in_use))
-        batching = Batching(world.context, world.engine, world.asked(Task()))
-        assert await batching.next(0, b"policy") is not None
-        assert (in_use, world.policies.in_use) == ([[0]], [])
-
-    run_virtual(scenario())
+async def test_weights_are_held_while_the_engine_reads_them(tmp_path):
+    world, in_use = World(tmp_path, model=ROUNDING), []
+    world.batch()
+    world.engine.on_read = lambda: in_use.append(list(world.policies.in_use))
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    assert await batching.next(0, b"policy") is not None
+    assert (in_use, world.policies.in_use) == ([[0]], [])
 
 
-def test_weights_that_the_engine_refuses_are_fetched_again(tmp_path):
-    async def scenario():
-        world = World(tmp_path, model=ROUNDING)
-        world.batch()
-        held = world.policies.held[0]
-        world.engine.damaged[held.path.name] = None
-        batching = Batching(world.context, world.engine, world.asked(Task()))
-        assert await batching.next(0, b"policy") is None
-        assert world.policies.discarded == [0]
-        world.engine.damaged.clear()
-        world.policies.held[0] = held
-        assert await batching.next(0, b"policy") is not None
-
-    run_virtual(scenario())
+async def test_weights_that_the_engine_refuses_are_fetched_again(tmp_path):
+    world = World(tmp_path, model=ROUNDING)
+    world.batch()
+    held = world.policies.held[0]
+    world.engine.damaged[held.path.name] = None
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    assert await batching.next(0, b"policy") is None
+    assert world.policies.discarded == [0]
+    world.engine.damaged.clear()
+    world.policies.held[0] = held
+    assert await batching.next(0, b"policy") is not None
 
 
 # The lot
 
 
-def test_the_batch_is_drawn_by_lot_and_not_by_age(tmp_path):
-    async def scenario():
-        world = World(tmp_path, grpo={"rollouts_per_step": 2, "rollouts_ahead": 9})
-        held = [world.rollout(worker=n % 3).digest for n in range(6)]
-        drawn = Counter()
-        for number in range(40):
-            policy = digest(b"%d" % number)
-            batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
-            assert list(batch.commits) == sorted(held, key=lambda key: digest(policy + key))[:2]
-            again = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
-            assert again.commits == batch.commits
-            drawn.update(batch.commits)
-        assert sorted(drawn) == sorted(held)
-        assert max(drawn.values()) < 3 * min(drawn.values()), "13 each are to be expected"
-
-    run_virtual(scenario())
+async def test_the_batch_is_drawn_by_lot_and_not_by_age(tmp_path):
+    world = World(tmp_path, grpo={"rollouts_per_step": 2, "rollouts_ahead": 9})
+    held = [world.rollout(worker=n % 3).digest for n in range(6)]
+    drawn = Counter()
+    for number in range(40):
+        policy = digest(b"%d" % number)
+        batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
+        assert list(batch.commits) == sorted(held, key=lambda key: digest(policy + key))[:2]
+        again = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
+        assert again.commits == batch.commits
+        drawn.update(batch.commits)
+    assert sorted(drawn) == sorted(held)
+    assert max(drawn.values()) < 3 * min(drawn.values()), "13 each are to be expected"
 
 
-def test_the_lot_of_a_step_is_that_of_the_policy_before_it(tmp_path):
-    async def scenario():
-        world = World(tmp_path, grpo={"rollouts_per_step": 2, "rollouts_ahead": 9})
-        held = [world.rollout(worker=n % 3).digest for n in range(6)]
-        world.start()
-        await world.rest(3)
-        policies = [world.manifest.genesis_policy, *(item.policy for item in world.published)]
-        assert len(world.published) == 3
-        for policy, item in zip(policies, world.published, strict=False):
-            assert list(item.batch) == sorted(held, key=lambda key: digest(policy + key))[:2]
-            held = [key for key in held if key not in item.batch]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_the_lot_of_a_step_is_that_of_the_policy_before_it(tmp_path):
+    world = World(tmp_path, grpo={"rollouts_per_step": 2, "rollouts_ahead": 9})
+    held = [world.rollout(worker=n % 3).digest for n in range(6)]
+    world.start()
+    await world.rest(3)
+    policies = [world.manifest.genesis_policy, *(item.policy for item in world.published)]
+    assert len(world.published) == 3
+    for policy, item in zip(policies, world.published, strict=False):
+        assert list(item.batch) == sorted(held, key=lambda key: digest(policy + key))[:2]
+        held = [key for key in held if key not in item.batch]
+    await world.stop()
 
 
 # Groups that teach nothing
@@ -274,93 +230,76 @@ def rollout(world, kind, number):
         (["dull"] * 4 + ["teaching"], 5),
     ],
 )
-def test_more_is_drawn_in_place_of_groups_that_teach_nothing(tmp_path, kinds, taken):
+async def test_more_is_drawn_in_place_of_groups_that_teach_nothing(tmp_path, kinds, taken):
     """All of it is used up, and a run in which nothing teaches anything moves on."""
-
-    async def scenario():
-        world = World(tmp_path, grpo=REFILLING)
-        batching = Batching(world.context, world.engine, world.asked(Task()))
-        batches, commits = [], []
-        for number, kind in enumerate(kinds):
-            assert world.replica.ledger.demand(), "workers do not pause while it waits"
-            commits.append(rollout(world, GROUPS[kind], number))
-            batches.append(await batching.next(0, b"policy"))
-        *early, last = batches
-        assert early == [None] * len(early)
-        if taken is None:
-            assert last is None
-        else:
-            assert sorted(last.commits) == sorted(commits)
-            assert len(last.sequences) == 4 * taken == 4 * len(commits)
-            assert len({item.group for item in last.sequences}) == 2 * taken
-        asked = [body for body, _ in world.network.asked]
-        assert len(asked) == len(set(asked)), "what was read is not fetched again"
-
-    run_virtual(scenario())
+    world = World(tmp_path, grpo=REFILLING)
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    batches, commits = [], []
+    for number, kind in enumerate(kinds):
+        assert world.replica.ledger.demand(), "workers do not pause while it waits"
+        commits.append(rollout(world, GROUPS[kind], number))
+        batches.append(await batching.next(0, b"policy"))
+    *early, last = batches
+    assert early == [None] * len(early)
+    if taken is None:
+        assert last is None
+    else:
+        assert sorted(last.commits) == sorted(commits)
+        assert len(last.sequences) == 4 * taken == 4 * len(commits)
+        assert len({item.group for item in last.sequences}) == 2 * taken
+    asked = [body for body, _ in world.network.asked]
+    assert len(asked) == len(set(asked)), "what was read is not fetched again"
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(sorted(GROUPS)), max_size=8), st.binary(max_size=4))
-def test_no_more_is_drawn_than_is_needed(tmp_path_factory, kinds, policy):
-    async def scenario():
-        world = World(tmp_path_factory.mktemp("world"), grpo=REFILLING)
-        made = {rollout(world, GROUPS[kind], n): kind for n, kind in enumerate(kinds)}
-        batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
-        teaching, expected = 0, []
-        for key in sorted(made, key=lambda key: digest(policy + key)):
-            if (teaching >= 4 and len(expected) >= 2) or len(expected) == 5:
-                break
-            expected.append(key)
-            teaching += {"dull": 0, "half": 1, "teaching": 2}[made[key]]
-        enough = (teaching >= 4 and len(expected) >= 2) or len(expected) == 5
-        assert (batch is not None) is enough
-        assert batch is None or list(batch.commits) == expected
-
-    run_virtual(scenario())
+async def test_no_more_is_drawn_than_is_needed(tmp_path_factory, kinds, policy):
+    world = World(tmp_path_factory.mktemp("world"), grpo=REFILLING)
+    made = {rollout(world, GROUPS[kind], n): kind for n, kind in enumerate(kinds)}
+    batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
+    teaching, expected = 0, []
+    for key in sorted(made, key=lambda key: digest(policy + key)):
+        if (teaching >= 4 and len(expected) >= 2) or len(expected) == 5:
+            break
+        expected.append(key)
+        teaching += {"dull": 0, "half": 1, "teaching": 2}[made[key]]
+    enough = (teaching >= 4 and len(expected) >= 2) or len(expected) == 5
+    assert (batch is not None) is enough
+    assert batch is None or list(batch.commits) == expected
 
 
-def test_without_refilling_a_step_takes_what_it_draws(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        commits = [rollout(world, GROUPS["dull"], number) for number in range(2)]
-        batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, b"policy")
-        assert sorted(batch.commits) == sorted(commits)
-
-    run_virtual(scenario())
+async def test_without_refilling_a_step_takes_what_it_draws(tmp_path):
+    world = World(tmp_path)
+    commits = [rollout(world, GROUPS["dull"], number) for number in range(2)]
+    batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, b"policy")
+    assert sorted(batch.commits) == sorted(commits)
 
 
-def test_a_trainer_that_refills_goes_on_step_after_step(tmp_path):
+async def test_a_trainer_that_refills_goes_on_step_after_step(tmp_path):
     """Workers make what back-pressure lets them; nine of ten of their groups teach nothing."""
-
-    async def scenario():
-        world = World(tmp_path, grpo=REFILLING | {"rollouts_ahead": 3, "steps": 9})
-        world.start()
-        for number in range(200):
-            if world.replica.ledger.demand():
-                rollout(world, GROUPS["dull" if number % 5 else "half"], number)
-            await world.rest(1)
-        assert [item.version for item in world.published] == list(range(1, 10))
-        assert {len(item.batch) for item in world.published} <= {4, 5}
-        await world.stop()
-
-    run_virtual(scenario())
+    world = World(tmp_path, grpo=REFILLING | {"rollouts_ahead": 3, "steps": 9})
+    world.start()
+    for number in range(200):
+        if world.replica.ledger.demand():
+            rollout(world, GROUPS["dull" if number % 5 else "half"], number)
+        await world.rest(1)
+    assert [item.version for item in world.published] == list(range(1, 10))
+    assert {len(item.batch) for item in world.published} <= {4, 5}
+    await world.stop()
 
 
-def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_path):
-    async def scenario():
-        grpo = {"rollouts_per_step": 2, "rollouts_ahead": 9}
-        world = World(tmp_path, grpo=grpo)
-        commits = [world.rollout(worker=n) for n in range(2)]
-        task = Unsure(world.background)
-        batching = Batching(world.context, world.engine, task)
-        head = world.replica.ledger.checkpoint(0).digest
-        seed = assign(world.manifest, head, commits[0].signer, 0, 0)[0].problem_seed
-        task.unsure[seed] = None
-        assert await batching.next(0, b"policy") is None
-        assert await batching.next(0, b"policy") is None
-        assert task.asked.count(seed) == 2, "two sequences of one prompt, once"
-        third = world.rollout(worker=2)
-        batch = await batching.next(0, b"policy")
-        assert set(batch.commits) == {commits[1].digest, third.digest}
-
-    run_virtual(scenario())
+async def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_path):
+    grpo = {"rollouts_per_step": 2, "rollouts_ahead": 9}
+    world = World(tmp_path, grpo=grpo)
+    commits = [world.rollout(worker=n) for n in range(2)]
+    task = Unsure(world.background)
+    batching = Batching(world.context, world.engine, task)
+    head = world.replica.ledger.checkpoint(0).digest
+    seed = assign(world.manifest, head, commits[0].signer, 0, 0)[0].problem_seed
+    task.unsure[seed] = None
+    assert await batching.next(0, b"policy") is None
+    assert await batching.next(0, b"policy") is None
+    assert task.asked.count(seed) == 2, "two sequences of one prompt, once"
+    third = world.rollout(worker=2)
+    batch = await batching.next(0, b"policy")
+    assert set(batch.commits) == {commits[1].digest, third.digest}

@@ -3,55 +3,47 @@ import pytest
 from protocol.crypto import digest
 from roles.ports.storage import StorageFullError
 from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 # Whose turn it is
 
 
-def test_the_next_in_line_waits_for_the_ones_before_it(tmp_path):
-    async def scenario():
-        world = World(tmp_path, "trainer 1", epochs={"seconds": 10.0, "record_epochs": 20})
-        world.start()
-        await world.rest(190)
-        assert world.engine.loaded == []
-        world.live(world.signer, policy_version=0)
-        await world.rest(20)
-        assert world.engine.loaded == ["v0.safetensors"]
-        world.live(*world.world.validators, roles=("validator",), policy_version=0)
-        world.batch()
-        await world.rest(5)
-        assert [(item.version, item.term) for item in world.published] == [(1, 1)]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_the_next_in_line_waits_for_the_ones_before_it(tmp_path):
+    world = World(tmp_path, "trainer 1", epochs={"seconds": 10.0, "record_epochs": 20})
+    world.start()
+    await world.rest(190)
+    assert world.engine.loaded == []
+    world.live(world.signer, policy_version=0)
+    await world.rest(20)
+    assert world.engine.loaded == ["v0.safetensors"]
+    world.live(*world.world.validators, roles=("validator",), policy_version=0)
+    world.batch()
+    await world.rest(5)
+    assert [(item.version, item.term) for item in world.published] == [(1, 1)]
+    await world.stop()
 
 
-def test_what_held_it_up_is_forgotten_when_another_one_leads(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.policies.held.clear()
-        world.start()
-        await world.rest(10)
-        assert "waiting for the weights of version 0" in str(world.conditions)
-        world.live(world.world.trainers[1], policy_version=0)
-        world.version(trainer=1, term=1)
-        await world.rest(10)
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_what_held_it_up_is_forgotten_when_another_one_leads(tmp_path):
+    world = World(tmp_path)
+    world.policies.held.clear()
+    world.start()
+    await world.rest(10)
+    assert "waiting for the weights of version 0" in str(world.conditions)
+    world.live(world.world.trainers[1], policy_version=0)
+    world.version(trainer=1, term=1)
+    await world.rest(10)
+    assert str(world.conditions) == ""
+    await world.stop()
 
 
-def test_a_complete_run_is_left_alone(tmp_path):
-    async def scenario():
-        world = World(tmp_path, grpo={"steps": 1})
-        world.start()
-        world.version()
-        await world.rest(20)
-        assert world.engine.loaded == []
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_complete_run_is_left_alone(tmp_path):
+    world = World(tmp_path, grpo={"steps": 1})
+    world.start()
+    world.version()
+    await world.rest(20)
+    assert world.engine.loaded == []
+    await world.stop()
 
 
 # Where it goes on from
@@ -64,159 +56,134 @@ def own_head(world, version=1):
     world.hold(version, b"policy 1")
 
 
-def test_it_goes_on_from_its_own_state_and_says_again_what_it_said_last(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        own_head(world)
-        world.start()
-        await world.rest(5)
-        assert world.engine.loaded == ["v1.state"]
-        assert world.network.announced == [world.replica.ledger.head.envelope]
-        world.batch()
-        await world.rest(5)
-        assert [(item.version, item.term) for item in world.published] == [(2, 0)]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_it_goes_on_from_its_own_state_and_says_again_what_it_said_last(tmp_path):
+    world = World(tmp_path)
+    own_head(world)
+    world.start()
+    await world.rest(5)
+    assert world.engine.loaded == ["v1.state"]
+    assert world.network.announced == [world.replica.ledger.head.envelope]
+    world.batch()
+    await world.rest(5)
+    assert [(item.version, item.term) for item in world.published] == [(2, 0)]
+    await world.stop()
 
 
 @pytest.mark.parametrize("published", ["good", "damaged", "of other weights", "gone"])
-def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, published):
-    async def scenario():
-        world = World(tmp_path)
-        world.version(state=digest(b"state"), state_bytes=5)
-        world.files.state(1).write_text("half")
-        world.engine.damaged["v1.state"] = None
-        world.hold(1, b"policy 1")
-        policy = world.replica.ledger.head.message.policy
-        world.engine.states["published.state"] = policy
-        if published != "gone":
-            world.policies.state = tmp_path / "published.state"
-        if published == "of other weights":
-            world.engine.states["published.state"] = digest(b"other weights")
-        if published == "damaged":
-            world.engine.damaged["published.state"] = None
-        world.start()
-        await world.rest(5)
-        expected = "published.state" if published == "good" else "v1.safetensors"
-        assert world.engine.loaded == [expected]
-        assert world.network.announced == []
-        world.batch()
-        await world.rest(5)
-        assert [(item.version, item.term) for item in world.published] == [(2, 2)]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, published):
+    world = World(tmp_path)
+    world.version(state=digest(b"state"), state_bytes=5)
+    world.files.state(1).write_text("half")
+    world.engine.damaged["v1.state"] = None
+    world.hold(1, b"policy 1")
+    policy = world.replica.ledger.head.message.policy
+    world.engine.states["published.state"] = policy
+    if published != "gone":
+        world.policies.state = tmp_path / "published.state"
+    if published == "of other weights":
+        world.engine.states["published.state"] = digest(b"other weights")
+    if published == "damaged":
+        world.engine.damaged["published.state"] = None
+    world.start()
+    await world.rest(5)
+    expected = "published.state" if published == "good" else "v1.safetensors"
+    assert world.engine.loaded == [expected]
+    assert world.network.announced == []
+    world.batch()
+    await world.rest(5)
+    assert [(item.version, item.term) for item in world.published] == [(2, 2)]
+    await world.stop()
 
 
-def test_its_own_state_of_a_version_that_it_made_twice_is_not_used(tmp_path):
+async def test_its_own_state_of_a_version_that_it_made_twice_is_not_used(tmp_path):
     """It made version 1 again, and was killed before it could publish it."""
-
-    async def scenario():
-        world = World(tmp_path)
-        own_head(world)
-        world.engine.states["v1.state"] = digest(b"made again")
-        world.start()
-        await world.rest(5)
-        assert world.engine.loaded == ["v1.safetensors"]
-        await world.stop()
-
-    run_virtual(scenario())
+    world = World(tmp_path)
+    own_head(world)
+    world.engine.states["v1.state"] = digest(b"made again")
+    world.start()
+    await world.rest(5)
+    assert world.engine.loaded == ["v1.safetensors"]
+    await world.stop()
 
 
 @pytest.mark.parametrize("state_bytes", [100, 101, 2**53])
-def test_a_state_is_fetched_only_if_it_can_be_one(tmp_path, state_bytes):
-    async def scenario():
-        world = World(tmp_path)
-        world.policies.state = tmp_path / "published.state"
-        world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=state_bytes)
-        world.hold(1, b"policy 1")
-        world.start()
-        await world.rest(5)
-        usable = state_bytes <= await world.engine.state_bytes_max()
-        assert world.engine.loaded == ["published.state" if usable else "v1.safetensors"]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_state_is_fetched_only_if_it_can_be_one(tmp_path, state_bytes):
+    world = World(tmp_path)
+    world.policies.state = tmp_path / "published.state"
+    world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=state_bytes)
+    world.hold(1, b"policy 1")
+    world.start()
+    await world.rest(5)
+    usable = state_bytes <= await world.engine.state_bytes_max()
+    assert world.engine.loaded == ["published.state" if usable else "v1.safetensors"]
+    await world.stop()
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_state_of_an_earlier_version_goes_with_the_weights_of_the_newest(tmp_path, held):
-    async def scenario():
-        world = World(tmp_path, shardcast={"state_every": 3})
-        world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=5)
-        world.version(trainer=1, term=1)
-        world.policies.state = tmp_path / "published.state"
-        world.engine.states["published.state"] = world.replica.ledger.checkpoint(1).message.policy
-        if held:
-            world.hold(2, b"policy 2")
-        else:
-            world.policies.held.pop(2, None)
-        world.start()
-        await world.rest(5)
-        assert world.engine.loaded == (["published.state", "v2.safetensors"] if held else [])
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_state_of_an_earlier_version_goes_with_the_weights_of_the_newest(tmp_path, held):
+    world = World(tmp_path, shardcast={"state_every": 3})
+    world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=5)
+    world.version(trainer=1, term=1)
+    world.policies.state = tmp_path / "published.state"
+    world.engine.states["published.state"] = world.replica.ledger.checkpoint(1).message.policy
+    if held:
+        world.hold(2, b"policy 2")
+    else:
+        world.policies.held.pop(2, None)
+    world.start()
+    await world.rest(5)
+    assert world.engine.loaded == (["published.state", "v2.safetensors"] if held else [])
+    await world.stop()
 
 
 @pytest.mark.parametrize("files", [("v1.state", "v3.state"), ("v3.state",), ("v2.state",), ()])
-def test_it_goes_on_from_its_newest_state_with_the_newest_weights(tmp_path, files):
-    async def scenario():
-        world = World(tmp_path, shardcast={"state_every": 3})
-        for version in range(1, 6):
-            own_head(world) if version == 1 else world.version()
-        world.files.state(1).unlink(missing_ok=True)
-        for name in files:
-            (world.files.state(1).parent / name).write_text("state")
-            made = world.replica.ledger.checkpoint(int(name[1]))
-            world.engine.states[name] = made.message.policy
-        world.hold(5, b"policy 5")
-        world.start()
-        await world.rest(5)
-        expected = ["v3.state", "v5.safetensors"] if "v3.state" in files else ["v5.safetensors"]
-        assert world.engine.loaded == expected
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_it_goes_on_from_its_newest_state_with_the_newest_weights(tmp_path, files):
+    world = World(tmp_path, shardcast={"state_every": 3})
+    for version in range(1, 6):
+        own_head(world) if version == 1 else world.version()
+    world.files.state(1).unlink(missing_ok=True)
+    for name in files:
+        (world.files.state(1).parent / name).write_text("state")
+        made = world.replica.ledger.checkpoint(int(name[1]))
+        world.engine.states[name] = made.message.policy
+    world.hold(5, b"policy 5")
+    world.start()
+    await world.rest(5)
+    expected = ["v3.state", "v5.safetensors"] if "v3.state" in files else ["v5.safetensors"]
+    assert world.engine.loaded == expected
+    await world.stop()
 
 
-def test_weights_that_are_refused_are_handed_back(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        policy = world.policies.held[0]
-        world.engine.damaged[policy.path.name] = None
-        world.start()
-        await world.rest(15)
-        assert world.policies.discarded == [0]
-        assert "waiting for the weights" in str(world.conditions)
-        world.engine.damaged.clear()
-        world.policies.held[0] = policy
-        world.engine.on_read = lambda: in_use.append(list(world.policies.in_use))
-        in_use = []
-        await world.rest(15)
-        assert world.engine.loaded == ["v0.safetensors"]
-        assert (in_use, world.policies.in_use) == ([[0]], [])
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_weights_that_are_refused_are_handed_back(tmp_path):
+    world = World(tmp_path)
+    policy = world.policies.held[0]
+    world.engine.damaged[policy.path.name] = None
+    world.start()
+    await world.rest(15)
+    assert world.policies.discarded == [0]
+    assert "waiting for the weights" in str(world.conditions)
+    world.engine.damaged.clear()
+    world.policies.held[0] = policy
+    world.engine.on_read = lambda: in_use.append(list(world.policies.in_use))
+    in_use = []
+    await world.rest(15)
+    assert world.engine.loaded == ["v0.safetensors"]
+    assert (in_use, world.policies.in_use) == ([[0]], [])
+    await world.stop()
 
 
-def test_no_room_for_a_state_is_told_and_waited_for(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.version(state=digest(b"state"), state_bytes=5)
-        world.policies.errors.append(StorageFullError("no room"))
-        world.policies.state = tmp_path / "published.state"
-        world.start()
-        await world.rest(5)
-        assert "disk full" in str(world.conditions)
-        await world.rest(15)
-        assert world.engine.loaded == ["published.state"]
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_no_room_for_a_state_is_told_and_waited_for(tmp_path):
+    world = World(tmp_path)
+    world.version(state=digest(b"state"), state_bytes=5)
+    world.policies.errors.append(StorageFullError("no room"))
+    world.policies.state = tmp_path / "published.state"
+    world.start()
+    await world.rest(5)
+    assert "disk full" in str(world.conditions)
+    await world.rest(15)
+    assert world.engine.loaded == ["published.state"]
+    assert str(world.conditions) == ""
+    await world.stop()
 
 
 @pytest.mark.parametrize(
@@ -230,23 +197,20 @@ def test_no_room_for_a_state_is_told_and_waited_for(tmp_path):
     ],
     ids=str,
 )
-def test_nothing_that_another_trainer_signs_ends_an_honest_one(tmp_path, lie):
-    async def scenario():
-        world = World(tmp_path, trainers=3)
-        world.start()
-        claim = {"trainer": 1, "term": 1} | lie
-        head = world.replica.ledger.head
-        signed = world.world.checkpoint(head, claim.pop("trainer"), batch=(), **claim)
-        world.replica.receive(signed.envelope, world.now())
-        world.hold(1, b"policy 1")
-        world.changes.notify()
-        await world.rest(5)
-        world.batch()
-        await world.rest(5)
-        assert world.published, str(world.conditions)
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_nothing_that_another_trainer_signs_ends_an_honest_one(tmp_path, lie):
+    world = World(tmp_path, trainers=3)
+    world.start()
+    claim = {"trainer": 1, "term": 1} | lie
+    head = world.replica.ledger.head
+    signed = world.world.checkpoint(head, claim.pop("trainer"), batch=(), **claim)
+    world.replica.receive(signed.envelope, world.now())
+    world.hold(1, b"policy 1")
+    world.changes.notify()
+    await world.rest(5)
+    world.batch()
+    await world.rest(5)
+    assert world.published, str(world.conditions)
+    await world.stop()
 
 
 LIFE_EPOCHS = 12
@@ -260,87 +224,73 @@ def orphaned(tmp_path):
     return world, batch
 
 
-def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
-    async def scenario():
-        world, batch = orphaned(tmp_path)
-        lost = world.replica.ledger.head
-        world.start()
-        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
-        assert world.engine.loaded == []
-        assert "waiting for the weights of version 1" in str(world.conditions)
-        world.live(world.signer, policy_version=0)
-        await world.rest(30)
-        assert world.engine.loaded == ["v0.safetensors"]
-        fresh = [world.rollout(worker=worker, version=0) for worker in range(2)]
-        await world.rest(5)
-        made, after = world.published
-        assert (made.version, made.parent) == (1, lost.message.parent)
-        assert made.term > lost.message.term
-        assert set(made.batch) == {signed.digest for signed in fresh}
-        assert set(after.batch) == {signed.digest for signed in batch}, "they were given back"
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
+    world, batch = orphaned(tmp_path)
+    lost = world.replica.ledger.head
+    world.start()
+    await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+    assert world.engine.loaded == []
+    assert "waiting for the weights of version 1" in str(world.conditions)
+    world.live(world.signer, policy_version=0)
+    await world.rest(30)
+    assert world.engine.loaded == ["v0.safetensors"]
+    fresh = [world.rollout(worker=worker, version=0) for worker in range(2)]
+    await world.rest(5)
+    made, after = world.published
+    assert (made.version, made.parent) == (1, lost.message.parent)
+    assert made.term > lost.message.term
+    assert set(made.batch) == {signed.digest for signed in fresh}
+    assert set(after.batch) == {signed.digest for signed in batch}, "they were given back"
+    assert str(world.conditions) == ""
+    await world.stop()
 
 
-def test_several_lost_versions_cost_one_number_and_the_rest_of_the_chain_stays(tmp_path):
+async def test_several_lost_versions_cost_one_number_and_the_rest_of_the_chain_stays(tmp_path):
     """Nodes replace the newest version and no other on a trainer's word."""
-
-    async def scenario():
-        world, _ = orphaned(tmp_path)
-        parent = world.replica.ledger.head
-        lost = world.version(trainer=1, term=1)
-        world.start()
-        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
-        world.live(world.signer, policy_version=0)
-        await world.rest(30)
-        assert world.engine.loaded == ["v0.safetensors"], "the newest that is here"
-        for worker in range(2):
-            world.rollout(worker=worker, version=0)
-        await world.rest(5)
-        (made,) = world.published
-        assert (made.version, made.parent) == (2, parent.digest)
-        assert made.term > lost.message.term
-        assert world.replica.ledger.head.message == made
-        await world.stop()
-
-    run_virtual(scenario())
+    world, _ = orphaned(tmp_path)
+    parent = world.replica.ledger.head
+    lost = world.version(trainer=1, term=1)
+    world.start()
+    await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+    world.live(world.signer, policy_version=0)
+    await world.rest(30)
+    assert world.engine.loaded == ["v0.safetensors"], "the newest that is here"
+    for worker in range(2):
+        world.rollout(worker=worker, version=0)
+    await world.rest(5)
+    (made,) = world.published
+    assert (made.version, made.parent) == (2, parent.digest)
+    assert made.term > lost.message.term
+    assert world.replica.ledger.head.message == made
+    await world.stop()
 
 
-def test_it_does_not_go_back_to_a_version_that_it_does_not_hold(tmp_path):
+async def test_it_does_not_go_back_to_a_version_that_it_does_not_hold(tmp_path):
     """Others could not get the weights of such a version from it, whatever its state says."""
-
-    async def scenario():
-        world = World(tmp_path, epochs={"seconds": EPOCH_SECONDS, "record_epochs": LIFE_EPOCHS})
-        world.version(state=digest(b"state"), state_bytes=5)
-        world.version(trainer=1, term=1)
-        world.policies.held.clear()
-        world.policies.state = tmp_path / "published.state"
-        world.start()
-        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
-        world.live(world.signer, policy_version=0)
-        await world.rest(30)
-        assert world.engine.loaded == []
-        await world.stop()
-
-    run_virtual(scenario())
+    world = World(tmp_path, epochs={"seconds": EPOCH_SECONDS, "record_epochs": LIFE_EPOCHS})
+    world.version(state=digest(b"state"), state_bytes=5)
+    world.version(trainer=1, term=1)
+    world.policies.held.clear()
+    world.policies.state = tmp_path / "published.state"
+    world.start()
+    await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+    world.live(world.signer, policy_version=0)
+    await world.rest(30)
+    assert world.engine.loaded == []
+    await world.stop()
 
 
-def test_a_version_that_somebody_holds_is_waited_for(tmp_path):
-    async def scenario():
-        world, _ = orphaned(tmp_path)
-        world.start()
-        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
-        world.live(world.signer, policy_version=0)
-        holder = world.world.validators[0]
-        world.live(holder, roles=("validator",), policy_version=1)
-        await world.rest(60)
-        assert world.published == []
-        world.hold(1, b"policy 1")
-        world.changes.notify()
-        await world.rest(5)
-        assert world.engine.loaded == ["v1.safetensors"]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_version_that_somebody_holds_is_waited_for(tmp_path):
+    world, _ = orphaned(tmp_path)
+    world.start()
+    await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+    world.live(world.signer, policy_version=0)
+    holder = world.world.validators[0]
+    world.live(holder, roles=("validator",), policy_version=1)
+    await world.rest(60)
+    assert world.published == []
+    world.hold(1, b"policy 1")
+    world.changes.notify()
+    await world.rest(5)
+    assert world.engine.loaded == ["v1.safetensors"]
+    await world.stop()

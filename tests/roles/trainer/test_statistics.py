@@ -9,7 +9,8 @@ from roles.trainer.batching import Batch
 from roles.trainer.statistics import StepTimer, training_step
 from tests.roles.trainer.trainer_world import World, fresh, led
 from tests.worlds.flow_world import ANSWER, END
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 CUT = 9
 """A token that ends nothing."""
@@ -69,46 +70,39 @@ def test_what_is_not_finite_is_not_known(value):
     assert step.warning
 
 
-def test_time_outside_of_the_engine_is_idle():
-    async def scenario():
-        steps = Steps()
-        timer = StepTimer(steps)
-        await asyncio.sleep(3)
-        timer.start()
-        await asyncio.sleep(1)
-        with steps.part(0.0):
-            await asyncio.sleep(5)
-        first = timer.lap()
-        with steps.part(0.0):
-            await asyncio.sleep(2)
-        await asyncio.sleep(0.5)
-        return first, timer.lap()
-
-    assert run_virtual(scenario()) == (pytest.approx((5, 1)), pytest.approx((2, 0.5)))
+async def test_time_outside_of_the_engine_is_idle():
+    steps = Steps()
+    timer = StepTimer(steps)
+    await asyncio.sleep(3)
+    timer.start()
+    await asyncio.sleep(1)
+    with steps.part(0.0):
+        await asyncio.sleep(5)
+    first = timer.lap()
+    with steps.part(0.0):
+        await asyncio.sleep(2)
+    await asyncio.sleep(0.5)
+    assert (first, timer.lap()) == (pytest.approx((5, 1)), pytest.approx((2, 0.5)))
 
 
-def test_a_trainer_records_each_step_before_its_version_is_published(tmp_path):
-    async def scenario():
-        world = fresh(tmp_path)
-        publish, seen = world.network.publish, []
+async def test_a_trainer_records_each_step_before_its_version_is_published(tmp_path):
+    world = fresh(tmp_path)
+    publish, seen = world.network.publish, []
 
-        async def noted(topic, message):
-            seen.append((message.version, world.context.training.newest))
-            return await publish(topic, message)
+    async def noted(topic, message):
+        seen.append((message.version, world.context.training.newest))
+        return await publish(topic, message)
 
-        world.network.publish = noted
-        await led(world)
-        for _ in range(2):
-            world.batch()
-            await world.rest(2)
-        await world.stop()
-        return seen, world.context.training
-
-    seen, training = run_virtual(scenario())
+    world.network.publish = noted
+    await led(world)
+    for _ in range(2):
+        world.batch()
+        await world.rest(2)
+    await world.stop()
     assert [(version, step and step.version) for version, step in seen] == [
         (0, None), (1, 1), (2, 2)
     ]  # fmt: skip
-    step = training.newest
+    step = world.context.training.newest
     assert step.sequences_offered == step.sequences_used > 0
     assert step.answer_tokens_mean == 2
     assert step.answers_cut_fraction == 0
@@ -117,35 +111,29 @@ def test_a_trainer_records_each_step_before_its_version_is_published(tmp_path):
     assert 0 < step.idle_seconds < 3
 
 
-def test_older_rollouts_are_stale(tmp_path):
-    async def scenario():
-        world = fresh(tmp_path)
-        await led(world)
-        world.batch()
-        await world.rest(2)
-        old = [world.rollout(worker=worker, version=0) for worker in range(2)]
-        await world.rest(2)
-        await world.stop()
-        assert set(world.published[-1].batch) == {signed.digest for signed in old}
-        return world.context.training.newest, world.replica.ledger.policy_lag_max
-
-    step, lag = run_virtual(scenario())
+async def test_older_rollouts_are_stale(tmp_path):
+    world = fresh(tmp_path)
+    await led(world)
+    world.batch()
+    await world.rest(2)
+    old = [world.rollout(worker=worker, version=0) for worker in range(2)]
+    await world.rest(2)
+    await world.stop()
+    assert set(world.published[-1].batch) == {signed.digest for signed in old}
+    step, lag = world.context.training.newest, world.replica.ledger.policy_lag_max
     assert (step.version, step.staleness_mean_versions, step.staleness_max_versions) == (2, 1, lag)
 
 
-def test_a_step_without_effect_is_in_the_log_in_words(tmp_path, capsys, caplog):
-    async def scenario():
-        world = World(tmp_path)
+async def test_a_step_without_effect_is_in_the_log_in_words(tmp_path, capsys, caplog):
+    world = World(tmp_path)
 
-        async def nothing():
-            return StepMetrics(0)
+    async def nothing():
+        return StepMetrics(0)
 
-        world.engine.end_step = nothing
-        world.start()
-        world.batch()
-        await world.rest(5)
-        await world.stop()
-
-    run_virtual(scenario())
+    world.engine.end_step = nothing
+    world.start()
+    world.batch()
+    await world.rest(5)
+    await world.stop()
     # A test before may have sent the log to the standard library.
     assert "step 1 used 0 of " in capsys.readouterr().out + caplog.text

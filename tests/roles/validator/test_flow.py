@@ -25,7 +25,8 @@ from roles.validator.flow import (
 )
 from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found, identity
-from tests.worlds.network import run_virtual
+
+pytestmark = pytest.mark.virtual
 
 EPOCH_SECONDS = 10.0
 COMMITTEE = {"committee": {"size": 2, "escalated_size": 3, "roster_min": 2}}
@@ -77,32 +78,29 @@ class World(FlowWorld):
         return [message for message in found if isinstance(message, Certificate)]
 
 
-def test_an_honest_rollout_is_accepted_and_certified_together(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.run(world.flow)
-        commit = world.commit()
-        await world.rest(EPOCH_SECONDS - 1)
-        assert world.verdicts == [], "who checks it is not known before the next epoch"
-        await world.rest(2)
-        (verdict,) = world.verdicts
-        assert (verdict.accept, verdict.reason) == (True, "accepted")
-        assert {peer for peer, _ in world.network.sent} == {
-            world.others[0].peer_id,
-            commit.signer,
-        }
-        assert world.certificates == []
-        world.verdict(commit)
-        await world.rest(EPOCH_SECONDS)
-        (certificate,) = world.certificates
-        assert (certificate.accepted, certificate.escalated) == (True, False)
-        assert world.replica.ledger.entries[commit.digest].state is CommitState.CERTIFIED
-        await world.rest(EPOCH_SECONDS)
-        assert len(world.network.recorded) == 2
-        assert len(world.network.sent) == 2
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_an_honest_rollout_is_accepted_and_certified_together(tmp_path):
+    world = World(tmp_path)
+    world.run(world.flow)
+    commit = world.commit()
+    await world.rest(EPOCH_SECONDS - 1)
+    assert world.verdicts == [], "who checks it is not known before the next epoch"
+    await world.rest(2)
+    (verdict,) = world.verdicts
+    assert (verdict.accept, verdict.reason) == (True, "accepted")
+    assert {peer for peer, _ in world.network.sent} == {
+        world.others[0].peer_id,
+        commit.signer,
+    }
+    assert world.certificates == []
+    world.verdict(commit)
+    await world.rest(EPOCH_SECONDS)
+    (certificate,) = world.certificates
+    assert (certificate.accepted, certificate.escalated) == (True, False)
+    assert world.replica.ledger.entries[commit.digest].state is CommitState.CERTIFIED
+    await world.rest(EPOCH_SECONDS)
+    assert len(world.network.recorded) == 2
+    assert len(world.network.sent) == 2
+    await world.stop()
 
 
 def bodies(count):
@@ -118,51 +116,42 @@ def bodies(count):
 
 
 @pytest.mark.parametrize("reason", bodies(4))
-def test_what_needs_no_model_is_found_without_one(tmp_path, reason):
-    async def scenario():
-        world = World(tmp_path)
-        world.run(world.flow)
-        world.commit(bodies(4)[reason])
-        await world.rest(EPOCH_SECONDS + 2)
-        assert [item.reason for item in world.verdicts] == [reason.strip()]
-        assert world.engine.loads == []
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_what_needs_no_model_is_found_without_one(tmp_path, reason):
+    world = World(tmp_path)
+    world.run(world.flow)
+    world.commit(bodies(4)[reason])
+    await world.rest(EPOCH_SECONDS + 2)
+    assert [item.reason for item in world.verdicts] == [reason.strip()]
+    assert world.engine.loads == []
+    await world.stop()
 
 
 WRONG = replace(GOOD, tokens=(7, END))
 """Earns nothing, whatever it claims."""
 
 
-def test_a_reward_that_differs_is_rejected_after_the_rest_was_found_exact(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.run(world.flow)
-        commit = world.commit(encode_body([GOOD, GOOD, WRONG, GOOD]))
-        await world.rest(EPOCH_SECONDS + 2)
-        (verdict,) = world.verdicts
-        assert (verdict.accept, verdict.reason) == (False, "reward")
-        assert "sequence 2: claimed 1, recomputed 0" in verdict.detail
-        assert len(verdict.means) == 8, "and what was measured is stated"
-        settle(world, commit, "reward")
-        assert not world.replica.ledger.slashed(commit.signer)
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_reward_that_differs_is_rejected_after_the_rest_was_found_exact(tmp_path):
+    world = World(tmp_path)
+    world.run(world.flow)
+    commit = world.commit(encode_body([GOOD, GOOD, WRONG, GOOD]))
+    await world.rest(EPOCH_SECONDS + 2)
+    (verdict,) = world.verdicts
+    assert (verdict.accept, verdict.reason) == (False, "reward")
+    assert "sequence 2: claimed 1, recomputed 0" in verdict.detail
+    assert len(verdict.means) == 8, "and what was measured is stated"
+    settle(world, commit, "reward")
+    assert not world.replica.ledger.slashed(commit.signer)
+    await world.stop()
 
 
-def test_a_reward_that_differs_is_no_excuse_for_other_weights(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.engine.honest = False
-        world.run(world.flow)
-        world.commit(encode_body([WRONG] * 4))
-        await world.rest(EPOCH_SECONDS + 2)
-        assert [item.reason for item in world.verdicts] == ["computation"]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_reward_that_differs_is_no_excuse_for_other_weights(tmp_path):
+    world = World(tmp_path)
+    world.engine.honest = False
+    world.run(world.flow)
+    world.commit(encode_body([WRONG] * 4))
+    await world.rest(EPOCH_SECONDS + 2)
+    assert [item.reason for item in world.verdicts] == ["computation"]
+    await world.stop()
 
 
 def settle(world, commit, reason="accepted"):
@@ -174,50 +163,46 @@ def settle(world, commit, reason="accepted"):
 
 
 @pytest.mark.parametrize("others", ["exact", "alike"])
-def test_rewards_that_differ_again_and_again_end_a_worker_that_is_alone_with_it(tmp_path, others):
-    async def scenario():
-        world = World(tmp_path)
-        liar, other, _ = world.world.workers
-        ends = others == "exact"
-        for signer, reason in ((liar, "reward"), (other, "accepted" if ends else "reward")):
-            for _ in range(4):
-                settle(world, world.commit(signer=signer, **following(world, signer)), reason)
-        assert not world.replica.ledger.slashed(liar.peer_id)
+async def test_rewards_that_differ_again_and_again_end_a_worker_that_is_alone_with_it(
+    tmp_path, others
+):
+    world = World(tmp_path)
+    liar, other, _ = world.world.workers
+    ends = others == "exact"
+    for signer, reason in ((liar, "reward"), (other, "accepted" if ends else "reward")):
+        for _ in range(4):
+            settle(world, world.commit(signer=signer, **following(world, signer)), reason)
+    assert not world.replica.ledger.slashed(liar.peer_id)
+    world.run(world.flow)
+    fifth = world.commit(encode_body([WRONG] * 4), liar, **following(world, liar))
+    await world.rest(EPOCH_SECONDS + 2)
+    (verdict,) = world.verdicts
+    assert verdict.reason == ("reward-history" if ends else "reward")
+    assert bool(world.engine.measured) is not ends, "a lie needs no model"
+    settle(world, fifth, verdict.reason)
+    assert world.replica.ledger.slashed(liar.peer_id) is ends
+    assert not world.replica.ledger.slashed(other.peer_id)
+    await world.stop()
+
+
+async def test_a_rule_in_doubt_is_logged_once_and_when_it_is_over(tmp_path):
+    world = World(tmp_path)
+    with capture_logs() as logs:
         world.run(world.flow)
-        fifth = world.commit(encode_body([WRONG] * 4), liar, **following(world, liar))
-        await world.rest(EPOCH_SECONDS + 2)
-        (verdict,) = world.verdicts
-        assert verdict.reason == ("reward-history" if ends else "reward")
-        assert bool(world.engine.measured) is not ends, "a lie needs no model"
-        settle(world, fifth, verdict.reason)
-        assert world.replica.ledger.slashed(liar.peer_id) is ends
-        assert not world.replica.ledger.slashed(other.peer_id)
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_rule_in_doubt_is_logged_once_and_when_it_is_over(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        with capture_logs() as logs:
-            world.run(world.flow)
-            for signer in world.world.workers[:2]:
-                for _ in range(2):
-                    settle(world, world.commit(signer=signer, **following(world, signer)), "reward")
-            await world.rest(3 * EPOCH_SECONDS)
-            for signer in world.world.workers[:2]:
-                for _ in range(3):
-                    settle(world, world.commit(signer=signer, **following(world, signer)))
-            await world.rest(2 * EPOCH_SECONDS)
-        told = [one for one in logs if one["event"].startswith("rule ")]
-        assert [(one["event"], one["direction"]) for one in told] == [
-            ("rule in doubt", "reward"),
-            ("rule no longer in doubt", "reward"),
-        ]
-        await world.stop()
-
-    run_virtual(scenario())
+        for signer in world.world.workers[:2]:
+            for _ in range(2):
+                settle(world, world.commit(signer=signer, **following(world, signer)), "reward")
+        await world.rest(3 * EPOCH_SECONDS)
+        for signer in world.world.workers[:2]:
+            for _ in range(3):
+                settle(world, world.commit(signer=signer, **following(world, signer)))
+        await world.rest(2 * EPOCH_SECONDS)
+    told = [one for one in logs if one["event"].startswith("rule ")]
+    assert [(one["event"], one["direction"]) for one in told] == [
+        ("rule in doubt", "reward"),
+        ("rule no longer in doubt", "reward"),
+    ]
+    await world.stop()
 
 
 def following(world, worker):
@@ -225,86 +210,74 @@ def following(world, worker):
     return {"slot": number, "previous": previous}
 
 
-def test_a_wrong_computation_is_rejected_by_the_larger_committee(tmp_path):
-    async def scenario():
-        world = World(tmp_path, validators=3)
-        world.engine.honest = False
-        world.run(world.flow)
-        commit = world.commit()
-        await world.rest(5 * EPOCH_SECONDS + 2)  # by then it is escalated to all three
-        (verdict,) = world.verdicts
-        assert (verdict.accept, verdict.reason) == (False, "computation")
-        world.verdict(commit, accept=False, reason="computation")
-        await world.rest(2 * EPOCH_SECONDS)
-        (certificate,) = world.certificates
-        assert (certificate.accepted, certificate.escalated) == (False, True)
-        assert world.replica.ledger.slashed(commit.signer)
-        world.commit(slot=1, previous=commit.digest)  # nobody wastes a check on it
-        await world.rest(6 * EPOCH_SECONDS)
-        assert [item.commit for item in world.verdicts] == [commit.digest]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_wrong_computation_is_rejected_by_the_larger_committee(tmp_path):
+    world = World(tmp_path, validators=3)
+    world.engine.honest = False
+    world.run(world.flow)
+    commit = world.commit()
+    await world.rest(5 * EPOCH_SECONDS + 2)  # by then it is escalated to all three
+    (verdict,) = world.verdicts
+    assert (verdict.accept, verdict.reason) == (False, "computation")
+    world.verdict(commit, accept=False, reason="computation")
+    await world.rest(2 * EPOCH_SECONDS)
+    (certificate,) = world.certificates
+    assert (certificate.accepted, certificate.escalated) == (False, True)
+    assert world.replica.ledger.slashed(commit.signer)
+    world.commit(slot=1, previous=commit.digest)  # nobody wastes a check on it
+    await world.rest(6 * EPOCH_SECONDS)
+    assert [item.commit for item in world.verdicts] == [commit.digest]
+    await world.stop()
 
 
-def test_a_reject_brings_the_larger_committee_in_at_once(tmp_path):
-    async def scenario():
-        world = World(tmp_path, validators=6)
-        world.run(world.flow)
-        for n in range(60):
-            commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
-            committee = world.replica.committee(commit)
-            if committee.ranking.index(world.signer.peer_id) == 2:
-                break
-        else:
-            pytest.fail("never third in a committee")
-        await world.rest(EPOCH_SECONDS + 2)
-        assert commit.digest not in [item.commit for item in world.verdicts]
-        world.verdict(commit, world.world.by_peer[committee.first[0]], accept=False)
-        await world.rest(2)
-        assert commit.digest in [item.commit for item in world.verdicts]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_reject_brings_the_larger_committee_in_at_once(tmp_path):
+    world = World(tmp_path, validators=6)
+    world.run(world.flow)
+    for n in range(60):
+        commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
+        committee = world.replica.committee(commit)
+        if committee.ranking.index(world.signer.peer_id) == 2:
+            break
+    else:
+        pytest.fail("never third in a committee")
+    await world.rest(EPOCH_SECONDS + 2)
+    assert commit.digest not in [item.commit for item in world.verdicts]
+    world.verdict(commit, world.world.by_peer[committee.first[0]], accept=False)
+    await world.rest(2)
+    assert commit.digest in [item.commit for item in world.verdicts]
+    await world.stop()
 
 
 def slot(world, n):
     return following(world, world.world.workers[n % 3])
 
 
-def test_a_stored_verdict_is_never_given_again(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        commit = world.commit()
-        await asyncio.sleep(EPOCH_SECONDS)
-        own = world.world.verdict(world.signer, commit, accept=False)
-        world.replica.restore(own.envelope)
-        world.run(world.flow)
-        await world.rest(EPOCH_SECONDS)
-        assert world.verdicts == []
-        assert {envelope for _, envelope in world.network.sent} == {own.envelope}
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_stored_verdict_is_never_given_again(tmp_path):
+    world = World(tmp_path)
+    commit = world.commit()
+    await asyncio.sleep(EPOCH_SECONDS)
+    own = world.world.verdict(world.signer, commit, accept=False)
+    world.replica.restore(own.envelope)
+    world.run(world.flow)
+    await world.rest(EPOCH_SECONDS)
+    assert world.verdicts == []
+    assert {envelope for _, envelope in world.network.sent} == {own.envelope}
+    await world.stop()
 
 
-def test_undelivered_verdicts_are_sent_again(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.network.unreachable[world.others[0].peer_id] = None
-        world.run(world.flow)
-        commit = world.commit()
-        await world.rest(3 * EPOCH_SECONDS)
-        assert [peer for peer, _ in world.network.sent] == [commit.signer]
-        world.network.unreachable.clear()
-        await world.rest(2 * EPOCH_SECONDS)
-        assert [peer for peer, _ in world.network.sent] == [
-            commit.signer,
-            world.others[0].peer_id,
-        ]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_undelivered_verdicts_are_sent_again(tmp_path):
+    world = World(tmp_path)
+    world.network.unreachable[world.others[0].peer_id] = None
+    world.run(world.flow)
+    commit = world.commit()
+    await world.rest(3 * EPOCH_SECONDS)
+    assert [peer for peer, _ in world.network.sent] == [commit.signer]
+    world.network.unreachable.clear()
+    await world.rest(2 * EPOCH_SECONDS)
+    assert [peer for peer, _ in world.network.sent] == [
+        commit.signer,
+        world.others[0].peer_id,
+    ]
+    await world.stop()
 
 
 def first_of(world, rank, count=12):
@@ -317,623 +290,529 @@ def first_of(world, rank, count=12):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_certificate_is_published_by_the_next_in_rank_when_the_first_is_silent(tmp_path, rank):
-    async def scenario():
-        world = World(tmp_path)
-        world.run(world.flow)
-        commit = first_of(world, rank)
-        await world.rest(EPOCH_SECONDS + 2)
-        world.verdict(commit)
-        published = lambda: [item.commit for item in world.certificates]  # noqa: E731
-        await world.rest(EPOCH_SECONDS / 2 - 1)
-        assert (commit.digest in published()) == (rank == 0)
-        await world.rest(EPOCH_SECONDS / 2)
-        assert commit.digest in published()
-        await world.stop()
+async def test_a_certificate_is_published_by_the_next_in_rank_when_the_first_is_silent(
+    tmp_path, rank
+):
+    world = World(tmp_path)
+    world.run(world.flow)
+    commit = first_of(world, rank)
+    await world.rest(EPOCH_SECONDS + 2)
+    world.verdict(commit)
+    published = lambda: [item.commit for item in world.certificates]  # noqa: E731
+    await world.rest(EPOCH_SECONDS / 2 - 1)
+    assert (commit.digest in published()) == (rank == 0)
+    await world.rest(EPOCH_SECONDS / 2)
+    assert commit.digest in published()
+    await world.stop()
 
-    run_virtual(scenario())
 
-
-def test_a_silent_committee_is_enlarged_after_its_deadline_and_not_before(tmp_path):
-    async def scenario():
-        world = World(tmp_path, validators=3)
-        deadline_epochs = world.manifest.committee.escalate_after_epochs
-        world.run(world.flow)
-        commit = first_of(world, 2)
-        given = lambda: [item.commit for item in world.verdicts]  # noqa: E731
-        await world.rest((deadline_epochs + 1) * EPOCH_SECONDS - 1)
-        assert world.context.epoch() == commit.message.epoch + deadline_epochs
-        assert commit.digest not in given()
-        await world.rest(EPOCH_SECONDS / 2 + 2)
-        assert commit.digest in given()
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_silent_committee_is_enlarged_after_its_deadline_and_not_before(tmp_path):
+    world = World(tmp_path, validators=3)
+    deadline_epochs = world.manifest.committee.escalate_after_epochs
+    world.run(world.flow)
+    commit = first_of(world, 2)
+    given = lambda: [item.commit for item in world.verdicts]  # noqa: E731
+    await world.rest((deadline_epochs + 1) * EPOCH_SECONDS - 1)
+    assert world.context.epoch() == commit.message.epoch + deadline_epochs
+    assert commit.digest not in given()
+    await world.rest(EPOCH_SECONDS / 2 + 2)
+    assert commit.digest in given()
+    await world.stop()
 
 
 # What is not here yet
 
 
-def test_nothing_is_judged_without_its_policy_its_body_or_its_predecessor(tmp_path):
-    async def scenario():
-        world = World(tmp_path, committee=COMMITTEE["committee"] | {"expire_after_epochs": 90})
-        policy = world.policies.held.pop(0)
-        world.run(world.flow)
-        first = world.commit()
-        lost = world.commit(b"lost", signer=world.world.workers[1], body_bytes=4)
-        del world.network.bodies[digest(b"lost")]
-        chain = [world.world.commit(world.world.workers[2]), None]
-        late = world.commit(
-            signer=world.world.workers[2], slot=1, previous=chain[0].digest, epoch=0
-        )
-        await world.rest(3 * EPOCH_SECONDS)
-        assert world.network.asked == [], "without the policy there is no use for a body"
-        world.policies.held[0] = policy
-        await world.rest(3 * EPOCH_SECONDS)
-        assert [item.commit for item in world.verdicts] == [first.digest]
-        assert late.digest not in [item.commit for item in world.verdicts]
-        times = [wanted for wanted, _ in world.network.asked].count(lost.message.body)
-        assert 2 <= times <= 4
-        world.network.bodies[lost.message.body] = b"lost"
+async def test_nothing_is_judged_without_its_policy_its_body_or_its_predecessor(tmp_path):
+    world = World(tmp_path, committee=COMMITTEE["committee"] | {"expire_after_epochs": 90})
+    policy = world.policies.held.pop(0)
+    world.run(world.flow)
+    first = world.commit()
+    lost = world.commit(b"lost", signer=world.world.workers[1], body_bytes=4)
+    del world.network.bodies[digest(b"lost")]
+    chain = [world.world.commit(world.world.workers[2]), None]
+    late = world.commit(signer=world.world.workers[2], slot=1, previous=chain[0].digest, epoch=0)
+    await world.rest(3 * EPOCH_SECONDS)
+    assert world.network.asked == [], "without the policy there is no use for a body"
+    world.policies.held[0] = policy
+    await world.rest(3 * EPOCH_SECONDS)
+    assert [item.commit for item in world.verdicts] == [first.digest]
+    assert late.digest not in [item.commit for item in world.verdicts]
+    times = [wanted for wanted, _ in world.network.asked].count(lost.message.body)
+    assert 2 <= times <= 4
+    world.network.bodies[lost.message.body] = b"lost"
+    await world.rest(2 * EPOCH_SECONDS)
+    assert lost.digest in [item.commit for item in world.verdicts]
+    await world.stop()
+
+
+async def test_too_few_validators_make_no_committee(tmp_path):
+    world = World(tmp_path)
+    world.run(world.flow)
+    await world.rest(5)
+    world.live(world.others[0], roles=("validator",), leaving=True)
+    await world.rest(EPOCH_SECONDS)
+    world.commit()
+    await world.rest(2 * EPOCH_SECONDS)
+    assert world.verdicts == []
+    await world.stop()
+
+
+async def test_a_policy_that_the_engine_refuses_is_handed_back_and_nobody_is_judged(tmp_path):
+    world = World(tmp_path)
+    policy = world.policies.held[0]
+    world.engine.refused[policy.digest] = None
+    world.run(world.flow)
+    world.commit()
+    await world.rest(2 * EPOCH_SECONDS)
+    assert world.policies.discarded == [0]
+    assert world.verdicts == []
+    world.engine.refused.clear()
+    world.policies.held[0] = policy
+    await world.rest(2 * EPOCH_SECONDS)
+    assert [item.accept for item in world.verdicts] == [True]
+    await world.stop()
+
+
+async def test_a_policy_is_held_while_the_engine_reads_it(tmp_path):
+    world, in_use = World(tmp_path), []
+    world.engine.on_load = lambda: in_use.append(list(world.policies.in_use))
+    world.run(world.flow)
+    world.commit()
+    await world.rest(2 * EPOCH_SECONDS)
+    assert (in_use, world.policies.in_use) == ([[0]], [])
+    await world.stop()
+
+
+async def test_an_engine_that_has_dropped_a_policy_gets_it_again(tmp_path):
+    world = World(tmp_path)
+    world.engine.forgetful = 1
+    world.run(world.flow)
+    world.commit()
+    await world.rest(3 * EPOCH_SECONDS)
+    assert world.engine.loads == [0, 0]
+    assert [item.accept for item in world.verdicts] == [True]
+    await world.stop()
+
+
+async def test_the_engine_is_given_again_what_it_must_have_dropped(tmp_path):
+    level = 2
+    world = World(tmp_path, grpo={"async_level": level})
+    world.run(world.flow)
+    for version in range(1, level + 3):
+        world.version()
+        world.hold(version, f"policy {version}".encode())
+    worker = world.world.workers[0]
+    for version in (0, 1, 2, 3, 0):
+        number, previous = world.replica.ledger.next_slot(worker.peer_id, version)
+        checkpoint = world.replica.ledger.checkpoint(version).digest
+        world.commit(version=version, checkpoint=checkpoint, slot=number, previous=previous)
         await world.rest(2 * EPOCH_SECONDS)
-        assert lost.digest in [item.commit for item in world.verdicts]
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_too_few_validators_make_no_committee(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.run(world.flow)
-        await world.rest(5)
-        world.live(world.others[0], roles=("validator",), leaving=True)
-        await world.rest(EPOCH_SECONDS)
-        world.commit()
-        await world.rest(2 * EPOCH_SECONDS)
-        assert world.verdicts == []
-        await world.stop()
-
-    run_virtual(scenario())
+    assert world.engine.loads == [0, 1, 2, 3, 0]
+    assert len(world.verdicts) == 5
+    await world.stop()
 
 
-def test_a_policy_that_the_engine_refuses_is_handed_back_and_nobody_is_judged(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        policy = world.policies.held[0]
-        world.engine.refused[policy.digest] = None
-        world.run(world.flow)
-        world.commit()
-        await world.rest(2 * EPOCH_SECONDS)
-        assert world.policies.discarded == [0]
-        assert world.verdicts == []
-        world.engine.refused.clear()
-        world.policies.held[0] = policy
-        await world.rest(2 * EPOCH_SECONDS)
-        assert [item.accept for item in world.verdicts] == [True]
-        await world.stop()
+async def test_a_version_superseded_meanwhile_is_nobodys_fault(tmp_path):
+    world = World(tmp_path, trainers=2)
+    genesis = world.replica.ledger.head
+    old = world.version()
+    world.hold(1, b"policy 1")
 
-    run_virtual(scenario())
+    def supersede():
+        world.engine.on_load = lambda: None
+        world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
+        del world.policies.held[1]
 
-
-def test_a_policy_is_held_while_the_engine_reads_it(tmp_path):
-    async def scenario():
-        world, in_use = World(tmp_path), []
-        world.engine.on_load = lambda: in_use.append(list(world.policies.in_use))
-        world.run(world.flow)
-        world.commit()
-        await world.rest(2 * EPOCH_SECONDS)
-        assert (in_use, world.policies.in_use) == ([[0]], [])
-        await world.stop()
-
-    run_virtual(scenario())
+    world.engine.on_load = supersede
+    world.run(world.flow)
+    world.commit(version=1, checkpoint=old.digest)
+    await world.rest(4 * EPOCH_SECONDS)
+    assert world.verdicts == []
+    await world.stop()
 
 
-def test_an_engine_that_has_dropped_a_policy_gets_it_again(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.engine.forgetful = 1
-        world.run(world.flow)
-        world.commit()
-        await world.rest(3 * EPOCH_SECONDS)
-        assert world.engine.loads == [0, 0]
-        assert [item.accept for item in world.verdicts] == [True]
-        await world.stop()
+async def test_what_others_settled_while_we_waited_is_not_measured(tmp_path):
+    world = World(tmp_path)
+    load = world.engine.load
 
-    run_virtual(scenario())
+    async def slow(policy):
+        await asyncio.sleep(2 * EPOCH_SECONDS)
+        await load(policy)
 
-
-def test_the_engine_is_given_again_what_it_must_have_dropped(tmp_path):
-    async def scenario():
-        level = 2
-        world = World(tmp_path, grpo={"async_level": level})
-        world.run(world.flow)
-        for version in range(1, level + 3):
-            world.version()
-            world.hold(version, f"policy {version}".encode())
-        worker = world.world.workers[0]
-        for version in (0, 1, 2, 3, 0):
-            number, previous = world.replica.ledger.next_slot(worker.peer_id, version)
-            checkpoint = world.replica.ledger.checkpoint(version).digest
-            world.commit(version=version, checkpoint=checkpoint, slot=number, previous=previous)
-            await world.rest(2 * EPOCH_SECONDS)
-        assert world.engine.loads == [0, 1, 2, 3, 0]
-        assert len(world.verdicts) == 5
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_version_superseded_meanwhile_is_nobodys_fault(tmp_path):
-    async def scenario():
-        world = World(tmp_path, trainers=2)
-        genesis = world.replica.ledger.head
-        old = world.version()
-        world.hold(1, b"policy 1")
-
-        def supersede():
-            world.engine.on_load = lambda: None
-            world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
-            del world.policies.held[1]
-
-        world.engine.on_load = supersede
-        world.run(world.flow)
-        world.commit(version=1, checkpoint=old.digest)
-        await world.rest(4 * EPOCH_SECONDS)
-        assert world.verdicts == []
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_what_others_settled_while_we_waited_is_not_measured(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        load = world.engine.load
-
-        async def slow(policy):
-            await asyncio.sleep(2 * EPOCH_SECONDS)
-            await load(policy)
-
-        world.engine.load = slow
-        world.run(world.flow)
-        first = world.commit()
-        second = world.commit(signer=world.world.workers[1])
-        await world.rest(EPOCH_SECONDS + 5)
-        for commit in (first, second):
-            world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
-        await world.rest(6 * EPOCH_SECONDS)
-        assert len(world.engine.measured) == 1
-        await world.stop()
-
-    run_virtual(scenario())
+    world.engine.load = slow
+    world.run(world.flow)
+    first = world.commit()
+    second = world.commit(signer=world.world.workers[1])
+    await world.rest(EPOCH_SECONDS + 5)
+    for commit in (first, second):
+        world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
+    await world.rest(6 * EPOCH_SECONDS)
+    assert len(world.engine.measured) == 1
+    await world.stop()
 
 
 # Who withholds
 
 
-def test_one_worker_takes_two_places_at_most(tmp_path, monkeypatch):
-    async def scenario():
-        monkeypatch.setattr(module, "CHECKS_AT_ONCE", 4)
-        world = World(tmp_path)
-        fetching, most = {}, []
-        fetch = world.network.fetch_body
+async def test_one_worker_takes_two_places_at_most(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHECKS_AT_ONCE", 4)
+    world = World(tmp_path)
+    fetching, most = {}, []
+    fetch = world.network.fetch_body
 
-        async def stall(commit, sources):
-            if sources[0] != world.world.workers[0].peer_id:
-                return await fetch(commit, sources)
-            fetching[commit.digest] = None
-            most.append(len(fetching))
-            await asyncio.sleep(10)
-            del fetching[commit.digest]
-            return None
-
-        world.network.fetch_body = stall
-        previous = b""
-        for number in range(8):
-            previous = world.commit(
-                f"withheld {number}".encode(), slot=number, previous=previous
-            ).digest
-        honest = world.commit(signer=world.world.workers[1])
-        world.run(world.flow)
-        await world.rest(EPOCH_SECONDS + 3)
-        assert [item.commit for item in world.verdicts] == [honest.digest]
-        await world.rest(5 * EPOCH_SECONDS)
-        assert max(most) == CHECKS_PER_WORKER
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_what_was_never_tried_comes_first(tmp_path, monkeypatch):
-    async def scenario():
-        monkeypatch.setattr(module, "CHECKS_AT_ONCE", 1)
-        world = World(tmp_path)
-        world.run(world.flow)
-        for n in range(2):
-            worker = world.world.workers[n]
-            lost = world.commit(f"lost {n}".encode(), signer=worker, body_bytes=6)
-            del world.network.bodies[lost.message.body]
-        await world.rest(3 * EPOCH_SECONDS)
-        honest = world.commit(signer=world.world.workers[2])
-        world.network.asked.clear()
-        await world.rest(EPOCH_SECONDS + 2)
-        assert honest.digest in [item.commit for item in world.verdicts]
-        await world.stop()
-
-    run_virtual(scenario())
-
-
-def test_what_was_tried_least_comes_first_even_when_all_may_be_tried_again(tmp_path, monkeypatch):
-    """Bodies that take long to fail are due again as soon as they have failed."""
-
-    async def scenario():
-        monkeypatch.setattr(module, "CHECKS_AT_ONCE", 1)
-        world = World(tmp_path)
-        fetch = world.network.fetch_body
-
-        async def stall(commit, sources):
-            if commit.message.body not in world.network.bodies:
-                await asyncio.sleep(2 * EPOCH_SECONDS)
+    async def stall(commit, sources):
+        if sources[0] != world.world.workers[0].peer_id:
             return await fetch(commit, sources)
+        fetching[commit.digest] = None
+        most.append(len(fetching))
+        await asyncio.sleep(10)
+        del fetching[commit.digest]
+        return None
 
-        world.network.fetch_body = stall
-        lost = [world.commit(f"lost {n}".encode(), signer=world.world.workers[n]) for n in range(2)]
-        for commit in lost:
-            del world.network.bodies[commit.message.body]
-        world.run(world.flow)
-        await world.rest(EPOCH_SECONDS + 1)
-        honest = world.commit(signer=world.world.workers[2])
-        await world.rest(5 * EPOCH_SECONDS)
-        assert honest.digest in [item.commit for item in world.verdicts]
-        await world.stop()
+    world.network.fetch_body = stall
+    previous = b""
+    for number in range(8):
+        previous = world.commit(
+            f"withheld {number}".encode(), slot=number, previous=previous
+        ).digest
+    honest = world.commit(signer=world.world.workers[1])
+    world.run(world.flow)
+    await world.rest(EPOCH_SECONDS + 3)
+    assert [item.commit for item in world.verdicts] == [honest.digest]
+    await world.rest(5 * EPOCH_SECONDS)
+    assert max(most) == CHECKS_PER_WORKER
+    await world.stop()
 
-    run_virtual(scenario())
+
+async def test_what_was_never_tried_comes_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHECKS_AT_ONCE", 1)
+    world = World(tmp_path)
+    world.run(world.flow)
+    for n in range(2):
+        worker = world.world.workers[n]
+        lost = world.commit(f"lost {n}".encode(), signer=worker, body_bytes=6)
+        del world.network.bodies[lost.message.body]
+    await world.rest(3 * EPOCH_SECONDS)
+    honest = world.commit(signer=world.world.workers[2])
+    world.network.asked.clear()
+    await world.rest(EPOCH_SECONDS + 2)
+    assert honest.digest in [item.commit for item in world.verdicts]
+    await world.stop()
+
+
+async def test_what_was_tried_least_comes_first_even_when_all_may_be_tried_again(
+    tmp_path, monkeypatch
+):
+    """Bodies that take long to fail are due again as soon as they have failed."""
+    monkeypatch.setattr(module, "CHECKS_AT_ONCE", 1)
+    world = World(tmp_path)
+    fetch = world.network.fetch_body
+
+    async def stall(commit, sources):
+        if commit.message.body not in world.network.bodies:
+            await asyncio.sleep(2 * EPOCH_SECONDS)
+        return await fetch(commit, sources)
+
+    world.network.fetch_body = stall
+    lost = [world.commit(f"lost {n}".encode(), signer=world.world.workers[n]) for n in range(2)]
+    for commit in lost:
+        del world.network.bodies[commit.message.body]
+    world.run(world.flow)
+    await world.rest(EPOCH_SECONDS + 1)
+    honest = world.commit(signer=world.world.workers[2])
+    await world.rest(5 * EPOCH_SECONDS)
+    assert honest.digest in [item.commit for item in world.verdicts]
+    await world.stop()
 
 
 # Our own disk, and refusals
 
 
-def test_a_full_disk_delays_verdicts_and_certificates(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.network.errors.append(StorageFullError("no room"))
-        world.run(world.flow)
-        commit = world.commit()
-        await world.rest(EPOCH_SECONDS + 2)
-        assert "disk full" in str(world.conditions)
-        await world.rest(EPOCH_SECONDS)
-        assert len(world.verdicts) == 1
-        assert str(world.conditions) == ""
-        world.network.errors.append(StorageFullError("no room"))
-        world.verdict(commit)
-        await world.rest(EPOCH_SECONDS / 2 + 1)
-        assert world.certificates == []
-        await world.rest(3 * EPOCH_SECONDS)
-        assert len(world.certificates) == 1
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_full_disk_delays_verdicts_and_certificates(tmp_path):
+    world = World(tmp_path)
+    world.network.errors.append(StorageFullError("no room"))
+    world.run(world.flow)
+    commit = world.commit()
+    await world.rest(EPOCH_SECONDS + 2)
+    assert "disk full" in str(world.conditions)
+    await world.rest(EPOCH_SECONDS)
+    assert len(world.verdicts) == 1
+    assert str(world.conditions) == ""
+    world.network.errors.append(StorageFullError("no room"))
+    world.verdict(commit)
+    await world.rest(EPOCH_SECONDS / 2 + 1)
+    assert world.certificates == []
+    await world.rest(3 * EPOCH_SECONDS)
+    assert len(world.certificates) == 1
+    await world.stop()
 
 
-def test_a_refused_verdict_is_no_reason_to_stop(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.network.errors.append(RefusedError("not now"))
-        world.run(world.flow)
-        world.commit()
-        await world.rest(3 * EPOCH_SECONDS)
-        assert len(world.verdicts) == 1
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_refused_verdict_is_no_reason_to_stop(tmp_path):
+    world = World(tmp_path)
+    world.network.errors.append(RefusedError("not now"))
+    world.run(world.flow)
+    world.commit()
+    await world.rest(3 * EPOCH_SECONDS)
+    assert len(world.verdicts) == 1
+    await world.stop()
 
 
 @pytest.mark.parametrize("error", [EngineError("no memory"), ZeroDivisionError("ours")])
-def test_a_check_that_breaks_gives_no_verdict_and_is_done_later(tmp_path, error):
-    async def scenario():
-        world = World(tmp_path)
-        world.engine.errors.append(error)
-        world.run(world.flow)
-        commit = world.commit()
-        await world.rest(EPOCH_SECONDS + 2)
-        assert world.verdicts == []
-        assert str(world.conditions).startswith("validator failed: ")
-        assert str(world.conditions).endswith("; trying again")
-        await world.rest(EPOCH_SECONDS)
-        (verdict,) = world.verdicts
-        assert (verdict.commit, verdict.accept) == (commit.digest, True)
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_check_that_breaks_gives_no_verdict_and_is_done_later(tmp_path, error):
+    world = World(tmp_path)
+    world.engine.errors.append(error)
+    world.run(world.flow)
+    commit = world.commit()
+    await world.rest(EPOCH_SECONDS + 2)
+    assert world.verdicts == []
+    assert str(world.conditions).startswith("validator failed: ")
+    assert str(world.conditions).endswith("; trying again")
+    await world.rest(EPOCH_SECONDS)
+    (verdict,) = world.verdicts
+    assert (verdict.commit, verdict.accept) == (commit.digest, True)
+    assert str(world.conditions) == ""
+    await world.stop()
 
 
-def test_the_task_is_asked_in_the_background(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        asked = world.environment.watch(world.background)
-        world.run(world.flow)
-        world.commit()
-        await world.rest(EPOCH_SECONDS + 2)
-        assert len(world.verdicts) == 1
-        assert asked == [True] * 6  # 2 prompts of 4 sequences
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_the_task_is_asked_in_the_background(tmp_path):
+    world = World(tmp_path)
+    asked = world.environment.watch(world.background)
+    world.run(world.flow)
+    world.commit()
+    await world.rest(EPOCH_SECONDS + 2)
+    assert len(world.verdicts) == 1
+    assert asked == [True] * 6  # 2 prompts of 4 sequences
+    await world.stop()
 
 
-def test_what_always_breaks_holds_nothing_up_and_is_tried_less_and_less(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        poison = world.commit()
-        bad = assign(world.manifest, poison.message.checkpoint, poison.signer, 0, 0)[2].problem_seed
-        tried = []
+async def test_what_always_breaks_holds_nothing_up_and_is_tried_less_and_less(tmp_path):
+    world = World(tmp_path)
+    poison = world.commit()
+    bad = assign(world.manifest, poison.message.checkpoint, poison.signer, 0, 0)[2].problem_seed
+    tried = []
 
-        def choke(seed):
-            if seed == bad:
-                tried.append(world.now())
-                raise ValueError("a bug of the task")
+    def choke(seed):
+        if seed == bad:
+            tried.append(world.now())
+            raise ValueError("a bug of the task")
 
-        world.environment.on_score = choke
-        world.run(world.flow)
-        await world.rest(EPOCH_SECONDS + 2)
-        assert "validator failed: ValueError: a bug of the task" in str(world.conditions)
-        honest = world.commit(signer=world.world.workers[1])
-        await world.rest(EPOCH_SECONDS + 2)
-        assert [item.commit for item in world.verdicts] == [honest.digest]
-        await world.rest(25 * EPOCH_SECONDS)
-        pauses = [(after - before) / EPOCH_SECONDS for before, after in pairwise(tried)]
-        assert pauses == sorted(pauses) and max(pauses) <= PAUSE_EPOCHS_MAX + 1
-        assert 3 <= len(tried) <= 8
-        assert [item.commit for item in world.verdicts] == [honest.digest]
-        await world.stop()
-
-    run_virtual(scenario())
+    world.environment.on_score = choke
+    world.run(world.flow)
+    await world.rest(EPOCH_SECONDS + 2)
+    assert "validator failed: ValueError: a bug of the task" in str(world.conditions)
+    honest = world.commit(signer=world.world.workers[1])
+    await world.rest(EPOCH_SECONDS + 2)
+    assert [item.commit for item in world.verdicts] == [honest.digest]
+    await world.rest(25 * EPOCH_SECONDS)
+    pauses = [(after - before) / EPOCH_SECONDS for before, after in pairwise(tried)]
+    assert pauses == sorted(pauses) and max(pauses) <= PAUSE_EPOCHS_MAX + 1
+    assert 3 <= len(tried) <= 8
+    assert [item.commit for item in world.verdicts] == [honest.digest]
+    await world.stop()
 
 
-def test_what_broke_is_forgotten_when_others_have_settled_it(tmp_path):
-    async def scenario():
-        world = World(tmp_path, validators=3)
-        world.engine.errors += [EngineError("gone")] * 100
-        world.run(world.flow)
-        commit = world.commit()
-        await world.rest(7 * EPOCH_SECONDS)
-        assert "gone" in str(world.conditions)
-        world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
-        await world.rest(EPOCH_SECONDS)
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_what_broke_is_forgotten_when_others_have_settled_it(tmp_path):
+    world = World(tmp_path, validators=3)
+    world.engine.errors += [EngineError("gone")] * 100
+    world.run(world.flow)
+    commit = world.commit()
+    await world.rest(7 * EPOCH_SECONDS)
+    assert "gone" in str(world.conditions)
+    world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
+    await world.rest(EPOCH_SECONDS)
+    assert str(world.conditions) == ""
+    await world.stop()
 
 
-def test_it_ends_when_its_checks_have_ended(tmp_path):
+async def test_it_ends_when_its_checks_have_ended(tmp_path):
     """A check may hold a file or a stream that the daemon closes next."""
+    world = World(tmp_path)
+    ended = []
 
-    async def scenario():
-        world = World(tmp_path)
-        ended = []
+    async def slow_to_end(*_arguments):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+            ended.append(True)
 
-        async def slow_to_end(*_arguments):
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await asyncio.sleep(1)
-                ended.append(True)
-
-        world.network.fetch_body = slow_to_end
-        world.run(world.flow)
-        world.commit()
-        await world.rest(EPOCH_SECONDS + 2)
-        await world.stop()
-        assert ended == [True]
-
-    run_virtual(scenario())
+    world.network.fetch_body = slow_to_end
+    world.run(world.flow)
+    world.commit()
+    await world.rest(EPOCH_SECONDS + 2)
+    await world.stop()
+    assert ended == [True]
 
 
-def test_what_was_forgotten_leaves_nothing_behind(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.run(world.flow)
-        world.verdict(world.commit())
-        lost = world.commit(b"lost", signer=world.world.workers[1], body_bytes=4)
-        del world.network.bodies[lost.message.body]
-        await world.rest(45 * EPOCH_SECONDS)
-        flow = world.flow
-        tables = (flow._retry_at, flow._delivered, flow._decided_at, flow._attempts)
-        assert [len(table) for table in tables] == [0, 0, 0, 0]
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_what_was_forgotten_leaves_nothing_behind(tmp_path):
+    world = World(tmp_path)
+    world.run(world.flow)
+    world.verdict(world.commit())
+    lost = world.commit(b"lost", signer=world.world.workers[1], body_bytes=4)
+    del world.network.bodies[lost.message.body]
+    await world.rest(45 * EPOCH_SECONDS)
+    flow = world.flow
+    tables = (flow._retry_at, flow._delivered, flow._decided_at, flow._attempts)
+    assert [len(table) for table in tables] == [0, 0, 0, 0]
+    await world.stop()
 
 
-def test_the_assignment_is_that_of_the_checkpoint_which_was_named(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        world.run(world.flow)
-        commit = world.commit()
-        expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
-        seen = []
-        measure = world.engine.measure
+async def test_the_assignment_is_that_of_the_checkpoint_which_was_named(tmp_path):
+    world = World(tmp_path)
+    world.run(world.flow)
+    commit = world.commit()
+    expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
+    seen = []
+    measure = world.engine.measure
 
-        async def look(version, requests, temperature):
-            seen.extend(request.seed for request in requests)
-            return await measure(version, requests, temperature)
+    async def look(version, requests, temperature):
+        seen.extend(request.seed for request in requests)
+        return await measure(version, requests, temperature)
 
-        world.engine.measure = look
-        await world.rest(EPOCH_SECONDS + 2)
-        assert seen == [item.noise_seed for item in expected]
-        await world.stop()
-
-    run_virtual(scenario())
+    world.engine.measure = look
+    await world.rest(EPOCH_SECONDS + 2)
+    assert seen == [item.noise_seed for item in expected]
+    await world.stop()
 
 
-def test_which_sequences_are_measured_is_drawn_after_the_commit(tmp_path, monkeypatch):
+async def test_which_sequences_are_measured_is_drawn_after_the_commit(tmp_path, monkeypatch):
     """The beacon of the commit's own epoch is known to the worker while it commits."""
+    drawn = []
 
-    async def scenario():
-        drawn = []
+    def spy(beacon, commit, sequences, share):
+        drawn.append((beacon, commit, sequences, share))
+        return (1,)
 
-        def spy(beacon, commit, sequences, share):
-            drawn.append((beacon, commit, sequences, share))
-            return (1,)
+    monkeypatch.setattr(examination, "audited", spy)
+    world = World(tmp_path)
+    seen = []
+    measure = world.engine.measure
 
-        monkeypatch.setattr(examination, "audited", spy)
-        world = World(tmp_path)
-        seen = []
-        measure = world.engine.measure
+    async def look(version, requests, temperature):
+        seen.extend(request.seed for request in requests)
+        return await measure(version, requests, temperature)
 
-        async def look(version, requests, temperature):
-            seen.extend(request.seed for request in requests)
-            return await measure(version, requests, temperature)
-
-        world.engine.measure = look
-        world.run(world.flow)
-        commit = world.commit()
-        await world.rest(EPOCH_SECONDS + 2)
-        beacon = world.replica.electorate.beacon(commit.message.epoch + 1)
-        share = world.manifest.toploc.audit_share
-        assert drawn == [(beacon, commit.digest, commit.message.sequences, share)]
-        expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
-        assert seen == [expected[1].noise_seed]
-        await world.stop()
-
-    run_virtual(scenario())
+    world.engine.measure = look
+    world.run(world.flow)
+    commit = world.commit()
+    await world.rest(EPOCH_SECONDS + 2)
+    beacon = world.replica.electorate.beacon(commit.message.epoch + 1)
+    share = world.manifest.toploc.audit_share
+    assert drawn == [(beacon, commit.digest, commit.message.sequences, share)]
+    expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
+    assert seen == [expected[1].noise_seed]
+    await world.stop()
 
 
-def test_who_is_drawn_only_after_others_have_gone_checks_then(tmp_path):
-    async def scenario():
-        world = World(tmp_path, validators=6)
-        world.run(world.flow)
-        commits = [world.commit(signer=worker) for worker in world.world.workers]
-        commits += [
-            world.commit(None, worker, 1, one.digest)
-            for worker, one in zip(world.world.workers, commits, strict=True)
-        ]
-        await world.rest(EPOCH_SECONDS + 2)
-        committees = {
-            commit.digest: world.replica.committee(commit).escalated for commit in commits
-        }
-        ours = {key for key, members in committees.items() if world.signer.peer_id in members}
-        assert len(ours) < len(commits), "another seed is needed: we are drawn for all of them"
-        assert {verdict.commit for verdict in world.verdicts} <= ours
-        world.live(*world.others[:4], roles=("relay",))
-        world.changes.notify()
-        await world.rest(EPOCH_SECONDS)
-        assert {verdict.commit for verdict in world.verdicts} == set(committees)
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_who_is_drawn_only_after_others_have_gone_checks_then(tmp_path):
+    world = World(tmp_path, validators=6)
+    world.run(world.flow)
+    commits = [world.commit(signer=worker) for worker in world.world.workers]
+    commits += [
+        world.commit(None, worker, 1, one.digest)
+        for worker, one in zip(world.world.workers, commits, strict=True)
+    ]
+    await world.rest(EPOCH_SECONDS + 2)
+    committees = {commit.digest: world.replica.committee(commit).escalated for commit in commits}
+    ours = {key for key, members in committees.items() if world.signer.peer_id in members}
+    assert len(ours) < len(commits), "another seed is needed: we are drawn for all of them"
+    assert {verdict.commit for verdict in world.verdicts} <= ours
+    world.live(*world.others[:4], roles=("relay",))
+    world.changes.notify()
+    await world.rest(EPOCH_SECONDS)
+    assert {verdict.commit for verdict in world.verdicts} == set(committees)
+    await world.stop()
 
 
-def test_without_its_disk_a_validator_judges_only_what_is_drawn_later(tmp_path):
+async def test_without_its_disk_a_validator_judges_only_what_is_drawn_later(tmp_path):
     """It may have signed another verdict on what was drawn before."""
-
-    async def scenario():
-        world = World(tmp_path)
-        before = world.commit()
-        await world.rest(EPOCH_SECONDS)
-        world.network.judged_before = world.context.epoch()
-        world.run(world.flow)
-        after = world.commit(slot=1, previous=before.digest)
-        await world.rest(3 * EPOCH_SECONDS)
-        assert [item.commit for item in world.verdicts] == [after.digest]
-        await world.stop()
-
-    run_virtual(scenario())
+    world = World(tmp_path)
+    before = world.commit()
+    await world.rest(EPOCH_SECONDS)
+    world.network.judged_before = world.context.epoch()
+    world.run(world.flow)
+    after = world.commit(slot=1, previous=before.digest)
+    await world.rest(3 * EPOCH_SECONDS)
+    assert [item.commit for item in world.verdicts] == [after.digest]
+    await world.stop()
 
 
-def test_a_commit_that_came_too_late_is_not_judged(tmp_path):
+async def test_a_commit_that_came_too_late_is_not_judged(tmp_path):
     """Its author may have waited for the two of us."""
-
-    async def scenario():
-        world = World(tmp_path)
-        world.run(world.flow)
-        await world.rest(5 * EPOCH_SECONDS)
-        taken, world.take = (
-            world.take,
-            lambda signed: world.replica.receive(signed.envelope, world.now(), anti_entropy=True),
-        )
-        late = world.commit(epoch=0)
-        world.take = taken
-        timely = world.commit(signer=world.world.workers[1])
-        await world.rest(3 * EPOCH_SECONDS)
-        assert [verdict.commit for verdict in world.verdicts] == [timely.digest]
-        assert not world.replica.ledger.entries[late.digest].timely
-        await world.stop()
-
-    run_virtual(scenario())
+    world = World(tmp_path)
+    world.run(world.flow)
+    await world.rest(5 * EPOCH_SECONDS)
+    taken, world.take = (
+        world.take,
+        lambda signed: world.replica.receive(signed.envelope, world.now(), anti_entropy=True),
+    )
+    late = world.commit(epoch=0)
+    world.take = taken
+    timely = world.commit(signer=world.world.workers[1])
+    await world.rest(3 * EPOCH_SECONDS)
+    assert [verdict.commit for verdict in world.verdicts] == [timely.digest]
+    assert not world.replica.ledger.entries[late.digest].timely
+    await world.stop()
 
 
 @pytest.mark.parametrize("difference", [-1, 1])
-def test_a_body_has_exactly_the_length_that_its_commit_says(tmp_path, difference):
+async def test_a_body_has_exactly_the_length_that_its_commit_says(tmp_path, difference):
     """A worker that may choose the number may choose the committee and the audit with it."""
-
-    async def scenario():
-        world = World(tmp_path)
-        world.run(world.flow)
-        count = world.manifest.sampling.group_size * world.manifest.sampling.prompts_per_rollout
-        world.commit(body_bytes=len(encode_body([GOOD] * count)) + difference)
-        await world.rest(2 * EPOCH_SECONDS)
-        (verdict,) = world.verdicts
-        assert (verdict.accept, verdict.reason) == (False, "format")
-        assert "bytes, its commit says" in verdict.detail
-        await world.stop()
-
-    run_virtual(scenario())
+    world = World(tmp_path)
+    world.run(world.flow)
+    count = world.manifest.sampling.group_size * world.manifest.sampling.prompts_per_rollout
+    world.commit(body_bytes=len(encode_body([GOOD] * count)) + difference)
+    await world.rest(2 * EPOCH_SECONDS)
+    (verdict,) = world.verdicts
+    assert (verdict.accept, verdict.reason) == (False, "format")
+    assert "bytes, its commit says" in verdict.detail
+    await world.stop()
 
 
-def test_a_reward_below_zero_is_recomputed_and_prompts_say_the_length(tmp_path):
-    async def scenario():
-        targets = {"length_targets": (60,), "length_penalty": 0.1}
-        world = World(tmp_path, sampling=targets)
-        world.run(world.flow)
-        short = RolloutSequence((ANSWER, END), (-0.5, -0.5), -4_800_000, (b"proof",))
-        honest = world.commit(encode_body([short] * 4))
-        liar = replace(short, reward=-4_799_999)
-        world.commit(encode_body([short] * 3 + [liar]), world.world.workers[1])
-        await world.rest(EPOCH_SECONDS + 2)
-        verdicts = {item.commit: item.reason for item in world.verdicts}
-        assert sorted(verdicts.values()) == ["accepted", "reward"]
-        assert verdicts[honest.digest] == "accepted"
-        asked = [
-            [Task().prompt(item.problem_seed, 60) for item in items]
-            for items in (
-                assign(world.manifest, honest.message.checkpoint, one.peer_id, 0, 0)
-                for one in world.world.workers[:2]
-            )
-        ]
-        assert world.engine.prompts in asked
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_reward_below_zero_is_recomputed_and_prompts_say_the_length(tmp_path):
+    targets = {"length_targets": (60,), "length_penalty": 0.1}
+    world = World(tmp_path, sampling=targets)
+    world.run(world.flow)
+    short = RolloutSequence((ANSWER, END), (-0.5, -0.5), -4_800_000, (b"proof",))
+    honest = world.commit(encode_body([short] * 4))
+    liar = replace(short, reward=-4_799_999)
+    world.commit(encode_body([short] * 3 + [liar]), world.world.workers[1])
+    await world.rest(EPOCH_SECONDS + 2)
+    verdicts = {item.commit: item.reason for item in world.verdicts}
+    assert sorted(verdicts.values()) == ["accepted", "reward"]
+    assert verdicts[honest.digest] == "accepted"
+    asked = [
+        [Task().prompt(item.problem_seed, 60) for item in items]
+        for items in (
+            assign(world.manifest, honest.message.checkpoint, one.peer_id, 0, 0)
+            for one in world.world.workers[:2]
+        )
+    ]
+    assert world.engine.prompts in asked
+    await world.stop()
 
 
 @pytest.mark.parametrize("forged", [False, True])
-def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged):
+async def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged):
     """Neither for nor against it, nor a second look; others are judged as ever."""
-
-    async def scenario():
-        world = World(tmp_path)
-        task = Unsure(world.background)
-        flow = ValidatorFlow(world.context, world.engine, task)
-        claimed = [replace(GOOD, reward=0 if forged and n == 0 else GOOD.reward) for n in range(4)]
-        commit = world.commit(encode_body(claimed))
-        items = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
-        task.unsure[items[3].problem_seed] = None
-        world.run(flow)
-        await world.rest(2 * EPOCH_SECONDS + 2)
-        assert task.asked == [item.problem_seed for item in items]
-        honest = world.commit(signer=world.world.workers[1])
-        await world.rest(3 * EPOCH_SECONDS)
-        assert [item.commit for item in world.verdicts] == [honest.digest]
-        assert task.asked.count(items[0].problem_seed) == 2, "once for each sequence of the prompt"
-        assert not world.replica.ledger.slashed(commit.signer)
-        assert str(world.conditions) == ""
-        await world.stop()
-
-    run_virtual(scenario())
+    world = World(tmp_path)
+    task = Unsure(world.background)
+    flow = ValidatorFlow(world.context, world.engine, task)
+    claimed = [replace(GOOD, reward=0 if forged and n == 0 else GOOD.reward) for n in range(4)]
+    commit = world.commit(encode_body(claimed))
+    items = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
+    task.unsure[items[3].problem_seed] = None
+    world.run(flow)
+    await world.rest(2 * EPOCH_SECONDS + 2)
+    assert task.asked == [item.problem_seed for item in items]
+    honest = world.commit(signer=world.world.workers[1])
+    await world.rest(3 * EPOCH_SECONDS)
+    assert [item.commit for item in world.verdicts] == [honest.digest]
+    assert task.asked.count(items[0].problem_seed) == 2, "once for each sequence of the prompt"
+    assert not world.replica.ledger.slashed(commit.signer)
+    assert str(world.conditions) == ""
+    await world.stop()
 
 
 # Strangers
@@ -947,101 +826,86 @@ def known(world, worker):
 
 
 @pytest.mark.parametrize("proven", [False, True])
-def test_a_crowd_of_strangers_has_a_few_places_together(tmp_path, proven):
-    async def scenario():
-        world = World(tmp_path)
-        crowd = [identity(f"stranger {number}") for number in range(2 * CHECKS_AT_ONCE)]
-        fetching, most = {}, []
+async def test_a_crowd_of_strangers_has_a_few_places_together(tmp_path, proven):
+    world = World(tmp_path)
+    crowd = [identity(f"stranger {number}") for number in range(2 * CHECKS_AT_ONCE)]
+    fetching, most = {}, []
 
-        async def stall(commit, sources):
-            fetching[commit.digest] = None
-            most.append(len(fetching))
-            await asyncio.sleep(2 * EPOCH_SECONDS)
-            del fetching[commit.digest]
+    async def stall(commit, sources):
+        fetching[commit.digest] = None
+        most.append(len(fetching))
+        await asyncio.sleep(2 * EPOCH_SECONDS)
+        del fetching[commit.digest]
 
-        world.network.fetch_body = stall
-        for number, one in enumerate(crowd):
-            earlier = known(world, one).digest if proven else b""
-            world.commit(
-                f"withheld {number}".encode(), signer=one, slot=int(proven), previous=earlier
-            )
-        world.run(world.flow)
-        await world.rest(5 * EPOCH_SECONDS)
-        assert max(most) == (CHECKS_AT_ONCE if proven else STRANGER_CHECKS)
-        await world.stop()
-
-    run_virtual(scenario())
+    world.network.fetch_body = stall
+    for number, one in enumerate(crowd):
+        earlier = known(world, one).digest if proven else b""
+        world.commit(f"withheld {number}".encode(), signer=one, slot=int(proven), previous=earlier)
+    world.run(world.flow)
+    await world.rest(5 * EPOCH_SECONDS)
+    assert max(most) == (CHECKS_AT_ONCE if proven else STRANGER_CHECKS)
+    await world.stop()
 
 
-def test_who_has_standing_is_checked_before_strangers(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        worker = world.world.workers[0]
-        earlier = known(world, worker)
-        for number in range(40):
-            junk = world.commit(f"junk {number}".encode(), signer=identity(f"stranger {number}"))
-            del world.network.bodies[junk.message.body]
-        honest = world.commit(signer=worker, slot=1, previous=earlier.digest)
-        order = []
-        fetch = world.network.fetch_body
+async def test_who_has_standing_is_checked_before_strangers(tmp_path):
+    world = World(tmp_path)
+    worker = world.world.workers[0]
+    earlier = known(world, worker)
+    for number in range(40):
+        junk = world.commit(f"junk {number}".encode(), signer=identity(f"stranger {number}"))
+        del world.network.bodies[junk.message.body]
+    honest = world.commit(signer=worker, slot=1, previous=earlier.digest)
+    order = []
+    fetch = world.network.fetch_body
 
-        async def noted(commit, sources):
-            order.append(commit.digest)
-            return await fetch(commit, sources)
+    async def noted(commit, sources):
+        order.append(commit.digest)
+        return await fetch(commit, sources)
 
-        world.network.fetch_body = noted
-        world.run(world.flow)
-        await world.rest(EPOCH_SECONDS + 1)
-        assert order[0] == honest.digest
-        assert [item.commit for item in world.verdicts] == [honest.digest]
-        await world.stop()
-
-    run_virtual(scenario())
+    world.network.fetch_body = noted
+    world.run(world.flow)
+    await world.rest(EPOCH_SECONDS + 1)
+    assert order[0] == honest.digest
+    assert [item.commit for item in world.verdicts] == [honest.digest]
+    await world.stop()
 
 
-def test_strangers_that_withhold_bodies_wait_behind_those_that_have_not(tmp_path):
+async def test_strangers_that_withhold_bodies_wait_behind_those_that_have_not(tmp_path):
     """Each has as many commits open as it may, and a place is taken until its fetch ends."""
+    world = World(tmp_path)
+    withheld = {}
+    for number in range(4):
+        signer, previous = identity(f"stranger {number}"), b""
+        for slot in range(8):
+            body = f"withheld {number} {slot}".encode()
+            junk = world.commit(body, signer=signer, slot=slot, previous=previous)
+            del world.network.bodies[junk.message.body]
+            withheld[junk.digest], previous = None, junk.digest
+    fetch = world.network.fetch_body
 
-    async def scenario():
-        world = World(tmp_path)
-        withheld = {}
-        for number in range(4):
-            signer, previous = identity(f"stranger {number}"), b""
-            for slot in range(8):
-                body = f"withheld {number} {slot}".encode()
-                junk = world.commit(body, signer=signer, slot=slot, previous=previous)
-                del world.network.bodies[junk.message.body]
-                withheld[junk.digest], previous = None, junk.digest
-        fetch = world.network.fetch_body
+    async def slow(commit, sources):
+        if commit.digest in withheld:
+            await asyncio.sleep(EPOCH_SECONDS)
+        return await fetch(commit, sources)
 
-        async def slow(commit, sources):
-            if commit.digest in withheld:
-                await asyncio.sleep(EPOCH_SECONDS)
-            return await fetch(commit, sources)
-
-        world.network.fetch_body = slow
-        world.run(world.flow)
-        await world.rest(4 * EPOCH_SECONDS)
-        honest = world.commit(signer=world.world.workers[0])
-        await world.rest(3 * EPOCH_SECONDS)
-        assert [item.commit for item in world.verdicts] == [honest.digest]
-        assert len(world.flow._withheld) == 4
-        await world.stop()
-
-    run_virtual(scenario())
+    world.network.fetch_body = slow
+    world.run(world.flow)
+    await world.rest(4 * EPOCH_SECONDS)
+    honest = world.commit(signer=world.world.workers[0])
+    await world.rest(3 * EPOCH_SECONDS)
+    assert [item.commit for item in world.verdicts] == [honest.digest]
+    assert len(world.flow._withheld) == 4
+    await world.stop()
 
 
-def test_a_stranger_is_checked_and_has_standing_then(tmp_path):
-    async def scenario():
-        world = World(tmp_path)
-        worker = world.world.workers[0]
-        first = world.commit(signer=worker)
-        world.run(world.flow)
-        await world.rest(EPOCH_SECONDS + 2)
-        assert [item.commit for item in world.verdicts] == [first.digest]
-        world.verdict(first)
-        await world.rest(2 * EPOCH_SECONDS)
-        assert has_standing(worker.peer_id, world.manifest, world.replica.ledger)
-        await world.stop()
-
-    run_virtual(scenario())
+async def test_a_stranger_is_checked_and_has_standing_then(tmp_path):
+    world = World(tmp_path)
+    worker = world.world.workers[0]
+    first = world.commit(signer=worker)
+    world.run(world.flow)
+    await world.rest(EPOCH_SECONDS + 2)
+    assert [item.commit for item in world.verdicts] == [first.digest]
+    world.verdict(first)
+    await world.rest(2 * EPOCH_SECONDS)
+    assert has_standing(worker.peer_id, world.manifest, world.replica.ledger)
+    await world.stop()

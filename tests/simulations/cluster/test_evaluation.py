@@ -2,34 +2,35 @@
 
 import asyncio
 
+import pytest
+
 from node.evaluation.curve import EvaluationCurve
 from simulations.cluster.world import World
-from simulations.runtime.loop import run_virtual
+from simulations.runtime.loop import VirtualLoop
 from simulations.runtime.trace import Trace
 from simulations.scenario.scenario import load_scenario
+
+pytestmark = pytest.mark.virtual(loop=VirtualLoop)
 
 EVERY = 2
 
 
-def test_every_node_has_the_curve_and_no_batch_has_a_rollout_of_it():
+async def test_every_node_has_the_curve_and_no_batch_has_a_rollout_of_it():
     swarm = load_scenario("evaluation")
     curves, ledgers = {}, []
 
-    async def run() -> None:
-        async def at_the_end(world: World) -> None:
-            await asyncio.sleep(swarm.seconds - 1)
-            for name, machine in world.machines.items():
-                context = machine.daemon.context
-                curves[name] = context.evaluated()
-                restarted = EvaluationCurve()
-                restarted.restore(context.ports.store)
-                manifest, ledger = context.replica.manifest, context.replica.ledger
-                assert restarted.points(manifest.sampling, ledger.checkpoints) == curves[name]
-                ledgers.append(ledger)
+    async def at_the_end(world: World) -> None:
+        await asyncio.sleep(swarm.seconds - 1)
+        for name, machine in world.machines.items():
+            context = machine.daemon.context
+            curves[name] = context.evaluated()
+            restarted = EvaluationCurve()
+            restarted.restore(context.ports.store)
+            manifest, ledger = context.replica.manifest, context.replica.ledger
+            assert restarted.points(manifest.sampling, ledger.checkpoints) == curves[name]
+            ledgers.append(ledger)
 
-        await World(swarm, 1, Trace()).run((at_the_end,))
-
-    run_virtual(run())
+    await World(swarm, 1, Trace()).run((at_the_end,))
     ledger = ledgers[0]
     assert ledger.version > 2 * EVERY
     evaluated = {

@@ -10,8 +10,10 @@ from protocol.gossip.frames import frame
 from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
 from roles.ports.transport import TransportError
 from simulations.network.meshsight import Control, mesh_control, mesh_pipes
-from simulations.runtime.loop import run_virtual
+from simulations.runtime.loop import VirtualLoop
 from tests.simulations.network.machines import Machines
+
+pytestmark = pytest.mark.virtual(loop=VirtualLoop)
 
 TOPICS = st.sampled_from(["run/commits", "run/roster", "run/certificates"])
 RPCS = st.builds(
@@ -53,44 +55,40 @@ def test_a_write_that_breaks_off_is_no_error(rpc, missing):
     assert isinstance(mesh_control(frame(encode_rpc(rpc))[:-missing]), tuple)
 
 
-def test_what_is_written_is_told_at_once_and_a_prune_again_when_it_was_taken():
+async def test_what_is_written_is_told_at_once_and_a_prune_again_when_it_was_taken():
     graft, prune = Rpc(graft=("run/commits",)), Rpc(prune=(Prune("run/roster", 60),))
+    machines, told = Machines(round_trip_seconds=1.0), []
 
-    async def scenario():
-        machines, told = Machines(round_trip_seconds=1.0), []
+    def record(node, kind, **facts):
+        told.append((node, kind, facts))
 
-        def record(node, kind, **facts):
-            told.append((node, kind, facts))
-
-        machines.network.pipe_makers["test"] = mesh_pipes(record)
-        await machines.add("a", "b")
-        ours, theirs = await machines.stream("a", "b")
-        await ours.write(frame(encode_rpc(graft)))
-        await theirs.write(frame(encode_rpc(prune)))
-        written = [
-            ("a", "graft", {"peer": "b", "topic": "commits"}),
-            ("b", "prune", {"peer": "a", "topic": "roster", "backoff": 60}),
-        ]
-        assert told == written
-        cut = machines.network.partition(["a"])
-        await asyncio.sleep(5)
-        assert told == written, "nothing has come yet"
-        machines.network.heal(cut)
-        await asyncio.sleep(5)
-        assert told == written, "it has come, and waits"
-        size = len(frame(encode_rpc(prune)))
-        assert await ours.read(size - 1)
-        assert await ours.read(1)
-        assert told == written, "its last byte was taken just now"
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ours.read(1), 1)
-        taken = ("a", "prune-in", {"peer": "b", "topic": "roster", "backoff": 60})
-        assert told == [*written, taken]
-        await ours.write(frame(encode_rpc(prune)))
-        await asyncio.sleep(5)
-        machines.network.break_streams("a")
-        with pytest.raises(TransportError):
-            await theirs.read(1)
-        assert [kind for _, kind, _ in told[3:]] == ["prune"], "it was never taken"
-
-    run_virtual(scenario())
+    machines.network.pipe_makers["test"] = mesh_pipes(record)
+    await machines.add("a", "b")
+    ours, theirs = await machines.stream("a", "b")
+    await ours.write(frame(encode_rpc(graft)))
+    await theirs.write(frame(encode_rpc(prune)))
+    written = [
+        ("a", "graft", {"peer": "b", "topic": "commits"}),
+        ("b", "prune", {"peer": "a", "topic": "roster", "backoff": 60}),
+    ]
+    assert told == written
+    cut = machines.network.partition(["a"])
+    await asyncio.sleep(5)
+    assert told == written, "nothing has come yet"
+    machines.network.heal(cut)
+    await asyncio.sleep(5)
+    assert told == written, "it has come, and waits"
+    size = len(frame(encode_rpc(prune)))
+    assert await ours.read(size - 1)
+    assert await ours.read(1)
+    assert told == written, "its last byte was taken just now"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(ours.read(1), 1)
+    taken = ("a", "prune-in", {"peer": "b", "topic": "roster", "backoff": 60})
+    assert told == [*written, taken]
+    await ours.write(frame(encode_rpc(prune)))
+    await asyncio.sleep(5)
+    machines.network.break_streams("a")
+    with pytest.raises(TransportError):
+        await theirs.read(1)
+    assert [kind for _, kind, _ in told[3:]] == ["prune"], "it was never taken"

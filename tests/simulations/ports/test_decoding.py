@@ -8,7 +8,9 @@ from protocol.gossip.rpc import Rpc, decode_rpc, encode_rpc
 from simulations.network.links import SimClock
 from simulations.ports.decoding import charged
 from simulations.runtime.cores import FIELD_SECONDS, Core
-from simulations.runtime.loop import run_virtual
+from simulations.runtime.loop import VirtualLoop
+
+pytestmark = pytest.mark.virtual(loop=VirtualLoop)
 
 SAYS_NOTHING = bytes((15 << 3, 0)) * 1000
 GRAFTS = encode_rpc(Rpc(graft=("one", "other")))
@@ -19,14 +21,11 @@ GRAFTS = encode_rpc(Rpc(graft=("one", "other")))
     [(SAYS_NOTHING, 1000), (GRAFTS, 5), (SAYS_NOTHING + b"\xff", 1000), (b"", 0)],
     ids=["unknown fields", "control, two GRAFTs and their topics", "no RPC in the end", "nothing"],
 )
-def test_an_rpc_costs_its_fields_and_is_what_it_is(data, fields):
-    async def scenario():
-        loop = asyncio.get_running_loop()
-        core = Core(loop)
-        clock = SimClock(loop, core)
-        assert clock.core_seconds() == 0.0
-        found = charged(core)(data)
-        assert found == decode_rpc(data)
-        assert clock.core_seconds() == pytest.approx(fields * FIELD_SECONDS)
-
-    run_virtual(scenario())
+async def test_an_rpc_costs_its_fields_and_is_what_it_is(data, fields):
+    loop = asyncio.get_running_loop()
+    core = Core(loop)
+    clock = SimClock(loop, core)
+    assert clock.core_seconds() == 0.0
+    found = charged(core)(data)
+    assert found == decode_rpc(data)
+    assert clock.core_seconds() == pytest.approx(fields * FIELD_SECONDS)

@@ -12,9 +12,11 @@ from roles.ports.storage import Owner, Purpose, Put, StorageFullError
 from simulations.ports.engines import SimEngines
 from simulations.ports.policy_files import SimPolicyFiles
 from simulations.ports.storage import Disk, Session, SimBlobs, SimStore
-from simulations.runtime.loop import run_virtual
+from simulations.runtime.loop import VirtualLoop
 from simulations.scenario.scenario import Compute, Workload
 from tests.node.storage.blob_stores import name_of, one_shard
+
+pytestmark = pytest.mark.virtual(loop=VirtualLoop)
 
 OWNER = Owner(Purpose.WEIGHTS, digest(b"index"))
 PATH = Path("v1.safetensors")
@@ -60,34 +62,30 @@ def written(disk):
 
 @WRITES
 @pytest.mark.parametrize("touch", [1, 2])
-def test_a_life_that_ends_before_a_write_leaves_nothing_and_one_after_it_everything(write, touch):
-    async def scenario():
-        disk, session, touches = Disk(), Session(), 0
+async def test_a_life_that_ends_before_a_write_leaves_nothing_and_one_after_it_everything(
+    write, touch
+):
+    disk, session, touches = Disk(), Session(), 0
 
-        async def die():
-            nonlocal touches
-            touches += 1
-            if touches == touch:
-                session.alive = False
-                await asyncio.Event().wait()
+    async def die():
+        nonlocal touches
+        touches += 1
+        if touches == touch:
+            session.alive = False
+            await asyncio.Event().wait()
 
-        session.at_write = die
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(write(disk, session), 10)
-        assert written(disk) == (touch == 2)
-
-    run_virtual(scenario())
+    session.at_write = die
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(write(disk, session), 10)
+    assert written(disk) == (touch == 2)
 
 
 @WRITES
-def test_a_disk_without_room_takes_no_write(write):
-    async def scenario():
-        disk = Disk(quota_bytes=0)
-        with pytest.raises(StorageFullError):
-            await write(disk, Session())
-        assert not written(disk)
-        disk.quota_bytes = None
+async def test_a_disk_without_room_takes_no_write(write):
+    disk = Disk(quota_bytes=0)
+    with pytest.raises(StorageFullError):
         await write(disk, Session())
-        assert written(disk)
-
-    run_virtual(scenario())
+    assert not written(disk)
+    disk.quota_bytes = None
+    await write(disk, Session())
+    assert written(disk)

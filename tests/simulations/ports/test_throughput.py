@@ -6,6 +6,8 @@ import pytest
 from simulations.ports.throughput import SharedThroughput
 from tests.worlds.network import run_virtual
 
+pytestmark = pytest.mark.virtual
+
 
 def ended(rate, *jobs):
     """Return when each job ends; a job is when it begins, and how much it is."""
@@ -42,15 +44,12 @@ def test_throughput_that_grows_less_than_jobs_do():
     assert ended(rate, *[(0, 100)] * 4) == pytest.approx([20] * 4)
 
 
-def test_who_is_cancelled_leaves_the_machine_to_the_others():
-    async def scenario():
-        machine = SharedThroughput(lambda _: 10.0)
-        other = asyncio.create_task(machine.work(1000))
-        mine = asyncio.create_task(machine.work(20))
-        await asyncio.sleep(2)
-        other.cancel()
-        await mine
-        assert asyncio.get_running_loop().time() == pytest.approx(3)
-        assert machine.done == pytest.approx(30)
-
-    run_virtual(scenario())
+async def test_who_is_cancelled_leaves_the_machine_to_the_others():
+    machine = SharedThroughput(lambda _: 10.0)
+    other = asyncio.create_task(machine.work(1000))
+    mine = asyncio.create_task(machine.work(20))
+    await asyncio.sleep(2)
+    other.cancel()
+    await mine
+    assert asyncio.get_running_loop().time() == pytest.approx(3)
+    assert machine.done == pytest.approx(30)
