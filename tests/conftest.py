@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.worlds.network import InlineLoop
+from tests.worlds.inline_loop import InlineLoop
 
 # A loaded machine is no defect: how long an example took says nothing about what it found.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_asyncio_loop_factories(config, item):
-    """Run async tests with the marker ``virtual`` in virtual time: a sleep costs nothing."""
+    """Return the event loop of an async test: a virtual one for the marker ``virtual``."""
     if mark := item.get_closest_marker("virtual"):
         return {"virtual": mark.kwargs.get("loop", InlineLoop)}
     return {"asyncio": asyncio.new_event_loop}

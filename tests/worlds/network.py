@@ -5,7 +5,7 @@ which connects and cuts at once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from protocol.rng import Rng
@@ -17,8 +17,9 @@ from simulations.network.streams import SimStream
 from simulations.network.transport import SimTransport
 from simulations.ports.directory import SharedDirectory
 from simulations.runtime import loop as virtual
-from simulations.runtime.loop import START, VirtualLoop
+from simulations.runtime.loop import START
 from simulations.scenario.scenario import DirectoryQuality
+from tests.worlds.inline_loop import InlineLoop
 
 ROUND_TRIP_SECONDS = 0.002
 LINE_BYTES_PER_SECOND = 125e6
@@ -27,18 +28,6 @@ LINE_BYTES_PER_SECOND = 125e6
 PERFECT = DirectoryQuality(delay_seconds=0.0, lookup_seconds=0.0, missing=0.0, failing=0.0)
 
 T = TypeVar("T")
-
-
-class InlineLoop(VirtualLoop):
-    """Virtual time for code that reads and writes real files in threads: that takes no time."""
-
-    def run_in_executor(self, _executor, function, *arguments) -> Awaitable[Any]:
-        future = self.create_future()
-        try:
-            future.set_result(function(*arguments))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it goes to the caller
-            future.set_exception(error)
-        return future
 
 
 def run_virtual(scenario: Coroutine[Any, Any, T]) -> T:
