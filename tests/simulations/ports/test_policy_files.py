@@ -15,11 +15,9 @@ from simulations.ports.engines import SimEngines
 from simulations.ports.policy_files import SimPolicyFiles
 from simulations.ports.storage import COMMIT_SECONDS, Disk, Session, SimBlobs
 from simulations.runtime.content import Extent, patch_of, policy_digest
-from simulations.runtime.loop import VirtualLoop, run_virtual
+from simulations.runtime.loop import run_virtual
 from simulations.scenario.scenario import Compute, Workload
 from tests.worlds.messages import run_manifest
-
-pytestmark = pytest.mark.virtual(loop=VirtualLoop)
 
 BASE, TARGET, ENCODING = Path("v1.safetensors"), Path("v2.safetensors"), Path("v2.encoding")
 BEFORE, AFTER = Extent.of(b"before", 0, 10_000), Extent.of(b"after", 0, 10_000)
@@ -73,9 +71,9 @@ def test_hashing_and_encoding_go_through_the_file_once(compute: Compute, passes:
     assert seconds(files(compute).encode(TARGET, POLICY, ENCODING)) == near
 
 
-async def test_an_encoding_is_hashed_as_fast_as_it_is_short() -> None:
+def test_an_encoding_is_hashed_as_fast_as_it_is_short() -> None:
     disk = a_disk()
-    await files(SLOW, disk).encode(TARGET, POLICY, ENCODING)
+    run_virtual(files(SLOW, disk).encode(TARGET, POLICY, ENCODING))
     hashing_seconds = publishing_seconds(SLOW, disk, ENCODING)
     assert hashing_seconds == pytest.approx(0.1 + COMMIT_SECONDS)
 
@@ -108,14 +106,14 @@ def test_a_patch_is_decoded_while_it_arrives() -> None:
 
 
 @pytest.mark.parametrize(("compute", "passes"), [(FREE, 0), (SLOW, 10)])
-async def test_a_trainer_writes_weights_and_state_before_it_goes_on(
+def test_a_trainer_writes_weights_and_state_before_it_goes_on(
     compute: Compute, passes: int
 ) -> None:
     disk = Disk(files={BASE: BEFORE})
     workload = Workload(weights_bytes=len(BEFORE), state_bytes=6 * len(BEFORE))
     engines = SimEngines(disk, compute, workload, Rng(b"seed"), lambda _kind, **_facts: None)
     training = engines.training(run_manifest())
-    await training.load_policy(Policy(Version(1), Digest(POLICY.digest), BASE))
+    run_virtual(training.load_policy(Policy(Version(1), Digest(POLICY.digest), BASE)))
     assert seconds(training.write_policy(TARGET)) == pytest.approx(passes)
     assert seconds(training.save_state(Path("v2.state"))) == pytest.approx(6 * passes)
     assert policy_digest(disk.files[TARGET]) == POLICY.digest
