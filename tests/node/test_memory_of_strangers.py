@@ -195,9 +195,9 @@ TABLES = [
     Table("workers with nothing certified", uncertified, UNCERTIFIED_MAX),
     Table("messages seen", seen, Params().seen_max),
     Table("promises", promises, ScoreParams().promises_max),
-    Table("scores of who has left", retained, ScoreParams().retained_max),
+    Table("scores of disconnected peers", retained, ScoreParams().retained_max),
     Table("faults and bans", bans, 3 * PEERS_MAX),
-    Table("accounts of reading", reading, ACCOUNTS_MAX),
+    Table("read accounts", reading, ACCOUNTS_MAX),
 ]
 
 
