@@ -112,7 +112,7 @@ def test_limits_are_the_constants_that_they_name():
 
 
 def test_gossip_parameters_are_the_constants_that_they_name():
-    (rows,) = (table for table in TABLES["12. Gossip"] if "constant" in table[0])
+    (rows,) = TABLES["Parameters"]
     for row in rows:
         values = [str(getattr(Params(), name)) for name in row["constant"].split(", ")]
         assert [float(item) for item in row["value"].split(", ")] == list(map(float, values))
