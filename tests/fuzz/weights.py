@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fuzzing.documents import packed
-from benchmarks.fuzzing.mutation import Values, mutated_bytes
-from benchmarks.fuzzing.target import BrokenBoundError, Decoder, Target
 from protocol.audit import check_claims, read_body
 from protocol.crypto import digest
 from protocol.faults import Fault
@@ -20,6 +17,9 @@ from protocol.shardcast.encodings.stream import Decoder as StreamDecoder
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.toploc.layout import Layout, Variant
 from protocol.toploc.proof import build_proofs_batch, proof_fault, verify_proofs_batch
+from tests.fuzz.documents import packed
+from tests.fuzz.mutation import Values, mutated_bytes
+from tests.fuzz.target import BrokenBoundError, Decoder, Target
 from tests.vectors import made
 from tests.worlds.messages import run_manifest
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.mutation import TEXTS, mutated_bytes
-from benchmarks.fuzzing.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 from node.api.server import ControlServer
 from node.weights_http.client import HttpClient
 from node.weights_http.doorkeeper import ConnectionLimits
 from protocol.crypto import digest
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
+from tests.fuzz.mutation import TEXTS, mutated_bytes
+from tests.fuzz.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 from tests.node.api.status_examples import EXPLAINED, STATUS
 from tests.node.weights_http.faces import BLOB, DATA, HOST, WEIGHTS, face, request
 

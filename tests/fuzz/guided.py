@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.target import INPUT_BYTES_MAX
+from tests.fuzz.target import INPUT_BYTES_MAX
 
 WRITE_EVERY = 500
 RUNS_MAX = 1 << 31
@@ -41,7 +41,7 @@ def instrumented(name: str) -> Any:
 
     for module in MODULES:
         with atheris.instrument_imports(include=list(PACKAGES)):
-            targets = importlib.import_module(f"benchmarks.fuzzing.{module}").TARGETS
+            targets = importlib.import_module(f"tests.fuzz.{module}").TARGETS
         found = next((target for target in targets if target.name == name), None)
         if found is not None:
             return found

@@ -4,10 +4,6 @@ from collections import deque
 from random import Random
 from typing import Any, ClassVar
 
-from benchmarks.fuzzing.documents import fields, rpcs
-from benchmarks.fuzzing.mutation import mutated_bytes
-from benchmarks.fuzzing.signed import STRANGERS, Correspondence
-from benchmarks.fuzzing.target import BrokenBoundError, Target
 from protocol.admitted import KEYS_MAX, REFUSED_MAX
 from protocol.crypto import Identity, verify
 from protocol.gossip.events import (
@@ -39,6 +35,10 @@ from protocol.messages import (
 from protocol.replica import STRANGERS_MAX, WAITING_MAX, Replica
 from protocol.rng import Rng
 from protocol.types import MEMBERS_MAX, PeerId, Topic, ValidationResult
+from tests.fuzz.documents import fields, rpcs
+from tests.fuzz.mutation import mutated_bytes
+from tests.fuzz.signed import STRANGERS, Correspondence
+from tests.fuzz.target import BrokenBoundError, Target
 from tests.worlds.messages import fingerprint
 
 _TOPICS = tuple(Topic)

@@ -15,10 +15,6 @@ from cryptography.x509.oid import NameOID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.serializer import MSGPackSerializer
 
-from benchmarks.fuzzing.documents import packed
-from benchmarks.fuzzing.mutation import TEXTS, Values, mutated_bytes
-from benchmarks.fuzzing.signed import STRANGERS, Correspondence
-from benchmarks.fuzzing.target import BrokenBoundError, Decoder, Target
 from node.live.answering import key_of
 from node.live.control import ipv4_of, peer_id_from_bytes
 from node.live.records import (
@@ -41,6 +37,10 @@ from protocol.types import RunId
 from roles.engines.child import wire
 from roles.environments.code import program_of, read_tests
 from roles.ports.transport import TransportError
+from tests.fuzz.documents import packed
+from tests.fuzz.mutation import TEXTS, Values, mutated_bytes
+from tests.fuzz.signed import STRANGERS, Correspondence
+from tests.fuzz.target import BrokenBoundError, Decoder, Target
 
 RUN = RunId(b"r" * 32)
 NOW = 1_000_000.0

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from benchmarks.fuzzing.target import INPUT_BYTES_MAX, Session, Target
+from tests.fuzz.target import INPUT_BYTES_MAX, Session, Target
 
 SLOW_SECONDS = 1.0
 """Of a core: a busy machine makes nothing slow."""
@@ -170,7 +170,7 @@ def written(directory: Path, target: Target, inputs: list[bytes]) -> Path:
 
 def repeat_command(path: Path) -> str:
     """Return the one command that repeats a crash."""
-    return f"repeat with: python -m benchmarks.fuzz --repeat {path}"
+    return f"repeat with: python -m tests.fuzz --repeat {path}"
 
 
 def repeated(path: Path, targets: dict[str, Target]) -> int:

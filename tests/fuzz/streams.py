@@ -10,10 +10,6 @@ from contextlib import aclosing
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.daemon import END_SECONDS, Stranger, Swarm, heard, spoken
-from benchmarks.fuzzing.documents import fields, packed
-from benchmarks.fuzzing.mutation import NUMBERS, Values, mutated_bytes
-from benchmarks.fuzzing.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 from node.blobs.wire import Kind
 from node.circuits.wire import HOP_SHAPE, CircuitMessage, Status
 from node.circuits.wire import Kind as CircuitKind
@@ -40,6 +36,10 @@ from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc, uva
 from protocol.messages import ENVELOPE_BYTES_MAX
 from protocol.types import Digest, PeerId, Topic
 from roles.ports.transport import TransportError
+from tests.fuzz.daemon import END_SECONDS, Stranger, Swarm, heard, spoken
+from tests.fuzz.documents import fields, packed
+from tests.fuzz.mutation import NUMBERS, Values, mutated_bytes
+from tests.fuzz.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 
 Draw = Callable[[Swarm, Random], bytes]
 """Returns what a stranger says."""

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import structlog
 
-from benchmarks.fuzzing.target import BrokenBoundError
 from node.circuits.relay import CircuitRelay
 from node.daemon import Daemon
 from node.membership.bans import PEERS_MAX
@@ -24,6 +23,7 @@ from simulations.network.streams import SimStream
 from simulations.network.transport import SimTransport
 from simulations.runtime.loop import VirtualLoop
 from simulations.runtime.trace import Trace
+from tests.fuzz.target import BrokenBoundError
 from tests.worlds.messages import identity
 from tests.worlds.swarm import scenario
 

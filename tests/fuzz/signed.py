@@ -3,8 +3,6 @@
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.mutation import Values
-from benchmarks.fuzzing.target import Decoder, Target
 from protocol.codec import decode, encode
 from protocol.crypto import Identity, signing_bytes, verify
 from protocol.faults import Fault
@@ -22,6 +20,8 @@ from protocol.messages import (
     open_envelope,
     seal,
 )
+from tests.fuzz.mutation import Values
+from tests.fuzz.target import Decoder, Target
 from tests.vectors import made
 from tests.worlds.messages import World, identity, run_manifest
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import tomlkit
 
-from benchmarks.fuzzing.mutation import Values, mutated_bytes
-from benchmarks.fuzzing.target import Decoder, Target
 from node.live.consent import offer
 from protocol import codec
 from protocol.bundle import decode_bundle, encode_bundle
@@ -34,6 +32,8 @@ from protocol.gossip.rpc import (
 from protocol.manifest import decode_signed_manifest, load_signed_manifest
 from protocol.recipe import ManifestError, load_recipe
 from protocol.types import Role
+from tests.fuzz.mutation import Values, mutated_bytes
+from tests.fuzz.target import Decoder, Target
 from tests.vectors import core_reference, made
 from tests.worlds.messages import RECIPE, identity
 

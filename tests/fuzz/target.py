@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from benchmarks.fuzzing.mutation import mutated_bytes
+from tests.fuzz.mutation import mutated_bytes
 
 INPUT_BYTES_MAX = 64 * 1024
 GROWTH_BYTES_MAX = 64 << 20
