@@ -11,9 +11,11 @@ def test_it_begins_learns_and_publishes(tmp_path):
         world = fresh(tmp_path)
         await led(world)
         first = world.batch()
+        since_ms = round(world.now() * 1000)
         await world.rest(2)
         assert [item.version for item in world.published] == [0, 1]
         message = world.published[1]
+        assert since_ms <= message.created_at <= since_ms + 2000
         assert set(message.batch) == {signed.digest for signed in first}
         assert message.parent == world.network.published[0].digest
         assert message.term == 0
