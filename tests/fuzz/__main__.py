@@ -1,9 +1,9 @@
-"""Mutated inputs for everything that takes a stranger's bytes: no crash, bounded time and memory.
+"""Fuzz every parser of untrusted bytes: no crash, bounded time and memory.
 
-``python -m tests.fuzz [--minutes N | --inputs N] [--targets a,b]`` gives each target its share
-in a process of its own, first with mutators that know the formats and sign again, then, where
-``pip install '.[fuzz]'`` has put atheris, guided by coverage. A crash becomes a file, and the
-command that repeats it is printed. Without ``--minutes`` every target gets ``--inputs``.
+``python -m tests.fuzz [--minutes N | --inputs N] [--targets a,b]`` runs each target in its own
+process. The first pass uses mutators that know the formats and sign again. If atheris is installed
+(``pip install '.[fuzz]'``), a second pass is guided by coverage. A crash is written to a file, and
+the command that repeats it is printed. Without ``--minutes`` every target gets ``--inputs``.
 """
 
 import argparse
@@ -25,7 +25,7 @@ GRACE_SECONDS = 900.0
 
 
 def main() -> int:
-    """Fuzz, and print what came of it; 1 when something crashed."""
+    """Fuzz and print the results; return 1 after a crash."""
     arguments = _arguments()
     if arguments.worker:
         _work(arguments)
@@ -74,7 +74,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _all(jobs: list[tuple[str, str]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run all jobs, some at once; what time one leaves over goes to those after it."""
+    """Run all jobs, some at once; later jobs get the time that earlier ones leave."""
     processes = arguments.processes
     ends_at = time.monotonic() + 60 * (arguments.minutes or 0)
     left = len(jobs)
@@ -94,7 +94,7 @@ def _all(jobs: list[tuple[str, str]], arguments: argparse.Namespace) -> list[dic
 
 
 def _child(name: str, engine: str, seconds: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what a process of its own found; how it died is a crash."""
+    """Return the findings of a child process; its abnormal exit is a crash."""
     inputs = EVERY_INPUT if arguments.minutes else arguments.inputs
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
@@ -143,7 +143,7 @@ def _kept(name: str, directory: Path, crashes: Path) -> str:
 
 
 def _work(arguments: argparse.Namespace) -> None:
-    """Fuzz one target in this process, and write what came of it."""
+    """Fuzz one target in this process and write the findings."""
     name, _, place = arguments.worker.partition("/")
     directory = Path("/" + place.lstrip("/"))
     if arguments.engine == "atheris":

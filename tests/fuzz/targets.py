@@ -1,4 +1,4 @@
-"""All that is fuzzed, by name."""
+"""All targets, by name."""
 
 from tests.fuzz import documents, http, outside, sequences, signed, streams, weights
 from tests.fuzz.target import Target

@@ -1,4 +1,4 @@
-"""The fuzzers: what is registered is fuzzed, a few inputs for each; what is planted is found."""
+"""Every registered kind and protocol has a target; planted faults are found."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Decoders of what is fetched by digest: indexes, encodings of weights, rollouts, proofs."""
+"""Decoders of files fetched by digest: indexes, encodings of weights, rollouts, proofs."""
 
 import json
 from random import Random
@@ -108,7 +108,7 @@ def _zeros(rng: Random) -> bytes:
 
 
 def _blocks(rng: Random, blocks: bytes) -> bytes:
-    """Return blocks of which some have another body, of the length that their head says."""
+    """Return blocks, some with another body of the length in their header."""
     changed = bytearray()
     at = 0
     while at + block.HEAD_BYTES <= len(blocks):
@@ -280,7 +280,7 @@ def _body() -> Decoder:
 
 
 def _proofs(variant: Variant) -> Decoder:
-    """Read the proofs of 70 tokens; what passes the first look is compared with states."""
+    """Read the proofs of 70 tokens; compare well-formed ones with states."""
     drawn = np.random.default_rng(1).standard_normal((70, 128)).astype(np.float32)
     states = drawn if variant is Variant.FP32 else drawn.view(np.uint32) >> 16
     if variant is Variant.BF16:
