@@ -387,10 +387,6 @@ class Ledger:
         backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
         return max(0, backlog_max - self.backlog()) if self.version < grpo.steps else 0
 
-    def demand(self) -> bool:
-        """Tell whether workers should start another rollout."""
-        return self.wanted() > 0
-
     def share(self, worker: PeerId) -> float:
         """Return which part of what the last versions learned from is of ``worker``."""
         versions = self.checkpoints[-SHARE_VERSIONS:]

@@ -134,8 +134,7 @@ def _surprise(model: CausalLM, examples: _Examples) -> Tensor:
 
 def _learn(model: CausalLM, optimizer: torch.optim.Optimizer, examples: _Examples) -> None:
     optimizer.zero_grad(set_to_none=True)
-    tokens = int((examples.targets != _IGNORED).sum())
-    torch.autograd.backward(_surprise(model, examples).sum() / tokens)
+    torch.autograd.backward(_surprise(model, examples).mean())
     optimizer.step()
 
 

@@ -180,7 +180,7 @@ def test_evaluated_versions_are_a_line_with_a_band_beside_the_training_reward(re
 
 @pytest.mark.parametrize("state", ["ready", "peers-1000", "versions-10000"])
 def test_what_is_fetched_before_the_first_paint_is_bounded(recorded, open_page, state):
-    """However large the swarm; ``benchmarks/first_paint.py`` says how long it takes."""
+    """However large the swarm."""
     for address in ("", "#/peers"):
         watched = open_page(f"{recorded(state)}{address}", settled="main h1")
         sizes = "performance.getEntriesByType('resource').map((one) => one.transferSize)"

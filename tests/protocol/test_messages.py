@@ -147,6 +147,22 @@ def test_a_state_that_is_no_digest_is_refused():
     assert reason(envelope, CheckpointManifest) == "bad-fields"
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_good"),
+    [
+        ({"witnessed": (b"a" * 32, b"b" * 32), "upload_classes": (3, 3)}, True),
+        ({"witnessed": (b"a" * 32,), "upload_classes": ()}, False),
+        ({"witnessed": (), "upload_classes": (3,)}, False),
+        ({"witnessed": (b"a" * 32, b"a" * 32), "upload_classes": (3, 3)}, False),
+    ],
+)
+def test_a_record_has_one_upload_class_for_each_key_that_it_names(fields, is_good):
+    result = opened(with_fields(WORLD.record(WORKER, ("inference",)), **fields), NodeRecord)
+    assert isinstance(result, Fault) is not is_good
+    if not is_good:
+        assert result.code is FaultCode.BAD_FIELDS
+
+
 def test_a_missing_field_is_refused_and_so_is_a_default_left_out():
     values = COMMIT.message.model_dump()
     del values["slot"]

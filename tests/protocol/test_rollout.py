@@ -154,6 +154,15 @@ def test_an_oversize_body_is_refused_unread():
     assert decode_body(bytes(limit), MANIFEST).code != "oversize"
 
 
+def test_all_nodes_have_the_same_limit():
+    sampling = {"tokens_max": 100, "group_size": 2, "prompts_per_rollout": 3}
+    for precision, proof_bytes in (("fp32", 258), ("bf16", 130)):
+        toploc = {"precision": precision, "top_k": 64, "chunk_tokens": 32}
+        manifest = run_manifest(sampling=sampling, toploc=toploc)
+        sequence_bytes = 8 * 100 + 4 * (proof_bytes + 5) + 128
+        assert body_bytes_max(manifest) == 6 * sequence_bytes + 64
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("top_k", [1, 64, 128, 1024])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 32])

@@ -3,9 +3,9 @@
 import pytest
 from cryptography.exceptions import InvalidSignature
 
-from benchmarks.fuzzing.outside import certificate
 from node.live.answering import key_of
 from protocol.crypto import Identity
+from tests.fuzz.outside import certificate
 
 OWNER = Identity(bytes(32))
 DER = certificate(OWNER)

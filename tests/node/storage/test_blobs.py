@@ -3,6 +3,7 @@ import errno
 import os
 import random
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,13 @@ async def test_a_disk_that_cannot_be_read_for_a_while_makes_no_other_digest(
             await partial.write_chunk(0, chunk(0))
     await fill(partial)
     assert await FileBlobs(tmp_path).get(DIGEST) == DATA
+
+
+def test_a_slice_that_a_file_does_not_have_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(DATA)
+    with pytest.raises(ValueError, match="short ends before its slice"):
+        list(islice(files.slice_of(path, 1, len(DATA)), 3))
 
 
 async def test_a_file_of_many_shards_is_resumed_where_it_was(tmp_path: Path) -> None:

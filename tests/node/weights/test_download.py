@@ -300,6 +300,21 @@ async def test_a_deadline_is_noticed_in_time_however_much_happens(tmp_path: Path
     assert max(later - at for at, later in pairwise(ticks)) <= 1.2 * TICK_SECONDS
 
 
+async def test_a_download_that_is_cancelled_leaves_no_request_behind(tmp_path: Path) -> None:
+    world = Swarm(tmp_path, random.Random(1).randbytes(600_000))
+    root, node = await world.add(ROOT, StalledBlobs), await world.add("node")
+    weights, _ = await world.publish()
+    before = asyncio.all_tasks()
+    downloading = asyncio.create_task(world.download(node, weights).run(node.path))
+    async with asyncio.timeout(30):
+        while not node.progress or not root.exchange.sizes()["streams_blobs"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    downloading.cancel()
+    await asyncio.wait([downloading])
+    serving = root.exchange.sizes()["streams_blobs"]
+    assert len(asyncio.all_tasks() - before) == serving > 0
+
+
 async def test_a_parent_that_trickles_the_index_is_passed_over(tmp_path: Path) -> None:
     world = await swarm(tmp_path, 600_000)
     for number in range(4):

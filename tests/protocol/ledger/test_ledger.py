@@ -716,13 +716,13 @@ def test_workers_pause_when_enough_is_on_its_way():
     result = ledger(*chain)
     certified = chain[: len(chain) // 2]  # and so many of the others are believed in
     for commit in certified:
-        assert result.demand()
+        assert result.wanted()
         settle(result, commit)
     assert result.backlog() == len(chain)
-    assert not result.demand()
+    assert not result.wanted()
     assert trained(result, *certified) is True
     assert result.backlog() == len(chain) - len(certified) <= CREDIT_MAX
-    assert result.demand()
+    assert result.wanted()
 
 
 def test_more_is_wanted_until_a_backlog_is_there_and_nothing_after_the_last_version():
@@ -887,19 +887,19 @@ def test_what_nobody_can_use_does_not_hold_up_the_workers_for_ever():
     result = ledger(*chain)
     for commit in chain:
         settle(result, commit)
-    assert not result.demand()
+    assert not result.wanted()
     result.advance(EXPIRE)
-    assert not result.demand()
+    assert not result.wanted()
     result.advance(EXPIRE + 1)
-    assert result.demand()
+    assert result.wanted()
 
 
 def test_a_complete_run_wants_nothing_more():
     world = World(run_manifest(grpo={"steps": 1}))
     result = ledger(world=world)
-    assert result.demand()
+    assert result.wanted()
     assert offer(result, world.checkpoint(world.genesis())) is True
-    assert not result.demand()
+    assert not result.wanted()
 
 
 def test_a_restart_takes_back_more_than_may_wait_at_once():

@@ -266,6 +266,8 @@ def test_the_median_is_the_true_one():
         (0xBF80_0000, 0xBF7F_FFFF, (0, 1.0)),
         (0x3F80_0000, 0xBF7F_FFFF, (1, NO_EQUAL_EXPONENT)),
         (0x0000_0001, 0x8000_0001, (1, NO_EQUAL_EXPONENT)),
+        (0x3F80_FFFF, 0x3F80_0026, (0, 0.0)),  # 38 is also the residue of 65535, the last one
+        (0x3F81_0000, 0x3F80_0027, (0, 65_497.0)),
     ],
 )
 def test_fp32_values_beside_a_power_of_two_agree(own, claimed, result):

@@ -212,7 +212,7 @@ REFUSED = [
     ({"rope_scaling": {"type": "linear"}}, "factor"),
     ({"rope_scaling": "yarn"}, "not a table"),
     ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type: [['yarn']]"),
-    ({"num_hidden_layers": 1 << 40}, "config.num_hidden_layers must not exceed 4096"),
+    ({"num_hidden_layers": 1 << 40}, "config.num_hidden_layers must not exceed 4096; take"),
     ({"partial_rotary_factor": 0.5}, "config.partial_rotary_factor: 0.5"),
     ({"num_attention_heads": 3}, "config"),
     ({"num_key_value_heads": 3}, "config.num_key_value_heads"),

@@ -236,7 +236,7 @@ async def test_more_is_drawn_in_place_of_groups_that_teach_nothing(tmp_path, kin
     batching = Batching(world.context, world.engine, world.asked(Task()))
     batches, commits = [], []
     for number, kind in enumerate(kinds):
-        assert world.replica.ledger.demand(), "workers do not pause while it waits"
+        assert world.replica.ledger.wanted(), "workers do not pause while it waits"
         commits.append(rollout(world, GROUPS[kind], number))
         batches.append(await batching.next(0, b"policy"))
     *early, last = batches
@@ -280,7 +280,7 @@ async def test_a_trainer_that_refills_goes_on_step_after_step(tmp_path):
     world = World(tmp_path, grpo=REFILLING | {"rollouts_ahead": 3, "steps": 9})
     world.start()
     for number in range(200):
-        if world.replica.ledger.demand():
+        if world.replica.ledger.wanted():
             rollout(world, GROUPS["dull" if number % 5 else "half"], number)
         await world.rest(1)
     assert [item.version for item in world.published] == list(range(1, 10))

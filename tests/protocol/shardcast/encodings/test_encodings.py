@@ -504,6 +504,11 @@ def test_headers_with_something_off_are_refused(table):
         tensor_file.parse(header_of(table))
 
 
+def test_a_header_that_is_longer_than_it_says_is_refused():
+    with pytest.raises(EncodingError, match="another length"):
+        tensor_file.parse(header_of({"w": entry()}) + b" ")
+
+
 def test_a_header_may_have_metadata_and_tensors_in_any_order():
     table = {"b": entry(data_offsets=[4, 8]), "__metadata__": {"format": "pt"}, "a": entry()}
     parsed = tensor_file.parse(header_of(table))

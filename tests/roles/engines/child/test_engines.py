@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -293,8 +293,13 @@ async def test_the_process_has_a_clean_environment_and_ignores_the_terminal(secr
             Path("/proc/self/oom_score_adj").read_text()
         )
         server = processes._server.pid
+        os.kill(pid, signal.SIGSTOP)  # so it cannot read that its socket is closed
         os.kill(server, signal.SIGKILL)
-        await eventually(lambda: not exists(pid))
+        try:
+            await eventually(lambda: not exists(pid), 20)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         await eventually(lambda: generator.supervisor.pid is None)
         assert len(await generator.generate(REQUESTS, 1.0)) == len(REQUESTS), "a new fork server"
     finally:

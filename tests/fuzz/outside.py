@@ -15,10 +15,6 @@ from cryptography.x509.oid import NameOID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.serializer import MSGPackSerializer
 
-from benchmarks.fuzzing.documents import packed
-from benchmarks.fuzzing.mutation import TEXTS, Values, mutated_bytes
-from benchmarks.fuzzing.signed import STRANGERS, Correspondence
-from benchmarks.fuzzing.target import BrokenBoundError, Decoder, Target
 from node.live.answering import key_of
 from node.live.control import ipv4_of, peer_id_from_bytes
 from node.live.records import (
@@ -41,10 +37,14 @@ from protocol.types import RunId
 from roles.engines.child import wire
 from roles.environments.code import program_of, read_tests
 from roles.ports.transport import TransportError
+from tests.fuzz.documents import packed
+from tests.fuzz.mutation import TEXTS, Values, mutated_bytes
+from tests.fuzz.signed import UNTRUSTED, Correspondence
+from tests.fuzz.target import BrokenBoundError, Decoder, Target
 
 RUN = RunId(b"r" * 32)
 NOW = 1_000_000.0
-OWNER = STRANGERS[0]
+OWNER = UNTRUSTED[0]
 BUCKETS = Buckets(RUN)
 KEY = BUCKETS.key(0, 0)
 
@@ -55,13 +55,13 @@ class _Directory(Decoder):
     def __init__(self) -> None:
         self._validator = RecordValidator(OWNER, RUN, BUCKETS, lambda: NOW)
         self._storage = BoundedStorage()
-        seeds = [self._record(owner, b"value", NOW + 60.0) for owner in STRANGERS]
+        seeds = [self._record(owner, b"value", NOW + 60.0) for owner in UNTRUSTED]
         change = Values([b"", OWNER.peer_id])
 
         def remade(rng: Random) -> bytes:
             content = rng.choice((b"", bytes(4000), change.changed(b"content", rng), 7, None))
             expires_at = NOW + rng.choice((1.0, 60.0, 3600.0, 3601.0, -1e9, math.inf, math.nan))
-            return self._record(rng.choice(STRANGERS), content, expires_at)
+            return self._record(rng.choice(UNTRUSTED), content, expires_at)
 
         super().__init__(seeds, self._read, remake=[remade])
 

@@ -1,10 +1,8 @@
-"""Signed messages of a small run, and changed ones that are signed again by who may sign them."""
+"""Signed messages of a small run, and mutated ones signed again by a permitted key."""
 
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.mutation import Values
-from benchmarks.fuzzing.target import Decoder, Target
 from protocol.codec import decode, encode
 from protocol.crypto import Identity, signing_bytes, verify
 from protocol.faults import Fault
@@ -22,6 +20,8 @@ from protocol.messages import (
     open_envelope,
     seal,
 )
+from tests.fuzz.mutation import Values
+from tests.fuzz.target import Decoder, Target
 from tests.vectors import made
 from tests.worlds.messages import World, identity, run_manifest
 
@@ -34,12 +34,12 @@ KINDS: tuple[type[Message], ...] = (
     Evidence,
     CheckpointManifest,
 )
-"""What travels in an envelope of its own."""
+"""Kinds of messages with their own envelope."""
 
 PARTS = {"hardware": "node-record", "encoding": "checkpoint-manifest"}
 """Messages that are parts of another one."""
 
-STRANGERS = tuple(identity(f"stranger {number}") for number in range(64))
+UNTRUSTED = tuple(identity(f"untrusted {number}") for number in range(64))
 
 
 class Correspondence:
@@ -50,9 +50,9 @@ class Correspondence:
         self.run_id = world.run_id
         self.signers: list[Identity] = [
             *(*world.trainers, *world.validators, *world.workers),
-            *(identity("creator"), *STRANGERS[:8]),
+            *(identity("creator"), *UNTRUSTED[:8]),
         ]
-        self.by_peer = {one.peer_id: one for one in (*self.signers, *STRANGERS)}
+        self.by_peer = {one.peer_id: one for one in (*self.signers, *UNTRUSTED)}
         self.messages: list[Signed[Any]] = [*self._records(), *self._chain(), *self._invites()]
         known: list[Any] = [one.digest for one in self.messages]
         known += [one.envelope for one in self.messages if len(one.envelope) < 1024]
@@ -74,11 +74,11 @@ class Correspondence:
         witnessed = tuple(one.public_key for one in world.validators)
         spoken = {"witnessed": witnessed, "upload_classes": (40,) * len(witnessed)}
         records += [world.record(one, ("inference", "relay"), **spoken) for one in world.workers]
-        records += [world.record(one, ("relay",), leaving=True) for one in STRANGERS[:2]]
+        records += [world.record(one, ("relay",), leaving=True) for one in UNTRUSTED[:2]]
         return records
 
     def _chain(self) -> list[Signed[Any]]:
-        """Return versions, and rollouts with what was found of them."""
+        """Return versions, rollouts and their verdicts."""
         world, said = self.world, []
         genesis = world.genesis()
         commits = [one for worker in world.workers for one in world.chain(worker, 3)]
@@ -103,13 +103,13 @@ class Correspondence:
         invites = [
             self.sealed(Invite(key=one.public_key, number=number, epoch=0, until=9), inviter)
             for inviter in (identity("creator"), self.world.validators[0])
-            for number, one in enumerate(STRANGERS[:4])
+            for number, one in enumerate(UNTRUSTED[:4])
         ]
         return [
             *invites,
             *(
                 self.world.record(one, ("inference",), admission=invite.envelope)
-                for one, invite in zip(STRANGERS[:4], invites, strict=False)
+                for one, invite in zip(UNTRUSTED[:4], invites, strict=False)
             ),
         ]
 
@@ -150,7 +150,7 @@ class Correspondence:
 
 
 def _encoded(value: Any) -> bytes:
-    """Return the canonical bytes; what has none is sent as nothing."""
+    """Return the canonical bytes; none for a value without an encoding."""
     try:
         return encode(value)
     except (TypeError, ValueError, OverflowError):

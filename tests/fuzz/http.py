@@ -11,19 +11,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.mutation import TEXTS, mutated_bytes
-from benchmarks.fuzzing.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 from node.api.server import ControlServer
 from node.weights_http.client import HttpClient
 from node.weights_http.doorkeeper import ConnectionLimits
 from protocol.crypto import digest
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
+from tests.fuzz.mutation import TEXTS, mutated_bytes
+from tests.fuzz.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 from tests.node.api.status_examples import EXPLAINED, STATUS
 from tests.node.weights_http.faces import BLOB, DATA, HOST, WEIGHTS, face, request
 
 PATIENCE_SECONDS = 0.05
-"""For an answer to what is perhaps no request."""
+"""Timeout for the answer to an input that may be no request."""
 
 END_SECONDS = 20.0
 RANGE_BYTES = 100
@@ -70,7 +70,7 @@ HEADERS = (
 
 
 class _Errors(logging.Handler):
-    """Keeps what a server logs of its own faults."""
+    """Collects the errors that a server logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -81,14 +81,14 @@ class _Errors(logging.Handler):
 
 
 HEARD = ("uvicorn.error", "node.weights_http.uvicorn", "node.weights_http.application")
-"""Loggers that tell what went wrong in a server."""
+"""Loggers of server errors."""
 
 
 class HttpSession:
-    """A server in a loop of its own; the first byte of an input says whether its client waits."""
+    """A server in its own event loop; an input's first byte tells whether the client waits."""
 
     EXPECTED: str | None = None
-    """What a server may log of an input."""
+    """Messages that a server may log for an input."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
@@ -184,10 +184,10 @@ class WeightsFace(HttpSession):
 
 
 class ControlApi(HttpSession):
-    """The control API, which answers this machine."""
+    """The control API, open to this machine only."""
 
     EXPECTED = "LocalProtocolError"
-    """uvicorn logs it of what follows a request and is none; it goes on. Only this machine asks."""
+    """uvicorn logs this for trailing bytes that are no request, and continues."""
 
     async def _start(self) -> int:
         server = ControlServer(lambda: STATUS, lambda: EXPLAINED)

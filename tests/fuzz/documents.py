@@ -5,8 +5,6 @@ from typing import Any
 
 import tomlkit
 
-from benchmarks.fuzzing.mutation import Values, mutated_bytes
-from benchmarks.fuzzing.target import Decoder, Target
 from node.live.consent import offer
 from protocol import codec
 from protocol.bundle import decode_bundle, encode_bundle
@@ -34,6 +32,8 @@ from protocol.gossip.rpc import (
 from protocol.manifest import decode_signed_manifest, load_signed_manifest
 from protocol.recipe import ManifestError, load_recipe
 from protocol.types import Role
+from tests.fuzz.mutation import Values, mutated_bytes
+from tests.fuzz.target import Decoder, Target
 from tests.vectors import core_reference, made
 from tests.worlds.messages import RECIPE, identity
 
@@ -162,7 +162,7 @@ def rpcs() -> list[bytes]:
 
 
 def fields(rng: Random, depth: int = 3) -> bytes:
-    """Return fields of a protobuf message, some of which lie about their length."""
+    """Return fields of a protobuf message, some with a wrong length."""
     parts = []
     for _ in range(rng.randrange(5)):
         number, choice = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6, 15)), rng.random()
@@ -205,7 +205,7 @@ def _frames() -> Decoder:
 
 
 def _message() -> Decoder:
-    """Read messages of StrictSign, which are right, signed anew, or not."""
+    """Read StrictSign messages: valid, signed again, or with a bad signature."""
     author = identity("author")
     seeds = [encode_message(sign_message(author, TOPIC, bytes([n]) * 50, n)) for n in range(4)]
 

@@ -1,7 +1,7 @@
-"""Atheris: libFuzzer, which looks for inputs that reach lines that no other input has reached.
+"""Coverage-guided fuzzing with atheris (libFuzzer).
 
-It mutates what our own mutators make, too. It ends its process itself, so what it found is written
-to a file while it goes on.
+Its corpus begins with inputs of our own mutators. It ends its process itself, so the findings are
+written to a file as it runs.
 """
 
 import importlib
@@ -12,15 +12,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.target import INPUT_BYTES_MAX
+from tests.fuzz.target import INPUT_BYTES_MAX
 
 WRITE_EVERY = 500
 RUNS_MAX = 1 << 31
-"""libFuzzer takes what is more for none."""
+"""libFuzzer treats a larger number as no limit."""
 
 PACKAGES = ("protocol", "node", "roles")
 MODULES = ("documents", "signed", "weights", "outside")
-"""Where the targets are that need no daemon; what is guided is the code of one decoder."""
+"""Modules of the targets that need no daemon: guided runs cover one decoder."""
 
 
 def is_there() -> bool:
@@ -41,7 +41,7 @@ def instrumented(name: str) -> Any:
 
     for module in MODULES:
         with atheris.instrument_imports(include=list(PACKAGES)):
-            targets = importlib.import_module(f"benchmarks.fuzzing.{module}").TARGETS
+            targets = importlib.import_module(f"tests.fuzz.{module}").TARGETS
         found = next((target for target in targets if target.name == name), None)
         if found is not None:
             return found

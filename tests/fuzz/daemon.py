@@ -1,7 +1,7 @@
-"""A daemon of a small swarm in virtual time, and strangers that are connected to it.
+"""A daemon of a small swarm in virtual time, and untrusted peers that are connected to it.
 
-The swarm trains a little; then all but one relay go, whose handlers and clients are what strangers
-talk to, over the simulator's streams.
+The swarm trains for two versions; then all nodes but one relay stop. Untrusted peers talk to the
+handlers and clients of this relay over the simulator's streams.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import structlog
 
-from benchmarks.fuzzing.target import BrokenBoundError
 from node.circuits.relay import CircuitRelay
 from node.daemon import Daemon
 from node.membership.bans import PEERS_MAX
@@ -24,6 +23,7 @@ from simulations.network.streams import SimStream
 from simulations.network.transport import SimTransport
 from simulations.runtime.loop import VirtualLoop
 from simulations.runtime.trace import Trace
+from tests.fuzz.target import BrokenBoundError
 from tests.worlds.messages import identity
 from tests.worlds.swarm import scenario
 
@@ -31,16 +31,16 @@ RELAY = "relay-0"
 LINE_BYTES_PER_SECOND = 125e6
 VERSIONS = 2
 ENDLESS_BYTES = 512 << 10
-"""Of what repeats itself: small RPCs take 1.5 us of a core for each byte (docs/security.md)."""
+"""Bytes of a repeated input: small RPCs take 1.5 us of a core for each byte (docs/security.md)."""
 
 END_SECONDS = 200.0
-"""Longer than any deadline of a handler: what has not ended by then never does."""
+"""Longer than any handler's deadline: a handler that still runs then never ends."""
 
 T = TypeVar("T")
 
 
-class Stranger:
-    """A machine with a key that nobody knows, connected to the relay."""
+class UntrustedPeer:
+    """A machine with an unknown key, connected to the relay."""
 
     def __init__(self, network: SimNetwork, signer: Signer, on_error: Any) -> None:
         self.signer = signer
@@ -54,19 +54,19 @@ class Stranger:
 
 
 class Swarm:
-    """The relay, and what strangers do to it; make it outside of any loop."""
+    """The relay and its untrusted peers; create it outside of any event loop."""
 
-    STRANGERS = 12
+    UNTRUSTED = 12
 
     def __init__(self) -> None:
         structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), processors=[_silent])
         self._loop = VirtualLoop()
         self._count = 0
-        self.strangers: list[Stranger] = []
+        self.untrusted: list[UntrustedPeer] = []
         self.world: World = self.run(self._found())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something in virtual time; raises what a daemon failed with meanwhile."""
+        """Run a coroutine in virtual time; raises the error of a daemon that fails meanwhile."""
         result = self._loop.run_until_complete(self._loop.create_task(work))
         if hasattr(self, "world") and self.world.ended.done():
             self.world.ended.result()
@@ -87,15 +87,15 @@ class Swarm:
         await CircuitRelay(relay.daemon._context, relay.daemon.exchange.upload_cap).start()
         self.signers = {one.signer.peer_id: one.signer for one in world.machines.values()}
         await asyncio.gather(*(world.leave(name) for name in world.running if name != RELAY))
-        for _ in range(self.STRANGERS):
+        for _ in range(self.UNTRUSTED):
             self._add(world)
         await asyncio.sleep(3.0)
         return world
 
     def _add(self, world: World) -> None:
         self._count += 1
-        signer = identity(f"stranger {self._count}")
-        self.strangers.append(Stranger(world.network, signer, world._handler_failed))
+        signer = identity(f"untrusted {self._count}")
+        self.untrusted.append(UntrustedPeer(world.network, signer, world._handler_failed))
         self.signers[signer.peer_id] = signer
 
     @property
@@ -106,40 +106,40 @@ class Swarm:
             raise BrokenBoundError("the daemon has ended")
         return daemon
 
-    def stranger(self, number: int) -> Stranger:
+    def remote(self, number: int) -> UntrustedPeer:
         """Return one that is not kept away; in the place of one that is comes another key."""
-        place = number % len(self.strangers)
-        one, network = self.strangers[place], self.world.network
+        place = number % len(self.untrusted)
+        one, network = self.untrusted[place], self.world.network
         relay = self.world.machines[RELAY].host.peer_id
         banned = one.signer.peer_id in self.daemon._peers._bans._until
         if banned or relay not in one.host.connections:
             network.detach(one.name)
             del network.hosts[one.name]
             del network._by_peer[one.signer.peer_id]
-            del self.strangers[place]
+            del self.untrusted[place]
             self._add(self.world)
-            self.strangers.insert(place, self.strangers.pop())
-            one = self.strangers[place]
+            self.untrusted.insert(place, self.untrusted.pop())
+            one = self.untrusted[place]
         return one
 
     def handler(self, protocol: str) -> Callable[[Any], Awaitable[None]]:
-        """Return what the relay has registered."""
+        """Return the relay's handler of a protocol."""
         transport = self.world.network.running(self.world.machines[RELAY].host.peer_id)
         handler = None if transport is None else transport.handler(protocol)
         if handler is None:
             raise BrokenBoundError(f"nobody serves {protocol}")
         return handler
 
-    def ignores(self, stranger: Stranger) -> bool:
-        """Return whether nothing that a stranger gossips would be heeded now."""
-        return self.daemon._gossip._ignored(stranger.signer.peer_id)
+    def ignores(self, remote: UntrustedPeer) -> bool:
+        """Tell whether the relay ignores this peer's gossip now."""
+        return self.daemon._gossip._ignored(remote.signer.peer_id)
 
-    def open(self, stranger: Stranger) -> tuple[SimStream, SimStream]:
-        """Return both ends of a new stream, the stranger's first."""
+    def open(self, remote: UntrustedPeer) -> tuple[SimStream, SimStream]:
+        """Return both ends of a new stream, the peer's first."""
         relay = self.world.machines[RELAY].host.peer_id
-        outgoing = stranger.host.connections[relay].open_stream(stranger.host, "fuzz")
+        outgoing = remote.host.connections[relay].open_stream(remote.host, "fuzz")
         mine = SimStream(relay, outgoing)
-        return mine, SimStream(PeerId(stranger.signer.peer_id), outgoing.opposite)
+        return mine, SimStream(PeerId(remote.signer.peer_id), outgoing.opposite)
 
     def check(self) -> None:
         """Compare the tables of the daemon with their limits."""
@@ -155,9 +155,9 @@ class Swarm:
         for name, size, limit in tables:
             if size > limit:
                 raise BrokenBoundError(f"{name}: {size}, limit {limit}")
-        # What gossip, the services and the strangers' streams need; not one more for each input.
+        # What gossip, the services and the peers' streams need; not one more for each input.
         tasks = len(asyncio.all_tasks(self._loop))
-        if tasks > 40 + 12 * self.STRANGERS:
+        if tasks > 40 + 12 * self.UNTRUSTED:
             raise BrokenBoundError(f"{tasks} tasks")
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ def _pieces(data: bytes, cut: int) -> list[bytes]:
 
 
 async def heard(stream: SimStream, bytes_max: int = 8 << 20) -> int:
-    """Read all that comes; return how much it was."""
+    """Read to the end; return the number of bytes."""
     count = 0
     try:
         while count < bytes_max and (piece := await stream.read(1 << 16)):

@@ -1,4 +1,4 @@
-"""The fuzzers: what is registered is fuzzed, a few inputs for each; what is planted is found."""
+"""Every registered kind and protocol has a target; planted faults are found."""
 
 import json
 import subprocess
@@ -10,13 +10,13 @@ from random import Random
 import msgpack
 import pytest
 
-from benchmarks.fuzzing import guided, streams
-from benchmarks.fuzzing.daemon import RELAY, Swarm
-from benchmarks.fuzzing.running import Run, fuzzed, left_in, repeated
-from benchmarks.fuzzing.target import BrokenBoundError, Decoder, Target
-from benchmarks.fuzzing.targets import TARGETS
 from node.streams.protocols import STREAM_PROTOCOLS
 from protocol.messages import Message
+from tests.fuzz import guided, streams
+from tests.fuzz.daemon import RELAY, Swarm
+from tests.fuzz.running import Run, fuzzed, left_in, repeated
+from tests.fuzz.target import BrokenBoundError, Decoder, Target
+from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 COVERED = {name for target in TARGETS.values() for name in target.covers}
@@ -63,7 +63,7 @@ def test_a_daemon_serves_the_stream_protocols_of_the_table_alone(swarm):
 
 
 def test_what_is_guided_needs_no_daemon():
-    modules = {f"benchmarks.fuzzing.{name}" for name in guided.MODULES}
+    modules = {f"tests.fuzz.{name}" for name in guided.MODULES}
     for target in TARGETS.values():
         assert target.lasting or target.start.__module__ in modules
 
@@ -114,7 +114,7 @@ def test_a_target_that_there_is_not_is_one_line():
 
 
 def script(*options):
-    command = [sys.executable, "-m", "benchmarks.fuzz", *options]
+    command = [sys.executable, "-m", "tests.fuzz", *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -1,13 +1,9 @@
-"""Many messages into one replica, many RPCs into one router: what they leave stays bounded."""
+"""Many messages into one replica and many RPCs into one router: their state stays bounded."""
 
 from collections import deque
 from random import Random
 from typing import Any, ClassVar
 
-from benchmarks.fuzzing.documents import fields, rpcs
-from benchmarks.fuzzing.mutation import mutated_bytes
-from benchmarks.fuzzing.signed import STRANGERS, Correspondence
-from benchmarks.fuzzing.target import BrokenBoundError, Target
 from protocol.admitted import KEYS_MAX, REFUSED_MAX
 from protocol.crypto import Identity, verify
 from protocol.gossip.events import (
@@ -39,6 +35,10 @@ from protocol.messages import (
 from protocol.replica import STRANGERS_MAX, WAITING_MAX, Replica
 from protocol.rng import Rng
 from protocol.types import MEMBERS_MAX, PeerId, Topic, ValidationResult
+from tests.fuzz.documents import fields, rpcs
+from tests.fuzz.mutation import mutated_bytes
+from tests.fuzz.signed import UNTRUSTED, Correspondence
+from tests.fuzz.target import BrokenBoundError, Target
 from tests.worlds.messages import fingerprint
 
 _TOPICS = tuple(Topic)
@@ -47,7 +47,7 @@ FRESH_MAX = 100
 
 
 class ReplicaSession:
-    """One replica. The first byte of an input lets time pass, the second says what it came by."""
+    """One replica. An input's first byte advances the clock, the second selects the origin."""
 
     LIMITS: ClassVar = {
         "in_flight": COMMITS_IN_FLIGHT_MAX,
@@ -83,7 +83,7 @@ class ReplicaSession:
         return step + envelope
 
     def _new(self, rng: Random) -> Signed[Any]:
-        """Return something valid that nobody has said: what fills tables."""
+        """Return a valid new message, which fills tables."""
         world, choice = self._world, rng.random()
         signer = Identity(rng.randbytes(32))
         now = self._now * 1000
@@ -108,7 +108,7 @@ class ReplicaSession:
         return signed
 
     def take(self, data: bytes) -> bool:
-        """Take a message; what is refused for its sender's fault leaves no trace."""
+        """Take a message; a message rejected for its sender's fault leaves the state unchanged."""
         if len(data) < 2:
             return False
         if data[0]:
@@ -138,7 +138,7 @@ class ReplicaSession:
         workers = set(replica.ledger.unsettled)
         unknown = [worker for worker in workers if not admitted.knows(worker)]
         tables = (
-            ("strangers", len(unknown), STRANGERS_MAX),
+            ("untrusted", len(unknown), STRANGERS_MAX),
             ("admitted", len(admitted._known), KEYS_MAX),
             ("refused", len(admitted._refused), REFUSED_MAX),
             ("unchecked", len(replica.roster._unchecked), UNCHECKED_MAX),
@@ -157,7 +157,7 @@ class ReplicaSession:
 class RouterSession:
     """One router and forty peers. The first byte of an input is the peer, the second the event."""
 
-    PEERS = STRANGERS[:40]
+    PEERS = UNTRUSTED[:40]
     OWN = ("commits", "certificates", "roster")
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class RouterSession:
         )
 
     def take(self, data: bytes) -> bool:
-        """Let an event happen, and answer what the router asks."""
+        """Pass an event to the router and answer its requests."""
         if len(data) < 2:
             return False
         peer = self.PEERS[data[0] % len(self.PEERS)].peer_id

@@ -1,7 +1,7 @@
-"""All that is fuzzed, by name."""
+"""All targets, by name."""
 
-from benchmarks.fuzzing import documents, http, outside, sequences, signed, streams, weights
-from benchmarks.fuzzing.target import Target
+from tests.fuzz import documents, http, outside, sequences, signed, streams, weights
+from tests.fuzz.target import Target
 
 _MODULES = (documents, signed, weights, outside, sequences, streams, http)
 

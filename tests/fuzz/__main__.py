@@ -1,9 +1,9 @@
-"""Mutated inputs for everything that takes a stranger's bytes: no crash, bounded time and memory.
+"""Fuzz every parser of untrusted bytes: no crash, bounded time and memory.
 
-``python -m benchmarks.fuzz [--minutes N | --inputs N] [--targets a,b]`` gives each target its share
-in a process of its own, first with mutators that know the formats and sign again, then, where
-``pip install '.[fuzz]'`` has put atheris, guided by coverage. A crash becomes a file, and the
-command that repeats it is printed. Without ``--minutes`` every target gets ``--inputs``.
+``python -m tests.fuzz [--minutes N | --inputs N] [--targets a,b]`` runs each target in its own
+process. The first pass uses mutators that know the formats and sign again. If atheris is installed
+(``pip install '.[fuzz]'``), a second pass is guided by coverage. A crash is written to a file, and
+the command that repeats it is printed. Without ``--minutes`` every target gets ``--inputs``.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzzing import guided
+from tests.fuzz import guided
 
 ENGINES = ("own", "atheris")
 EVERY_INPUT = 1 << 60
@@ -25,15 +25,15 @@ GRACE_SECONDS = 900.0
 
 
 def main() -> int:
-    """Fuzz, and print what came of it; 1 when something crashed."""
+    """Fuzz and print the results; return 1 after a crash."""
     arguments = _arguments()
     if arguments.worker:
         _work(arguments)
         return 0
-    from benchmarks.fuzzing.targets import TARGETS  # noqa: PLC0415 - a guided worker's come later
+    from tests.fuzz.targets import TARGETS  # noqa: PLC0415 - a guided worker's come later
 
     if arguments.repeat:
-        from benchmarks.fuzzing.running import repeated  # noqa: PLC0415 - as above
+        from tests.fuzz.running import repeated  # noqa: PLC0415 - as above
 
         growth_bytes = repeated(Path(arguments.repeat), TARGETS)
         print(f"nothing crashed; {growth_bytes / 2**20:.1f} MiB more than before")
@@ -74,7 +74,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _all(jobs: list[tuple[str, str]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run all jobs, some at once; what time one leaves over goes to those after it."""
+    """Run all jobs, some at once; later jobs get the time that earlier ones leave."""
     processes = arguments.processes
     ends_at = time.monotonic() + 60 * (arguments.minutes or 0)
     left = len(jobs)
@@ -94,17 +94,17 @@ def _all(jobs: list[tuple[str, str]], arguments: argparse.Namespace) -> list[dic
 
 
 def _child(name: str, engine: str, seconds: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what a process of its own found; how it died is a crash."""
+    """Return the findings of a child process; its abnormal exit is a crash."""
     inputs = EVERY_INPUT if arguments.minutes else arguments.inputs
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.fuzz", "--worker", f"{name}/{directory}"]
+        command = [sys.executable, "-m", "tests.fuzz", "--worker", f"{name}/{directory}"]
         command += ["--engine", engine, "--inputs", str(inputs), "--seconds", str(seconds)]
         command += ["--seed", str(arguments.seed), "--crashes", str(arguments.crashes)]
         try:
             done = subprocess.run(
                 command,
-                cwd=Path(__file__).parents[1],
+                cwd=Path(__file__).parents[2],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -124,15 +124,15 @@ def _child(name: str, engine: str, seconds: float, arguments: argparse.Namespace
 
 
 def _nothing(name: str, engine: str) -> dict[str, Any]:
-    from benchmarks.fuzzing.running import Found  # noqa: PLC0415 - as in ``main``
+    from tests.fuzz.running import Found  # noqa: PLC0415 - as in ``main``
 
     return Found(name, engine).as_json()
 
 
 def _kept(name: str, directory: Path, crashes: Path) -> str:
     """Keep the last input of a process that died."""
-    from benchmarks.fuzzing.running import left_in, repeat_command, written  # noqa: PLC0415
-    from benchmarks.fuzzing.targets import TARGETS  # noqa: PLC0415
+    from tests.fuzz.running import left_in, repeat_command, written  # noqa: PLC0415
+    from tests.fuzz.targets import TARGETS  # noqa: PLC0415
 
     scratch = directory / "input"
     if not scratch.exists():
@@ -143,16 +143,16 @@ def _kept(name: str, directory: Path, crashes: Path) -> str:
 
 
 def _work(arguments: argparse.Namespace) -> None:
-    """Fuzz one target in this process, and write what came of it."""
+    """Fuzz one target in this process and write the findings."""
     name, _, place = arguments.worker.partition("/")
     directory = Path("/" + place.lstrip("/"))
     if arguments.engine == "atheris":
         target = guided.instrumented(name)
     else:
-        from benchmarks.fuzzing.targets import TARGETS  # noqa: PLC0415 - as in ``main``
+        from tests.fuzz.targets import TARGETS  # noqa: PLC0415 - as in ``main``
 
         target = TARGETS[name]
-    from benchmarks.fuzzing.running import Run, fuzzed, limit_room  # noqa: PLC0415 - as in ``main``
+    from tests.fuzz.running import Run, fuzzed, limit_room  # noqa: PLC0415 - as in ``main``
 
     run = Run(target, arguments.engine, arguments.crashes, directory / "input")
     limit_room()

@@ -1,4 +1,4 @@
-"""Decoders of what is fetched by digest: indexes, encodings of weights, rollouts, proofs."""
+"""Decoders of files fetched by digest: indexes, encodings of weights, rollouts, proofs."""
 
 import json
 from random import Random
@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fuzzing.documents import packed
-from benchmarks.fuzzing.mutation import Values, mutated_bytes
-from benchmarks.fuzzing.target import BrokenBoundError, Decoder, Target
 from protocol.audit import check_claims, read_body
 from protocol.crypto import digest
 from protocol.faults import Fault
@@ -20,6 +17,9 @@ from protocol.shardcast.encodings.stream import Decoder as StreamDecoder
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.toploc.layout import Layout, Variant
 from protocol.toploc.proof import build_proofs_batch, proof_fault, verify_proofs_batch
+from tests.fuzz.documents import packed
+from tests.fuzz.mutation import Values, mutated_bytes
+from tests.fuzz.target import BrokenBoundError, Decoder, Target
 from tests.vectors import made
 from tests.worlds.messages import run_manifest
 
@@ -108,7 +108,7 @@ def _zeros(rng: Random) -> bytes:
 
 
 def _blocks(rng: Random, blocks: bytes) -> bytes:
-    """Return blocks of which some have another body, of the length that their head says."""
+    """Return blocks, some with another body of the length in their header."""
     changed = bytearray()
     at = 0
     while at + block.HEAD_BYTES <= len(blocks):
@@ -280,7 +280,7 @@ def _body() -> Decoder:
 
 
 def _proofs(variant: Variant) -> Decoder:
-    """Read the proofs of 70 tokens; what passes the first look is compared with states."""
+    """Read the proofs of 70 tokens; compare well-formed ones with states."""
     drawn = np.random.default_rng(1).standard_normal((70, 128)).astype(np.float32)
     states = drawn if variant is Variant.FP32 else drawn.view(np.uint32) >> 16
     if variant is Variant.BF16:

@@ -1,7 +1,7 @@
-"""What is fuzzed: a target makes a session, and a session takes inputs.
+"""Interfaces of the fuzzers: a target starts a session, and a session takes inputs.
 
-An input is bytes, whatever the target makes of them, so that one file repeats any crash. A session
-that lasts keeps what earlier inputs left: a replica, a router, a daemon.
+An input is bytes, so one file repeats any crash. A lasting session keeps the state that earlier
+inputs left: a replica, a router, a daemon.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from benchmarks.fuzzing.mutation import mutated_bytes
+from tests.fuzz.mutation import mutated_bytes
 
 INPUT_BYTES_MAX = 64 * 1024
 GROWTH_BYTES_MAX = 64 << 20
-"""What one input may make a process grow by, unless a limit that is written down allows more."""
+"""Memory growth allowed for one input, unless a documented limit allows more."""
 
 
 class BrokenBoundError(AssertionError):
@@ -30,10 +30,10 @@ class Session(Protocol):
         """Handle an input; True when it was accepted. Whatever it raises is a crash."""
 
     def check(self) -> None:
-        """Look at what all the inputs have left; raises ``BrokenBoundError``."""
+        """Check the state that all inputs have left; raises ``BrokenBoundError``."""
 
     def close(self) -> None:
-        """Let go of what the session holds."""
+        """Release the session's resources."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The stream protocols, from both ends: what a daemon serves, and whom it asks.
+"""The stream protocols from both ends: as the acceptor and as the opener.
 
-An input begins with a byte that says how the bytes after the second one are sent (whole, cut, then
-closed, left open, reset, or repeated without an end), and a byte that chooses the stranger.
+The first byte of an input selects how the payload is sent (whole, cut, then closed, left open,
+reset, or repeated without an end), the second byte selects the untrusted peer.
 """
 
 import asyncio
@@ -10,10 +10,6 @@ from contextlib import aclosing
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.daemon import END_SECONDS, Stranger, Swarm, heard, spoken
-from benchmarks.fuzzing.documents import fields, packed
-from benchmarks.fuzzing.mutation import NUMBERS, Values, mutated_bytes
-from benchmarks.fuzzing.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 from node.blobs.wire import Kind
 from node.circuits.wire import HOP_SHAPE, CircuitMessage, Status
 from node.circuits.wire import Kind as CircuitKind
@@ -40,9 +36,13 @@ from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc, uva
 from protocol.messages import ENVELOPE_BYTES_MAX
 from protocol.types import Digest, PeerId, Topic
 from roles.ports.transport import TransportError
+from tests.fuzz.daemon import END_SECONDS, Swarm, UntrustedPeer, heard, spoken
+from tests.fuzz.documents import fields, packed
+from tests.fuzz.mutation import NUMBERS, Values, mutated_bytes
+from tests.fuzz.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 
 Draw = Callable[[Swarm, Random], bytes]
-"""Returns what a stranger says."""
+"""Returns the bytes that an untrusted peer sends."""
 
 MODES = (0, 0, 0, 1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 5, 9, 0x23)
 
@@ -50,7 +50,7 @@ _FRAME_BYTES = {"2 bytes, big-endian": 2, "4 bytes, big-endian": 4}
 
 
 class StreamSession:
-    """A session on one swarm, whose inputs are what a stranger writes on one stream."""
+    """A session on one swarm; an input is written to one stream by an untrusted peer."""
 
     def __init__(self, draws: Sequence[Draw], protocol: StreamProtocol) -> None:
         self._swarm = Swarm()
@@ -59,7 +59,7 @@ class StreamSession:
         self._protocol = protocol
 
     def draw(self, rng: Random) -> bytes:
-        """Return a mode, a stranger, and what it says."""
+        """Return a mode, a peer, and the bytes that it sends."""
         head = bytes((rng.choice(MODES), rng.randrange(256)))
         data = rng.choice(self._draws)(self._swarm, rng)
         if rng.random() < 0.4:
@@ -71,13 +71,13 @@ class StreamSession:
         return head + data[: INPUT_BYTES_MAX - 2]
 
     def take(self, data: bytes) -> bool:
-        """Let a stranger say it."""
+        """Let an untrusted peer send the input."""
         if len(data) < 2:
             return False
-        stranger = self._swarm.stranger(data[1])
-        return self._swarm.run(self._talk(stranger, data))
+        remote = self._swarm.remote(data[1])
+        return self._swarm.run(self._talk(remote, data))
 
-    async def _talk(self, stranger: Stranger, data: bytes) -> bool:
+    async def _talk(self, remote: UntrustedPeer, data: bytes) -> bool:
         raise NotImplementedError
 
     def check(self) -> None:
@@ -91,10 +91,10 @@ class StreamSession:
 
 
 class Served(StreamSession):
-    """The daemon serves; accepted is what it answers."""
+    """The daemon is the acceptor; an answered input counts as accepted."""
 
-    async def _talk(self, stranger: Stranger, data: bytes) -> bool:
-        mine, theirs = self._swarm.open(stranger)
+    async def _talk(self, remote: UntrustedPeer, data: bytes) -> bool:
+        mine, theirs = self._swarm.open(remote)
         serving = asyncio.ensure_future(self._serve(theirs))
         hearing = asyncio.ensure_future(heard(mine))
         before = self._swarm.daemon._gossip.counters.received
@@ -105,7 +105,7 @@ class Served(StreamSession):
         done, _ = await asyncio.wait([serving], timeout=END_SECONDS)
         ignored = self._protocol is GOSSIP
         while not done and ignored:  # what nobody would heed waits unread for as long as that lasts
-            ignored = self._swarm.ignores(stranger)
+            ignored = self._swarm.ignores(remote)
             done, _ = await asyncio.wait([serving], timeout=END_SECONDS)
         if not done:
             serving.cancel()
@@ -132,13 +132,13 @@ Ask = Callable[[Swarm, PeerId, int], Awaitable[bool]]
 
 
 class Asked(StreamSession):
-    """The daemon asks, and what the stranger says is its answer."""
+    """The daemon is the opener, and the peer's bytes are the response."""
 
     def __init__(self, draws: Sequence[Draw], protocol: StreamProtocol, ask: Ask) -> None:
         super().__init__(draws, protocol)
         self._ask = ask
 
-    async def _talk(self, stranger: Stranger, data: bytes) -> bool:
+    async def _talk(self, remote: UntrustedPeer, data: bytes) -> bool:
         mode, choice = data[:2]
 
         async def answer(stream: Any) -> None:
@@ -149,8 +149,8 @@ class Asked(StreamSession):
             finally:
                 hearing.cancel()
 
-        await stranger.transport.handle(self._name, answer)
-        peer = PeerId(stranger.signer.peer_id)
+        await remote.transport.handle(self._name, answer)
+        peer = PeerId(remote.signer.peer_id)
         try:
             async with asyncio.timeout(END_SECONDS):
                 return await self._ask(self._swarm, peer, choice)
@@ -207,7 +207,7 @@ async def _ask_dial_back(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
         await stream.close()
 
 
-# What strangers say
+# Bytes of untrusted peers
 
 
 def _framed(data: bytes, rng: Random, length_bytes: int) -> bytes:
@@ -231,7 +231,7 @@ def _envelope(swarm: Swarm, rng: Random) -> bytes:
     outer = decode(envelope, bytes_max=ENVELOPE_BYTES_MAX)
     signer = swarm.signers.get(outer["signer"])
     if signer is None or rng.random() < 0.3:
-        signer = rng.choice(swarm.strangers).signer
+        signer = rng.choice(swarm.untrusted).signer
     payload = decode(outer["payload"], bytes_max=ENVELOPE_BYTES_MAX)
     if rng.random() < 0.8:
         payload = _VALUES.changed(payload, rng)
@@ -295,7 +295,7 @@ def _said_blob_answer(_swarm: Swarm, rng: Random) -> bytes:
 
 
 def _said_addresses(swarm: Swarm, rng: Random) -> bytes:
-    one = rng.choice(swarm.strangers)
+    one = rng.choice(swarm.untrusted)
     address = f"/sim/{one.name}/p2p/{one.signer.peer_id}"
     lines = [rng.choice((address, "/sim/relay-0", "", "/ip4/10.0.0.1/tcp/1", "\0", "/" * 99))]
     lines *= rng.choice((1, 1, 2, 8, 20))
@@ -324,7 +324,7 @@ def _said_gossip(swarm: Swarm, rng: Random) -> bytes:
     parts = []
     for _ in range(1 + rng.randrange(3)):
         topic = topic_name(rng.choice(tuple(Topic)), run_id) if rng.random() < 0.9 else "other"
-        author = rng.choice(swarm.strangers).signer
+        author = rng.choice(swarm.untrusted).signer
         message = sign_message(author, topic, _envelope(swarm, rng), rng.getrandbits(60))
         ids = tuple(rng.randbytes(46) for _ in range(rng.randrange(20)))
         rpc = rng.choice(
@@ -342,7 +342,7 @@ def _said_gossip(swarm: Swarm, rng: Random) -> bytes:
 
 
 def _said_circuit(swarm: Swarm, rng: Random) -> bytes:
-    peers = [*swarm.signers, *(one.signer.peer_id for one in swarm.strangers), None]
+    peers = [*swarm.signers, *(one.signer.peer_id for one in swarm.untrusted), None]
     message = CircuitMessage(
         rng.choice(list(CircuitKind)),
         rng.choice(peers),

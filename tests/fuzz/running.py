@@ -1,7 +1,7 @@
-"""Gives inputs to one target, in a process of its own, and watches what each of them costs.
+"""Run one target in its own process and measure the time and memory of each input.
 
-The process has little room beyond what the target may grow by. Before an input is taken it lies in
-a file that is mapped into memory, so that whatever ends the process leaves it there.
+The process's memory limit is little more than the target may grow by. Each input is first copied to
+a memory-mapped file, so it survives any end of the process.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from benchmarks.fuzzing.target import INPUT_BYTES_MAX, Session, Target
+from tests.fuzz.target import INPUT_BYTES_MAX, Session, Target
 
 SLOW_SECONDS = 1.0
 """Of a core: a busy machine makes nothing slow."""
@@ -27,7 +27,7 @@ HANG_SECONDS = 120
 """By the clock."""
 
 ROOM_BYTES = 1 << 30
-"""Of addresses, over what the session took: more is a ``MemoryError``, and so a crash."""
+"""Address space beyond the session's own; more raises ``MemoryError``, which is a crash."""
 
 _PAGE_BYTES = resource.getpagesize()
 _LENGTH_BYTES = 4
@@ -39,7 +39,7 @@ class HangError(BaseException):
 
 @dataclass(slots=True)
 class Found:
-    """What became of the inputs of one target."""
+    """Results of one target's inputs."""
 
     target: str
     engine: str
@@ -50,7 +50,7 @@ class Found:
     slowest_seconds: float = 0.0
     growth_bytes: int = 0
     crashes: dict[str, str] = field(default_factory=dict)
-    """What went wrong, and the file that repeats it; the first of each place."""
+    """Description of a crash to the file that repeats it; the first crash of each place."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -58,7 +58,7 @@ class Found:
 
 
 class Run:
-    """A session of a target, and what it was given since it began."""
+    """A session of a target and the inputs it was given."""
 
     def __init__(self, target: Target, engine: str, crashes: Path, scratch: Path) -> None:
         self.target, self.found = target, Found(target.name, engine)
@@ -72,7 +72,7 @@ class Run:
         signal.signal(signal.SIGALRM, _hangs)
 
     def take(self, data: bytes) -> None:
-        """Give one input, and note what came of it."""
+        """Give one input and record the result."""
         self._scratch[: _LENGTH_BYTES + len(data)] = len(data).to_bytes(4, "little") + data
         if self.target.lasting:
             self._history.append(data)
@@ -107,7 +107,7 @@ class Run:
             self._note(f"growth: {self.target.name} by {growth_bytes >> 20} MiB", "", data)
 
     def look(self) -> None:
-        """Look at what the inputs have left."""
+        """Check the state that the inputs have left."""
         try:
             self.session.check()
         except Exception as error:  # noqa: BLE001 - that is what is looked for
@@ -160,7 +160,7 @@ def left_in(scratch: Path) -> bytes:
 
 
 def written(directory: Path, target: Target, inputs: list[bytes]) -> Path:
-    """Write what repeats a crash; return the path."""
+    """Write the file that repeats a crash; return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     number = len(list(directory.glob(f"{target.name}-*.crash")))
     path = directory / f"{target.name}-{number}.crash"
@@ -170,7 +170,7 @@ def written(directory: Path, target: Target, inputs: list[bytes]) -> Path:
 
 def repeat_command(path: Path) -> str:
     """Return the one command that repeats a crash."""
-    return f"repeat with: python -m benchmarks.fuzz --repeat {path}"
+    return f"repeat with: python -m tests.fuzz --repeat {path}"
 
 
 def repeated(path: Path, targets: dict[str, Target]) -> int:
