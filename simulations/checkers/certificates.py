@@ -5,7 +5,6 @@ committees that disagree. A first committee that consists of dishonest validator
 anything; what it accepts must then be rejected by a larger one, whose outcome counts.
 """
 
-from protocol.containers import BoundedDict
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
@@ -63,9 +62,9 @@ class Certificates:
         """Commits with a valid certificate that accepts them."""
         self.certified_false = 0
         self.contradictory = 0
-        self._made = BoundedDict[tuple[str, int], str](MARKS_KEPT)
+        self._made: dict[tuple[str, int], str] = {}
         """Node and first noise seed to the mark of what it generated, until it is committed to."""
-        self._commit_of = BoundedDict[str, bytes](MARKS_KEPT)
+        self._commit_of: dict[str, bytes] = {}
         """Mark to the commit about it."""
         watch.on("generated", self._on_generated)
         watch.on_message("rollout-commit", self._on_commit)
@@ -76,6 +75,8 @@ class Certificates:
 
     def _on_generated(self, event: Event) -> None:
         self._made[event.node, int(event.facts["seed"] or 0)] = shown(event.facts["rollout"])
+        if len(self._made) > MARKS_KEPT:
+            del self._made[next(iter(self._made))]
 
     def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
         if commit.signer != member.peer:
@@ -87,6 +88,8 @@ class Certificates:
         mark = self._made.pop((event.node, seed), None)
         if mark is not None:
             self._commit_of[mark] = commit.digest
+            if len(self._commit_of) > MARKS_KEPT:
+                del self._commit_of[next(iter(self._commit_of))]
 
     def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
         flaw = self._quorum.flaw(certificate)

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.containers import BoundedDict
 from simulations.checkers.wire import Opened, shown
 from simulations.runtime.trace import Event
 
@@ -45,7 +44,7 @@ class History:
 
     def __init__(self, name: Callable[[str], str]) -> None:
         self._name = name
-        self._subjects = BoundedDict[Subject, list[_Line]](SUBJECTS_MAX)
+        self._subjects: dict[Subject, list[_Line]] = {}
         self._world: deque[_Line] = deque(maxlen=WORLD_LINES_MAX)
 
     def note_world(self, event: Event) -> None:
@@ -83,6 +82,10 @@ class History:
         )
 
     def _add(self, subject: Subject, line: _Line) -> None:
-        lines = self._subjects.setdefault(subject, [])
+        lines = self._subjects.get(subject)
+        if lines is None:
+            lines = self._subjects[subject] = []
+            if len(self._subjects) > SUBJECTS_MAX:
+                del self._subjects[next(iter(self._subjects))]
         if len(lines) < LINES_MAX:
             lines.append(line)
