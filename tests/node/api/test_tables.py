@@ -3,6 +3,8 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.api.metrics import NodeMetrics
+from node.blobs.upload_cap import UploadCap
+from node.circuits.relay import CircuitRelay
 from node.live.calls import Calls
 from node.tables import Tables
 from node.weights_http.doorkeeper import ConnectionLimits, Doorkeeper
@@ -18,6 +20,9 @@ def test_a_node_reports_the_size_and_the_limit_of_each_table():
         await world.reach(1, "relay-0")
         daemon = world.daemon("relay-0")
         status, sampled = daemon.status(), daemon.snapshot().sizes
+        CircuitRelay(daemon.context, UploadCap(None))
+        limits = daemon.context.tables.limits()
+        assert limits == {**LIMITS, "reservations": 128, "streams_hop": 128}
         await world.finish()
         assert status.table_limits == LIMITS
         assert set(status.tables) == set(sampled) == set(LIMITS)
@@ -39,7 +44,7 @@ def test_a_node_reports_the_size_and_the_limit_of_each_table():
 
 
 def test_the_tables_of_live_adapters_have_their_limits():
-    """A simulated machine serves no HTTP and has no directory."""
+    """A simulated machine serves no HTTP, and its directory is not of its nodes."""
     tables = Tables()
     tables.register(*Doorkeeper(ConnectionLimits()).tables, *Calls().tables)
     limits = {"directory_callers": 4096, "http_addresses": 4096, "http_connections": 256}
