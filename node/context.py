@@ -102,7 +102,7 @@ class NodeContext:
     trust: Trust = field(default_factory=Trust)
     """Who has standing, and who is probably one with others."""
     tables: Tables = field(default_factory=Tables)
-    """How full the tables are that strangers can fill."""
+    """Registry of the tables that remote peers can fill."""
     uptakes: Uptakes = field(default_factory=Uptakes)
     """How soon new versions are in use here."""
     durations: RolloutDurations = field(default_factory=RolloutDurations)

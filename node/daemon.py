@@ -141,7 +141,7 @@ class Daemon:
         for role in computes:
             context.conditions.prepare(role, "opening the run's task")
         for owner in (replica, self._peers, self._gossip, self._exchange):
-            context.tables.watch(owner.sizes)
+            context.tables.register(*owner.tables)
 
     def _make_exchange(self, upload_bytes_per_second: int | None) -> BlobExchange:
         context = self._context

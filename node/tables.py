@@ -1,23 +1,22 @@
-"""How full the tables of a node are that strangers can fill, told by whoever keeps one."""
+"""Registry of the tables of one node that remote peers can fill."""
 
-from collections.abc import Callable, Mapping
+from protocol.containers import Table, table_sizes
 
 
 class Tables:
-    """The sizes of all tables, by name; ``node.api.tables`` has their limits."""
+    """Sizes and limits of all registered tables, by name."""
 
     def __init__(self) -> None:
-        self._kept: list[Callable[[], Mapping[str, int]]] = []
+        self._tables: list[Table] = []
 
-    def watch(self, sizes: Callable[[], Mapping[str, int]]) -> None:
-        """Count what ``sizes`` returns in from now on."""
-        self._kept.append(sizes)
+    def register(self, *tables: Table) -> None:
+        """Report these tables from now on."""
+        self._tables += tables
 
     def sizes(self) -> dict[str, int]:
-        """Return how full each table is; the fullest, where several have one name."""
-        fullest: dict[str, int] = {}
-        for sizes in self._kept:
-            for name, size in sizes().items():
-                if size >= fullest.get(name, 0):
-                    fullest[name] = size
-        return fullest
+        """Return the size of the fullest table of each name."""
+        return table_sizes(self._tables)
+
+    def limits(self) -> dict[str, int]:
+        """Return the limit of the tables of each name."""
+        return {table.name: table.limit for table in self._tables}

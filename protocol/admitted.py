@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from protocol.admission import is_solved, work_epoch
+from protocol.containers import BoundedDict
 from protocol.crypto import Verifier, public_key_from_peer_id
 from protocol.faults import Fault, FaultCode
 from protocol.manifest import RunManifest
@@ -65,7 +66,7 @@ class AdmittedKeys:
         self._holders: dict[Number, PeerId] = {}
         self._void: dict[Number, None] = {}
         """Invites that were given to two keys: neither counts, or a number would admit many."""
-        self._refused: dict[PeerId, float] = {}
+        self._refused = BoundedDict[PeerId, float](REFUSED_MAX)
         self._budget = _Budget(self._rules.work_kib * self._rules.work_passes)
         self.changes: dict[PeerId, Admission | None] = {}
 
@@ -123,10 +124,7 @@ class AdmittedKeys:
         invited = self._rules.rule == "invite"
         found = self._invited(peer, proof) if invited else self._worked(peer, proof, epoch, now)
         if isinstance(found, Fault):
-            self._refused.pop(peer, None)
-            self._refused[peer] = now
-            if len(self._refused) > REFUSED_MAX:
-                del self._refused[next(iter(self._refused))]
+            self._refused.set_newest(peer, now)
         if not isinstance(found, Admission):
             return found
         if found.since > epoch + EPOCHS_AHEAD_MAX:

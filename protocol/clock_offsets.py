@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 
+from protocol.containers import BoundedDict
 from protocol.types import PeerId
 
 PEERS_MAX = 256
@@ -36,8 +37,9 @@ class ClockOffsets:
     def __init__(self, slack_seconds: float, kept_seconds: float) -> None:
         self._slack_seconds = slack_seconds
         self._kept_seconds = kept_seconds
-        self._bases: dict[PeerId, tuple[float, float]] = {}
+        self._bases = BoundedDict[PeerId, tuple[float, float]](PEERS_MAX, "clocks")
         """By peer the date less the monotonic time when it came, and that time."""
+        self.tables = (self._bases,)
 
     def __len__(self) -> int:
         return len(self._bases)
@@ -45,14 +47,12 @@ class ClockOffsets:
     def note(self, peer: PeerId, issued_at: float, monotonic: float) -> None:
         """Note a date that has just come; an earlier one counts if it took less time to come."""
         base = issued_at - monotonic
-        known = self._bases.pop(peer, None)
+        known = self._bases.get(peer)
         is_fresher = known is None or base >= known[0]
         if known is not None and not is_fresher and monotonic < known[1] + self._kept_seconds:
-            self._bases[peer] = known
+            self._bases.move_to_end(peer)
         else:
-            self._bases[peer] = base, monotonic
-        if len(self._bases) > PEERS_MAX:
-            del self._bases[next(iter(self._bases))]
+            self._bases.set_newest(peer, (base, monotonic))
 
     def ahead_seconds(self, peer: PeerId, now: float, monotonic: float) -> float | None:
         """Return by how much a peer's clock is ahead of ours, None when nothing is known."""

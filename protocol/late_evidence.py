@@ -43,10 +43,8 @@ class LateEvidence:
         self._ledger = ledger
         self._roster = roster
         self._electorate = electorate
-        self._commits = Waiting(OLD_COMMITS_MAX)
-
-    def __len__(self) -> int:
-        return len(self._commits)
+        self._commits = Waiting(OLD_COMMITS_MAX, "old_commits")
+        self.tables = (self._commits,)
 
     def __contains__(self, commit: object) -> bool:
         return commit in self._commits

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from protocol.admitted import AdmittedKeys
+from protocol.containers import SizeGauge
 from protocol.crypto import Verifier
 from protocol.faults import Fault, FaultCode
 from protocol.manifest import RunManifest
@@ -71,6 +72,8 @@ class Roster:
         self._unchecked: dict[Digest, Signed[NodeRecord]] = {}
         """Records that came faster than proofs can be checked."""
         self._members: dict[PeerId, Member] = {}
+        self.unchecked = SizeGauge("unchecked", UNCHECKED_MAX, self._unchecked.__len__)
+        self.tables = (SizeGauge("roster", MEMBERS_MAX, self._members.__len__), self.unchecked)
         self._order: list[PeerId] = []
         """The members by peer id, so that nobody sorts them at every look."""
         self._holders: dict[str, list[PeerId]] = {role: [] for role in Role}
@@ -175,10 +178,6 @@ class Roster:
             if self.offer(record, now) is True:
                 taken.append(record)
         return taken
-
-    def sizes(self) -> dict[str, int]:
-        """Return how many members there are, and records whose work is not checked yet, by name."""
-        return {"roster": len(self._members), "unchecked": len(self._unchecked)}
 
     def is_unchecked(self, digest: Digest) -> bool:
         """Tell whether a record is one of those that wait."""

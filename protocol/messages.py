@@ -18,9 +18,9 @@ from pydantic import (
 )
 
 from protocol.codec import decode, encode
+from protocol.containers import LruCache
 from protocol.crypto import Signer, Verifier, digest, signing_bytes
 from protocol.faults import Fault, FaultCode
-from protocol.remembered import Remembered
 from protocol.shardcast.rates import RATE_CLASS_MAX
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Role, RunId
 
@@ -302,7 +302,7 @@ def seal(message: MessageT, run_id: RunId, signer: Signer) -> Signed[MessageT]:
     return Signed(signer.peer_id, message, identifier, envelope)
 
 
-Opened = Remembered[tuple[bytes, type[Message], RunId], Signed[Any]]
+Opened = LruCache[tuple[bytes, type[Message], RunId], Signed[Any]]
 """Envelopes that were found good by one verifier."""
 
 
@@ -324,7 +324,7 @@ def open_envelope(
     """
     if opened is None:
         return _open(data, kind, run_id, verify)
-    return opened.recall((data, kind, run_id), lambda: _open(data, kind, run_id, verify))
+    return opened.get_or_compute((data, kind, run_id), lambda: _open(data, kind, run_id, verify))
 
 
 def _open(

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from protocol.committee import Committee, Tally, check_certificate, draw
+from protocol.containers import Table
 from protocol.crypto import Verifier
 from protocol.electorate.equivocators import Equivocators
 from protocol.electorate.view import ViewElectorate
@@ -96,9 +97,17 @@ class Replica:
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._tallies: dict[Digest, Tally] = {}
         self._evidence_due: dict[PeerId, Evidence] = {}
-        self._early_certificates = Waiting(WAITING_MAX)
-        self._early_verdicts = Waiting(WAITING_MAX)
+        self._early_certificates = Waiting(WAITING_MAX, "waiting")
+        self._early_verdicts = Waiting(WAITING_MAX, "waiting")
         self._late = LateEvidence(manifest, self.ledger, self.roster, self.electorate)
+        self.tables: tuple[Table, ...] = (
+            *self.ledger.tables,
+            *self.roster.tables,
+            *self.stranger_commits.tables,
+            self._early_certificates,
+            self._early_verdicts,
+            *self._late.tables,
+        )
         kinds: tuple[tuple[type[Message], _Take, _Restore], ...] = (
             (NodeRecord, self._record, None),
             (RolloutCommit, self._commit, self.ledger.restore_commit),
@@ -200,16 +209,6 @@ class Replica:
         if not branch or ledger.adopt(branch, now) is not None:
             return []
         return [*branch, *self._settle_versions(now)]
-
-    def sizes(self) -> dict[str, int]:
-        """Return how full the bounded tables are, the fullest of a kind, by name."""
-        return {
-            **self.ledger.sizes(),
-            **self.roster.sizes(),
-            "stranger_commits": len(self.stranger_commits),
-            "waiting": max(len(one) for one in (self._early_certificates, self._early_verdicts)),
-            "old_commits": len(self._late),
-        }
 
     @property
     def behind(self) -> bool:

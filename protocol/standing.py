@@ -3,6 +3,7 @@
 From what all nodes hold alike, never from what a key says of itself: keys are free.
 """
 
+from protocol.containers import SizeGauge
 from protocol.ledger.ledger import Ledger
 from protocol.manifest import RunManifest
 from protocol.types import PeerId
@@ -38,6 +39,7 @@ class StrangerCommits:
         self._state: tuple[int, ...] = ()
         self._count = 0
         """As it was in ``_state``: a flood that is refused changes nothing."""
+        self.tables = (SizeGauge("stranger_commits", STRANGER_COMMITS_MAX, self.__len__),)
 
     def has_room_for(self, worker: PeerId) -> bool:
         """Tell whether one more commit of a worker may wait for an outcome."""

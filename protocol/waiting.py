@@ -10,8 +10,9 @@ from protocol.types import Digest
 class Waiting:
     """Messages with the time of their arrival, oldest first, and never more than ``limit``."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, name: str) -> None:
+        self.limit = limit
+        self.name = name
         self.entries: dict[Digest, tuple[Signed[Any], float]] = {}
 
     def __len__(self) -> int:
@@ -23,7 +24,7 @@ class Waiting:
     def add(self, signed: Signed[Any], now: float) -> None:
         """Let a message wait; one that waits already waits no longer for it."""
         self.entries.setdefault(signed.digest, (signed, now))
-        if len(self.entries) > self._limit:
+        if len(self.entries) > self.limit:
             # The oldest of whoever has most of them goes: a flood displaces itself alone.
             counts = Counter(waiting.signer for waiting, _ in self.entries.values())
             most = max(counts, key=counts.__getitem__)

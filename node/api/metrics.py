@@ -33,7 +33,6 @@ from node.api.status import (
     State,
     TrafficStatus,
 )
-from node.api.tables import LIMITS
 from node.evaluation.curve import EvaluationPoint
 from node.weights.arrivals import SECONDS_BOUNDS
 from roles.durations import CHECK_BOUNDS, GENERATION_BOUNDS
@@ -70,7 +69,7 @@ class NodeMetrics(Collector):
         yield from self._outcomes(status)
         yield from _traffic(status)
         yield from _gossip(status.gossip_peers)
-        yield from _tables(status.tables)
+        yield from _tables(status.tables, status.table_limits)
         yield from _arrivals(status)
         yield from _loop(status.loop)
         yield from _machine(status)
@@ -264,21 +263,21 @@ def _gossip(peers: Sequence[GossipPeerStatus]) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"{PREFIX}_gossip_{name}", text, value)
 
 
-def _tables(sizes: Mapping[str, int]) -> Iterator[Metric]:
-    """Yield how full each table is, and beside it how full it may be."""
+def _tables(sizes: Mapping[str, int], limits: Mapping[str, int]) -> Iterator[Metric]:
+    """Yield the size and the limit of each table."""
     entries = GaugeMetricFamily(
         f"{PREFIX}_table_entries",
         "Entries (of those named so, bytes) of tables that strangers can fill.",
         labels=["table"],
     )
-    limits = GaugeMetricFamily(
+    most = GaugeMetricFamily(
         f"{PREFIX}_table_entries_limit", "The most that they may hold.", labels=["table"]
     )
-    for name, limit in LIMITS.items():
-        entries.add_metric([name], sizes.get(name, 0))
-        limits.add_metric([name], limit)
+    for name in sorted(sizes):
+        entries.add_metric([name], sizes[name])
+        most.add_metric([name], limits[name])
     yield entries
-    yield limits
+    yield most
 
 
 def _blob_ways(traffic: TrafficStatus) -> Metric:

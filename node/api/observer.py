@@ -124,6 +124,7 @@ class Observer:
             p2pd_pid=self.p2pd_pid(),
             dial_failures=self.peers.dial_failures,
             tables=self.context.tables.sizes(),
+            table_limits=self.context.tables.limits(),
             arrivals=arrival_statuses(self.arrivals, monotonic_now, now),
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),

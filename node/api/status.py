@@ -286,7 +286,9 @@ class NodeStatus:
     dial_failures: int = 0
     """Since the start."""
     tables: dict[str, int] = field(default_factory=dict)
-    """How full the tables are that strangers can fill; ``node.api.tables`` has their limits."""
+    """Sizes of the tables that remote peers can fill, the fullest of each name."""
+    table_limits: dict[str, int] = field(default_factory=dict)
+    """Limits of these tables."""
     machine: MachineStatus = MachineStatus()
     loop: LoopStatus = LoopStatus()
     arrivals: tuple[ArrivalStatus, ...] = ()

@@ -90,6 +90,7 @@ class BlobExchange:
             strangers=self._limits.strangers,
             turns=self._limits.turns,
         )
+        self.tables = (*self._bounded.tables, *self._ways.tables)
         self.sent = Tally()
         """Blob bytes sent so far."""
         self.received = Tally()
@@ -99,10 +100,6 @@ class BlobExchange:
     def peer_id(self) -> PeerId:
         """Our own id."""
         return self._transport.peer_id
-
-    def sizes(self) -> dict[str, int]:
-        """Return how full the tables are that strangers can fill, by name."""
-        return {**self._bounded.sizes(), "http_peers": len(self._ways)}
 
     async def start(self) -> None:
         """Serve the protocol from now on."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from node.blobs.ways import Way
 from node.blobs.wire import Kind
+from protocol.containers import BoundedDict
 
 WINDOW_SECONDS = 10
 """Over which a rate is taken; a guess: a line of 10 Mbit/s brings three chunks of 4 MiB in it."""
@@ -67,17 +68,15 @@ class Tally:
     def __init__(self) -> None:
         self._moved: Counter[tuple[Kind, Way]] = Counter()
         self.rate = SlidingRate()
-        self.parties: dict[str, Party] = {}
+        self.parties = BoundedDict[str, Party](PARTIES_MAX)
 
     def note(self, name: str, kind: Kind, way: Way, count: int, now: float) -> None:
         """Add bytes that moved now."""
         self._moved[kind, way] += count
         self.rate.note(count, now)
-        party = self.parties.pop(name, None) or Party()
+        party = self.parties.get(name) or Party()
         party.note(way, count, now)
-        self.parties[name] = party
-        if len(self.parties) > PARTIES_MAX:
-            del self.parties[next(iter(self.parties))]
+        self.parties.set_newest(name, party)
 
     def __getitem__(self, kind: Kind) -> int:
         """Return the bytes of a kind."""

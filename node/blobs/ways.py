@@ -8,6 +8,7 @@ a while; the stream is always there.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from protocol.containers import BoundedDict
 from protocol.types import PeerId
 
 PAUSE_SECONDS_MIN = 15.0
@@ -44,11 +45,8 @@ class Ways:
     """What was seen of peers that offer HTTP; ``now`` is a monotonic time in seconds."""
 
     def __init__(self) -> None:
-        self._peers: dict[PeerId, _Seen] = {}
-
-    def __len__(self) -> int:
-        """Return how many peers are remembered."""
-        return len(self._peers)
+        self._peers = BoundedDict[PeerId, _Seen](PEERS_MAX, "http_peers")
+        self.tables = (self._peers,)
 
     def choose(self, peer: PeerId, now: float) -> Way:
         """Return the way for the next request to a peer that offers both."""
@@ -80,8 +78,4 @@ class Ways:
         seen.retry_at = now + pause_seconds
 
     def _seen(self, peer: PeerId) -> _Seen:
-        if peer not in self._peers:
-            self._peers[peer] = _Seen()
-            if len(self._peers) > PEERS_MAX:
-                del self._peers[next(iter(self._peers))]
-        return self._peers[peer]
+        return self._peers.setdefault(peer, _Seen())

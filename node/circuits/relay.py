@@ -33,6 +33,7 @@ from node.streams.eviction import Place
 from node.streams.limits import Bounded
 from node.streams.places import Places
 from node.streams.protocols import HOP, REQUEST_SECONDS, STOP_NAME
+from protocol.containers import SizeGauge
 from protocol.faults import Fault
 from protocol.types import PeerId
 from roles.ports.transport import Stream, TransportError
@@ -75,7 +76,8 @@ class CircuitRelay:
         self._reserved: dict[PeerId, _Reservation] = {}
         self._circuits_to: Counter[PeerId] = Counter()
         self._bounded = Bounded(self._serve, HOP, context.trust)
-        context.tables.watch(lambda: {**self._bounded.sizes(), "reservations": self.reservations})
+        reservations = SizeGauge("reservations", RESERVATIONS_MAX, self._reserved.__len__)
+        context.tables.register(*self._bounded.tables, reservations)
         self.carried_bytes = 0
         """Of circuits, so far."""
 

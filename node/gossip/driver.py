@@ -116,16 +116,13 @@ class Gossip:
             meshed=self._router.is_meshed,
             core_seconds=clock.core_seconds,
         )
+        self.tables = (*self._router.tables, *self._links.tables)
         self.counters = GossipCounters()
 
     @property
     def link_counters(self) -> LinkCounters:
         """Frames and bytes on the streams."""
         return self._links.counters
-
-    def sizes(self) -> dict[str, int]:
-        """Return how full the bounded queues and tables are, by name."""
-        return {**self._router.sizes(), **self._links.sizes()}
 
     async def start(self) -> None:
         """Serve the protocol and follow the connected peers; raises ``TransportError``."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from node.context import Peers
 from node.gossip.limits import GossipLimits
@@ -17,6 +18,7 @@ from node.gossip.tasks import Tasks
 from node.streams.deadline import loop_time, within
 from node.streams.places import Trust
 from node.streams.protocols import GOSSIP
+from protocol.containers import SizeGauge, Table
 from protocol.faults import Fault
 from protocol.gossip.events import (
     Event,
@@ -123,6 +125,12 @@ class Links:
         """Where the peers were at the last look."""
         self._stalls_looked_for_at = 0.0
         self.counters = LinkCounters()
+        size_bytes = attrgetter("size_bytes")
+        self.tables: tuple[Table, ...] = (
+            *self._reading.tables,
+            SizeGauge("outbox_bytes", limits.outbox_bytes_max, lambda: self._fullest(size_bytes)),
+            SizeGauge("outbox_frames", limits.outbox_frames_max, lambda: self._fullest(len)),
+        )
 
     async def start(self) -> None:
         """Serve the protocol and follow the connected peers; raises ``TransportError``."""
@@ -162,14 +170,8 @@ class Links:
         counters.bytes_out += len(data)
         return True
 
-    def sizes(self) -> dict[str, int]:
-        """Return how full the fullest queue of a peer is, and other tables, by name."""
-        outboxes = [link.outbox for link in self._links.values()]
-        return {
-            "reading": len(self._reading),
-            "outbox_bytes": max((outbox.size_bytes for outbox in outboxes), default=0),
-            "outbox_frames": max(map(len, outboxes), default=0),
-        }
+    def _fullest(self, size: Callable[[Outbox], int]) -> int:
+        return max((size(link.outbox) for link in self._links.values()), default=0)
 
     async def wait_for_room(self) -> None:
         """Wait a while as long as most queues are crowded; one stalled peer delays nobody.

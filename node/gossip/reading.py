@@ -12,6 +12,7 @@ A machine without I/O: the clock is an argument, and the caller waits.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from protocol.containers import BoundedDict
 from protocol.types import PeerId
 
 READ_BYTES_MIN = 8 << 10
@@ -104,13 +105,16 @@ class Reading:
         rates: ReadRates,
         proven: Callable[[PeerId], bool],
         meshed: Callable[[PeerId], bool] = lambda _peer: False,
+        *,
+        name: str = "reading",
     ) -> None:
         self._rates = rates
         self._proven = proven
         self._meshed = meshed
-        self._came: dict[PeerId, int] = {}
+        self._came = BoundedDict[PeerId, int](ACCOUNTS_MAX, name)
         """Bytes that are in no account yet: most peers send little, and need none."""
-        self._accounts: dict[PeerId, _Account] = {}
+        self._accounts = BoundedDict[PeerId, _Account](ACCOUNTS_MAX, name)
+        self.tables = (self._came, self._accounts)
         self._in_meshes, self._others = _Strangers(rates), _Strangers(rates)
         self._strained = False
         """Whether strangers of either kind are over their rate."""
@@ -137,8 +141,6 @@ class Reading:
         strangers = self._kind(peer)
         account = self._accounts.get(peer)
         if account is None:
-            if len(self._accounts) >= ACCOUNTS_MAX:
-                del self._accounts[next(iter(self._accounts))]
             account = self._accounts[peer] = _Account(strangers.rate)
         account.proven = self._proven(peer)
         if account.proven:
@@ -159,12 +161,7 @@ class Reading:
 
     def _add(self, peer: PeerId, count: int) -> int:
         """Return all that came of a peer and is in no account yet."""
-        came_bytes = self._came.get(peer)
-        if came_bytes is None:
-            came_bytes = 0
-            if len(self._came) >= ACCOUNTS_MAX:
-                del self._came[next(iter(self._came))]
-        self._came[peer] = came_bytes = came_bytes + count
+        self._came[peer] = came_bytes = self._came.get(peer, 0) + count
         return came_bytes
 
     def _settle(self, peer: PeerId, account: _Account, now: float) -> None:
@@ -192,10 +189,6 @@ class Reading:
             self._settle_strangers(kind, came_bytes, now)
             kind.loud = 0
         self._came.clear()
-        self._accounts = {
-            peer: each
-            for peer, each in self._accounts.items()
-            if each.owed_bytes or each.loud_until > now
-        }
+        self._accounts.retain(lambda _peer, each: each.owed_bytes > 0 or each.loud_until > now)
         for peer, each in self._accounts.items():
             self._kind(peer).loud += each.loud_until > now

@@ -5,7 +5,6 @@ has called for more than its share is refused, until what it took is earned: a l
 """
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, TypeVar
@@ -13,6 +12,7 @@ from typing import NoReturn, TypeVar
 from node.gossip.reading import ACCOUNTS_MAX, Reading, ReadRates
 from node.streams.deadline import loop_time
 from node.streams.places import Trust
+from protocol.containers import BoundedDict
 from protocol.faults import Fault, FaultCode
 from protocol.types import PeerId
 
@@ -51,13 +51,10 @@ class Calls:
         self.trust = Trust()
         self.blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None
         self._timer = timer
-        self._accounts = Reading(RATES, self._is_proven)
-        self._refused: Counter[PeerId] = Counter()
+        self._accounts = Reading(RATES, self._is_proven, name="directory_callers")
+        self._refused = BoundedDict[PeerId, int](ACCOUNTS_MAX, "directory_callers")
         """Of each peer since the last call that was answered; who was refused last is last."""
-
-    def __len__(self) -> int:
-        """Return how many accounts are kept."""
-        return max(len(self._accounts), len(self._refused))
+        self.tables = (*self._accounts.tables, self._refused)
 
     async def serve(
         self, peer: PeerId, request_bytes: int, answer: Callable[[], Awaitable[T]]
@@ -90,10 +87,8 @@ class Calls:
             self._accounts.wait_seconds(peer, loop_time())  # it may never call again
 
     def _refuse(self, peer: PeerId) -> None:
-        count = self._refused.pop(peer, 0) + 1
-        self._refused[peer] = count
-        if len(self._refused) > ACCOUNTS_MAX:
-            del self._refused[next(iter(self._refused))]
+        count = self._refused.get(peer, 0) + 1
+        self._refused.set_newest(peer, count)
         if count > REFUSED_MAX:
             self.blame(peer, Fault(FaultCode.DIRECTORY_CALL))
 

@@ -19,8 +19,9 @@ from node.live.calls import Calls
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, harden, node_id
-from node.membership.buckets import Buckets
+from node.membership.buckets import OWNERS_PER_KEY_MAX, Buckets
 from node.streams.places import Trust
+from protocol.containers import SizeGauge, Table
 from protocol.crypto import Identity
 from protocol.faults import Fault
 from protocol.types import PeerId, RunId
@@ -51,6 +52,10 @@ class HivemindDirectory(Directory):
         self._keys = frozenset(buckets.keys)
         self._storage = BoundedStorage()
         self._calls = Calls()
+        self.tables: tuple[Table, ...] = (
+            *self._calls.tables,
+            SizeGauge("directory_records", OWNERS_PER_KEY_MAX, self._storage.fullest),
+        )
         self._node: Any = None
         self._closed = False
 
@@ -81,13 +86,6 @@ class HivemindDirectory(Directory):
         """Keep room for whom ``trust`` tells apart from strangers, and ``blame`` who floods us."""
         self._storage.trust = self._calls.trust = trust
         self._calls.blame = blame
-
-    def sizes(self) -> dict[str, int]:
-        """Return how full the fullest key is, and how many callers have an account."""
-        return {
-            "directory_callers": len(self._calls),
-            "directory_records": self._storage.fullest(),
-        }
 
     @property
     def neighbours(self) -> int:

@@ -28,6 +28,7 @@ from node.live.control import (
 from node.live.p2pd import P2pd, P2pdOptions
 from node.live.sockets import SocketDirectory
 from node.streams.deadline import loop_time
+from protocol.containers import BoundedDict
 from protocol.crypto import Identity, public_key_from_peer_id
 from protocol.types import PeerId
 from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
@@ -72,7 +73,7 @@ class HivemindTransport(Transport):
         self._supervisor: asyncio.Task[None] | None = None
         self._handlers: dict[str, StreamHandler] = {}
         self._registering = asyncio.Lock()
-        self._dialled: dict[PeerId, str] = {}
+        self._dialled = BoundedDict[PeerId, str](REMEMBERED_PEERS_MAX)
         self._hosts: dict[PeerId, str | None] = {}
         self._kept: dict[PeerId, float] = {}
         """Whose connections are to end last, and when p2pd was told so."""
@@ -148,10 +149,7 @@ class HivemindTransport(Transport):
             raise TransportError(f"not of the form /ip4/…/tcp/…/p2p/12D3KooW…: {address}")
         peer = PeerId(name)
         await self._control.connect(peer, base)
-        self._dialled.pop(peer, None)
-        self._dialled[peer] = address
-        if len(self._dialled) > REMEMBERED_PEERS_MAX:
-            del self._dialled[next(iter(self._dialled))]
+        self._dialled.set_newest(peer, address)
         return peer
 
     @override

@@ -44,7 +44,7 @@ class HttpFace:
         proven = partial(self._is_proven, daemon.context)
         application = Application(catalogue, exchange.upload_cap, exchange.sent, proven=proven)
         self._server = WeightsServer(self._listener, application)
-        daemon.context.tables.watch(self._server.doorkeeper.sizes)
+        daemon.context.tables.register(*self._server.doorkeeper.tables)
         await self._server.start()
 
     def _is_proven(self, context: NodeContext, address: str) -> bool:

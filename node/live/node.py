@@ -267,7 +267,7 @@ class LiveNode:
             self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
             context = self._daemon.context
             directory.trust(context.trust, context.peers.blame)
-            context.tables.watch(directory.sizes)
+            context.tables.register(*directory.tables)
             if self._stopping.is_set():
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)

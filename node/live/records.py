@@ -24,9 +24,9 @@ from node.live.calls import Calls
 from node.membership.buckets import OWNERS_PER_KEY_MAX, Buckets
 from node.streams.places import Trust
 from protocol import codec
+from protocol.containers import LruCache
 from protocol.crypto import SIGNATURE_BYTES, Signer, digest, signing_bytes, verify
 from protocol.faults import Fault, FaultCode
-from protocol.remembered import Remembered
 from protocol.types import PeerId, RunId
 
 RECORD_BYTES_MAX = 4096
@@ -67,7 +67,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         self._buckets = buckets
         self._keys = {key_id(key): key for key in buckets.keys}
         self._now = now
-        self._verified = Remembered[bytes, bool](_VERIFIED_MAX)
+        self._verified = LruCache[bytes, bool](_VERIFIED_MAX)
 
     def validate(self, record: DHTRecord) -> bool:
         """Tell whether ``record`` may be stored or believed; never raises."""
@@ -103,7 +103,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
     def _verify(self, owner: PeerId, message: bytes, signature: bytes) -> bool:
         """Check a signature once: replicas send the same records again with each lookup."""
         seen = digest(signature + message)  # the message contains the owner
-        found = self._verified.recall(
+        found = self._verified.get_or_compute(
             seen, lambda: verify(owner, message, signature) or Fault(FaultCode.BAD_SIGNATURE)
         )
         return found is True

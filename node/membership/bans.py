@@ -4,10 +4,9 @@ Faults fade, and so does the memory of having been kept away, which doubles the 
 """
 
 import math
-from collections.abc import Collection, MutableMapping
-from typing import Any
+from collections.abc import Collection
 
-from protocol.fading import Fading
+from protocol.containers import BoundedDict, DecayingSum
 from protocol.faults import Blame, Fault
 from protocol.types import PeerId
 
@@ -38,24 +37,25 @@ class Bans:
     """
 
     def __init__(self) -> None:
-        self._faults: dict[PeerId, Fading] = {}
-        self._until: dict[PeerId, float] = {}
-        self._before: dict[PeerId, Fading] = {}
+        self._faults = BoundedDict[PeerId, DecayingSum](PEERS_MAX, "faults")
+        self._until = BoundedDict[PeerId, float](PEERS_MAX, "bans")
+        self._before = BoundedDict[PeerId, DecayingSum](PEERS_MAX, "bans")
         """How often each has been kept away."""
+        self.tables = (self._faults, self._until, self._before)
 
     def blame(self, peer: PeerId, fault: Fault, now: float) -> float:
         """Count a fault; return for how many seconds the peer is kept away because of it."""
         if fault.code.blame is not Blame.SENDER or self.holds(peer, now):
             return 0.0
-        faults = self._faults.pop(peer, Fading())
+        faults = self._faults.pop(peer, DecayingSum())
         faults.add(1, now, FAULT_HALF_LIFE_SECONDS)
         if faults.amount < FAULTS_MAX:
-            _put(self._faults, peer, faults)
+            self._faults[peer] = faults
             return 0.0
-        times = self._before.pop(peer, Fading()).left(now, BAN_HALF_LIFE_SECONDS)
+        times = self._before.pop(peer, DecayingSum()).value_at(now, BAN_HALF_LIFE_SECONDS)
         seconds = min(BAN_SECONDS_MAX, BAN_SECONDS * math.exp2(times))
-        _put(self._before, peer, Fading(times + 1, now + seconds))  # fades from its end on
-        _put(self._until, peer, now + seconds)
+        self._before[peer] = DecayingSum(times + 1, now + seconds)  # fades from its end on
+        self._until[peer] = now + seconds
         return seconds
 
     def faults(self, now: float) -> dict[PeerId, int]:
@@ -64,14 +64,10 @@ class Bans:
         One that has faded to less than half no longer does.
         """
         counts = {
-            peer: round(known.left(now, FAULT_HALF_LIFE_SECONDS))
+            peer: round(known.value_at(now, FAULT_HALF_LIFE_SECONDS))
             for peer, known in self._faults.items()
         }
         return {peer: count for peer, count in counts.items() if count}
-
-    def sizes(self) -> dict[str, int]:
-        """Return how many peers are remembered: with faults, and as kept away now or before."""
-        return {"faults": len(self._faults), "bans": max(len(self._until), len(self._before))}
 
     def holds(self, peer: PeerId, now: float) -> bool:
         """Tell whether a peer is kept away."""
@@ -79,12 +75,5 @@ class Bans:
 
     def held(self, now: float) -> Collection[PeerId]:
         """Return the peers that are kept away."""
-        if any(until <= now for until in self._until.values()):
-            self._until = {peer: until for peer, until in self._until.items() if until > now}
+        self._until.retain(lambda _peer, until: until > now)
         return self._until.keys()
-
-
-def _put(table: MutableMapping[PeerId, Any], peer: PeerId, value: object) -> None:
-    table[peer] = value
-    if len(table) > PEERS_MAX:
-        del table[next(iter(table))]

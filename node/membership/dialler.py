@@ -41,6 +41,7 @@ class Dialler:
         self._on_answer = on_answer
         self._own: list[str] = []
         self.outcomes = Outcomes()
+        self.tables = (*self._dials.tables, *self.outcomes.tables)
         self.refusals: dict[str, str] = {}
         """Why the addresses that were dialled lately did not answer."""
         self.dialling = 0
@@ -51,10 +52,6 @@ class Dialler:
     def in_local_swarm(self) -> bool:
         """Whether the swarm is one of a local network."""
         return self._dials.is_local(self._own)
-
-    def sizes(self) -> dict[str, int]:
-        """Return how many hosts and addresses are remembered as not answering."""
-        return {"silent_hosts": len(self._dials), "failed_addresses": len(self.outcomes)}
 
     async def look_at_ourselves(self) -> None:
         """Learn our own addresses, where they tell what swarm this is."""

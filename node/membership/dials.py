@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from node.local.addresses import host_of, is_circuit, is_local, relay_address_of
+from protocol.containers import BoundedDict
 
 SILENT_DIALS_MAX = 4
 SILENT_SECONDS = 60.0
@@ -33,7 +34,9 @@ class Dials:
     ) -> None:
         self._initial = dict.fromkeys(initial)
         self._is_relay = is_relay
-        self._silent: dict[str, list[float]] = {}  # when a host was dialled in vain; oldest first
+        self._silent = BoundedDict[str, list[float]](HOSTS_MAX, "silent_hosts")
+        """When each host was dialled in vain, the oldest first."""
+        self.tables = (self._silent,)
         self._dialling: Counter[str] = Counter()  # hosts at which nothing has answered yet
 
     def is_local(self, own: Iterable[str]) -> bool:
@@ -76,12 +79,6 @@ class Dials:
         if answered:
             return
         self._silent[door] = [*_recent(dialled, now), now]
-        if len(self._silent) > HOSTS_MAX:
-            del self._silent[next(iter(self._silent))]
-
-    def __len__(self) -> int:
-        """Return how many hosts are remembered that did not answer."""
-        return len(self._silent)
 
     def _is_silent(self, address: str, now: float) -> bool:
         door = _door(address)

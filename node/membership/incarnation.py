@@ -23,6 +23,7 @@ import structlog
 
 from node.context import NodeContext
 from protocol.codec import decode, encode
+from protocol.containers import BoundedDict
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import NodeRecord, RolloutCommit, Signed
 from roles.ports.storage import Put, StorageFullError
@@ -59,7 +60,7 @@ class Incarnation:
         self._left = bool(row.get("left", False))
         self._used_up_to: int | None = row.get("used_up_to")
         self._began_ms, self._sequence_at_start = now_ms, self._sequence
-        self._given: dict[int, None] = {}
+        self._given = BoundedDict[int, None](GIVEN_MAX)
         self._elsewhere = bool(row) and row.get("machine", b"") != machine
         self._heard_of = False
         self._alone = asyncio.Event()
@@ -236,8 +237,6 @@ class Incarnation:
             self._joined_at = self._sequence  # nobody has heard of us while we listened
         self._left = leaving
         self._given[self._sequence] = None
-        if len(self._given) > GIVEN_MAX:
-            del self._given[next(iter(self._given))]
         await self._write()
 
     async def run(self, synchronised: Callable[[], Awaitable[None]]) -> None:

@@ -5,6 +5,8 @@ A machine without I/O: the clock is an argument.
 
 from collections.abc import Iterable
 
+from protocol.containers import BoundedDict
+
 ANSWERED_MAX = 64
 """Addresses that have answered and are remembered, as many as are kept over a restart."""
 
@@ -16,25 +18,17 @@ class Outcomes:
     """Remembers when each address answered last, and how often it has failed since then."""
 
     def __init__(self) -> None:
-        self._answered_at: dict[str, float] = {}  # who answered last is the last one
-        self._failures: dict[str, int] = {}  # who failed last is the last one
+        self._answered_at = BoundedDict[str, float](ANSWERED_MAX)  # the newest answer last
+        self._failures = BoundedDict[str, int](FAILED_MAX, "failed_addresses")
+        self.tables = (self._failures,)
 
     def note(self, address: str, now: float, *, answered: bool) -> None:
         """Note what came of a dial."""
         failures = self._failures.pop(address, 0)
         if answered:
-            self._answered_at.pop(address, None)
-            self._answered_at[address] = now
-            if len(self._answered_at) > ANSWERED_MAX:
-                del self._answered_at[next(iter(self._answered_at))]
+            self._answered_at.set_newest(address, now)
             return
         self._failures[address] = failures + 1
-        if len(self._failures) > FAILED_MAX:
-            del self._failures[next(iter(self._failures))]
-
-    def __len__(self) -> int:
-        """Return how many addresses are remembered that failed since they answered."""
-        return len(self._failures)
 
     def failures(self, address: str) -> int:
         """Return how often an address has failed since it answered, or since it was first tried."""

@@ -25,7 +25,9 @@ from node.membership.inbound import Inbound
 from node.membership.locations import Locations
 from node.membership.standing import Standing
 from node.streams.deadline import loop_time, within
+from protocol.containers import SizeGauge, Table
 from protocol.faults import Fault
+from protocol.gossip.params import Params
 from protocol.membership import Roster
 from protocol.rng import Rng
 from protocol.types import PeerId
@@ -100,6 +102,12 @@ class PeerTable(Peers):
         self.meshed: Callable[[], frozenset[PeerId]] = frozenset
         """Returns the few through whom gossip comes, whose connections end last."""
         self.unreachable_since: float | None = None
+        self.tables: tuple[Table, ...] = (
+            SizeGauge("connected", Params().peers_max, lambda: len(self._connected)),
+            *self.inbound.openings.tables,
+            *self._bans.tables,
+            *self._dialler.tables,
+        )
 
     @property
     def unreachable(self) -> str:
@@ -184,11 +192,6 @@ class PeerTable(Peers):
     @override
     def faults(self) -> Mapping[PeerId, int]:
         return self._bans.faults(loop_time())
-
-    def sizes(self) -> dict[str, int]:
-        """Return how full the tables are that strangers can fill, by name."""
-        ours = {"connected": len(self._connected), "openers": len(self.inbound.openings)}
-        return {**ours, **self._bans.sizes(), **self._dialler.sizes()}
 
     @override
     async def disconnect(self, peer: PeerId) -> None:

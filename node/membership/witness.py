@@ -23,6 +23,7 @@ from node.streams.framing import read_frame
 from node.streams.limits import Bounded
 from node.streams.protocols import DIAL_BACK, REQUEST_SECONDS, SAMPLE_BYTES_MAX
 from protocol.capacity import AGE_EPOCHS
+from protocol.containers import BoundedDict
 from protocol.crypto import public_key_from_peer_id
 from protocol.faults import Fault
 from protocol.messages import WITNESSED_MAX
@@ -66,9 +67,9 @@ class Witness:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._proven = context.trust.proven
-        self._found: dict[PeerId, _Finding] = {}  # the oldest first
+        self._found = BoundedDict[PeerId, _Finding](FOUND_MAX, "findings")  # the oldest first
         self._bounded = Bounded(self._serve, DIAL_BACK, context.trust)
-        context.tables.watch(lambda: {**self._bounded.sizes(), "findings": len(self._found)})
+        context.tables.register(*self._bounded.tables, self._found)
         epochs = context.replica.manifest.epochs
         self.finding_seconds = FINDING_RECORDS * epochs.record_epochs * epochs.seconds
         """For how long a finding counts."""
@@ -161,7 +162,4 @@ class Witness:
         return round(count / max(_CLOCK_SECONDS, last_at - first_at))
 
     def _note(self, peer: PeerId, upload_class: int) -> None:
-        self._found.pop(peer, None)
-        self._found[peer] = _Finding(upload_class, loop_time())
-        if len(self._found) > FOUND_MAX:
-            del self._found[next(iter(self._found))]
+        self._found.set_newest(peer, _Finding(upload_class, loop_time()))

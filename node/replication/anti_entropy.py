@@ -22,6 +22,7 @@ from node.streams.framing import length_prefixed, read_frame, write_frame
 from node.streams.limits import Bounded
 from node.streams.protocols import IDS_MAX, REQUEST_SECONDS, SYNC
 from protocol.codec import decode, encode
+from protocol.containers import BoundedDict
 from protocol.faults import Fault, FaultCode
 from protocol.messages import ENVELOPE_BYTES_MAX, Signed
 from protocol.replica import Replica
@@ -64,13 +65,13 @@ class AntiEntropy:
         self._protocol = SYNC.on(context.replica.run_id)
         # The client takes a closed stream for "ask another one".
         self._bounded = Bounded(self._serve, SYNC, context.trust)
-        context.tables.watch(self._bounded.sizes)
+        context.tables.register(*self._bounded.tables)
         self._review = 0
         self._sources = Sources(context)
         self._told = asyncio.Event()
         self._connected = asyncio.Event()
         self._taken = self._asked = 0
-        self.answer_seconds: dict[PeerId, float] = {}
+        self.answer_seconds = BoundedDict[PeerId, float](ANSWERS_MAX)
         """From a question to the first of the answer, the shortest of each peer: a round trip."""
 
     @property
@@ -184,10 +185,8 @@ class AntiEntropy:
 
     def _note_answer(self, peer: PeerId, seconds: float) -> None:
         """Keep the shortest of a peer's answers: the rest of it is what the peer computed."""
-        known = self.answer_seconds.pop(peer, seconds)
-        self.answer_seconds[peer] = min(known, seconds)
-        if len(self.answer_seconds) > ANSWERS_MAX:
-            del self.answer_seconds[next(iter(self.answer_seconds))]
+        known = self.answer_seconds.get(peer, seconds)
+        self.answer_seconds.set_newest(peer, min(known, seconds))
 
     def _take(self, envelope: bytes, peer: PeerId) -> None:
         received = self._inbox.take(envelope, Source.ANTI_ENTROPY, sender=peer)

@@ -18,6 +18,7 @@ from node.membership.networks import network_of
 from node.replication.inbox import Source
 from node.streams.deadline import loop_time
 from protocol.clock_offsets import PEERS_MAX, ClockOffsets
+from protocol.containers import BoundedDict
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import NodeRecord
 from protocol.replica import Received
@@ -43,11 +44,11 @@ class ClockWatch:
         kept_seconds = epochs.record_epochs * epochs.seconds
         self._offsets = ClockOffsets(self._late_seconds, kept_seconds)
         self._looked_at = -math.inf
-        self._told: dict[PeerId, None] = {}
+        self._told = BoundedDict[PeerId, None](PEERS_MAX)
         """Peers with a wrong clock that the log has named."""
         self.wrong = ""
         """Error of our clock in words, empty when none is known."""
-        context.tables.watch(lambda: {"clocks": len(self._offsets)})
+        context.tables.register(*self._offsets.tables)
 
     def note(self, received: Received, source: Source) -> None:
         """Take the date of a gossiped record that counts, whatever became of the record."""
@@ -108,6 +109,4 @@ class ClockWatch:
             self._told.pop(peer, None)
         elif peer not in self._told:
             self._told[peer] = None
-            if len(self._told) > PEERS_MAX:
-                del self._told[next(iter(self._told))]
             log.info("peer_clock_wrong", peer=peer[-8:], ahead_seconds=round(ahead_seconds))

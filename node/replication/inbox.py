@@ -17,6 +17,7 @@ from node.context import NodeContext
 from node.membership.admitted_log import AdmittedLog
 from node.membership.incarnation import Incarnation
 from node.replication.message_log import MessageLog
+from protocol.containers import BoundedDict
 from protocol.faults import FaultCode
 from protocol.messages import (
     Certificate,
@@ -82,7 +83,7 @@ class Inbox:
         self._judges = Role.VALIDATOR in roles or Role.TRAINER in roles
         self._versions = versions
         self._listeners: list[Listener] = []
-        self.other_versions: dict[PeerId, int] = {}
+        self.other_versions = BoundedDict[PeerId, int](OTHER_VERSIONS_MAX)
         """Members whose record says that they speak another version of the protocol."""
 
     def listen(self, listener: Listener) -> None:
@@ -148,8 +149,8 @@ class Inbox:
             if loop.time() >= compact_at:
                 await self._log.compact(self._replica)
                 compact_at = loop.time() + COMPACT_EPOCHS * epoch_seconds
-            waiting = self._replica.roster.sizes()["unchecked"]
-            await asyncio.sleep(min(CHECKS_SECONDS if waiting else math.inf, epoch_seconds / 4))
+            unchecked = self._replica.roster.unchecked
+            await asyncio.sleep(min(CHECKS_SECONDS if unchecked else math.inf, epoch_seconds / 4))
 
     def advance(self) -> None:
         """Let time pass in the replica, and take what it can decide now."""
@@ -209,8 +210,6 @@ class Inbox:
             self._context.peers.blame(sender, fault)
         if fault.code is FaultCode.PROTOCOL_VERSION and signed is not None:
             self.other_versions[signed.signer] = signed.message.protocol_version
-            if len(self.other_versions) > OTHER_VERSIONS_MAX:
-                del self.other_versions[next(iter(self.other_versions))]
         # A clock is named by who compares several of them.
         tell = log.debug if fault.code is FaultCode.CLOCK_SKEW else log.info
         tell(

@@ -25,7 +25,7 @@ async def serve_manifest(
         await within(_SECONDS, write_frame(stream, encoded))
 
     bounded = Bounded(serve, MANIFEST, trust)
-    tables.watch(bounded.sizes)
+    tables.register(*bounded.tables)
     await streams.handle(MANIFEST.name, bounded)
 
 

@@ -78,7 +78,7 @@ class SwarmNetwork(Network):
     async def start(self) -> None:
         """Serve direct messages and subscribe to every topic."""
         bounded = Bounded(self._serve, MESSAGE, self._context.trust)
-        self._context.tables.watch(bounded.sizes)
+        self._context.tables.register(*bounded.tables)
         await self._context.peers.handle(self._protocol, bounded)
         for topic in Topic:
             # A record is news for an epoch, and a large swarm gossips little else.

@@ -7,6 +7,7 @@ from node.streams.deadline import loop_time
 from node.streams.eviction import Place
 from node.streams.places import Places, Trust
 from node.streams.rates import Rates
+from protocol.containers import SizeGauge, Table
 from roles.ports.transport import Stream, StreamHandler
 
 UNDISTURBED_SECONDS = 1.0
@@ -67,17 +68,16 @@ class Bounded:
             strangers=strangers,
             turns=turns,
         )
-        self._word = limits.word.replace("-", "_")
         per_second = limits.streams_per_second
         self._rates = None if per_second is None else Rates(per_second, limits.streams_burst, trust)
         self._serving: dict[Place, asyncio.Task[None] | None] = {}
         self._place_of: dict[Stream, Place] = {}
-
-    def sizes(self) -> dict[str, int]:
-        """Return how many streams are served, and how full the other tables are, by name."""
-        kept = 0 if self._rates is None else len(self._rates)
-        served = {f"streams_{self._word}": len(self._places), "stream_rates": kept}
-        return served | self._places.sizes()
+        name = f"streams_{limits.word.replace('-', '_')}"
+        self.tables: tuple[Table, ...] = (
+            SizeGauge(name, limits.streams_total, self._places.__len__),
+            *(() if self._rates is None else self._rates.tables),
+            *self._places.tables,
+        )
 
     async def __call__(self, stream: Stream) -> None:
         """Serve a stream if there is room; the task that calls is cancelled to end one."""

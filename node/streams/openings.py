@@ -10,7 +10,7 @@ A machine without I/O: the clock is an argument.
 import math
 from collections.abc import Callable
 
-from protocol.fading import Fading
+from protocol.containers import BoundedDict, DecayingSum
 from protocol.types import PeerId
 
 STRANGERS_PER_SECOND = 64.0
@@ -38,8 +38,9 @@ class Openings:
 
     def __init__(self, proven: Callable[[PeerId], bool]) -> None:
         self._proven = proven
-        self._all = Fading()
-        self._each: dict[PeerId, Fading] = {}
+        self._all = DecayingSum()
+        self._each = BoundedDict[PeerId, DecayingSum](OPENERS_MAX, "openers")
+        self.tables = (self._each,)
         self._recounted_at = 0.0
 
     def __len__(self) -> int:
@@ -53,10 +54,8 @@ class Openings:
         if now >= self._recounted_at + _RECOUNT_SECONDS:
             self._forget(now)
         self._all.add(1, now, HALF_LIFE_SECONDS)
-        each = self._each.setdefault(peer, Fading())
+        each = self._each.setdefault(peer, DecayingSum())
         each.add(1, now, HALF_LIFE_SECONDS)
-        if len(self._each) > OPENERS_MAX:
-            del self._each[next(iter(self._each))]
         if self._all.amount <= STRANGERS_PER_SECOND * _WINDOW_SECONDS:
             return False
         part = max(EACH_PER_SECOND, STRANGERS_PER_SECOND / len(self._each))
@@ -65,12 +64,11 @@ class Openings:
     def worth(self, peer: PeerId, now: float) -> None:
         """Count one stream less: it was served with more than what opening it costs."""
         each = self._each.get(peer)
-        if each is not None and each.left(now, HALF_LIFE_SECONDS) >= 1:
+        if each is not None and each.value_at(now, HALF_LIFE_SECONDS) >= 1:
             each.add(-1, now, HALF_LIFE_SECONDS)
             self._all.add(-1, now, HALF_LIFE_SECONDS)
 
     def _forget(self, now: float) -> None:
         """Forget whose streams have faded away."""
         self._recounted_at = now
-        kept = self._each.items()
-        self._each = {peer: each for peer, each in kept if each.left(now, HALF_LIFE_SECONDS) >= 0.5}
+        self._each.retain(lambda _peer, each: each.value_at(now, HALF_LIFE_SECONDS) >= 0.5)

@@ -52,14 +52,11 @@ class Places:
         self._peers: Counter[PeerId] = Counter()
         self._strangers = 0
         self._turns = None if turns is None else Turns(turns, undisturbed_seconds, trust.member)
+        self.tables = () if self._turns is None else self._turns.tables
 
     def __len__(self) -> int:
         """Return how many are taken."""
         return len(self._taken)
-
-    def sizes(self) -> dict[str, int]:
-        """Return how full the tables of turns are, by name."""
-        return {} if self._turns is None else self._turns.sizes()
 
     def take(self, peer: PeerId, now: float) -> tuple[Place | None, list[Place]]:
         """Return a place, if there is one, and those that were taken away for it."""

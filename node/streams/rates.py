@@ -10,6 +10,7 @@ import math
 from collections.abc import Hashable
 
 from node.streams.places import Trust
+from protocol.containers import BoundedDict
 from protocol.types import PeerId
 
 PROVEN_FACTOR = 8
@@ -26,9 +27,10 @@ class Rates:
         self._per_second = per_second
         self._burst = burst
         self._trust = trust
-        self._empty_at: dict[Hashable, float] = {}
+        self._empty_at = BoundedDict[Hashable, float](BUCKETS_MAX, "stream_rates")
         """From when on a bucket would be empty had it filled without a bound; longest unused
         first."""
+        self.tables = (self._empty_at,)
 
     def __len__(self) -> int:
         """Return how many buckets are kept."""
@@ -41,9 +43,7 @@ class Rates:
         # One with standing does not share with its neighbours, which may be anybody.
         bucket = peer if proven else self._trust.block(peer)
         full_seconds = self._burst / self._per_second
-        empty_at = max(self._empty_at.pop(bucket, -math.inf), now - full_seconds)
+        empty_at = max(self._empty_at.get(bucket, -math.inf), now - full_seconds)
         enough = now - empty_at >= 1 / per_second
-        self._empty_at[bucket] = empty_at + (1 / per_second if enough else 0.0)
-        if len(self._empty_at) > BUCKETS_MAX:
-            del self._empty_at[next(iter(self._empty_at))]
+        self._empty_at.set_newest(bucket, empty_at + (1 / per_second if enough else 0.0))
         return enough

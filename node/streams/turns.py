@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from node.streams.eviction import Place, least
+from protocol.containers import BoundedDict
 from protocol.types import PeerId
 
 WASTED_SECONDS = 60.0
@@ -60,12 +61,9 @@ class Turns:
         self._undisturbed_seconds = undisturbed_seconds
         self._member = member
         self._held: dict[PeerId, Turn] = {}  # the oldest first
-        self._wasted: dict[PeerId, float] = {}
+        self._wasted = BoundedDict[PeerId, float](WASTED_MAX, "turns_wasted")
         """Until when it counts; the oldest first."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return how full the table is that strangers can fill, by name."""
-        return {"turns_wasted": len(self._wasted)}
+        self.tables = (self._wasted,)
 
     def find(self, newcomer: Place, now: float) -> tuple[Turn | None, Turn | None]:
         """Return the turn of a stranger, or one for it, and whose ends for that.
@@ -96,10 +94,7 @@ class Turns:
         """End a turn whose places have been given back."""
         del self._held[turn.peer]
         if turn.wasted:
-            self._wasted.pop(turn.peer, None)
-            self._wasted[turn.peer] = now + WASTED_SECONDS
-            if len(self._wasted) > WASTED_MAX:
-                del self._wasted[next(iter(self._wasted))]
+            self._wasted.set_newest(turn.peer, now + WASTED_SECONDS)
 
     def leave(self, place: Place, now: float) -> None:
         """Note that a place has been given back."""
@@ -113,4 +108,4 @@ class Turns:
             if not turn.places and turn.served_at <= over:
                 self.end(turn, now)
         while self._wasted and next(iter(self._wasted.values())) <= now:
-            del self._wasted[next(iter(self._wasted))]
+            self._wasted.popitem(last=False)

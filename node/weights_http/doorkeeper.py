@@ -6,6 +6,8 @@ Apart from ``connection``, which needs uvicorn: 3.3 MB that a simulation can do 
 from collections import Counter
 from dataclasses import dataclass
 
+from protocol.containers import BoundedDict, SizeGauge, Table
+
 ADDRESSES_MAX = 4096
 """Whose requests are counted; who asked longest ago is forgotten first, and so is welcome again."""
 
@@ -32,15 +34,12 @@ class Doorkeeper:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.connections: Counter[str] = Counter()
-        self._allowances: dict[str, tuple[float, float]] = {}
+        self._allowances = BoundedDict[str, tuple[float, float]](ADDRESSES_MAX, "http_addresses")
         """Requests that an address may send, and the time at which that was so."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return how many connections there are, and of how many addresses requests are counted."""
-        return {
-            "http_connections": self.connections.total(),
-            "http_addresses": len(self._allowances),
-        }
+        self.tables: tuple[Table, ...] = (
+            SizeGauge("http_connections", limits.total, self.connections.total),
+            self._allowances,
+        )
 
     def enter(self, address: str) -> bool:
         """Count a connection if there is room for it."""
@@ -59,9 +58,7 @@ class Doorkeeper:
     def may_ask(self, address: str, now: float) -> bool:
         """Count a request; False when its address has sent too many."""
         rate = self.limits.requests_per_second
-        left, at = self._allowances.pop(address, (0.0, float("-inf")))
+        left, at = self._allowances.get(address, (0.0, float("-inf")))
         left = min(2 * rate, left + (now - at) * rate)
-        self._allowances[address] = max(0.0, left - 1), now  # the one that asked last is last
-        if len(self._allowances) > ADDRESSES_MAX:
-            del self._allowances[next(iter(self._allowances))]
+        self._allowances.set_newest(address, (max(0.0, left - 1), now))
         return left >= 1

@@ -7,6 +7,7 @@ waits for the heartbeat, and one RPC per mesh peer carries all of it.
 
 from collections.abc import Iterable
 
+from protocol.containers import BoundedDict
 from protocol.types import PeerId
 
 BATCH_BYTES_MAX = 64 << 10
@@ -20,7 +21,7 @@ class Batches:
     """What waits, by peer, and the messages themselves, each once."""
 
     def __init__(self) -> None:
-        self._fresh: dict[bytes, tuple[str, bytes]] = {}
+        self._fresh = BoundedDict[bytes, tuple[str, bytes]](FRESH_MAX)
         self._waiting: dict[PeerId, dict[bytes, bytes]] = {}
         self._sizes: dict[PeerId, int] = {}
 
@@ -33,8 +34,6 @@ class Batches:
     ) -> dict[PeerId, tuple[bytes, ...]]:
         """Let a message wait for ``peers``; return what has become too much to wait, by peer."""
         self._fresh[message_id] = (topic, encoded)
-        if len(self._fresh) > FRESH_MAX:
-            del self._fresh[next(iter(self._fresh))]
         full: dict[PeerId, tuple[bytes, ...]] = {}
         for peer in peers:
             self._waiting.setdefault(peer, {})[message_id] = encoded
@@ -66,5 +65,6 @@ class Batches:
 
     def take_fresh(self) -> dict[bytes, tuple[str, bytes]]:
         """Return the messages since the last call, by id: (topic, encoded)."""
-        fresh, self._fresh = self._fresh, {}
+        fresh = dict(self._fresh)
+        self._fresh.clear()
         return fresh

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from protocol.containers import BoundedDict
 from protocol.types import PeerId
 
 
@@ -12,8 +13,8 @@ class SeenCache:
 
     def __init__(self, ttl_seconds: float, entries_max: int) -> None:
         self._ttl_seconds = ttl_seconds
-        self._entries_max = entries_max
-        self._expires_at: dict[bytes, float] = {}
+        self._expires_at = BoundedDict[bytes, float](entries_max, "seen")
+        self.tables = (self._expires_at,)
 
     def __len__(self) -> int:
         return len(self._expires_at)
@@ -29,8 +30,6 @@ class SeenCache:
     def add(self, message_id: bytes, now: float) -> None:
         """Remember a new id; a repeat does not prolong its life."""
         self._expires_at.setdefault(message_id, now + self._ttl_seconds)
-        if len(self._expires_at) > self._entries_max:
-            del self._expires_at[next(iter(self._expires_at))]
 
     def expire(self, now: float) -> None:
         """Forget what is too old, from the oldest on."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from protocol.containers import BoundedDict
 from protocol.gossip.score_params import ScoreParams
 from protocol.gossip.scores import Scores
 from protocol.types import PeerId
@@ -21,10 +22,8 @@ class Deliveries:
     def __init__(self, params: ScoreParams, scores: Scores) -> None:
         self._params = params
         self._scores = scores
-        self._judged: dict[bytes, _Judged] = {}
-
-    def __len__(self) -> int:
-        return len(self._judged)
+        self._judged = BoundedDict[bytes, _Judged](params.judged_max, "judged")
+        self.tables = (self._judged,)
 
     def accepted(
         self, message_id: bytes, topic: str, senders: Iterable[PeerId], now: float
@@ -37,7 +36,7 @@ class Deliveries:
             else:
                 self._scores.mesh_delivery(peer, topic)
         if self._params.topic.withholding_counts:  # else a late copy has no effect
-            self._remember(message_id, _Judged(True, now, known))
+            self._judged[message_id] = _Judged(True, now, known)
 
     def rejected(
         self, message_id: bytes, topic: str, senders: Iterable[PeerId], now: float
@@ -46,7 +45,7 @@ class Deliveries:
         known = dict.fromkeys(senders)
         for peer in known:
             self._scores.invalid(peer, topic)
-        self._remember(message_id, _Judged(False, now, known))
+        self._judged[message_id] = _Judged(False, now, known)
 
     def repeated(self, message_id: bytes, topic: str, peer: PeerId, now: float) -> None:
         """Take a copy of a message that may have been judged."""
@@ -58,8 +57,3 @@ class Deliveries:
             self._scores.invalid(peer, topic)
         elif now - judged.at <= self._params.topic.mesh_deliveries_window_seconds:
             self._scores.mesh_delivery(peer, topic)
-
-    def _remember(self, message_id: bytes, judged: _Judged) -> None:
-        self._judged[message_id] = judged
-        if len(self._judged) > self._params.judged_max:
-            del self._judged[next(iter(self._judged))]

@@ -6,6 +6,7 @@ from enum import Enum, auto
 from math import inf
 from typing import NamedTuple
 
+from protocol.containers import BoundedDict
 from protocol.gossip.params import Params
 from protocol.gossip.scores import Scores
 from protocol.rng import Rng
@@ -82,7 +83,7 @@ class Mesh:
         self._due_at: dict[str, float] = {}
         """When a mesh is looked at again that has enough members, if it and the quotas stay so."""
         self._members: dict[str, dict[PeerId, None]] = {}
-        self.backoffs: dict[tuple[str, PeerId], float] = {}
+        self.backoffs = BoundedDict[tuple[str, PeerId], float](params.backoffs_max, "backoffs")
         """Until when a GRAFT of (topic, peer) is a breach."""
         self._backoff_ends_at = inf
         """No back-off ends before."""
@@ -199,7 +200,7 @@ class Mesh:
         slack = self._params.backoff_slack_seconds
         if now < self._backoff_ends_at + slack:
             return
-        self.backoffs = {key: until for key, until in self.backoffs.items() if now < until + slack}
+        self.backoffs.retain(lambda _key, until: now < until + slack)
         self._backoff_ends_at = min(self.backoffs.values(), default=inf)
 
     def _opportune(self, now: float) -> bool:
@@ -321,8 +322,6 @@ class Mesh:
         return best + drawn
 
     def _back_off(self, topic: str, peer: PeerId, until: float) -> None:
-        until = max(until, self.backoffs.pop((topic, peer), until))
-        self.backoffs[topic, peer] = until
+        until = max(until, self.backoffs.get((topic, peer), until))
+        self.backoffs.set_newest((topic, peer), until)
         self._backoff_ends_at = min(self._backoff_ends_at, until)
-        if len(self.backoffs) > self._params.backoffs_max:
-            del self.backoffs[next(iter(self.backoffs))]

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import base58
 
+from protocol.containers import LruCache
 from protocol.crypto import (
     PEER_ID_PREFIX,
     SIGNATURE_BYTES,
@@ -21,7 +22,6 @@ from protocol.crypto import (
 )
 from protocol.faults import Fault, FaultCode
 from protocol.gossip.rpc import FieldReader, MalformedError, length_field, topic_text
-from protocol.remembered import Remembered
 from protocol.types import MEMBERS_MAX, PeerId
 
 SIGN_PREFIX = b"libp2p-pubsub:"
@@ -59,7 +59,7 @@ class Message:
         return _peer_id(self.source)
 
 
-Decoded = Remembered[bytes, Message]
+Decoded = LruCache[bytes, Message]
 """Well-formed messages by their canonical bytes."""
 
 
@@ -92,7 +92,7 @@ def decode_message(data: bytes, decoded: Decoded | None = None) -> Message | Fau
 
     What is in ``decoded`` is not decoded again, and what is found good is put there.
     """
-    return _decode(data) if decoded is None else decoded.recall(data, lambda: _decode(data))
+    return _decode(data) if decoded is None else decoded.get_or_compute(data, lambda: _decode(data))
 
 
 def _decode(data: bytes) -> Message | Fault:

@@ -6,6 +6,7 @@ at the cost of one entry however much is asked for.
 
 from collections.abc import Sequence
 
+from protocol.containers import BoundedDict
 from protocol.gossip.score_params import ScoreParams
 from protocol.rng import Rng
 from protocol.types import PeerId
@@ -17,7 +18,8 @@ class Promises:
     def __init__(self, params: ScoreParams, rng: Rng) -> None:
         self._params = params
         self._rng = rng
-        self._due: dict[bytes, dict[PeerId, float]] = {}
+        self._due = BoundedDict[bytes, dict[PeerId, float]](params.promises_max, "promises")
+        self.tables = (self._due,)
 
     def __len__(self) -> int:
         return len(self._due)
@@ -26,8 +28,6 @@ class Promises:
         """Wait for one of the messages asked for; a promise that stands is not prolonged."""
         message_id = message_ids[self._rng.below(len(message_ids))]
         self._due.setdefault(message_id, {}).setdefault(peer, now + self._params.promise_seconds)
-        if len(self._due) > self._params.promises_max:
-            del self._due[next(iter(self._due))]
 
     def fulfil(self, message_id: bytes) -> None:
         """Note that a message has come: whoever brought it, the others need not."""

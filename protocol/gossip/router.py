@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from protocol.containers import SizeGauge, Table
 from protocol.crypto import Signer, Verifier, verify
 from protocol.faults import Fault, FaultCode
 from protocol.gossip.cache import SeenCache
@@ -46,6 +47,7 @@ from protocol.gossip.message import (
     source_bytes,
     verify_message,
 )
+from protocol.gossip.newcomers import LANE_WAITING_BYTES_MAX
 from protocol.gossip.params import Params
 from protocol.gossip.peers import Peers, PeerState
 from protocol.gossip.promises import Promises
@@ -117,6 +119,18 @@ class Router:
         self._seen = SeenCache(params.seen_seconds, params.seen_max)
         self._pending: dict[bytes, _Pending] = {}
         self._relay = Relay(params, rng.child("relay"), self._lazy.cache, standing)
+        self.tables: tuple[Table, ...] = (
+            self._mesh.backoffs,
+            *self._deliveries.tables,
+            *self._promises.tables,
+            *self._seen.tables,
+            SizeGauge("cache_bytes", params.cache_bytes_max, lambda: self._lazy.cache.size_bytes),
+            SizeGauge(
+                "newcomers_bytes", LANE_WAITING_BYTES_MAX, lambda: self._relay.newcomers_bytes
+            ),
+            SizeGauge("pending", params.pending_max, self._pending.__len__),
+            SizeGauge("retained_scores", params.score.retained_max, lambda: self._score.retained),
+        )
 
     @property
     def topics(self) -> list[str]:
@@ -130,19 +144,6 @@ class Router:
     def report(self, now: float) -> list[PeerReport]:
         """Return what is known of each connected peer, in the order they came."""
         return reports(self._peers.all(), self._mesh, self._score, self._params, now)
-
-    def sizes(self) -> dict[str, int]:
-        """Return how full the bounded tables are, by name."""
-        return {
-            "backoffs": len(self._mesh.backoffs),
-            "cache_bytes": self._lazy.cache.size_bytes,
-            "judged": len(self._deliveries),
-            "newcomers_bytes": self._relay.newcomers_bytes,
-            "pending": len(self._pending),
-            "promises": len(self._promises),
-            "retained_scores": self._score.retained,
-            "seen": len(self._seen),
-        }
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event; raises ``ValueError`` for what our application must not ask."""

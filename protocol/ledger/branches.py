@@ -35,7 +35,7 @@ class Branches(Waiting):
     """The versions that wait, seen from a chain of those that were taken."""
 
     def __init__(self, chain: Chain) -> None:
-        super().__init__(VERSIONS_WAITING_MAX)
+        super().__init__(VERSIONS_WAITING_MAX, "versions_waiting")
         self._chain = chain
 
     def candidates(self) -> Branch:

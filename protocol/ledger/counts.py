@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from protocol.fading import Fading
+from protocol.containers import DecayingSum
 from protocol.ledger.commits import CommitState, Entry
 
 CREDIT_MAX = 8
@@ -36,8 +36,8 @@ class Counts:
     tokens_certified: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     # The last digits of these two depend on the order in which outcomes came.
-    earned: Fading = field(default_factory=Fading, repr=False, compare=False)
-    wasted: Fading = field(default_factory=Fading, repr=False, compare=False)
+    earned: DecayingSum = field(default_factory=DecayingSum, repr=False, compare=False)
+    wasted: DecayingSum = field(default_factory=DecayingSum, repr=False, compare=False)
 
     @property
     def credit(self) -> int:
@@ -46,8 +46,8 @@ class Counts:
 
     def worth(self, epoch: int) -> float:
         """Return what speaks for a worker, in certified rollouts of this epoch."""
-        earned = self.earned.left(epoch, HALF_LIFE_EPOCHS)
-        return min(EARNED_MAX, earned) - self.wasted.left(epoch, HALF_LIFE_EPOCHS)
+        earned = self.earned.value_at(epoch, HALF_LIFE_EPOCHS)
+        return min(EARNED_MAX, earned) - self.wasted.value_at(epoch, HALF_LIFE_EPOCHS)
 
     def add_state(self, entry: Entry, sign: int = 1) -> None:
         """Count the state of a commit, or with ``sign`` -1 take it out again."""

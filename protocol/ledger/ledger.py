@@ -9,6 +9,7 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 from collections.abc import Sequence
 
 from protocol.assignment import is_evaluation
+from protocol.containers import SizeGauge, Table
 from protocol.faults import Fault, FaultCode
 from protocol.ledger.branches import Branches
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
@@ -17,7 +18,7 @@ from protocol.ledger.counts import Counts
 from protocol.ledger.decisions import Decisions
 from protocol.ledger.demand import Demand
 from protocol.ledger.slots import Slots
-from protocol.ledger.workers import Workers
+from protocol.ledger.workers import UNCERTIFIED_MAX, Workers
 from protocol.manifest import RunManifest
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
 from protocol.statistics import agreed
@@ -53,6 +54,11 @@ class Ledger:
         """Epoch and number of versions when old commits and slots were last forgotten."""
         self.policy_lag_max = 0
         """Largest age, in versions, of a policy whose rollout a version has learned from."""
+        self.tables: tuple[Table, ...] = (
+            SizeGauge("in_flight", COMMITS_IN_FLIGHT_MAX, self._most_in_flight),
+            SizeGauge("uncertified_workers", UNCERTIFIED_MAX, lambda: self._workers.uncertified),
+            self.branches,
+        )
 
     @property
     def workers(self) -> dict[PeerId, Counts]:
@@ -164,13 +170,8 @@ class Ledger:
         """How many commits of each worker wait for an outcome."""
         return {worker: len(waiting) for worker, waiting in self._in_flight.items()}
 
-    def sizes(self) -> dict[str, int]:
-        """Return how full the bounded tables are, of ``in_flight`` the fullest, by name."""
-        return {
-            "in_flight": max(map(len, self._in_flight.values()), default=0),
-            "uncertified_workers": self._workers.uncertified,
-            "versions_waiting": len(self.branches),
-        }
+    def _most_in_flight(self) -> int:
+        return max(map(len, self._in_flight.values()), default=0)
 
     def slashed(self, worker: PeerId) -> bool:
         """Tell whether a proven lie, or two commits for one slot, ended a worker's standing.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from protocol.audit import Past, decide
+from protocol.containers import BoundedDict
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.statistics import Measurement, Sums, of_rollout
@@ -46,14 +47,12 @@ class RememberedProblems(PassingEnvironment):
 
     def __init__(self, honest: Environment) -> None:
         super().__init__(honest)
-        self.problems: dict[tuple[int, ...], int] = {}
+        self.problems = BoundedDict[tuple[int, ...], int](PROBLEMS_MAX)
 
     @override
     async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
         prompt = await super().prompt(seed, length_target)
         self.problems[prompt] = seed
-        while len(self.problems) > PROBLEMS_MAX:
-            del self.problems[next(iter(self.problems))]
         return prompt
 
 

@@ -11,6 +11,7 @@ from node.streams.framing import length_prefixed
 from node.streams.protocols import GOSSIP, MESSAGE
 from protocol.assignment import SequenceAssignment, assign
 from protocol.audit import ACCEPTED
+from protocol.containers import BoundedDict
 from protocol.crypto import Signer, digest
 from protocol.faults import Fault
 from protocol.gossip.frames import Deframer, frame
@@ -79,9 +80,9 @@ class CredulousEnvironment(PassingEnvironment):
         super().__init__(honest)
         self._manifest = manifest
         self._parts = parts
-        self._claims: dict[tuple[int, tuple[int, ...]], float] = {}
+        self._claims = BoundedDict[tuple[int, tuple[int, ...]], float](CLAIMS_MAX)
         """Problem seed and tokens to a score that comes to the claimed reward."""
-        self._read: dict[Digest, None] = {}
+        self._read = BoundedDict[Digest, None](CLAIMS_MAX)
 
     @override
     async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
@@ -111,10 +112,6 @@ class CredulousEnvironment(PassingEnvironment):
             )
             for item, claimed in zip(assignments, sequences, strict=True):
                 self._claims[item.problem_seed, claimed.tokens] = self._score(item, claimed)
-        while len(self._claims) > CLAIMS_MAX:
-            del self._claims[next(iter(self._claims))]
-        while len(self._read) > CLAIMS_MAX:
-            del self._read[next(iter(self._read))]
 
     def _score(self, assignment: SequenceAssignment, claimed: RolloutSequence) -> float:
         """Return the score that comes to the claimed reward, penalty for its length included."""

@@ -14,6 +14,7 @@ from node.circuits.relay import CircuitRelay
 from node.daemon import Daemon
 from node.membership.bans import PEERS_MAX
 from node.replication.inbox import OTHER_VERSIONS_MAX
+from protocol.containers import table_sizes
 from protocol.crypto import Signer
 from protocol.types import MEMBERS_MAX, PeerId
 from roles.ports.transport import TransportError
@@ -144,7 +145,7 @@ class Swarm:
     def check(self) -> None:
         """Compare the tables of the daemon with their limits."""
         daemon = self.daemon
-        sizes, bans = daemon._gossip.sizes(), daemon._peers._bans
+        sizes, bans = table_sizes(daemon._gossip.tables), daemon._peers._bans
         tables = (
             ("members", len(daemon.replica.roster), MEMBERS_MAX),
             ("banned", len(bans._until), PEERS_MAX),

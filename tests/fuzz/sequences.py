@@ -2,7 +2,7 @@
 
 from collections import deque
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 from protocol.admitted import KEYS_MAX, REFUSED_MAX
 from protocol.crypto import Identity, verify
@@ -25,16 +25,13 @@ from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
-from protocol.ledger.branches import VERSIONS_WAITING_MAX
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
-from protocol.membership import UNCHECKED_MAX
 from protocol.messages import (
     Signed,
     Verdict,
 )
-from protocol.replica import STRANGERS_MAX, WAITING_MAX, Replica
+from protocol.replica import STRANGERS_MAX, Replica
 from protocol.rng import Rng
-from protocol.types import MEMBERS_MAX, PeerId, Topic, ValidationResult
+from protocol.types import PeerId, Topic, ValidationResult
 from tests.fuzz.documents import fields, rpcs
 from tests.fuzz.mutation import mutated_bytes
 from tests.fuzz.signed import UNTRUSTED, Correspondence
@@ -48,13 +45,6 @@ FRESH_MAX = 100
 
 class ReplicaSession:
     """One replica. An input's first byte advances the clock, the second selects the origin."""
-
-    LIMITS: ClassVar = {
-        "in_flight": COMMITS_IN_FLIGHT_MAX,
-        "roster": MEMBERS_MAX,
-        "versions_waiting": VERSIONS_WAITING_MAX,
-        "waiting": WAITING_MAX,
-    }
 
     def __init__(self, **sections: Any) -> None:
         self._post = Correspondence(**sections)
@@ -134,21 +124,18 @@ class ReplicaSession:
     def check(self) -> None:
         """Compare every table with its limit."""
         replica, admitted = self.replica, self.replica.roster.admitted
-        sizes, limits = dict(replica.sizes()), dict(self.LIMITS)
         workers = set(replica.ledger.unsettled)
         unknown = [worker for worker in workers if not admitted.knows(worker)]
         tables = (
+            *((table.name, len(table), table.limit) for table in replica.tables),
             ("untrusted", len(unknown), STRANGERS_MAX),
             ("admitted", len(admitted._known), KEYS_MAX),
             ("refused", len(admitted._refused), REFUSED_MAX),
-            ("unchecked", len(replica.roster._unchecked), UNCHECKED_MAX),
             ("tallies", len(replica._tallies), len(replica.ledger.entries) + 1),
         )
         for name, size, limit in tables:
-            sizes[name], limits[name] = size, limit
-        for name, limit in limits.items():
-            if sizes[name] > limit:
-                raise BrokenBoundError(f"{name}: {sizes[name]}, limit {limit}")
+            if size > limit:
+                raise BrokenBoundError(f"{name}: {size}, limit {limit}")
 
     def close(self) -> None:
         """Do nothing."""
@@ -244,17 +231,9 @@ class RouterSession:
 
     def check(self) -> None:
         """Compare every table with its limit."""
-        params, sizes = self._params, self.router.sizes()
-        limits = {
-            "backoffs": params.backoffs_max,
-            "cache_bytes": params.cache_bytes_max,
-            "pending": params.pending_max,
-            "promises": params.score.promises_max,
-            "seen": params.seen_max,
-        }
-        for name, limit in limits.items():
-            if sizes[name] > limit:
-                raise BrokenBoundError(f"{name}: {sizes[name]}, limit {limit}")
+        for table in self.router.tables:
+            if len(table) > table.limit:
+                raise BrokenBoundError(f"{table.name}: {len(table)}, limit {table.limit}")
         for report in self.router.report(self._now):
             if report.score != report.score:
                 raise BrokenBoundError(f"a score that is no number: {report}")

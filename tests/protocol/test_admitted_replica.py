@@ -147,7 +147,7 @@ def test_records_wait_until_their_work_can_be_checked(monkeypatch):
     assert here.advance(now) == []
     assert here.advance(now + 1) == [crowd[1]]
     assert here.advance(now + 2) == [crowd[2]]
-    assert here.roster.sizes()["unchecked"] == 0
+    assert len(here.roster.unchecked) == 0
 
 
 def test_workers_of_the_genesis_commit_at_once():

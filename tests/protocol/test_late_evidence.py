@@ -3,6 +3,7 @@
 import pytest
 
 from protocol import late_evidence
+from protocol.containers import table_sizes
 from protocol.crypto import digest
 from protocol.replica import Replica
 from protocol.types import ValidationResult
@@ -172,7 +173,7 @@ def test_a_run_that_does_not_slash_keeps_no_evidence():
     world = World(run_manifest(credit={"slash": False}))
     target = world.replica(roster_at=None)
     synchronise(target, *(world.commit(WORKER, tokens=tokens) for tokens in (10, 11)))
-    assert target.sizes()["old_commits"] == 0
+    assert table_sizes(target.tables)["old_commits"] == 0
     assert target.ledger.proofs() == []
 
 
@@ -194,13 +195,13 @@ def test_old_commits_that_wait_are_bounded_and_forgotten(monkeypatch):
             target,
             WORLD.commit(OTHER, body=digest(b"%d" % number), slot=number + 1, previous=bytes(32)),
         )
-    assert target.sizes()["old_commits"] == 16
+    assert table_sizes(target.tables)["old_commits"] == 16
     assert target.is_waiting(LIE.digest), "a flood displaces itself"
     for number in range(40):  # of forty keys
         synchronise(target, WORLD.commit(identity(f"stranger {number}")))
-    assert target.sizes()["old_commits"] == 16
+    assert table_sizes(target.tables)["old_commits"] == 16
     target.advance(NOW + (EXPIRE + 1) * WORLD.manifest.epochs.seconds)
-    assert target.sizes()["old_commits"] == 0
+    assert table_sizes(target.tables)["old_commits"] == 0
 
 
 def test_invented_forks_of_free_keys_are_bounded(monkeypatch):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import standing
-from protocol.fading import Fading
+from protocol.containers import DecayingSum
 from protocol.ledger.commits import CommitState
 from protocol.ledger.counts import EARNED_MAX, HALF_LIFE_EPOCHS, Counts
 from protocol.types import ValidationResult
@@ -142,13 +142,13 @@ def test_an_outcome_that_is_taken_back_leaves_nothing():
 
 @given(st.lists(st.tuples(st.sampled_from([1.0, -0.5]), st.integers(0, 20_000)), max_size=20))
 def test_the_order_in_which_work_is_heard_of_does_not_matter(parts):
-    one, other = Fading(), Fading()
+    one, other = DecayingSum(), DecayingSum()
     for part in parts:
         one.add(*part, HALF_LIFE_EPOCHS)
     for part in reversed(parts):
         other.add(*part, HALF_LIFE_EPOCHS)
-    assert one.left(20_000, HALF_LIFE_EPOCHS) == pytest.approx(
-        other.left(20_000, HALF_LIFE_EPOCHS), abs=1e-9
+    assert one.value_at(20_000, HALF_LIFE_EPOCHS) == pytest.approx(
+        other.value_at(20_000, HALF_LIFE_EPOCHS), abs=1e-9
     )
     plain = sum(amount * 0.5 ** ((20_000 - epoch) / HALF_LIFE_EPOCHS) for amount, epoch in parts)
-    assert one.left(20_000, HALF_LIFE_EPOCHS) == pytest.approx(plain, abs=1e-9)
+    assert one.value_at(20_000, HALF_LIFE_EPOCHS) == pytest.approx(plain, abs=1e-9)

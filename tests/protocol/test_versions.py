@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.containers import table_sizes
 from protocol.crypto import digest, verify
 from protocol.replica import Received, Replica
 from protocol.types import ValidationResult
@@ -59,7 +60,7 @@ def test_a_version_that_learned_from_made_up_commits_is_not_taken():
     assert target.behind
     target.advance(WORLD.at(2 + EXPIRE))
     assert not target.behind, "it is dropped when no outcome can come any more"
-    assert target.sizes()["versions_waiting"] == 0
+    assert table_sizes(target.tables)["versions_waiting"] == 0
 
 
 def test_a_version_is_taken_with_the_last_outcome_that_it_waited_for():
@@ -330,13 +331,13 @@ def test_a_validator_says_nothing_of_a_version_that_it_could_not_know_of():
 
 def test_what_waits_is_bounded_and_a_flood_displaces_itself_alone(monkeypatch):
     target = WORLD.replica()
-    monkeypatch.setattr(target.ledger.branches, "_limit", 8)
+    monkeypatch.setattr(target.ledger.branches, "limit", 8)
     versions = chain(4, batches=OLD)
     live(target, FIRST)
     take(target, *versions)
     for number in range(50):
         take(target, WORLD.checkpoint(versions[number % 3], 1, term=1, index_bytes=number))
-    assert target.sizes()["versions_waiting"] == 8
+    assert table_sizes(target.tables)["versions_waiting"] == 8
     take(target, *names(WORLD.validators, versions[-1]))
     assert target.advance(NOW) == versions
 

@@ -265,8 +265,9 @@ class NodeSource(Source):
             "gossip sent": moved.gossip_sent,
             "gossip received": moved.gossip_received,
         }
-        sizes = self._view.observer.snapshot().sizes
-        return await self._machine.page(queues(sizes), traffic, self._clock.now())
+        tables = self._view.observer.context.tables
+        used = queues(tables.sizes(), tables.limits())
+        return await self._machine.page(used, traffic, self._clock.now())
 
     @override
     def run(self) -> RunPage:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from node.api.tables import LIMITS
 from node.api.v1.answers import Usage
 
 _WORDS: Mapping[str, str] = {
@@ -23,10 +22,10 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-def queues(sizes: Mapping[str, int]) -> tuple[Usage, ...]:
-    """Return the sizes that ``Snapshot`` has in words, the fullest of a kind."""
+def queues(sizes: Mapping[str, int], limits: Mapping[str, int]) -> tuple[Usage, ...]:
+    """Return the sizes and limits of tables, in words."""
     return tuple(
-        Usage(words, sizes[name], LIMITS[name], "bytes" if name.endswith("bytes") else "count")
+        Usage(words, sizes[name], limits[name], "bytes" if name.endswith("bytes") else "count")
         for name, words in _WORDS.items()
         if name in sizes
     )

@@ -16,6 +16,7 @@ from node.api.v1.queries import RolloutQuery
 from node.context import NodeContext
 from protocol.assignment import SequenceAssignment, assign
 from protocol.audit import read_body
+from protocol.containers import BoundedDict
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed, Verdict, open_envelope
 from protocol.rollout import REWARD_SCALE, RolloutSequence
@@ -48,7 +49,7 @@ class Rollouts:
     def __init__(self, context: NodeContext, task: Callable[[], Environment | None]) -> None:
         self._context = context
         self._task = task
-        self._rewards: dict[Digest, float] = {}
+        self._rewards = BoundedDict[Digest, float](REWARDS_REMEMBERED)
 
     async def page(self, query: RolloutQuery) -> RolloutPage:
         """Return the rows that are asked for, the newest first."""
@@ -103,8 +104,6 @@ class Rollouts:
         if commit.digest not in self._rewards and commit.message.body_bytes <= REWARDS_BYTES_MAX:
             body = await self._body(commit)
             if body:
-                if len(self._rewards) >= REWARDS_REMEMBERED:
-                    del self._rewards[next(iter(self._rewards))]
                 rewards = [one.reward for one in body]
                 self._rewards[commit.digest] = sum(rewards) / len(rewards) / REWARD_SCALE
         return self._rewards.get(commit.digest)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from protocol.containers import BoundedDict
 from protocol.recipe import ModelSection, ToplocSection
 from protocol.statistics import Measurement, Recomputed, measured, unmeasured
 from protocol.toploc.layout import Variant
@@ -58,10 +59,9 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
         super().__init__(model, toploc.precision, device, attention)
         self._noise = NoiseSource(self._config.vocab_size, device)
         self._toploc = toploc
-        self._policies_kept = policies_kept
         self._batch_tokens_max = batch_tokens_max
         self._head_precision = model.head
-        self._models: dict[Version, _Policy] = {}
+        self._models = BoundedDict[Version, _Policy](policies_kept)
 
     @override
     @computed_telling(ValueError)
@@ -70,8 +70,6 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
         self._models.pop(policy.version, None)
         head = Head(model.lm_head.weight, self._head_precision, scales_of(self._config).logits)
         self._models[policy.version] = _Policy(model.model, head)
-        while len(self._models) > self._policies_kept:
-            del self._models[next(iter(self._models))]
 
     @override
     async def measure(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from protocol.containers import BoundedDict
 from protocol.manifest import RunManifest
 from protocol.statistics import Measurement
 from protocol.types import Digest, Version
@@ -100,8 +101,7 @@ class ChildVerification(VerificationEngine):
     def __init__(
         self, processes: EngineProcesses, make: wire.Make, patience: Patience, kept: int
     ) -> None:
-        self._kept = kept
-        self._policies: dict[Version, Policy] = {}
+        self._policies = BoundedDict[Version, Policy](kept)
         self.supervisor = Supervisor(processes, make, patience, self._restore)
 
     @override
@@ -113,8 +113,6 @@ class ChildVerification(VerificationEngine):
         self._policies.pop(policy.version, None)
         await self.supervisor.call("load", policy)
         self._policies[policy.version] = policy
-        while len(self._policies) > self._kept:
-            del self._policies[next(iter(self._policies))]
 
     @override
     async def measure(

@@ -18,6 +18,7 @@ from node.api.status import (
 from node.api.why import Why
 from protocol.crypto import Identity
 from roles.training_steps import TrainingStep
+from simulations.checkers.limits import LIMITS
 
 PEERS = [Identity(bytes([number]) * 32).peer_id for number in range(8)]
 ROLES = ["relay", "trainer", "validator", "validator", "validator", "inference", "inference"]
@@ -85,10 +86,13 @@ STEP = TrainingStep(
     idle_seconds=4.25,
 )
 
+TABLE_LIMITS = {**LIMITS, "http_addresses": 4096}
 STATUS = NodeStatus(
     peer_id=PEERS[6],
     run_id="5f" * 32,
     run_name="testnet",
+    tables=dict.fromkeys(TABLE_LIMITS, 0),
+    table_limits=TABLE_LIMITS,
     roles=("inference",),
     state="ready",
     reason="",

@@ -1,33 +1,32 @@
-"""Each table that strangers can fill has a limit, and both are in a node's metrics."""
+"""Sizes and limits in a node's metrics of the tables that remote peers can fill."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.api.metrics import NodeMetrics
-from node.api.tables import LIMITS
+from node.blobs.upload_cap import UploadCap
+from node.circuits.relay import CircuitRelay
+from node.live.calls import Calls
+from node.tables import Tables
+from node.weights_http.doorkeeper import ConnectionLimits, Doorkeeper
+from simulations.checkers.limits import LIMITS
 from tests.worlds.swarm import Swarm
 
 pytestmark = pytest.mark.virtual
 
-LIVE_ONLY = (
-    "directory_callers",
-    "directory_records",
-    "http_addresses",
-    "http_connections",
-    "reservations",
-    "streams_hop",
-)
-"""A simulated machine serves no HTTP and carries no circuits; its directory is not of its nodes."""
 
-
-async def test_a_node_tells_the_size_of_each_table_that_has_a_limit_and_of_no_other():
+async def test_a_node_reports_the_size_and_the_limit_of_each_table():
     world = Swarm(validator=3, inference=1, grpo__steps=1)
     world.start_all()
     await world.reach(1, "relay-0")
     daemon = world.daemon("relay-0")
-    status, sampled = daemon.status(), set(daemon.snapshot().sizes)
+    status, sampled = daemon.status(), daemon.snapshot().sizes
+    CircuitRelay(daemon.context, UploadCap(None))
+    limits = daemon.context.tables.limits()
+    assert limits == {**LIMITS, "reservations": 128, "streams_hop": 128}
     await world.finish()
-    assert set(status.tables) == sampled == set(LIMITS) - set(LIVE_ONLY)
+    assert status.table_limits == LIMITS
+    assert set(status.tables) == set(sampled) == set(LIMITS)
     text = NodeMetrics(lambda: status).exposition().decode()
     told = {
         (sample.name, sample.labels["table"]): sample.value
@@ -37,6 +36,15 @@ async def test_a_node_tells_the_size_of_each_table_that_has_a_limit_and_of_no_ot
     }
     for name, limit in LIMITS.items():
         assert told["prime_node_table_entries_limit", name] == limit
-        assert told["prime_node_table_entries", name] == status.tables.get(name, 0)
+        assert told["prime_node_table_entries", name] == status.tables[name]
     assert len(told) == 2 * len(LIMITS)
     assert status.tables["roster"] > 0
+
+
+def test_the_tables_of_live_adapters_have_their_limits():
+    """A simulated machine serves no HTTP, and its directory is not of its nodes."""
+    tables = Tables()
+    tables.register(*Doorkeeper(ConnectionLimits()).tables, *Calls().tables)
+    limits = {"directory_callers": 4096, "http_addresses": 4096, "http_connections": 256}
+    assert tables.limits() == limits
+    assert tables.sizes() == dict.fromkeys(limits, 0)

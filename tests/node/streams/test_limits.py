@@ -7,6 +7,7 @@ from node.streams.eviction import SERVED_TIMES
 from node.streams.limits import UNDISTURBED_SECONDS, Bounded
 from node.streams.places import Trust
 from node.streams.protocols import MESSAGE
+from protocol.containers import table_sizes
 from protocol.types import PeerId
 from tests.worlds.network import Hub
 
@@ -59,10 +60,10 @@ async def test_a_peer_and_all_peers_have_so_many_streams_at_once():
     server = Server()
     assert await server.opened("a", "a", "a", "b", "b") == [2, 4]
     assert server.served == ["a", "a", "b"]
-    assert server.bounded.sizes()["streams_message"] == 3
+    assert table_sizes(server.bounded.tables)["streams_message"] == 3
     server.outcome.cancel()
     await asyncio.sleep(0.1)
-    assert server.bounded.sizes()["streams_message"] == 0
+    assert table_sizes(server.bounded.tables)["streams_message"] == 0
 
 
 async def test_who_opens_streams_too_often_is_not_served():

@@ -11,6 +11,7 @@ from node.streams import turns as module
 from node.streams.eviction import SERVED_TIMES
 from node.streams.places import Places, Trust
 from node.streams.turns import WASTED_SECONDS
+from protocol.containers import table_sizes
 from protocol.types import PeerId
 
 UNDISTURBED_SECONDS = 1.0
@@ -206,7 +207,7 @@ def test_a_turn_is_wasted_unless_something_was_served_in_it():
     (ended,) = served(table, "b0")
     ended.slow_since = 0.0
     assert take(table, "c0", "d0", now=1.0) == ["free", "b0"], "which was slow at the end"
-    assert table.sizes() == {"turns_wasted": 1}
+    assert table_sizes(table.tables) == {"turns_wasted": 1}
     assert take(table, "a0", now=2.0) == ["c0"], "it wasted none"
     assert take(table, "b0", now=2.0) == ["d0"]
 
@@ -242,8 +243,8 @@ def test_of_turns_that_were_wasted_so_many_are_remembered(monkeypatch):
     table = places(total=8, turns=3)
     wasted(table, "a0", "b0", "c0")
     assert take(table, "a0", "b0", "c0", now=1.0) == ["free", "free", "refused"]
-    assert table.sizes() == {"turns_wasted": 2}
-    assert places().sizes() == {}
+    assert table_sizes(table.tables) == {"turns_wasted": 2}
+    assert places().tables == ()
 
 
 STRANGERS = st.builds(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.containers import table_sizes
 from protocol.gossip.events import (
     Heartbeat,
     PeerConnected,
@@ -115,7 +116,7 @@ def test_an_ihave_flood_makes_us_ask_for_so_much_a_heartbeat_and_then_for_nothin
         assert count <= params.ihave_messages_max * ids
         asked.append(count)
         node.handle(Heartbeat(), 4 * beat + 0.5)
-        assert node.sizes()["promises"] <= params.score.promises_max
+        assert table_sizes(node.tables)["promises"] <= params.score.promises_max
     assert asked[0] > 0
     assert sum(count > 0 for count in asked[5:]) <= 5, "broken promises: now and then, once decayed"
     assert level(node, FLOODER) is not Level.GOOD

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.containers import table_sizes
 from protocol.gossip.deliveries import Deliveries
 from protocol.gossip.params import Params
 from protocol.gossip.promises import Promises
@@ -396,7 +397,7 @@ def test_judged_messages_are_bounded():
     made, brought = deliveries(judged_max=2)
     for message_id in (b"1", b"2", b"3"):
         brought.rejected(message_id, TOPIC, [], 10.0)
-    assert len(brought) == 2
+    assert table_sizes(brought.tables) == {"judged": 2}
     brought.repeated(b"1", TOPIC, PEER, 11.0)
     assert made(PEER) == -9
     brought.repeated(b"2", TOPIC, PEER, 11.0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocol.containers import table_sizes
 from protocol.gossip.events import (
     Heartbeat,
     PeerConnected,
@@ -142,7 +143,7 @@ def test_who_leaves_after_an_hour_of_silence_owes_nothing():
         node.handle(Heartbeat(), now)
     for peer in node.mesh_peers(TOPIC):
         node.handle(PeerDisconnected(peer), 3600)
-    assert node.sizes()["retained_scores"] == 0
+    assert table_sizes(node.tables)["retained_scores"] == 0
 
 
 def test_a_breach_that_is_forgiven_is_not_forgotten_by_leaving_with_credit():

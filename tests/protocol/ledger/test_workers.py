@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocol.containers import table_sizes
 from protocol.ledger import workers
 from protocol.ledger.commits import CommitState
 from protocol.ledger.ledger import Ledger
@@ -63,7 +64,7 @@ def test_forks_of_many_keys_are_forgotten_the_oldest_first(ledger):
     last = keys(*STRANGERS[2:])
     assert ledger.workers.keys() == ledger.forks.keys() == remembered(ledger) == last
     assert len(ledger.kept) == 2 * 4
-    assert ledger.sizes()["uncertified_workers"] == 4
+    assert table_sizes(ledger.tables)["uncertified_workers"] == 4
     assert ledger.totals.committed == 12
     assert not ledger.slashed(STRANGERS[0].peer_id)
     assert ledger.slashed(STRANGERS[5].peer_id)
@@ -104,7 +105,7 @@ def test_workers_with_certified_rollouts_are_bounded_by_themselves(ledger, monke
         certify(ledger, commit)
     much_later(ledger)
     assert ledger.workers.keys() == keys(*STRANGERS[3:])
-    assert (ledger.sizes()["uncertified_workers"], ledger.totals.certified) == (0, 6)
+    assert (table_sizes(ledger.tables)["uncertified_workers"], ledger.totals.certified) == (0, 6)
 
 
 def test_the_evidence_of_a_lie_goes_with_its_worker(ledger):

@@ -4,9 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from node.api import tables
-from simulations.checkers.limits import LIMITS
-from tests.node.api.test_tables import LIVE_ONLY
 from tests.simulations.trace_examples import GENESIS, SMALL, TraceExample, forged, packed, small_run
 
 VALIDATORS = ("validator-0", "validator-1", "validator-2")
@@ -415,12 +412,6 @@ def test_each_kind_of_message_is_stored_first():
 
 
 # Limits
-
-
-def test_limits_are_those_of_the_node():
-    """The rule has a table of its own, since the node's could be wrong as a whole."""
-    simulated = {name: limit for name, limit in tables.LIMITS.items() if name not in LIVE_ONLY}
-    assert simulated == LIMITS
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("verdict", 1024), ("notice", 16 * 1024)])
