@@ -14,9 +14,10 @@ import time
 from itertools import count
 from typing import Any
 
-from protocol.admission import AdmissionSection, is_solved, solve
-from protocol.crypto import Identity, digest
-from protocol.types import RunId
+from protocol.core.crypto import Identity, digest
+from protocol.core.types import RunId
+from protocol.membership.proof_of_work import is_solved, solve
+from protocol.run.sections import AdmissionSection
 
 CHECKS = 200
 RUN_ID = RunId(digest(b"benchmark"))

@@ -29,14 +29,14 @@ from pathlib import Path
 
 import uvloop
 
-from node.gossip.driver import Gossip
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
-from node.membership.peers import PeerTable
-from protocol.crypto import Identity
-from protocol.gossip.params import Params
-from protocol.rng import Rng
-from protocol.types import PeerId, ValidationResult
+from node.network.connections.manager import PeerTable
+from node.network.gossip.driver import Gossip
+from protocol.core.crypto import Identity
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId, ValidationResult
+from protocol.gossipsub.params import Params
 from roles.ports.transport import Stream, StreamHandler
 from tests.live.go_pubsub import GoConnection, GoPubsub
 

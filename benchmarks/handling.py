@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from protocol.crypto import SIGNATURE_BYTES, Identity, verify
-from protocol.gossip.events import PeerConnected, RpcReceived, Subscribe, Validate, Validated
-from protocol.gossip.message import MESSAGE_ID_BYTES, encode_message, sign_message
-from protocol.gossip.params import Params
-from protocol.gossip.router import Router
-from protocol.gossip.rpc import IHave, Rpc, encode_rpc
-from protocol.rng import Rng
-from protocol.types import ValidationResult
+from protocol.core.crypto import SIGNATURE_BYTES, Identity, verify
+from protocol.core.rng import Rng
+from protocol.core.types import ValidationResult
+from protocol.gossipsub.events import PeerConnected, RpcReceived, Subscribe, Validate, Validated
+from protocol.gossipsub.message import MESSAGE_ID_BYTES, encode_message, sign_message
+from protocol.gossipsub.params import Params
+from protocol.gossipsub.router import Router
+from protocol.gossipsub.rpc import IHave, Rpc, encode_rpc
 
 TOPIC = "prime-node/2/run/commits"
 DATA_BYTES = 700

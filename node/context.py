@@ -1,26 +1,64 @@
-"""What a daemon is made of: the outside of a node behind ports, and what its services share."""
+"""What a daemon is made of: the outside of a node behind ports, and what its services share.
 
-from collections.abc import Callable, Mapping, Sequence
+What keeps half a node from going on as if it were a whole one.
+
+Registry of the tables of one node that remote peers can fill.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from node.evaluation.curve import EvaluationCurve, EvaluationPoint
-from node.streams.places import Trust
-from node.tables import Tables
-from protocol.crypto import Signer
-from protocol.faults import Fault
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import PeerId
-from roles.durations import RolloutDurations
-from roles.flow import ChangeSignal, Conditions
+from node.storage.evaluation_curve import EvaluationCurve
+from protocol.core.containers import Table, table_sizes
+from protocol.core.crypto import Signer
+from protocol.core.faults import Fault
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
+from protocol.replica.replica import Replica
+from protocol.rollout.evaluation import EvaluationPoint
 from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
-from roles.ports.transport import Directory, HttpRanges, Streams, Transport
-from roles.training_steps import TrainingSteps
-from roles.uptake import Uptakes
+from roles.ports.transport import Directory, HttpRanges, Streams, Transport, Trust
+from roles.runtime.context import ChangeSignal, Conditions
+from roles.runtime.metrics import RolloutDurations, Uptakes
+from roles.runtime.training_steps import TrainingSteps
+
+
+async def for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:
+    """Run a service that must not end by itself, nor by a cancellation that was not meant for it.
+
+    A group takes either in silence, and the node would go on as half a node.
+    """
+    try:
+        await service
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+    raise RuntimeError(f"the service {name} has ended by itself")
+
+
+class Tables:
+    """Sizes and limits of all registered tables, by name."""
+
+    def __init__(self) -> None:
+        self._tables: list[Table] = []
+
+    def register(self, *tables: Table) -> None:
+        """Report these tables from now on."""
+        self._tables += tables
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of the fullest table of each name."""
+        return table_sizes(self._tables)
+
+    def limits(self) -> dict[str, int]:
+        """Return the limit of the tables of each name."""
+        return {table.name: table.limit for table in self._tables}
 
 
 @dataclass(frozen=True, slots=True)

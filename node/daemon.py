@@ -1,7 +1,8 @@
 """The daemon: one node of one run, wired from ports.
 
-Nothing here knows hivemind, SQLite, sockets or threads; ``node.live.node`` gives the live ports, a
-simulation gives its own. Every service is a task of one group: half a node is worse than none.
+Nothing here knows hivemind, SQLite, sockets or threads; ``node.process.runner`` gives the live
+ports, a simulation gives its own. Every service is a task of one group: half a node is worse than
+none.
 """
 
 import asyncio
@@ -15,46 +16,44 @@ from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot, Stage
 from node.api.v1.view import NodeView
 from node.api.why import Why
-from node.blobs.exchange import BlobExchange
-from node.blobs.limits import ExchangeLimits
-from node.circuits.circuits import Circuits
-from node.context import NodeContext, Ports
-from node.gossip.driver import Gossip
-from node.gossip.pace import paced
+from node.context import NodeContext, Ports, for_ever
 from node.membership.admission import OwnAdmission
 from node.membership.announcer import About, Announcer
 from node.membership.incarnation import Incarnation
-from node.membership.peers import PeerTable
-from node.membership.reachability import Reachability
-from node.membership.witness import Witness
+from node.network.blobs.config import ExchangeLimits
+from node.network.blobs.exchange import BlobExchange
+from node.network.connections.manager import PeerTable
+from node.network.gossip.config import paced
+from node.network.gossip.driver import Gossip
+from node.network.reachability.autonat import Reachability
+from node.network.reachability.observations import Witness
+from node.network.relay.circuits import Circuits
+from node.network.streams.deadline import loop_time
+from node.network.streams.protocols import BLOBS
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.clock_watch import ClockWatch
 from node.replication.evaluations import EvaluationCollector
 from node.replication.inbox import Inbox, Source
 from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog
-from node.replication.network import SwarmNetwork
 from node.replication.rollout_bodies import RolloutBodies
-from node.service import for_ever
-from node.streams.deadline import loop_time
-from node.streams.places import Trust
-from node.streams.protocols import BLOBS
+from node.replication.swarm_client import SwarmNetwork
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from node.weights.run_files import RunFiles
-from protocol.crypto import Signer, Verifier, verify
-from protocol.gossip.decoding import Decoding
-from protocol.manifest import SignedManifest
+from protocol.core.crypto import Signer, Verifier, verify
+from protocol.core.types import Role, Topic
+from protocol.gossipsub.message import Decoding
+from protocol.ledger.reputation import has_standing
 from protocol.messages import Opened
-from protocol.replica import Replica
-from protocol.standing import has_standing
-from protocol.types import Role, Topic
-from roles.flow import ChangeSignal, Conditions, RoleContext
+from protocol.replica.replica import Replica
+from protocol.run.manifest import SignedManifest
 from roles.inference.flow import InferenceFlow
 from roles.ports.engines import Engine, EngineError, Engines, Environment
 from roles.ports.storage import StorageFullError
-from roles.ports.transport import TransportError
-from roles.starting import fill
+from roles.ports.transport import TransportError, Trust
+from roles.runtime.context import ChangeSignal, Conditions, RoleContext
+from roles.runtime.startup import fill
 from roles.trainer.flow import TrainerFlow
 from roles.validator.flow import ValidatorFlow
 

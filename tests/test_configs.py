@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.recipe import Recipe, load_recipe
-from protocol.statistics import bound
+from protocol.rollout.statistics import bound
+from protocol.run.recipe import Recipe
+from protocol.run.toml import load_recipe
 
 RUNS = Path(__file__).parents[1] / "configs" / "runs"
 

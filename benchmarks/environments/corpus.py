@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protocol.recipe import EnvironmentSection
+from protocol.run.recipe import EnvironmentSection
 from roles.environments.checker import Checker
 from roles.environments.code import Code
 from roles.environments.held_out import SplitRows

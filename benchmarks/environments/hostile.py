@@ -25,8 +25,8 @@ from pathlib import Path
 
 import structlog
 
-from node.live.background import ThreadBackground
-from node.live.loop_watch import LoopWatch
+from node.local.background import ThreadBackground
+from node.process.loop_lag import LoopWatch
 from roles.environments.checker import LIMITS as MATH_LIMITS
 from roles.environments.checker import Checker
 from roles.environments.code import LIMITS as CODE_LIMITS

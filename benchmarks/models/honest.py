@@ -24,24 +24,24 @@ from typing import Any
 import msgpack
 import torch
 
-from node.live.background import ThreadBackground
+from node.local.background import ThreadBackground
 from node.local.run_pin import load_run
-from protocol.assignment import assign
-from protocol.audit import Finding, Past
-from protocol.crypto import Identity, digest
-from protocol.fit import Decided, fit_of
-from protocol.manifest import RunManifest
+from protocol.core.crypto import Identity, digest
+from protocol.core.types import PeerId, Version
 from protocol.messages import RolloutCommit
-from protocol.recipe import ToplocSection
-from protocol.rollout import RolloutSequence, encode_body
-from protocol.statistics import Compared, Measurement, compared, compared_extremes
-from protocol.types import PeerId, Version
+from protocol.rollout.assignment import assign
+from protocol.rollout.audit import Finding, Past
+from protocol.rollout.body import RolloutSequence, encode_body
+from protocol.rollout.fit import Decided, fit_of
+from protocol.rollout.statistics import Compared, Measurement, compared, compared_extremes
+from protocol.run.manifest import RunManifest
+from protocol.run.recipe import ToplocSection
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
-from roles.engines.task import task_of
-from roles.judgement import Judged, judge
+from roles.engines.task_loader import task_of
 from roles.ports.engines import GenerationRequest, Policy, Unscorable, VerificationRequest
-from roles.task import Task
+from roles.runtime.scoring import Task
+from roles.validator.judgement import Judged, judge
 
 WORKERS = 4
 """Keys that the rollouts are of: a fit needs several workers."""

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protocol.recipe import Recipe
+from protocol.run.recipe import Recipe
 from roles.engines.architectures.registry import ARCHITECTURES
-from roles.engines.small_model import make_tokenizer
+from roles.engines.bootstrap.small_model import make_tokenizer
 
 Edit = Callable[[Path], None]
 """Changes the files of a directory."""

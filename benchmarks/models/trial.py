@@ -11,20 +11,19 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from typing_extensions import override
 
-from node.live.background import ThreadBackground
+from node.local.background import ThreadBackground
 from node.local.run_pin import load_run
-from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import Finding, Past
-from protocol.crypto import Identity, digest
+from protocol.core.crypto import Identity, digest
+from protocol.core.types import Version
 from protocol.messages import RolloutCommit
-from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
-from protocol.statistics import Measurement, Recomputed, Sums
-from protocol.types import Version
+from protocol.rollout.assignment import SequenceAssignment, assign
+from protocol.rollout.audit import Finding, Past
+from protocol.rollout.body import REWARD_SCALE, RolloutSequence, encode_body
+from protocol.rollout.statistics import Measurement, Recomputed, Sums
 from roles.engines.builtin.generation import Sampled, TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
-from roles.engines.task import task_of
+from roles.engines.task_loader import task_of
 from roles.engines.training.engine import TorchTrainingEngine
-from roles.judgement import Judged, judge
 from roles.ports.engines import (
     Generation,
     GenerationRequest,
@@ -34,7 +33,8 @@ from roles.ports.engines import (
     VerificationRequest,
     claims_of,
 )
-from roles.task import Task
+from roles.runtime.scoring import Task
+from roles.validator.judgement import Judged, judge
 
 DIFFERENCE_MAX = 1e-5
 """Of logits, and of log-probabilities in nats."""

@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from transformers import Qwen2ForCausalLM
 
 from node.founding.recipes import toploc_toml
-from protocol.recipe import Recipe, load_recipe
+from protocol.run.recipe import Recipe
+from protocol.run.toml import load_recipe
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.calibration.calibrate import (

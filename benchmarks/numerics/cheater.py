@@ -15,22 +15,23 @@ from pathlib import Path
 
 import torch
 
-from protocol.assignment import assign
-from protocol.audit import Past, decide
-from protocol.crypto import Identity, digest
-from protocol.manifest import Genesis, RunManifest
-from protocol.recipe import Recipe, ToplocSection, load_recipe
-from protocol.rng import Rng
-from protocol.statistics import Sums
-from protocol.types import Version
+from protocol.core.crypto import Identity, digest
+from protocol.core.rng import Rng
+from protocol.core.types import Version
+from protocol.rollout.assignment import assign
+from protocol.rollout.audit import Past, decide
+from protocol.rollout.statistics import Sums
+from protocol.run.manifest import Genesis, RunManifest
+from protocol.run.recipe import Recipe, ToplocSection
+from protocol.run.toml import load_recipe
+from roles.engines.bootstrap.cold_start import cold_start
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.calibrate import kept, measured_on, prompts_of
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.workbench import Bench, honest_pairs
-from roles.engines.cold_start import cold_start
 from roles.environments.base import environment, solved
-from roles.environments.blocking import InBackground
+from roles.environments.threaded import InBackground
 from roles.ports.engines import (
     Answer,
     GenerationEngine,

@@ -37,19 +37,20 @@ from torch import Tensor
 from trainer_memory import bytes_held, measured_step
 from typing_extensions import override
 
-from protocol.recipe import ModelSection, Recipe, load_recipe
-from protocol.rng import Rng
+from protocol.core.rng import Rng
+from protocol.core.types import Version
+from protocol.run.recipe import ModelSection, Recipe
+from protocol.run.toml import load_recipe
 from protocol.toploc.sampling import gumbel_noise, noise_bits, noise_keys
-from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.generation import Sampled, TransformersGenerationEngine
-from roles.engines.builtin.policy import write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.calibrate import measured_on
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import Bench, honest_pairs
-from roles.engines.noise import Draws, NoiseSource
+from roles.engines.files.policy import write_policy
+from roles.engines.sampling.gumbel_noise import Draws, NoiseSource
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import GenerationRequest, Policy
 

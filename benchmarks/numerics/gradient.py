@@ -33,15 +33,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from trainer_memory import ChunkedEngine
 
-from protocol.recipe import ModelSection, Recipe, ToplocSection, load_recipe
-from protocol.rng import Rng
-from protocol.statistics import Recomputed, Sums, added, beyond, compared, measured
+from protocol.core.rng import Rng
+from protocol.core.types import Version
+from protocol.rollout.statistics import Recomputed, Sums, added, beyond, compared, measured
+from protocol.run.recipe import ModelSection, Recipe, ToplocSection
+from protocol.run.toml import load_recipe
 from protocol.toploc.results import ChunkResult
-from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import write_policy
+from roles.engines.files.policy import write_policy
 from roles.engines.training.grpo import group_advantages
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence
 

@@ -28,12 +28,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from node.founding.recipes import read_recipe
-from protocol.statistics import Recomputed
-from protocol.types import Version
+from protocol.core.types import Version
+from protocol.rollout.statistics import Recomputed
+from roles.engines.bootstrap.huggingface_import import import_pretrained, section_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
-from roles.engines.published import import_pretrained, section_of
-from roles.engines.tokenizer import HuggingFaceTokenizer
+from roles.engines.files.tokenizer import HuggingFaceTokenizer
 from roles.ports.engines import GenerationRequest, Policy, VerificationRequest, claims_of
 
 PAGES = Path(__file__).parents[2] / "docs"

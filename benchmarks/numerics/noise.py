@@ -21,15 +21,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protocol.recipe import ModelSection, ToplocSection, load_recipe
+from protocol.core.types import Version
+from protocol.run.recipe import ModelSection, ToplocSection
+from protocol.run.toml import load_recipe
 from protocol.toploc.sampling import SEED_MAX, gumbel_noise
-from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
-from roles.engines.noise import NoiseSource
+from roles.engines.files.policy import write_policy
+from roles.engines.sampling.gumbel_noise import NoiseSource
 from roles.engines.selftest import timed
 from roles.ports.engines import GenerationRequest, Policy
 

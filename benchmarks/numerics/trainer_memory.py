@@ -25,11 +25,12 @@ import psutil
 import torch
 from torch import Tensor
 
-from protocol.recipe import ModelSection, load_recipe
-from protocol.types import Version
+from protocol.core.types import Version
+from protocol.run.recipe import ModelSection
+from protocol.run.toml import load_recipe
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
-from roles.engines.builtin.policy import write_policy
+from roles.engines.files.policy import write_policy
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.engines.training.grpo import two_sided_losses
 from roles.ports.engines import Policy, TrainingSequence

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from node.blobs.limits import ExchangeLimits
-from protocol.rng import Rng
+from node.network.blobs.config import ExchangeLimits
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
 from protocol.shardcast.events import (
     Ask,
     Cancel,
@@ -32,7 +33,6 @@ from protocol.shardcast.events import (
     Tick,
 )
 from protocol.shardcast.index import ShardIndex
-from protocol.types import PeerId
 from simulations.network.connections import KEEPALIVE_SECONDS
 from simulations.network.links import Line
 from simulations.network.network import DIAL_ROUND_TRIPS, PATH_SPREAD

@@ -23,10 +23,10 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from protocol import crypto
+from protocol.core import crypto
+from protocol.core.types import PeerId
 from protocol.shardcast import forest
 from protocol.shardcast.forest import ForestMember, ForestMembers
-from protocol.types import PeerId
 
 ROOT = PeerId("root")
 STRIPES, FANOUT = 4, 4

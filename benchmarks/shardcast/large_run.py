@@ -32,7 +32,8 @@ from typing import Any
 
 import tomlkit
 
-from protocol.recipe import Recipe, load_recipe
+from protocol.run.recipe import Recipe
+from protocol.run.toml import load_recipe
 from roles.ports.storage import weights_name
 from simulations.checkers import Patience
 from simulations.cluster.world import World

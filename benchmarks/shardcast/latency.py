@@ -35,25 +35,25 @@ from children import Child, heard, itself, say
 from lines import Host, alone, make_host
 from transport import PROTOCOL, commit, reach, transport, write_random
 
-from node.blobs.exchange import BlobExchange
-from node.blobs.limits import ExchangeLimits
-from node.gossip.driver import Gossip
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
-from node.membership.peers import PeerTable
+from node.network.blobs.config import ExchangeLimits
+from node.network.blobs.exchange import BlobExchange
+from node.network.connections.manager import PeerTable
+from node.network.gossip.driver import Gossip
+from node.network.http.application import Application
+from node.network.http.catalog import Catalogue
+from node.network.http.client import HttpClient
+from node.network.http.server import WeightsServer
+from node.network.streams.deadline import within
+from node.network.streams.protocols import MESSAGE
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from node.streams.deadline import within
-from node.streams.protocols import MESSAGE
 from node.weights.download import Weights, WeightsDownload
-from node.weights_http.application import Application
-from node.weights_http.catalogue import Catalogue
-from node.weights_http.client import HttpClient
-from node.weights_http.server import WeightsServer
-from protocol.crypto import Identity
-from protocol.rng import Rng
+from protocol.core.crypto import Identity
+from protocol.core.rng import Rng
+from protocol.core.types import Digest, PeerId, RunId, ValidationResult
 from protocol.shardcast.forest import ForestMember
-from protocol.types import Digest, PeerId, RunId, ValidationResult
 from roles.ports.storage import Purpose
 from roles.ports.transport import Stream, TransportError
 

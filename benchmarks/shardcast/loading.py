@@ -36,12 +36,13 @@ from patch import (
 from safetensors.torch import load_file
 
 from node.storage import encodings
-from protocol.crypto import digest
-from protocol.recipe import ModelSection, ToplocSection, load_recipe
-from protocol.types import Version
+from protocol.core.crypto import digest
+from protocol.core.types import Version
+from protocol.run.recipe import ModelSection, ToplocSection
+from protocol.run.toml import load_recipe
 from roles.engines.builtin import patching
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import digest_of
+from roles.engines.files.policy import digest_of
 from roles.ports.engines import GenerationRequest, Patch, Policy
 
 HEAD = 64

@@ -26,10 +26,10 @@ from typing import Any
 from broadcast import Broadcast, Plan
 from ways import PATIENT, RELAYS, by_forest, by_relays
 
-from node.blobs.limits import ExchangeLimits
+from node.network.blobs.config import ExchangeLimits
 from node.weights.download import TICK_SECONDS
+from protocol.core.types import Digest
 from protocol.shardcast.index import CHUNK_BYTES_MAX, Shard, ShardIndex, shard_count, shard_length
-from protocol.types import Digest
 
 CHUNKS = 1024
 CHUNKS_MANY = 256

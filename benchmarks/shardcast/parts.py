@@ -12,14 +12,14 @@ from pathlib import Path
 from broadcast import Plan
 from typing_extensions import override
 
-from node.blobs.exchange import BlobExchange
-from node.blobs.limits import ExchangeLimits
+from node.network.blobs.config import ExchangeLimits
+from node.network.blobs.exchange import BlobExchange
 from node.weights.download import Weights, WeightsDownload
-from protocol import crypto
-from protocol.faults import Fault
-from protocol.rng import Rng
+from protocol.core import crypto
+from protocol.core.faults import Fault
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
 from protocol.shardcast.forest import ForestMember
-from protocol.types import PeerId
 from roles.ports.storage import Purpose
 from roles.ports.transport import Stream, StreamHandler, Streams
 from simulations.network.connections import Host, LinkConditions

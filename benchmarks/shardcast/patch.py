@@ -36,12 +36,12 @@ import torch
 import zstandard
 
 from node.storage import encodings
-from protocol.crypto import digest
+from protocol.core.crypto import digest
+from protocol.core.types import Version
 from protocol.shardcast.encodings import stream
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
-from protocol.types import Version
-from roles.engines.builtin.policy import write_policy
+from roles.engines.files.policy import write_policy
 from roles.ports.engines import Policy
 
 HIDDEN, INNER, KEYS, VOCABULARY, LAYERS = 896, 4864, 128, 151_936, 24

@@ -44,18 +44,18 @@ from transport import (
     write_random,
 )
 
-from node.blobs.exchange import BlobExchange
-from node.blobs.ways import Way
-from node.blobs.wire import Kind
+from node.network.blobs.exchange import BlobExchange
+from node.network.blobs.transport_choice import Way
+from node.network.blobs.wire import Kind
+from node.network.http.application import Application
+from node.network.http.catalog import Catalogue
+from node.network.http.client import HttpClient
+from node.network.http.server import WeightsServer
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.weights.download import Weights, WeightsDownload
-from node.weights_http.application import Application
-from node.weights_http.catalogue import Catalogue
-from node.weights_http.client import HttpClient
-from node.weights_http.server import WeightsServer
+from protocol.core.types import Digest, PeerId
 from protocol.shardcast.forest import ForestMember
-from protocol.types import Digest, PeerId
 from roles.ports.storage import Purpose
 
 SHARD_BYTES, CHUNK_BYTES = 4 << 20, 1 << 18

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from node.storage import encodings
-from protocol.crypto import digest
-from protocol.types import Version
+from protocol.core.crypto import digest
+from protocol.core.types import Version
 from roles.ports.engines import Policy
 
 CHANGED_SHARE = 0.01

@@ -36,22 +36,22 @@ from typing import Any
 
 import uvloop
 
-from node.blobs.exchange import BlobExchange
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pdOptions
+from node.network.blobs.exchange import BlobExchange
+from node.network.http.application import Application
+from node.network.http.catalog import Catalogue
+from node.network.http.client import HttpClient
+from node.network.http.server import WeightsServer
+from node.network.streams.protocols import BLOBS
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from node.streams.protocols import BLOBS
 from node.testnet.fleet import free_port
 from node.weights.download import Weights, WeightsDownload
-from node.weights_http.application import Application
-from node.weights_http.catalogue import Catalogue
-from node.weights_http.client import HttpClient
-from node.weights_http.server import WeightsServer
-from protocol.crypto import Identity
-from protocol.recipe import load_recipe
+from protocol.core.crypto import Identity
+from protocol.core.types import Digest, PeerId, RunId, Version
+from protocol.run.toml import load_recipe
 from protocol.shardcast.forest import ForestMember
-from protocol.types import Digest, PeerId, RunId, Version
 from roles.ports.engines import Policy
 from roles.ports.storage import Purpose
 from roles.ports.transport import TransportError

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 from broadcast import Machine, MakeMachine, Plan
 
-from protocol import crypto
-from protocol.rng import Rng
-from protocol.shardcast import forest, fosters
+from protocol.core import crypto
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
+from protocol.shardcast import forest
+from protocol.shardcast import forest as fosters
 from protocol.shardcast.events import (
     Ask,
     ChunkGood,
@@ -21,7 +23,6 @@ from protocol.shardcast.events import (
 from protocol.shardcast.forest import ForestMember, ForestMembers
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.transfer import Transfer
-from protocol.types import PeerId
 
 REQUESTS = 8
 """At once, of one node: the streams that fill a wide-area link."""

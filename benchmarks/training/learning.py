@@ -31,22 +31,22 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from typing_extensions import override
 
-from node.live.background import ThreadBackground
+from node.local.background import ThreadBackground
 from node.local.run_pin import load_run
-from protocol.assignment import assign
-from protocol.crypto import Identity, digest
-from protocol.manifest import RunManifest
-from protocol.rollout import REWARD_SCALE
-from protocol.types import Digest, Version
+from protocol.core.crypto import Identity, digest
+from protocol.core.types import Digest, Version
+from protocol.rollout.assignment import assign
+from protocol.rollout.body import REWARD_SCALE
+from protocol.run.manifest import RunManifest
+from roles.engines.bootstrap.huggingface_export import config_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import write_policy
-from roles.engines.exported import config_of
-from roles.engines.task import task_of
+from roles.engines.files.policy import write_policy
+from roles.engines.task_loader import task_of
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.engines.training.grpo import group_advantages
 from roles.engines.training.rounding import rounding_of
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, Unscorable
-from roles.task import Task
+from roles.runtime.scoring import Task
 
 WORKER = Identity(b"\x01" * 32)
 """Draws the prompts."""

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from node.storage import encodings
-from protocol.crypto import digest
-from protocol.types import RunId, Version
-from roles.engines.builtin.policy import write_policy
+from protocol.core.crypto import digest
+from protocol.core.types import RunId, Version
+from roles.engines.files.policy import write_policy
 from roles.engines.training.rounding import Dither
 from roles.ports.engines import Policy
 

@@ -83,8 +83,9 @@ class DurationsStatus:
     """How long something took: ``seconds`` in all.
 
     ``counts`` are those of up to each bound, and above the one before; the longer ones come last.
-    The bounds are those of what is measured: ``SECONDS_BOUNDS`` of ``node.weights.arrivals`` for
-    arrivals, ``roles.durations`` for rollouts. None: there was nothing yet.
+    The bounds are those of what is measured: ``SECONDS_BOUNDS`` of
+    ``node.weights.download_progress`` for arrivals, ``roles.runtime.metrics`` for rollouts. None:
+    there was nothing yet.
     """
 
     counts: tuple[int, ...] = ()

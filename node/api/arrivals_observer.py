@@ -4,11 +4,11 @@
 """
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus, StripeStatus
-from node.blobs.tally import Tally
-from node.blobs.ways import Way
-from node.blobs.wire import Kind
-from node.weights.arrivals import Arrival, Arrivals
-from roles.durations import Durations
+from node.network.blobs.traffic_stats import Tally
+from node.network.blobs.transport_choice import Way
+from node.network.blobs.wire import Kind
+from node.weights.download_progress import Arrival, Arrivals
+from roles.runtime.metrics import Durations
 
 
 def arrival_statuses(arrivals: Arrivals, now: float, wall_now: float) -> tuple[ArrivalStatus, ...]:

@@ -1,9 +1,9 @@
 """Keys that have signed two things of which one may be said: the same words on every node."""
 
-from protocol.faults import Fault
+from protocol.core.faults import Fault
+from protocol.core.types import PeerId
 from protocol.messages import Verdict, open_envelope
-from protocol.replica import Replica
-from protocol.types import PeerId
+from protocol.replica.replica import Replica
 
 FORKS_MAX = 64
 """Told of at once; whoever makes more keys to fork with gains nothing by it."""

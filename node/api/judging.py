@@ -3,10 +3,10 @@
 from collections import Counter
 
 from node.api.status import LISTED_MAX, JudgingStatus
-from protocol.fit import REWARDS
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import Verdict
-from protocol.replica import Replica
+from protocol.replica.replica import Replica
+from protocol.rollout.fit import REWARDS
 
 
 def judging_status(replica: Replica) -> JudgingStatus:

@@ -33,11 +33,10 @@ from node.api.status import (
     State,
     TrafficStatus,
 )
-from node.evaluation.curve import EvaluationPoint
-from node.weights.arrivals import SECONDS_BOUNDS
-from roles.durations import CHECK_BOUNDS, GENERATION_BOUNDS
-from roles.training_steps import STATISTICS, TrainingStep
-from roles.uptake import UPTAKE_BOUNDS
+from node.weights.download_progress import SECONDS_BOUNDS
+from protocol.rollout.evaluation import EvaluationPoint
+from roles.runtime.metrics import CHECK_BOUNDS, GENERATION_BOUNDS, UPTAKE_BOUNDS
+from roles.runtime.training_steps import STATISTICS, TrainingStep
 
 PREFIX = "prime_node"
 

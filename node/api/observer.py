@@ -32,26 +32,26 @@ from node.api.status import (
     UptakeStatus,
 )
 from node.api.why import FailedRollout, MeasuredValue, TrainedOnRejected, VerdictFinding, Why
-from node.blobs.exchange import BlobExchange
-from node.blobs.ways import Way
-from node.blobs.wire import Kind
-from node.circuits.circuits import Circuits
 from node.context import NodeContext
-from node.gossip.driver import Gossip
 from node.local.units import duration_text
-from node.membership.peers import PeerTable
+from node.network.blobs.exchange import BlobExchange
+from node.network.blobs.transport_choice import Way
+from node.network.blobs.wire import Kind
+from node.network.connections.manager import PeerTable
+from node.network.gossip.driver import Gossip
+from node.network.relay.circuits import Circuits
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.inbox import Inbox, Source
-from node.weights.arrivals import Arrivals
+from node.weights.download_progress import Arrivals
 from node.weights.library import PolicyLibrary
-from protocol.faults import Fault
+from protocol.core.faults import Fault
+from protocol.core.types import Role, ValidationResult
 from protocol.ledger.commits import CommitState, Entry
-from protocol.ledger.counts import Counts
+from protocol.ledger.worker_stats import Counts
 from protocol.messages import PROTOCOL_VERSION, Certificate, Signed, Verdict, open_envelope
-from protocol.recipe import ToplocSection
-from protocol.replica import Received
-from protocol.statistics import explained
-from protocol.types import Role, ValidationResult
+from protocol.replica.replica import Received
+from protocol.rollout.statistics import explained
+from protocol.run.recipe import ToplocSection
 
 
 @dataclass(slots=True)

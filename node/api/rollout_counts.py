@@ -1,7 +1,7 @@
 """Counts of rollouts: a ledger's as a status has them, and those that never fall."""
 
 from node.api.status import RolloutCounts
-from protocol.ledger.counts import Counts
+from protocol.ledger.worker_stats import Counts
 
 _NUMBERS = ("committed", "certified", "rejected", "expired", "trained")
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
-from node.evaluation.curve import EvaluationPoint
-from protocol.gossip.report import Level
-from roles.training_steps import TrainingStep
-from roles.uptake import UPTAKE_BOUNDS
+from protocol.gossipsub.inspection import Level
+from protocol.rollout.evaluation import EvaluationPoint
+from roles.runtime.metrics import UPTAKE_BOUNDS
+from roles.runtime.training_steps import TrainingStep
 
 EVALUATIONS_MAX = 200
 """Evaluated versions that a status lists; a guess."""
@@ -299,9 +299,11 @@ class NodeStatus:
     """Who was sent blobs in the last seconds, the one that is sent most first."""
     uptake: UptakeStatus = UptakeStatus()
     generations: DurationsStatus = field(default_factory=DurationsStatus)
-    """Of own rollouts, since the start, up to each of ``roles.durations.GENERATION_BOUNDS``."""
+    """Of own rollouts, since the start, up to each of
+    ``roles.runtime.metrics.GENERATION_BOUNDS``."""
     checks: DurationsStatus = field(default_factory=DurationsStatus)
-    """Of others' rollouts, since the start, up to each of ``roles.durations.CHECK_BOUNDS``."""
+    """Of others' rollouts, since the start, up to each of
+    ``roles.runtime.metrics.CHECK_BOUNDS``."""
     steps: StepsStatus = StepsStatus()
     training: TrainingStatus = TrainingStatus()
     evaluation: tuple[EvaluationPoint, ...] = ()

@@ -119,7 +119,7 @@ def start(flags: dict[str, Any]) -> int:
     file = flags.pop("config", None)
     config = load_config(flags, os.environ, file)
     preflight(config)
-    from node.live.node import run_node  # noqa: PLC0415 - torch and hivemind, seconds
+    from node.process.runner import run_node  # noqa: PLC0415 - torch and hivemind, seconds
 
     return run_node(config)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from node import completion
+from node.cli import completion
 
 _join = partial(typer.Option, rich_help_panel="Join a run")
 _node = partial(typer.Option, rich_help_panel="This node")

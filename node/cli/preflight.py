@@ -5,7 +5,7 @@ Engines take seconds to import; a mistake should be told before that.
 
 from importlib.util import find_spec
 
-from node.live.room import require_room
+from node.api.step_logs.base import require_libraries
 from node.local.addresses import load_cached_peers
 from node.local.config import NodeConfig, flag
 from node.local.datadir import API_HOST, load_or_create_identity, locked, open_data_dir
@@ -14,14 +14,14 @@ from node.local.errors import ExitCode, NodeError
 from node.local.ports import listen
 from node.local.run_pin import local_run
 from node.local.scoring import scoring_digest
-from node.step_logs.base import require_libraries
-from protocol.types import Role
+from node.process.disk_space import require_room
+from protocol.core.types import Role
 
 
 def preflight(config: NodeConfig) -> None:
     """Look at data dir, key, run and way in; raises ``NodeError`` for the first that is wrong.
 
-    The lock is tried and given back: ``node.live.node`` takes it for the life of the node.
+    The lock is tried and given back: ``node.process.runner`` takes it for the life of the node.
     """
     if config.engine == "vllm" and config.engine_python is None and find_spec("vllm") is None:
         raise NodeError(

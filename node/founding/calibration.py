@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.local.config import runtime_directories
-from protocol.manifest import RunManifest
-from protocol.recipe import Recipe
-from protocol.types import Digest, Version
+from protocol.core.types import Digest, Version
+from protocol.run.manifest import RunManifest
+from protocol.run.recipe import Recipe
 from roles.ports.background import Background
 from roles.ports.engines import EngineError, Policy
 
@@ -63,7 +63,7 @@ def calibrate_run(
         with_lies,
     )
     from roles.engines.calibration.honest import Budget, task_prompts  # noqa: PLC0415 - the same
-    from roles.engines.task import task_of  # noqa: PLC0415 - tasks may be heavy
+    from roles.engines.task_loader import task_of  # noqa: PLC0415 - tasks may be heavy
 
     bench = _bench(manifest, policy, plan)
 

@@ -22,10 +22,10 @@ from node.founding.task import RunTask, give_task, import_task
 from node.founding.trial import Trial, run_trial
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
-from protocol.crypto import Identity
-from protocol.manifest import RunManifest, SignedManifest, sign_manifest
-from protocol.recipe import Recipe
-from protocol.types import PeerId
+from protocol.core.crypto import Identity
+from protocol.core.types import PeerId
+from protocol.run.manifest import RunManifest, SignedManifest, sign_manifest
+from protocol.run.recipe import Recipe
 from roles.ports.background import Background
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import Any
 from node.founding.dataset_answers import AnswerCheck
 from node.founding.dataset_files import Format, Place, Row, format_of, read_rows
 from node.founding.dataset_rows import pass_rate, run_row
-from protocol.recipe import Recipe
-from roles.engines.tokenizer import HuggingFaceTokenizer
-from roles.environments.families import COLUMNS
+from protocol.run.recipe import Recipe
+from roles.engines.files.tokenizer import HuggingFaceTokenizer
 from roles.environments.held_out import HoldOut
 from roles.environments.preamble import primed
+from roles.environments.registry import COLUMNS
 from roles.environments.rows import OPTIONAL_COLUMNS, PASS_RATE, UnusableRowError
 from roles.environments.usable_rows import PromptRoom, RowRule
 from roles.ports.engines import EngineError

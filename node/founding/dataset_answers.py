@@ -8,11 +8,11 @@ from typing import Self, TypeVar
 from typing_extensions import override
 
 from node.local.config import runtime_directories
-from protocol.crypto import digest
-from protocol.recipe import Recipe
-from roles.engines.tokenizer import HuggingFaceTokenizer
-from roles.environments.families import math_checker, math_task, scoring_interpreter
+from protocol.core.crypto import digest
+from protocol.run.recipe import Recipe
+from roles.engines.files.tokenizer import HuggingFaceTokenizer
 from roles.environments.jail import NoJailError
+from roles.environments.registry import math_checker, math_task, scoring_interpreter
 from roles.ports.background import Background
 from roles.ports.engines import Answer, Unscorable
 from roles.ports.text import Rows

@@ -9,8 +9,9 @@ from pathlib import Path
 import tomlkit
 
 from node.local.datadir import load_or_create_identity, open_data_dir
-from protocol.crypto import Identity
-from protocol.manifest import (
+from protocol.core.crypto import Identity
+from protocol.core.types import PeerId
+from protocol.run.manifest import (
     Genesis,
     RunFile,
     RunFileName,
@@ -18,8 +19,8 @@ from protocol.manifest import (
     SignedManifest,
     sign_manifest,
 )
-from protocol.recipe import ManifestError, Recipe
-from protocol.types import PeerId
+from protocol.run.recipe import Recipe
+from protocol.run.toml import ManifestError
 
 
 def draft(

@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 
 from node.local.errors import ExitCode, NodeError
-from protocol.crypto import Identity, public_key_from_peer_id
-from protocol.manifest import RunManifest
+from protocol.core.crypto import Identity, public_key_from_peer_id
+from protocol.core.types import PeerId
 from protocol.messages import Invite, Signed, seal
-from protocol.types import PeerId
+from protocol.run.manifest import RunManifest
 
 
 def invite(

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from node.founding.needs import Needs, needs_of
 from node.local.errors import ExitCode, NodeError
-from protocol.manifest import RunManifest
-from protocol.recipe import ModelSection, Recipe
-from protocol.types import Digest
+from protocol.core.types import Digest
+from protocol.run.manifest import RunManifest
+from protocol.run.recipe import ModelSection, Recipe
 
 _GGUF = b"GGUF"
 """The first bytes of a GGUF file."""
@@ -45,7 +45,7 @@ def located(given: Path | str, recipe: Recipe, scratch: Path) -> Iterator[Locate
                 raise ValueError(f"{path}: neither a Hugging Face directory nor a GGUF file")
         with tempfile.TemporaryDirectory(prefix=".gguf-", dir=scratch) as folder:
             directory = Path(folder) / path.stem
-            from roles.engines.gguf_file import convert_gguf  # noqa: PLC0415 - torch, seconds
+            from roles.engines.bootstrap.gguf import convert_gguf  # noqa: PLC0415 - torch, seconds
 
             yield LocatedModel(directory, convert_gguf(path, directory, recipe.model.dtype))
     else:
@@ -66,7 +66,7 @@ def import_model(directory: Path, recipe: Recipe, path: Path) -> tuple[ModelSect
     line for each thing that is refused.
     """
     require_model(directory)
-    from roles.engines.published import import_directory  # noqa: PLC0415 - torch takes seconds
+    from roles.engines.bootstrap.huggingface_import import import_directory  # noqa: PLC0415 - torch takes seconds
 
     return import_directory(directory, recipe.model, path, in_text=recipe.environment.in_text)
 
@@ -76,7 +76,7 @@ def notes_of_model(directory: Path) -> tuple[str, ...]:
 
     Raises ``ValueError`` as ``import_model``.
     """
-    from roles.engines.published import notes_of  # noqa: PLC0415 - torch takes seconds
+    from roles.engines.bootstrap.huggingface_import import notes_of  # noqa: PLC0415 - torch takes seconds
 
     return notes_of(directory)
 

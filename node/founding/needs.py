@@ -8,11 +8,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from node.founding.sizes import number_of, weights_in
-from node.weights.publishing import ENCODING_PAYS
-from node.weights.retention import STATES_KEPT
-from protocol.manifest import RunManifest
-from protocol.recipe import ModelSection, ShardcastSection
-from protocol.types import Role
+from node.weights.library import STATES_KEPT
+from node.weights.publish import ENCODING_PAYS
+from protocol.core.types import Role
+from protocol.run.manifest import RunManifest
+from protocol.run.recipe import ModelSection, ShardcastSection
 from roles.engines.factory import policies_kept
 
 GIB = 2**30

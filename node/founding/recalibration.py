@@ -14,15 +14,15 @@ from math import isfinite, sqrt
 from statistics import median_low
 from typing import NamedTuple
 
-from protocol.audit import UNRELATED_SHARE
-from protocol.checks import HonestValue
-from protocol.fit import IMPROBABLE
+from protocol.core.types import Digest, PeerId
 from protocol.ledger.commits import agreed_reason
-from protocol.manifest import RunManifest
 from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
-from protocol.recipe import ToplocSection
-from protocol.statistics import PER_CHUNK, SCALE, STATISTICS, Extremes
-from protocol.types import Digest, PeerId
+from protocol.rollout.audit import UNRELATED_SHARE
+from protocol.rollout.fit import IMPROBABLE
+from protocol.rollout.statistics import PER_CHUNK, SCALE, STATISTICS, Extremes
+from protocol.run.manifest import RunManifest
+from protocol.run.recipe import ToplocSection
+from protocol.run.sections import HonestValue
 
 WORKERS_MIN, VALIDATORS_MIN = 2, 2
 

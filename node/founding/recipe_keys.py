@@ -16,9 +16,8 @@ from typing import Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from node.founding.equivalents import EQUIVALENTS
-from protocol.checks import HonestValue
-from protocol.recipe import Recipe
-from protocol.section import Section
+from protocol.run.recipe import Recipe
+from protocol.run.sections import HonestValue, Section
 
 LARGE = 2**20
 """Limits from here on are written as powers of two."""

@@ -7,7 +7,7 @@ from node.founding.explained_recipe import leading_comment
 from node.founding.found import draft
 from node.founding.needs import estimate
 from node.founding.recipes import read_recipe_text, recipe_names
-from protocol.recipe import EnvironmentSection, Recipe
+from protocol.run.recipe import EnvironmentSection, Recipe
 
 
 @dataclass(frozen=True, slots=True)

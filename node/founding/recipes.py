@@ -5,7 +5,8 @@ from pathlib import Path
 import tomlkit
 
 from node.local.errors import ExitCode, NodeError
-from protocol.recipe import ManifestError, Recipe, ToplocSection, load_recipe
+from protocol.run.recipe import Recipe, ToplocSection
+from protocol.run.toml import ManifestError, load_recipe
 
 DIRECTORY = "configs/runs"
 

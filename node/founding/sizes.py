@@ -3,7 +3,7 @@
 A daemon needs it before it joins a run, and imports no engine.
 """
 
-from protocol.recipe import ModelSection
+from protocol.run.recipe import ModelSection
 
 
 def weights_in(model: ModelSection) -> int:

@@ -10,7 +10,7 @@ from node.founding.needs import Needs
 from node.founding.trial import Trial
 from node.local.run_words import run_words
 from node.local.units import bytes_text, duration_text
-from protocol.manifest import RunManifest
+from protocol.run.manifest import RunManifest
 
 LINE_BITS_PER_SECOND = 100e6
 """An ordinary line, to tell what a version takes on it."""

@@ -11,10 +11,10 @@ from node.founding.recipes import read_recipe
 from node.local.config import runtime_directories
 from node.local.errors import ExitCode, NodeError
 from node.storage.sharded_files import index_of
-from protocol.bundle import BUNDLE_FILES, encode_bundle
-from protocol.crypto import digest
-from protocol.manifest import RunFile, RunFileName
-from protocol.recipe import EnvironmentSection, Recipe, ShardcastSection
+from protocol.core.crypto import digest
+from protocol.run.manifest import RunFile, RunFileName
+from protocol.run.model_files import BUNDLE_FILES, encode_bundle
+from protocol.run.recipe import EnvironmentSection, Recipe, ShardcastSection
 from protocol.shardcast.index import encode
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def pin_task(recipe: Recipe) -> Recipe:
 
 def pin_section(section: EnvironmentSection) -> EnvironmentSection:
     """Return a task in text with its package and scoring runtime; raises as ``pin_task``."""
-    from roles.environments.families import pinned_task  # noqa: PLC0415 - tasks may be heavy
+    from roles.environments.registry import pinned_task  # noqa: PLC0415 - tasks may be heavy
 
     return pinned_task(section, runtime_directories(os.environ))
 
@@ -136,9 +136,9 @@ def _import_text(
     say: Callable[[str], None],
 ) -> "DatasetReport | None":
     """Raise ``ValueError`` unless the model can be asked the task; write its data set."""
-    from roles.engines.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
-    from roles.environments.families import require_task  # noqa: PLC0415 - tasks may be heavy
+    from roles.engines.files.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
     from roles.environments.preamble import primed  # noqa: PLC0415 - the same
+    from roles.environments.registry import require_task  # noqa: PLC0415 - tasks may be heavy
 
     founded_at = datetime.fromtimestamp(0, UTC)
     plain = of_bundle(directory / "bundle", recipe.model.vocabulary_size, founded_at)

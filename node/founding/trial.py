@@ -21,15 +21,14 @@ from node.founding.model import require_positions
 from node.local.config import runtime_directories
 from node.local.memory import peak_rss_bytes
 from node.storage.encodings import encode
-from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import Finding, Past
-from protocol.crypto import digest
-from protocol.manifest import RunManifest
+from protocol.core.crypto import digest
+from protocol.core.types import Digest, PeerId, Version
 from protocol.messages import RolloutCommit
-from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
-from protocol.statistics import Measurement
-from protocol.types import Digest, PeerId, Version
-from roles.judgement import Judged, judge
+from protocol.rollout.assignment import SequenceAssignment, assign
+from protocol.rollout.audit import Finding, Past
+from protocol.rollout.body import REWARD_SCALE, RolloutSequence, encode_body
+from protocol.rollout.statistics import Measurement
+from protocol.run.manifest import RunManifest
 from roles.ports.background import Background
 from roles.ports.engines import (
     EngineError,
@@ -40,10 +39,11 @@ from roles.ports.engines import (
     Unscorable,
     VerificationRequest,
 )
-from roles.task import Task
+from roles.runtime.scoring import Task
+from roles.validator.judgement import Judged, judge
 
 if TYPE_CHECKING:
-    from roles.engines.child.engines import ChildEngines, ChildGeneration, ChildVerification
+    from roles.engines.subprocess.client import ChildEngines, ChildGeneration, ChildVerification
 
 SAMPLES = 64
 """Answers that are sampled, at least: a mean reward of a half is then known within 0.12."""
@@ -110,8 +110,8 @@ def run_trial(
 
     Raises ``ValueError`` when an engine or the task breaks.
     """
-    from roles.engines.child.engines import ChildEngines  # noqa: PLC0415 - only for a trial
-    from roles.engines.child.process import EngineProcesses  # noqa: PLC0415 - the same
+    from roles.engines.subprocess.client import ChildEngines  # noqa: PLC0415 - only for a trial
+    from roles.engines.subprocess.process import EngineProcesses  # noqa: PLC0415 - the same
 
     async def tried() -> Trial:
         processes = EngineProcesses()

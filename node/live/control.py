@@ -21,11 +21,11 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from typing_extensions import override
 
-from node.live.calls import Calls
 from node.live.p2pd import MESSAGE_BYTES_MAX
 from node.local.addresses import CIRCUIT
-from protocol.crypto import PEER_ID_PREFIX, public_key_from_peer_id
-from protocol.types import PeerId
+from node.network.resources.dht_call_limiter import Calls
+from protocol.core.crypto import PEER_ID_PREFIX, public_key_from_peer_id
+from protocol.core.types import PeerId
 from roles.ports.transport import Stream, TransportError
 
 # hivemind prints to stderr by itself; its warnings go through the daemon's own handlers instead.

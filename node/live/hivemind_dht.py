@@ -15,17 +15,16 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 from typing_extensions import override
 
-from node.live.calls import Calls
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, harden, node_id
-from node.membership.buckets import OWNERS_PER_KEY_MAX, Buckets
-from node.streams.places import Trust
-from protocol.containers import SizeGauge, Table
-from protocol.crypto import Identity
-from protocol.faults import Fault
-from protocol.types import PeerId, RunId
-from roles.ports.transport import Directory, TransportError
+from node.network.resources.dht_call_limiter import Calls
+from protocol.core.containers import SizeGauge, Table
+from protocol.core.crypto import Identity
+from protocol.core.faults import Fault
+from protocol.core.types import PeerId, RunId
+from protocol.membership.directory_buckets import OWNERS_PER_KEY_MAX, Buckets
+from roles.ports.transport import Directory, TransportError, Trust
 
 log = logging.getLogger(__name__)
 

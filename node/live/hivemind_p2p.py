@@ -16,7 +16,6 @@ from typing import Any
 from hivemind.p2p import P2PDaemonError
 from typing_extensions import override
 
-from node.live.answering import key_at
 from node.live.control import (
     STREAM_BUFFER_BYTES,
     AttachedP2P,
@@ -26,11 +25,12 @@ from node.live.control import (
     read_stream_header,
 )
 from node.live.p2pd import P2pd, P2pdOptions
-from node.live.sockets import SocketDirectory
-from node.streams.deadline import loop_time
-from protocol.containers import BoundedDict
-from protocol.crypto import Identity, public_key_from_peer_id
-from protocol.types import PeerId
+from node.live.tls_probe import key_at
+from node.local.socket_directory import SocketDirectory
+from node.network.streams.deadline import loop_time
+from protocol.core.containers import BoundedDict
+from protocol.core.crypto import Identity, public_key_from_peer_id
+from protocol.core.types import PeerId
 from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
 
 log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ MESSAGE_BYTES_MAX = 1 << 20
 CONNECTIONS_HIGH = 512
 CONNECTIONS_LOW = 448
 """Above the one p2pd ends connections that it was not told to keep, down to the other, so as few as
-it takes: the node itself ends those that it needs least (``node.membership.peers``)."""
+it takes: the node itself ends those that it needs least (``node.network.connections.manager``)."""
 
 GRACE_SECONDS = 0
 """How long a connection is not ended by that, whoever has it. Who comes back as often as it is sent
@@ -48,7 +48,7 @@ _CONFIG_FILE = "p2pd.json"
 _CONFIG = '{"Relay": {"Enabled": false}}'
 """Keeps p2pd from being a relay, which no flag can: by default each carries circuits of anybody, of
 128 KiB and two minutes, whatever ``relay``, ``relayService`` and its limits say (docs/adr/0032).
-Circuits are dialled and accepted all the same, and ``node.circuits`` carries them."""
+Circuits are dialled and accepted all the same, and ``node.network.relay`` carries them."""
 
 _LOG_LINES_KEPT = 20
 _TIMESTAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ")

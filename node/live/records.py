@@ -20,14 +20,14 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from node.live.calls import Calls
-from node.membership.buckets import OWNERS_PER_KEY_MAX, Buckets
-from node.streams.places import Trust
-from protocol import codec
-from protocol.containers import LruCache
-from protocol.crypto import SIGNATURE_BYTES, Signer, digest, signing_bytes, verify
-from protocol.faults import Fault, FaultCode
-from protocol.types import PeerId, RunId
+from node.network.resources.dht_call_limiter import Calls
+from protocol.core import codec
+from protocol.core.containers import LruCache
+from protocol.core.crypto import SIGNATURE_BYTES, Signer, digest, signing_bytes, verify
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import PeerId, RunId
+from protocol.membership.directory_buckets import OWNERS_PER_KEY_MAX, Buckets
+from roles.ports.transport import Trust
 
 RECORD_BYTES_MAX = 4096
 """A stored value with its signature; a node record takes a tenth of this."""

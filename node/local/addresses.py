@@ -11,8 +11,8 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from node.local.datadir import DataDir, write_atomically
-from protocol.crypto import public_key_from_peer_id
-from protocol.types import PeerId
+from protocol.core.crypto import public_key_from_peer_id
+from protocol.core.types import PeerId
 
 log = logging.getLogger(__name__)
 

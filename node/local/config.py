@@ -22,8 +22,8 @@ from node.local.addresses import PORT_MAX, check_multiaddress, check_peer_addres
 from node.local.errors import ExitCode, NodeError
 from node.local.invite_token import read_invite
 from node.local.units import parse_bytes, parse_rate
+from protocol.core.types import Role
 from protocol.messages import SYSTEM_PORTS
-from protocol.types import Role
 
 ENVIRONMENT_PREFIX = "PRIME_NODE_"
 CONFIG_VARIABLE = "PRIME_NODE_CONFIG"

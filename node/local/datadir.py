@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.local.errors import ExitCode, NodeError
-from protocol.crypto import Identity
+from protocol.core.crypto import Identity
 
 LAYOUT_VERSION = 1
 API_HOST = "127.0.0.1"

@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from node.local.datadir import DataDir
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 

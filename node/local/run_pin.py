@@ -7,15 +7,15 @@ from pathlib import Path
 
 from node.local.datadir import DataDir, write_atomically
 from node.local.errors import ExitCode, NodeError
-from protocol.crypto import verify
-from protocol.faults import Fault
-from protocol.manifest import (
+from protocol.core.crypto import verify
+from protocol.core.faults import Fault
+from protocol.run.manifest import (
     MANIFEST_BYTES_MAX,
     SignedManifest,
     decode_signed_manifest,
     load_signed_manifest,
 )
-from protocol.recipe import ManifestError
+from protocol.run.toml import ManifestError
 
 
 def pinned_run(datadir: DataDir) -> SignedManifest | None:

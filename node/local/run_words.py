@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from node.local.units import bytes_text
-from protocol.admission import AdmissionSection
-from protocol.manifest import RunManifest
-from protocol.recipe import EnvironmentSection
+from protocol.run.manifest import RunManifest
+from protocol.run.recipe import EnvironmentSection
+from protocol.run.sections import AdmissionSection
 
 ROLLOUTS_OF_RATE = 3
 """None rejected of ``3 n`` rollouts shows a rate of at most 1 in ``n``, with 95 % confidence."""

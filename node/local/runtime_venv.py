@@ -13,7 +13,7 @@ from pathlib import Path
 
 from node.local.errors import ExitCode, NodeError
 from node.local.interpreters import find_interpreter
-from protocol.runtime import RuntimeSection
+from protocol.run.sections import RuntimeSection
 from roles.environments.runtime import PACKAGES, Interpreter, ask, executable_in, name_of
 
 _HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")

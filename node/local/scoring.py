@@ -6,8 +6,8 @@ from pathlib import Path
 
 from node.local.config import NodeConfig, default_data_dir, runtime_directories
 from node.local.errors import ExitCode, NodeError
-from protocol.manifest import RunManifest
-from protocol.types import Role
+from protocol.core.types import Role
+from protocol.run.manifest import RunManifest
 from roles.environments.runtime import NoRuntimeError, interpreter_of
 
 

@@ -3,6 +3,8 @@
 Each epoch has its own work, so a proof is never older than its epoch when it is found. It is in the
 store before it is used: a restart has it. Work is done beside the event loop, a few hashes at a
 time.
+
+Which keys were admitted, and since when, kept over a restart: nobody else can tell us when.
 """
 
 import asyncio
@@ -12,13 +14,14 @@ from functools import partial
 import structlog
 
 from node.context import NodeContext
-from protocol.admission import solve
-from protocol.admitted import AdmittedKeys
-from protocol.crypto import verify
-from protocol.faults import Fault
-from protocol.manifest import RunManifest
-from protocol.types import PeerId, Role
-from roles.ports.storage import Put, StorageFullError, Store
+from protocol.core.codec import decode, encode
+from protocol.core.crypto import verify
+from protocol.core.faults import Fault
+from protocol.core.types import PeerId, Role
+from protocol.membership.admission import Admission, AdmittedKeys
+from protocol.membership.proof_of_work import solve
+from protocol.run.manifest import RunManifest
+from roles.ports.storage import Delete, Put, StorageFullError, Store
 
 log = structlog.get_logger()
 
@@ -163,3 +166,56 @@ class OwnAdmission:
             await self._context.ports.store.commit([Put(_TABLE, _KEY, proof)])
         except StorageFullError as error:
             log.warning("the next start has to be admitted anew", error=str(error))
+
+
+ROW_BYTES_MAX = 2048
+
+_HISTORY_TABLE = "admitted"
+
+
+class AdmittedLog:
+    """One row for each key; losing the last of them costs these keys a second probation here."""
+
+    def __init__(self, store: Store, keys: AdmittedKeys) -> None:
+        self._store = store
+        self._keys = keys
+
+    def restore(self) -> None:
+        """Take back what was known before a restart."""
+        for peer, row in self._store.scan(_HISTORY_TABLE):
+            match decode(row, bytes_max=ROW_BYTES_MAX):
+                case {
+                    "proof": bytes(proof),
+                    "since": int(since),
+                    "until": int() | None as until,
+                    "inviter": str(inviter),
+                    "number": int(number),
+                }:
+                    invite = (PeerId(inviter), number) if inviter else None
+                    admission = Admission(proof, since, until, invite)
+                    self._keys.admit(PeerId(peer.decode()), admission)
+
+    async def flush(self) -> None:
+        """Write what has changed; raises ``StorageFullError`` and keeps it pending."""
+        changes = dict(self._keys.changes)
+        if not changes:
+            return
+        await self._store.commit([_row(peer, known) for peer, known in changes.items()])
+        for peer, known in changes.items():
+            if self._keys.changes.get(peer) is known:
+                del self._keys.changes[peer]
+
+
+def _row(peer: PeerId, known: Admission | None) -> Put | Delete:
+    key = peer.encode()
+    if known is None:
+        return Delete(_HISTORY_TABLE, key)
+    inviter, number = known.number or ("", 0)
+    row = {
+        "proof": known.proof,
+        "since": known.since,
+        "until": known.until,
+        "inviter": inviter,
+        "number": number,
+    }
+    return Put(_HISTORY_TABLE, key, encode(row))

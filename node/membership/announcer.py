@@ -11,11 +11,11 @@ import structlog
 from node.context import NodeContext
 from node.local.addresses import ADDRESS_CHARACTERS_MAX
 from node.membership.admission import OwnAdmission
-from node.membership.buckets import BucketReader, Buckets, bits_for
 from node.membership.incarnation import Incarnation
-from node.streams.deadline import within
+from node.network.streams.deadline import within
+from protocol.core.types import Role, Topic
+from protocol.membership.directory_buckets import BucketReader, Buckets, bits_for
 from protocol.messages import PROTOCOL_VERSION, Hardware, NodeRecord, Signed
-from protocol.types import Role, Topic
 from roles.ports.swarm import Network, RefusedError
 from roles.ports.transport import TransportError
 

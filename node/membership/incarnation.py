@@ -22,9 +22,9 @@ from typing import Any
 import structlog
 
 from node.context import NodeContext
-from protocol.codec import decode, encode
-from protocol.containers import BoundedDict
-from protocol.membership import CLOCK_SKEW_SECONDS_MAX
+from protocol.core.codec import decode, encode
+from protocol.core.containers import BoundedDict
+from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import NodeRecord, RolloutCommit, Signed
 from roles.ports.storage import Put, StorageFullError
 

@@ -8,11 +8,11 @@ from itertools import cycle, islice
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from node.evaluation.intervals import Estimate, difference, share
 from node.local.errors import ExitCode, NodeError
 from node.models.subject import Subject
 from node.models.tasks import EvaluationTask, problem_seeds
-from protocol.rng import Rng
+from protocol.core.rng import Rng
+from protocol.rollout.evaluation import Estimate, difference, share
 from roles.ports.background import Background
 from roles.ports.engines import (
     Answer,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from node.evaluation.intervals import Estimate
 from node.models.evaluation import Result
+from protocol.rollout.evaluation import Estimate
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -54,7 +54,7 @@ def export(held: HeldRun, version: HeldVersion, out: Path) -> Exported:
 
 
 def _write_weights(version: HeldVersion, directory: Path) -> int:
-    from roles.engines.exported import export_weights  # noqa: PLC0415 - torch takes seconds
+    from roles.engines.bootstrap.huggingface_export import export_weights  # noqa: PLC0415 - torch takes seconds
 
     try:
         return export_weights(version.path, version.digest, directory)
@@ -76,7 +76,7 @@ def _write_weights(version: HeldVersion, directory: Path) -> int:
 
 def _others(held: HeldRun, version: HeldVersion, files: dict[str, bytes]) -> dict[str, bytes]:
     """Return all files but the weights by name."""
-    from roles.engines.exported import config_of, generation_config_of  # noqa: PLC0415 - as above
+    from roles.engines.bootstrap.huggingface_export import config_of, generation_config_of  # noqa: PLC0415 - as above
 
     published = json.loads(files[_CONFIG].decode("utf-8-sig")) if _CONFIG in files else None
     config = config_of(held.manifest.model, published)

@@ -11,14 +11,14 @@ from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run, pinned_run
 from node.replication.message_log import stored_messages
 from node.storage.sharded_files import index_of
-from protocol.bundle import decode_bundle
-from protocol.crypto import digest, verify
-from protocol.faults import Fault
+from protocol.core.crypto import digest, verify
+from protocol.core.faults import Fault
+from protocol.core.types import Digest, PeerId, Version
 from protocol.ledger.ledger import Ledger
-from protocol.manifest import RunFileName, RunManifest, SignedManifest
-from protocol.replica import Replica
+from protocol.replica.replica import Replica
+from protocol.run.manifest import RunFileName, RunManifest, SignedManifest
+from protocol.run.model_files import decode_bundle
 from protocol.shardcast.index import encode
-from protocol.types import Digest, PeerId, Version
 from roles.ports.storage import weights_name
 
 MANIFEST = "run.toml"

@@ -8,10 +8,10 @@ from node.founding.task import pin_section
 from node.local.errors import ExitCode, NodeError
 from node.models.held import HeldRun
 from node.models.tasks import EvaluationTask
-from protocol.manifest import RunManifest
-from protocol.recipe import Recipe
-from roles.engines.tokenizer import HuggingFaceTokenizer
-from roles.environments.families import COLUMNS
+from protocol.run.manifest import RunManifest
+from protocol.run.recipe import Recipe
+from roles.engines.files.tokenizer import HuggingFaceTokenizer
+from roles.environments.registry import COLUMNS
 from roles.environments.rows import CHAT_BEFORE
 
 Say = Callable[[str], None]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
 from node.models.held import MANIFEST, HeldRun, HeldVersion
-from protocol.manifest import RunManifest
+from protocol.run.manifest import RunManifest
 
 if TYPE_CHECKING:
+    from roles.engines.files.tokenizer import HuggingFaceTokenizer
     from roles.engines.local_model import LocalModel
-    from roles.engines.tokenizer import HuggingFaceTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def held_subject(held: HeldRun, version: HeldVersion) -> Subject:
         return LocalModel.of_policy(manifest.model, precision, version.path, version.digest, device)
 
     def read_tokenizer() -> "HuggingFaceTokenizer":
-        from roles.engines.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
+        from roles.engines.files.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
 
         if not manifest.environment.in_text:
             raise ValueError(f"the run's task {manifest.environment.name} is over characters")
@@ -85,8 +85,8 @@ def directory_subject(directory: Path, run: RunManifest | None = None) -> Subjec
         return LocalModel.of_directory(directory, precision, run.model.head, device)
 
     def read_tokenizer() -> "HuggingFaceTokenizer":
-        from roles.engines.published import config_of_directory  # noqa: PLC0415 - torch, seconds
-        from roles.engines.tokenizer import HuggingFaceTokenizer  # noqa: PLC0415 - the same
+        from roles.engines.bootstrap.huggingface_import import config_of_directory  # noqa: PLC0415 - torch, seconds
+        from roles.engines.files.tokenizer import HuggingFaceTokenizer  # noqa: PLC0415 - the same
 
         vocabulary_size = config_of_directory(directory).vocab_size
         made_at = (directory / "config.json").stat().st_mtime

@@ -1,8 +1,9 @@
 """Tasks of an evaluation, and their held-out problems.
 
-A run learns from problem seeds of 64 bits (``protocol.assignment``). The seeds here have 65: a task
-that generates its problems makes others of these, as far as it has others. A run over rows holds
-rows out if its manifest has a section ``evaluation``; else rows of another file are held out.
+A run learns from problem seeds of 64 bits (``protocol.rollout.assignment``). The seeds here have
+65: a task that generates its problems makes others of these, as far as it has others. A run over
+rows holds rows out if its manifest has a section ``evaluation``; else rows of another file are held
+out.
 """
 
 import os
@@ -13,10 +14,11 @@ from pathlib import Path
 from node.local.config import runtime_directories
 from node.local.errors import ExitCode, NodeError
 from node.models.held import HeldRun
-from protocol.assignment import HELD_OUT_SEED
-from protocol.manifest import RunManifest
-from protocol.recipe import EnvironmentSection, validated
-from protocol.rng import Rng
+from protocol.core.rng import Rng
+from protocol.rollout.assignment import HELD_OUT_SEED
+from protocol.run.manifest import RunManifest
+from protocol.run.recipe import EnvironmentSection
+from protocol.run.toml import validated
 from roles.ports.background import Background
 from roles.ports.engines import Environment
 from roles.ports.text import Tokenizer
@@ -62,11 +64,11 @@ class EvaluationTask:
     ) -> Environment:
         """Return the task for a model; raises ``NodeError`` where it cannot run here."""
         from roles.environments.base import environment  # noqa: PLC0415 - tasks may be heavy
-        from roles.environments.blocking import InBackground  # noqa: PLC0415 - the same
+        from roles.environments.threaded import InBackground  # noqa: PLC0415 - the same
 
         if not self.section.in_text:
             return InBackground(environment(self.name), background)
-        from roles.environments.families import text_task  # noqa: PLC0415 - the same
+        from roles.environments.registry import text_task  # noqa: PLC0415 - the same
         from roles.environments.usable_rows import PromptRoom  # noqa: PLC0415 - the same
 
         room = PromptRoom(None, ()) if self.rules is None else PromptRoom.of(self.rules)
@@ -126,7 +128,7 @@ def generated_task(generator: str, run: RunManifest | None) -> EvaluationTask:
     It is asked after the system message of ``run``. Raises ``NodeError``.
     """
     from node.founding.task import pin_section  # noqa: PLC0415 - tasks may be heavy
-    from roles.environments.families import require_task  # noqa: PLC0415 - the same
+    from roles.environments.registry import require_task  # noqa: PLC0415 - the same
 
     name = f"{GENERATORS}/{generator}"
     if run is not None and run.environment.name == name:

@@ -13,21 +13,21 @@ from typing import Any, TypeVar
 
 import structlog
 
-from node.blobs.upload_cap import UploadCap
 from node.context import NodeContext
+from node.network.resources.stream_limiter import Bounded
+from node.network.resources.upload_scheduler import UploadCap
+from node.network.streams.deadline import loop_time, within
+from node.network.streams.framing import length_prefixed, read_frame, write_frame
+from node.network.streams.protocols import IDS_MAX, REQUEST_SECONDS, SYNC
 from node.replication.inbox import Inbox, Source
-from node.replication.sources import Sources
-from node.streams.deadline import loop_time, within
-from node.streams.framing import length_prefixed, read_frame, write_frame
-from node.streams.limits import Bounded
-from node.streams.protocols import IDS_MAX, REQUEST_SECONDS, SYNC
-from protocol.codec import decode, encode
-from protocol.containers import BoundedDict
-from protocol.faults import Fault, FaultCode
+from node.replication.sync_peers import Sources
+from protocol.core.codec import decode, encode
+from protocol.core.containers import BoundedDict
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.rng import Rng
+from protocol.core.types import DIGEST_BYTES, Digest, PeerId, ValidationResult
 from protocol.messages import ENVELOPE_BYTES_MAX, Signed
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import DIGEST_BYTES, Digest, PeerId, ValidationResult
+from protocol.replica.replica import Replica
 from roles.ports.transport import Stream, TransportError
 
 log = structlog.get_logger()

@@ -14,15 +14,15 @@ from collections.abc import Hashable
 import structlog
 
 from node.context import NodeContext
-from node.membership.networks import network_of
+from node.network.connections.peer_selection import network_of_peer
+from node.network.streams.deadline import loop_time
 from node.replication.inbox import Source
-from node.streams.deadline import loop_time
-from protocol.clock_offsets import PEERS_MAX, ClockOffsets
-from protocol.containers import BoundedDict
-from protocol.membership import CLOCK_SKEW_SECONDS_MAX
+from protocol.core.containers import BoundedDict
+from protocol.core.types import PeerId
+from protocol.membership.clock_offsets import PEERS_MAX, ClockOffsets
+from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import NodeRecord
-from protocol.replica import Received
-from protocol.types import PeerId
+from protocol.replica.replica import Received
 
 log = structlog.get_logger()
 
@@ -70,7 +70,7 @@ class ClockWatch:
         named = dict.fromkeys(map(PeerId, (*genesis.trainers, *genesis.validators)))
         networks: dict[Hashable, list[PeerId]] = defaultdict(list)
         for peer in dict.fromkeys((*named, *self._context.peers.connected)):
-            networks[peer if peer in named else network_of(self._context, peer)].append(peer)
+            networks[peer if peer in named else network_of_peer(self._context, peer)].append(peer)
         return networks
 
     def _look(self) -> None:

@@ -6,9 +6,9 @@ import structlog
 
 from node.context import NodeContext
 from node.replication.rollout_bodies import RolloutBodies
-from protocol.assignment import is_evaluation
-from protocol.audit import Finding, read_body
 from protocol.ledger.commits import CommitState, Entry
+from protocol.rollout.assignment import is_evaluation
+from protocol.rollout.audit import Finding, read_body
 
 log = structlog.get_logger()
 

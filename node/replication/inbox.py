@@ -14,11 +14,12 @@ from typing import Any
 import structlog
 
 from node.context import NodeContext
-from node.membership.admitted_log import AdmittedLog
+from node.membership.admission import AdmittedLog
 from node.membership.incarnation import Incarnation
 from node.replication.message_log import MessageLog
-from protocol.containers import BoundedDict
-from protocol.faults import FaultCode
+from protocol.core.containers import BoundedDict
+from protocol.core.faults import FaultCode
+from protocol.core.types import Digest, PeerId, Role, Topic, ValidationResult
 from protocol.messages import (
     Certificate,
     CheckpointManifest,
@@ -27,11 +28,10 @@ from protocol.messages import (
     RolloutCommit,
     Signed,
 )
-from protocol.replica import Received
-from protocol.types import Digest, PeerId, Role, Topic, ValidationResult
-from roles.flow import ChangeSignal
+from protocol.replica.replica import Received
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
+from roles.runtime.context import ChangeSignal
 
 log = structlog.get_logger()
 

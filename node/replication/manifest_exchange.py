@@ -1,16 +1,15 @@
 """How a newcomer learns which run its peers are in: the signed manifest, from any of them."""
 
-from node.streams.deadline import within
-from node.streams.framing import read_frame, write_frame
-from node.streams.limits import Bounded
-from node.streams.places import Trust
-from node.streams.protocols import MANIFEST
-from node.tables import Tables
-from protocol.crypto import Verifier
-from protocol.faults import Fault
-from protocol.manifest import SignedManifest, decode_signed_manifest
-from protocol.types import PeerId
-from roles.ports.transport import Stream, Streams
+from node.context import Tables
+from node.network.resources.stream_limiter import Bounded
+from node.network.streams.deadline import within
+from node.network.streams.framing import read_frame, write_frame
+from node.network.streams.protocols import MANIFEST
+from protocol.core.crypto import Verifier
+from protocol.core.faults import Fault
+from protocol.core.types import PeerId
+from protocol.run.manifest import SignedManifest, decode_signed_manifest
+from roles.ports.transport import Stream, Streams, Trust
 
 _SECONDS = MANIFEST.stall_seconds
 

@@ -13,7 +13,7 @@ import structlog
 
 from node.storage.state import read_table
 from protocol.messages import ENVELOPE_BYTES_MAX
-from protocol.replica import Replica
+from protocol.replica.replica import Replica
 from roles.ports.storage import Delete, Put, StorageFullError, Store
 
 log = structlog.get_logger()

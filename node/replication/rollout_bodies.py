@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import structlog
 
-from node.blobs.exchange import BlobExchange
+from node.network.blobs.exchange import BlobExchange
+from protocol.core.types import Digest, PeerId
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed
-from protocol.replica import Replica
-from protocol.types import Digest, PeerId
+from protocol.replica.replica import Replica
 from roles.ports.storage import Blobs, Owner, Purpose, StorageFullError
 
 log = structlog.get_logger()

@@ -11,8 +11,8 @@ from blake3 import blake3
 from typing_extensions import override
 
 from node.storage import files
-from protocol import crypto
-from protocol.types import Digest
+from protocol.core import crypto
+from protocol.core.types import Digest
 from roles.ports.storage import Holding, PartialBlob
 
 

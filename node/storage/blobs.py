@@ -25,11 +25,11 @@ from node.storage.arrival import Arrival, Plan
 from node.storage.files import FilePart
 from node.storage.owners import Owners
 from node.storage.sharded_files import ShardedFile, ShardedFiles, index_of, prepare
-from protocol import crypto
-from protocol.faults import Fault
+from protocol.core import crypto
+from protocol.core.faults import Fault
+from protocol.core.types import Digest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.index import ShardIndex
-from protocol.types import Digest
 from roles.ports.storage import Blobs, Holding, Owner, Purpose, StorageFullError, StoredFile
 
 PART_BYTES = 2 << 20

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from blake3 import blake3
 
+from protocol.core.types import Digest
 from protocol.shardcast.encodings import stream
 from protocol.shardcast.encodings.stream import Base, Decoder, InOrder, ItemT, ResultT, Source
 from protocol.shardcast.encodings.tensor_file import EncodingError
-from protocol.types import Digest
 from roles.ports.engines import Policy
 
 THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))

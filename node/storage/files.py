@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from node.local.datadir import sync_directory
-from protocol.types import DIGEST_BYTES, Digest
+from protocol.core.types import DIGEST_BYTES, Digest
 from roles.ports.storage import StorageFullError
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from node.local.datadir import sync_directory
 from node.storage import files
-from protocol.types import DIGEST_BYTES, Digest
+from protocol.core.types import DIGEST_BYTES, Digest
 from roles.ports.storage import Owner, Purpose
 
 

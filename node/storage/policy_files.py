@@ -7,8 +7,8 @@ from typing_extensions import override
 
 from node.storage import encodings, files
 from node.storage.blobs import FileBlobs
+from protocol.core.types import Digest
 from protocol.shardcast.encodings.tensor_file import EncodingError
-from protocol.types import Digest
 from roles.ports.engines import Policy
 from roles.ports.storage import ENCODING, PolicyFiles
 

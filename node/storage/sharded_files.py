@@ -17,8 +17,8 @@ from blake3 import blake3
 
 from node.storage import files
 from node.storage.arrival import Arrival, Plan
+from protocol.core.types import Digest
 from protocol.shardcast.index import ChunkHasher, Shard, ShardIndex, shard_count, shard_length
-from protocol.types import Digest
 
 
 @dataclass(eq=False, slots=True)

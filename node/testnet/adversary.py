@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from node.live.node import MakePorts, live_engines, live_ports, run_node
 from node.local.config import load_config
 from node.local.errors import ExitCode, NodeError
+from node.process.runner import MakePorts, live_engines, live_ports, run_node
 from node.testnet.child import BEHAVIOUR_GROUP, dishonest
-from protocol.crypto import Identity
-from protocol.types import Role
+from protocol.core.crypto import Identity
+from protocol.core.types import Role
 
 ATTACK_GROUP = "prime_node.attacks"
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from node.api.arrivals import ArrivalStatus
-from node.api.piece_map import PieceBar, piece_shares
-from node.api.render_arrivals import share_text, to_go_text
+from node.cli.render.downloads import share_text, to_go_text
+from node.cli.render.piece_map import PieceBar, piece_shares
 from node.local.units import bytes_text, duration_text
 from node.testnet.colours import ACCENT, DIM, FRAME, GOOD, WARN
 from node.testnet.record import SwarmRecord

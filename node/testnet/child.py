@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from node.live.node import MakeEngines, live_engines, run_node
 from node.local.config import NodeConfig
 from node.local.errors import NodeError
 from node.local.memory import peak_rss_bytes
+from node.process.runner import MakeEngines, live_engines, run_node
 from roles.ports.engines import Engines
 
 BEHAVIOUR_GROUP = "prime_node.behaviours"

@@ -12,13 +12,13 @@ from typing import Annotated, NamedTuple, get_args
 
 import typer
 
-from node import completion
+from node.cli import completion
 from node.local.datadir import DataDir, locked
 from node.local.errors import NodeError
 from node.local.units import parse_rate
 from node.testnet import launcher
 from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, Layout, Options
-from protocol.types import Role
+from protocol.core.types import Role
 from roles.engines.factory import EngineName
 
 app = typer.Typer(add_completion=False)
@@ -230,8 +230,8 @@ def _rate(text: str | None) -> int | None:
 
 
 def _step_logs(names: list[str] | None) -> tuple[str, ...]:
+    from node.api.step_logs.base import require_libraries  # noqa: PLC0415 - the same
     from node.local.config import read_step_logs  # noqa: PLC0415 - pydantic; help does without
-    from node.step_logs.base import require_libraries  # noqa: PLC0415 - the same
 
     try:
         logs = read_step_logs(names or [])

@@ -4,12 +4,12 @@ import asyncio
 import os
 from pathlib import Path
 
-from node.live.background import ThreadBackground
+from node.local.background import ThreadBackground
 from node.local.config import runtime_directories
 from node.local.run_pin import load_run
 from node.testnet.plan import Layout
-from protocol.rng import Rng
-from protocol.types import Version
+from protocol.core.rng import Rng
+from protocol.core.types import Version
 from roles.ports.engines import Answer, Policy, Unscorable
 
 PROBLEMS = 512
@@ -22,8 +22,8 @@ def greedy_accuracy(layout: Layout, path: Path, seed: int) -> float:
 
 
 async def _greedy_accuracy(layout: Layout, path: Path, seed: int) -> float:
-    from roles.engines.builtin.policy import digest_of  # noqa: PLC0415 - imports torch
-    from roles.engines.task import task_of  # noqa: PLC0415 - keeps the parent light
+    from roles.engines.files.policy import digest_of  # noqa: PLC0415 - imports torch
+    from roles.engines.task_loader import task_of  # noqa: PLC0415 - keeps the parent light
     from roles.engines.training.engine import TorchTrainingEngine  # noqa: PLC0415 - imports torch
 
     manifest = load_run(layout.manifest).manifest

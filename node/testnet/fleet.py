@@ -13,16 +13,16 @@ from pathlib import Path
 import httpx
 import psutil
 
-from node.live.sockets import SocketDirectory
 from node.local.memory import is_running
+from node.local.socket_directory import SocketDirectory
 from node.testnet import launcher
 from node.testnet.child import DRAIN_SECONDS, node_main
 from node.testnet.plan import Layout, NodePlan, Options
 from node.testnet.poll import sample
 from node.testnet.record import SwarmRecord
-from protocol.types import Role
-from roles.engines.child.process import start_fork_server
+from protocol.core.types import Role
 from roles.engines.factory import EngineName
+from roles.engines.subprocess.process import start_fork_server
 
 EXIT_POLL_SECONDS = 0.1
 

@@ -12,15 +12,15 @@ from node.founding.found import create_member, found, give, manifest_toml
 from node.founding.model import import_model
 from node.founding.recipes import read_recipe
 from node.founding.task import give_task, import_task, pin_task
-from node.live.background import ThreadBackground
+from node.local.background import ThreadBackground
 from node.local.config import runtime_directories
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
 from node.testnet.plan import STEPS, Layout, NodePlan, Options
-from protocol.manifest import RunFile, RunFileName, SignedManifest
-from protocol.recipe import VERSIONS_MAX, EnvironmentSection, ModelSection, Recipe
-from protocol.types import Role
+from protocol.core.types import Role
+from protocol.run.manifest import RunFile, RunFileName, SignedManifest
+from protocol.run.recipe import VERSIONS_MAX, EnvironmentSection, ModelSection, Recipe
 
 COLD_START_ACCURACY = 0.33
 """Sampled accuracy at which reinforcement learning takes over: groups hold both right and wrong
@@ -52,8 +52,8 @@ def require_task(recipe: Recipe) -> None:
     """
     if not recipe.environment.in_text:
         return
-    from roles.environments.families import text_task  # noqa: PLC0415 - for a task in text alone
     from roles.environments.jail import NoJailError  # noqa: PLC0415 - as above
+    from roles.environments.registry import text_task  # noqa: PLC0415 - for a task in text alone
     from roles.environments.usable_rows import PromptRoom  # noqa: PLC0415 - as above
 
     background = ThreadBackground()
@@ -104,8 +104,8 @@ def make_first_policy(recipe: Recipe, seed: int, layout: Layout) -> FirstPolicy:
     A task over characters needs weights alone; one in text gets a whole Hugging Face directory,
     which is founded as anybody's.
     """
-    from roles.engines.cold_start import cold_start  # noqa: PLC0415 - see above
-    from roles.engines.small_model import make_small_model  # noqa: PLC0415 - see above
+    from roles.engines.bootstrap.cold_start import cold_start  # noqa: PLC0415 - see above
+    from roles.engines.bootstrap.small_model import make_small_model  # noqa: PLC0415 - see above
     from roles.environments.base import environment, solved  # noqa: PLC0415 - see above
 
     path = layout.genesis_policy

@@ -11,7 +11,7 @@ from node.local.units import bytes_text
 from node.testnet.colours import ACCENT, BAD, DIM, GOOD, WARN
 from node.testnet.plan import NodePlan
 from node.testnet.record import Condition, Observation, SwarmRecord
-from protocol.types import Role
+from protocol.core.types import Role
 
 OUTSIDERS_SHOWN = 4
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from node.evaluation.curve import EvaluationPoint
+from protocol.rollout.evaluation import EvaluationPoint
 
 
 def draw_reward(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.types import PeerId, Role
+from protocol.core.types import PeerId, Role
 from roles.engines.factory import EngineName
 
 STEPS = {"testnet": 60, "tiny-qwen3-bpe": 100}

@@ -10,11 +10,11 @@ from typing import Literal
 
 from node.api.arrivals import ArrivalStatus
 from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts, StepsStatus
-from node.evaluation.curve import EvaluationPoint
 from node.testnet.idle import idle_share
 from node.testnet.plan import NodePlan
 from node.testnet.poll import Sample
-from protocol.types import Role
+from protocol.core.types import Role
+from protocol.rollout.evaluation import EvaluationPoint
 
 Condition = Literal["waiting", "starting", "running", "silent", "dead"]
 """``silent``: the process exists and does not answer; ``dead``: it was there and is gone."""

@@ -11,7 +11,7 @@ from typing import Any
 from node.founding.expected import Outcome, Point, outcome
 from node.testnet.record import SwarmRecord
 from node.testnet.spread import spread
-from protocol.types import Role
+from protocol.core.types import Role
 
 REWARD_WINDOW_STEPS = 5
 """The first and the last reward of a report are means over this many steps."""

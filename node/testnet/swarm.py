@@ -35,8 +35,8 @@ from node.testnet.report import build_report, write_report
 from node.testnet.screen import Screen
 from node.testnet.trained import TrainedModel, export_last
 from node.testnet.web import SwarmPages
-from protocol.recipe import Recipe
-from protocol.types import Role
+from protocol.core.types import Role
+from protocol.run.recipe import Recipe
 from roles.ports.storage import weights_name
 
 T = TypeVar("T")

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from node.blobs.exchange import BlobExchange
-from node.blobs.wire import BlobRefusedError, Kind, Status
-from node.streams.deadline import loop_time
-from node.weights.arrivals import Arrivals, Label
-from node.weights.beside import beside
-from protocol.faults import Fault, FaultCode
-from protocol.shardcast import forest, fosters
+from node.network.blobs.exchange import BlobExchange
+from node.network.blobs.wire import BlobRefusedError, Kind, Status
+from node.network.streams.deadline import loop_time
+from node.weights.background_task import beside
+from node.weights.download_progress import Arrivals, Label
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Digest, PeerId
+from protocol.shardcast import forest
+from protocol.shardcast import forest as fosters
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import (
     Ask,
@@ -40,7 +42,6 @@ from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
 from protocol.shardcast.transfer import Transfer
-from protocol.types import Digest, PeerId
 from roles.ports.storage import Blobs, PartialBlob, PolicyFiles, Purpose
 from roles.ports.transport import TransportError
 

@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from node.blobs.exchange import BlobExchange
 from node.context import Ports
-from node.weights.arrivals import Arrivals
+from node.network.blobs.exchange import BlobExchange
 from node.weights.download import Weights, WeightsDownload
-from protocol.capacity import forest_members
-from protocol.replica import Replica
+from node.weights.download_progress import Arrivals
+from protocol.ledger.reputation import has_standing
+from protocol.membership.measured_capacity import forest_members
+from protocol.replica.replica import Replica
 from protocol.shardcast.forest import ForestMember, ForestMembers
 from protocol.shardcast.source_history import SourceHistory
-from protocol.standing import has_standing
 
 MEMBERS_SECONDS = 1.0
 """Until a roster that has changed is looked at again, at least."""

@@ -1,13 +1,15 @@
-"""The policies on this machine (``roles.flow.Policies``): fetched over the forest, kept, forgotten.
+"""Policy store of this machine: fetch over the forest, keep, delete.
 
 Every node that works or relays holds the newest versions, because everyone feeds others. A policy
 counts as here when its file is whole and its name is in the store; which tensors it holds is
 checked by the engine that loads it, and what an engine refuses is fetched once more (``discard``).
+
+Releases the blobs of versions that nobody needs any more.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,24 +18,82 @@ from pathlib import Path
 import structlog
 from typing_extensions import override
 
-from node.blobs.exchange import BlobExchange
 from node.context import Ports
-from node.weights.beside import beside
+from node.network.blobs.exchange import BlobExchange
+from node.weights.background_task import beside
 from node.weights.download import Weights, WeightsDownload
+from node.weights.download_plan import Leg, Routes
 from node.weights.downloads import Downloads
-from node.weights.publishing import offer_file, publish_encoding
-from node.weights.retention import STATES_KEPT, WeightsRetention
-from node.weights.routes import Leg, Routes
-from node.weights.states import TrainerStates
-from protocol.faults import Fault
+from node.weights.optimizer_states import TrainerStates, published_states
+from node.weights.publish import offer_file, publish_encoding
+from protocol.core.faults import Fault
+from protocol.core.types import Digest, PeerId, Version
 from protocol.messages import CheckpointManifest, Signed
-from protocol.replica import Replica
+from protocol.replica.replica import Replica
 from protocol.shardcast.forest import ForestMember
-from protocol.types import Digest, PeerId, Version
-from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Patch, Policy
-from roles.ports.storage import Delete, Purpose, Put, StorageFullError
+from roles.ports.storage import Blobs, Delete, Owner, Purpose, Put, StorageFullError
 from roles.ports.swarm import Policies, Release
+from roles.runtime.context import ChangeSignal, Conditions
+
+STATES_KEPT = 2
+"""The newest optimiser state, and the one before it, which becomes the newest when a later term
+supersedes; each takes several times what a policy takes."""
+
+
+class WeightsRetention:
+    """Compares what is stored for versions with the versions that are needed."""
+
+    def __init__(self, replica: Replica, blobs: Blobs) -> None:
+        self._replica = replica
+        self._blobs = blobs
+        self._unnamed_since: dict[Owner, int] = {}
+        """The newest version when we first saw an owner that no version needs; -1 for one that a
+        version has needed."""
+
+    async def sweep(self, weights_kept: Iterable[int]) -> None:
+        """Release old states, and the weights of all versions but ``weights_kept``.
+
+        Also what a later term has replaced. What no version has named yet is being published, or
+        its manifest comes again after a restart: it goes when the next version comes without it.
+        """
+        await self._release_all_but(Purpose.WEIGHTS, self._indexes(weights_kept))
+        states = published_states(self._replica, self._replica.ledger.version, STATES_KEPT)
+        needed = [Digest(checkpoint.message.state) for checkpoint in states]
+        await self._release_all_but(Purpose.OPTIMISER_STATE, needed)
+
+    async def drop(self, checkpoint: CheckpointManifest, others: Iterable[int]) -> None:
+        """Release the weights of a version, but for what one of the ``others`` has too."""
+        needed = self._indexes(others)
+        for index in indexes_of(checkpoint):
+            if index not in needed:
+                await self._blobs.release(Owner(Purpose.WEIGHTS, index))
+
+    async def _release_all_but(self, purpose: Purpose, indexes: Iterable[Digest]) -> None:
+        newest, here = self._replica.ledger.version, self._blobs.owners(purpose)
+        needed = {Owner(purpose, index): -1 for index in indexes}
+        since = {owner: self._unnamed_since.get(owner, newest) for owner in here} | needed
+        for owner in here:
+            if owner not in needed and since[owner] < newest:
+                await self._blobs.release(owner)
+                del since[owner]
+        others = {key: at for key, at in self._unnamed_since.items() if key.purpose is not purpose}
+        self._unnamed_since = others | since
+
+    def _indexes(self, versions: Iterable[int]) -> dict[Digest, None]:
+        checkpoints = map(self._replica.ledger.checkpoint, versions)
+        return {
+            index: None
+            for item in checkpoints
+            if item is not None
+            for index in indexes_of(item.message)
+        }
+
+
+def indexes_of(checkpoint: CheckpointManifest) -> list[Digest]:
+    """Return what the blobs of a version are stored for: its file, and each of its encodings."""
+    return [Digest(checkpoint.index), *(Digest(form.index) for form in checkpoint.encodings)]
+
 
 log = structlog.get_logger()
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import structlog
 
 from node.context import Ports
-from node.streams.deadline import loop_time
-from node.weights.arrivals import Label
-from node.weights.beside import beside
+from node.network.streams.deadline import loop_time
+from node.weights.background_task import beside
 from node.weights.download import Weights, WeightsDownload
+from node.weights.download_progress import Label
 from node.weights.downloads import Downloads, Progress
-from protocol.faults import Fault
-from protocol.manifest import RunFile, RunFileName
-from protocol.replica import Replica
-from protocol.types import Digest, PeerId
-from roles.flow import Conditions
+from protocol.core.faults import Fault
+from protocol.core.types import Digest, PeerId
+from protocol.replica.replica import Replica
+from protocol.run.manifest import RunFile, RunFileName
 from roles.ports.storage import Owner, Purpose, StorageFullError
+from roles.runtime.context import Conditions
 
 log = structlog.get_logger()
 

@@ -9,10 +9,10 @@ at a time, so nobody can use them up. Other branches are the validators' to deci
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from protocol.faults import Fault, FaultCode
-from protocol.manifest import RunManifest
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Digest, PeerId
 from protocol.messages import CheckpointManifest, Signed
-from protocol.types import Digest, PeerId
+from protocol.run.manifest import RunManifest
 
 TERM_MAX = 2**52
 """Whatever the trainers do, a later term still fits into a message."""

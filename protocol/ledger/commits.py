@@ -1,16 +1,22 @@
-"""A commit with its outcome, and what a commit must look like to be taken."""
+"""A commit with its outcome, and what a commit must look like to be taken.
+
+Which slots workers have used: for each checkpoint a worker commits to slot 0, 1, 2, … in order.
+
+When a later term supersedes a version, its slots begin again: the assignments are others.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from protocol.faults import Fault, FaultCode
-from protocol.manifest import RunManifest
-from protocol.membership import CLOCK_SKEW_SECONDS_MAX
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Digest, PeerId
+from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
-from protocol.rollout import body_bytes_max
-from protocol.statistics import Sums
+from protocol.rollout.body import body_bytes_max
+from protocol.rollout.statistics import Sums
+from protocol.run.manifest import RunManifest
 
 EPOCHS_AHEAD_MAX = 2
 """A commit may claim an epoch this far ahead of ours: clock skew, not a choice."""
@@ -114,3 +120,46 @@ def agreed_reason(verdicts: Sequence[Verdict]) -> str:
     """Return what most verdicts give as reason; ties by the alphabet."""
     reasons = sorted(verdict.reason for verdict in verdicts)
     return max(reasons, key=reasons.count, default="")
+
+
+_Key = tuple[PeerId, int, bytes]
+"""Worker, version and checkpoint."""
+
+
+def _key(commit: Signed[RolloutCommit]) -> _Key:
+    return commit.signer, commit.message.version, commit.message.checkpoint
+
+
+class Slots:
+    """The first commit that was seen for each slot."""
+
+    def __init__(self) -> None:
+        self._used: dict[_Key, dict[int, Digest]] = {}
+
+    def take(self, commit: Signed[RolloutCommit]) -> Digest | None:
+        """Note a commit; return the other one that had its slot before, if there is one."""
+        slots = self._used.setdefault(_key(commit), {})
+        first = slots.setdefault(commit.message.slot, commit.digest)
+        return None if first == commit.digest else first
+
+    def follows(self, commit: Signed[RolloutCommit]) -> bool:
+        """Tell whether the commit of the slot before is here, and is the one that is named."""
+        slots, slot = self._used.get(_key(commit), {}), commit.message.slot
+        return slot == 0 or slots.get(slot - 1) == commit.message.previous
+
+    def is_last(self, commit: Signed[RolloutCommit]) -> bool:
+        """Tell whether no later slot is used."""
+        slots = self._used.get(_key(commit), {})
+        return slots.get(max(slots, default=0)) == commit.digest
+
+    def after_last(self, worker: PeerId, version: int, checkpoint: bytes) -> tuple[int, bytes]:
+        """Return the slot that ``worker`` must use next, and the digest of the one before it."""
+        slots = self._used.get((worker, version, checkpoint), {})
+        if not slots:
+            return 0, b""
+        last = max(slots)
+        return last + 1, slots[last]
+
+    def forget(self, is_needed: Callable[[PeerId, int, bytes], bool]) -> None:
+        """Keep the slots of the checkpoints that are needed by a worker, forget the others."""
+        self._used = {key: slots for key, slots in self._used.items() if is_needed(*key)}

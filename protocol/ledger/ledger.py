@@ -8,21 +8,18 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 
 from collections.abc import Sequence
 
-from protocol.assignment import is_evaluation
-from protocol.containers import SizeGauge, Table
-from protocol.faults import Fault, FaultCode
-from protocol.ledger.branches import Branches
+from protocol.core.containers import SizeGauge, Table
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Digest, PeerId
+from protocol.ledger.backpressure import Demand
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
-from protocol.ledger.commits import CommitRules, CommitState, Entry, agreed_reason
-from protocol.ledger.counts import Counts
-from protocol.ledger.decisions import Decisions
-from protocol.ledger.demand import Demand
-from protocol.ledger.slots import Slots
-from protocol.ledger.workers import UNCERTIFIED_MAX, Workers
-from protocol.manifest import RunManifest
+from protocol.ledger.commits import CommitRules, CommitState, Entry, Slots, agreed_reason
+from protocol.ledger.fork_choice import Branches
+from protocol.ledger.worker_stats import UNCERTIFIED_MAX, Counts, Decisions, Workers
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
-from protocol.statistics import agreed
-from protocol.types import Digest, PeerId
+from protocol.rollout.assignment import is_evaluation
+from protocol.rollout.statistics import agreed
+from protocol.run.manifest import RunManifest
 
 COMMITS_IN_FLIGHT_MAX = 16
 """Commits of one worker that may wait for an outcome; it bounds what a liar can make us do. Workers

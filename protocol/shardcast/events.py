@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protocol.faults import Fault
-from protocol.types import PeerId
+from protocol.core.faults import Fault
+from protocol.core.types import PeerId
 
 
 class Refusal(StrEnum):

@@ -11,9 +11,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from protocol import codec
-from protocol.faults import Fault, FaultCode
-from protocol.types import DIGEST_BYTES, Digest
+from protocol.core import codec
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import DIGEST_BYTES, Digest
 
 INDEX_BYTES_MAX = 4 << 20
 """Twice the index of a 62 GB file; it also bounds the digests in it to 131072."""

@@ -12,8 +12,8 @@ share of the members is doubted, so that there is practically always one to ask 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from protocol.shardcast.timer import Timer
-from protocol.types import PeerId
+from protocol.core.types import PeerId
+from protocol.shardcast.transfer_state import Timer
 
 DOUBT_VERSIONS = 16
 DOUBT_VERSIONS_MAX = 256

@@ -26,7 +26,8 @@ may feed one first and the others seconds later. ``now`` is of a monotonic clock
 import bisect
 from collections.abc import Sequence
 
-from protocol.faults import Fault, FaultCode
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import PeerId
 from protocol.shardcast.events import (
     Ask,
     BadSource,
@@ -44,9 +45,7 @@ from protocol.shardcast.events import (
     TransferLimits,
 )
 from protocol.shardcast.index import ShardIndex
-from protocol.shardcast.lanes import Hold, Lane, Request
-from protocol.shardcast.source import Source
-from protocol.types import PeerId
+from protocol.shardcast.transfer_state import Hold, Lane, Request, Source
 
 
 class Transfer:

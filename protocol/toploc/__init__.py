@@ -7,8 +7,8 @@ machines give small errors, while another model, prompt or precision gives large
 
 The idea is of Ong and others, arXiv 2501.16007; ``proof`` names where this differs and why. A proof
 says nothing about how tokens were chosen, about the last layer or the last token. ``sampling`` has
-the noise that makes the choice of a token repeatable; ``protocol.audit`` checks all of it, and
-decides what the statistics mean.
+the noise that makes the choice of a token repeatable; ``protocol.rollout.audit`` checks all of it,
+and decides what the statistics mean.
 
 Everything is exact integer arithmetic up to the final statistics: the same states give the same
 bytes on every machine. Read in this order: ``layout`` (the bytes), ``selection`` (which values),

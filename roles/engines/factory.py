@@ -1,14 +1,14 @@
 """The engines that compute for real, made from the run manifest; torch is imported when one is.
 
 They compute in the process that makes them: an engine process, a benchmark or a test. A live daemon
-has ``roles.engines.child.engines``, which talk to such processes.
+has ``roles.engines.subprocess.client``, which talk to such processes.
 """
 
 from typing import Literal
 
 from typing_extensions import override
 
-from protocol.manifest import RunManifest
+from protocol.run.manifest import RunManifest
 from roles.ports.engines import (
     GenerationEngine,
     TrainingEngine,

@@ -10,21 +10,21 @@ from typing import Literal
 
 import torch
 
-from protocol.recipe import ModelSection
-from protocol.types import Digest
+from protocol.core.types import Digest
+from protocol.run.recipe import ModelSection
 from roles.engines.architectures.architecture import Config
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import shapes_of
+from roles.engines.bootstrap.huggingface_import import read_directory
 from roles.engines.builtin.batching import Batch, Continuation, Lengths, Noise
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import prepare_thread
 from roles.engines.builtin.generation import STEPS_PER_LOOK, STEPS_PER_LOOK_ELSEWHERE
 from roles.engines.builtin.memory import cache_bytes
-from roles.engines.builtin.policy import DTYPES, Precision, read_policy
 from roles.engines.factory import device_of
-from roles.engines.noise import NoiseSource
-from roles.engines.published import read_directory
-from roles.engines.tensors import THREADS
+from roles.engines.files.policy import DTYPES, Precision, read_policy
+from roles.engines.files.safetensors import THREADS
+from roles.engines.sampling.gumbel_noise import NoiseSource
 from roles.ports.engines import EngineError, GenerationRequest
 
 ROWS_MAX = 256

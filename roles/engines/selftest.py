@@ -15,16 +15,17 @@ from pathlib import Path
 
 import torch
 
-from protocol.recipe import Recipe, load_recipe
-from protocol.rng import Rng
-from protocol.statistics import Measurement, added, beyond
-from protocol.types import Version
+from protocol.core.rng import Rng
+from protocol.core.types import Version
+from protocol.rollout.statistics import Measurement, added, beyond
+from protocol.run.recipe import Recipe
+from protocol.run.toml import load_recipe
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of, weights_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import DTYPES, write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.factory import device_of
+from roles.engines.files.policy import DTYPES, write_policy
 from roles.ports.engines import (
     GenerationEngine,
     GenerationRequest,

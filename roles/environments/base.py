@@ -7,8 +7,8 @@ from typing import Protocol, cast
 
 from typing_extensions import override
 
-from protocol.crypto import digest
-from roles.environments.blocking import BlockingTask
+from protocol.core.crypto import digest
+from roles.environments.threaded import BlockingTask
 
 PADDING = 0
 END = 1

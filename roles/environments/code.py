@@ -17,7 +17,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from roles.environments.fences import blocks
 from roles.environments.held_out import SplitRows
 from roles.environments.jail import Jail, places

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from protocol.assignment import HELD_OUT_SEED
-from protocol.crypto import digest
+from protocol.core.crypto import digest
+from protocol.rollout.assignment import HELD_OUT_SEED
 from roles.ports.text import Rows
 
 

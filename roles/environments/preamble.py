@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from protocol.recipe import EnvironmentSection
+from protocol.run.recipe import EnvironmentSection
 from roles.ports.text import Message, Tokenizer
 
 

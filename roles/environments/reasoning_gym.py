@@ -9,10 +9,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from protocol.crypto import digest
-from protocol.recipe import EnvironmentSection
-from roles.environments.asked import AskedTask
+from protocol.core.crypto import digest
+from protocol.run.recipe import EnvironmentSection
 from roles.environments.checker import Checker
+from roles.environments.checker_task import AskedTask
 from roles.environments.text import require
 from roles.ports.background import Background
 from roles.ports.text import Tokenizer

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.codec import encode
-from protocol.crypto import digest
-from protocol.recipe import EnvironmentSection
-from protocol.runtime import RuntimeSection, runtime_digest
-from protocol.types import Digest
+from protocol.core.codec import encode
+from protocol.core.crypto import digest
+from protocol.core.types import Digest
+from protocol.run.recipe import EnvironmentSection
+from protocol.run.sections import RuntimeSection, runtime_digest
 
 PYTHONS = ("3.11", "3.12", "3.13")
 """Under which the programs of ``jailed`` run."""

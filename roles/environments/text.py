@@ -10,11 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from typing_extensions import override
 
-from protocol.assignment import HELD_OUT_SEED
-from roles.environments.blocking import in_background
+from protocol.rollout.assignment import HELD_OUT_SEED
 from roles.environments.fences import blocks
 from roles.environments.held_out import SplitRows, row_of
 from roles.environments.rows import chat_of
+from roles.environments.threaded import in_background
 from roles.ports.background import Background
 from roles.ports.engines import Answer, EngineError, Environment, Score
 from roles.ports.text import Chat, Rows, Tokenizer

@@ -11,8 +11,8 @@ from typing import Self
 
 from typing_extensions import override
 
-from protocol.crypto import digest
-from protocol.recipe import Recipe
+from protocol.core.crypto import digest
+from protocol.run.recipe import Recipe
 from roles.environments.code import read_tests
 from roles.environments.rows import UnusableRowError, chat_of
 from roles.environments.text import question_of

@@ -18,9 +18,10 @@ from typing import Any
 from pydantic import ValidationError
 from typing_extensions import override
 
-from protocol.recipe import EnvironmentSection, first_error
-from roles.environments.asked import AskedTask
+from protocol.run.recipe import EnvironmentSection
+from protocol.run.toml import first_error
 from roles.environments.checker import Checker
+from roles.environments.checker_task import AskedTask
 from roles.environments.held_out import HoldOut, row_of
 from roles.environments.jailed.installed import package_digest
 from roles.environments.limits import Limits

@@ -11,16 +11,14 @@ from itertools import count
 
 import structlog
 
-from protocol import crypto
-from protocol.assignment import is_evaluation
+from protocol.core import crypto
+from protocol.core.types import Digest, Role, Topic, Version
 from protocol.ledger.commits import window_epochs
 from protocol.messages import RolloutCommit, message_id
-from protocol.rollout import RolloutSequence, encode_body
-from protocol.types import Digest, Role, Topic, Version
-from roles.failures import Failures, pause_epochs
-from roles.flow import RoleContext
-from roles.inference.making import Making, SlotsInTheMaking
-from roles.inference.staging import Staging
+from protocol.rollout.assignment import is_evaluation
+from protocol.rollout.body import RolloutSequence, encode_body
+from roles.inference.policy_staging import Staging
+from roles.inference.slots import Making, SlotsInTheMaking
 from roles.ports.engines import (
     EngineError,
     Environment,
@@ -30,7 +28,9 @@ from roles.ports.engines import (
 )
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from roles.ports.swarm import RefusedError
-from roles.task import Task
+from roles.runtime.context import RoleContext
+from roles.runtime.retry import Failures, pause_epochs
+from roles.runtime.scoring import Task
 
 log = structlog.get_logger()
 

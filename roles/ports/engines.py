@@ -9,9 +9,9 @@ from pathlib import Path
 from traceback import format_exception
 from typing import Protocol
 
-from protocol.manifest import RunManifest
-from protocol.statistics import Measurement
-from protocol.types import Digest, Version
+from protocol.core.types import Digest, Version
+from protocol.rollout.statistics import Measurement
+from protocol.run.manifest import RunManifest
 
 _REASON_CHARACTERS_MAX = 200
 _TRACE_CHARACTERS_MAX = 8_000

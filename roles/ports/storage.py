@@ -7,9 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from protocol.manifest import RunFileName
+from protocol.core.types import Digest
+from protocol.run.manifest import RunFileName
 from protocol.shardcast.index import ShardIndex
-from protocol.types import Digest
 from roles.ports.engines import Policy
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from protocol.core.types import PeerId, Topic
 from protocol.messages import CheckpointManifest, Encoding, MessageT, RolloutCommit, Signed
-from protocol.types import PeerId, Topic
 from roles.ports.engines import Policy
 from roles.ports.storage import StoredFile
 

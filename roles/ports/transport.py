@@ -3,10 +3,11 @@
 Every call that waits for another node has a deadline at the caller (``asyncio.timeout``).
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.types import Digest, PeerId
+from protocol.core.types import Digest, PeerId
 
 
 class TransportError(Exception):
@@ -121,3 +122,15 @@ class Directory(Protocol):
 
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
         """Return what each peer stored under ``key`` and has not expired; possibly stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What a node knows of whoever opens streams to it."""
+
+    proven: Callable[[PeerId], bool] = lambda _peer: False
+    """Whether a peer has standing."""
+    block: Callable[[PeerId], Hashable] = lambda peer: peer
+    """What it shares with others who are probably the same: its address block, if known."""
+    member: Callable[[PeerId], bool] = lambda _peer: False
+    """Whether it has been admitted: its record is here."""

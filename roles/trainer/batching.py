@@ -18,13 +18,12 @@ from itertools import groupby, islice
 
 import structlog
 
-from protocol.assignment import assign
-from protocol.audit import Finding, check_claims, read_body
-from protocol.crypto import digest
+from protocol.core.crypto import digest
+from protocol.core.types import Digest
 from protocol.ledger.commits import Entry
-from protocol.rollout import REWARD_SCALE
-from protocol.types import Digest
-from roles.flow import RoleContext
+from protocol.rollout.assignment import assign
+from protocol.rollout.audit import Finding, check_claims, read_body
+from protocol.rollout.body import REWARD_SCALE
 from roles.ports.engines import (
     EngineError,
     Environment,
@@ -32,7 +31,8 @@ from roles.ports.engines import (
     TrainingSequence,
     Unscorable,
 )
-from roles.task import Task
+from roles.runtime.context import RoleContext
+from roles.runtime.scoring import Task
 
 log = structlog.get_logger()
 

@@ -4,10 +4,10 @@ from contextlib import suppress
 
 import structlog
 
-from protocol.rollout import REWARD_SCALE
-from roles.failures import Failures
-from roles.flow import RoleContext
+from protocol.rollout.body import REWARD_SCALE
 from roles.ports.engines import EngineError, Environment, StepMetrics, TrainingEngine
+from roles.runtime.context import RoleContext
+from roles.runtime.retry import Failures
 from roles.trainer.batching import Batch, Batching
 from roles.trainer.leadership import Leadership
 from roles.trainer.publication import Publication

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import structlog
 
+from protocol.core.types import Digest, Role, Topic, Version
 from protocol.messages import CheckpointManifest, Signed
-from protocol.types import Digest, Role, Topic, Version
-from roles.flow import RoleContext
 from roles.ports.engines import Policy, TrainingEngine
 from roles.ports.storage import StorageFullError
+from roles.runtime.context import RoleContext
 
 log = structlog.get_logger()
 

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import structlog
 
+from protocol.core.types import Digest, Topic, Version
 from protocol.messages import CheckpointManifest
-from protocol.types import Digest, Topic, Version
-from roles.flow import RoleContext
 from roles.ports.engines import EngineError, Policy, TrainingEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
+from roles.runtime.context import RoleContext
 from roles.trainer.leadership import Position
 
 log = structlog.get_logger()

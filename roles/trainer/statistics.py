@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from itertools import groupby
 from statistics import fmean, pstdev
 
-from roles.durations import Steps
 from roles.ports.engines import StepMetrics, TrainingSequence
+from roles.runtime.metrics import Steps
+from roles.runtime.training_steps import TrainingStep
 from roles.trainer.batching import Batch
-from roles.training_steps import TrainingStep
 
 
 class StepTimer:

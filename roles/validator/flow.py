@@ -9,18 +9,18 @@ from collections import Counter
 
 import structlog
 
-from protocol.audit import Finding
-from protocol.committee import Committee
+from protocol.consensus.committee import Committee
+from protocol.core.types import Digest, PeerId, Topic
 from protocol.ledger.commits import CommitState, Entry
+from protocol.ledger.reputation import has_standing
 from protocol.messages import RolloutCommit, Signed, Verdict
-from protocol.standing import has_standing
-from protocol.types import Digest, PeerId, Topic
-from roles.failures import Failures, pause_epochs
-from roles.flow import RoleContext
+from protocol.rollout.audit import Finding
 from roles.ports.engines import EngineError, Environment, Unscorable, VerificationEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
-from roles.validator.examination import Examination
+from roles.runtime.context import RoleContext
+from roles.runtime.retry import Failures, pause_epochs
+from roles.validator.check import Examination
 
 log = structlog.get_logger()
 

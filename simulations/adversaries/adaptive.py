@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
-from protocol.audit import Past, decide
-from protocol.containers import BoundedDict
-from protocol.manifest import RunManifest
-from protocol.rng import Rng
-from protocol.statistics import Measurement, Sums, of_rollout
+from protocol.core.containers import BoundedDict
+from protocol.core.rng import Rng
+from protocol.rollout.audit import Past, decide
+from protocol.rollout.statistics import Measurement, Sums, of_rollout
+from protocol.run.manifest import RunManifest
 from roles.ports.engines import (
     Answer,
     Engines,

@@ -2,7 +2,7 @@
 
 from functools import reduce
 
-from protocol.rng import Rng
+from protocol.core.rng import Rng
 from simulations.adversaries.newcomers import false_sync
 from simulations.adversaries.records import record_spam
 from simulations.adversaries.rpcs import RPC_FLOODS

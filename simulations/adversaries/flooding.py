@@ -11,14 +11,14 @@ from dataclasses import asdict
 
 from typing_extensions import override
 
-from node.blobs.wire import Kind, Request
-from node.streams.deadline import within
-from node.streams.framing import length_prefixed
-from node.streams.protocols import GOSSIP
-from protocol.codec import encode
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import DIGEST_BYTES, Digest, PeerId
+from node.network.blobs.wire import Kind, Request
+from node.network.streams.deadline import within
+from node.network.streams.framing import length_prefixed
+from node.network.streams.protocols import GOSSIP
+from protocol.core.codec import encode
+from protocol.core.rng import Rng
+from protocol.core.types import DIGEST_BYTES, Digest, PeerId
+from protocol.replica.replica import Replica
 from roles.ports.transport import Stream, StreamHandler, TransportError
 from simulations.adversaries.gossiping import WRITE_SECONDS, GossipingTransport
 from simulations.adversaries.junk import Junk

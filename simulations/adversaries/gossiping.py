@@ -6,16 +6,15 @@ from contextlib import suppress
 
 from typing_extensions import override
 
-from node.gossip.tasks import Tasks
-from node.streams.deadline import within
-from node.streams.protocols import GOSSIP, topic_name
-from protocol.crypto import Signer
-from protocol.gossip.frames import frame
-from protocol.gossip.message import encode_message, sign_message
-from protocol.gossip.rpc import Rpc, encode_rpc
+from node.network.gossip.tasks import Tasks
+from node.network.streams.deadline import within
+from node.network.streams.protocols import GOSSIP, topic_name
+from protocol.core.crypto import Signer
+from protocol.core.types import Digest, PeerId, Topic
+from protocol.gossipsub.message import encode_message, sign_message
+from protocol.gossipsub.rpc import Rpc, encode_rpc, frame
 from protocol.messages import Message, seal
-from protocol.replica import Replica
-from protocol.types import Digest, PeerId, Topic
+from protocol.replica.replica import Replica
 from roles.ports.transport import Stream, StreamHandler, TransportError
 from simulations.adversaries.passthrough import PassingTransport
 from simulations.ports.parts import Parts

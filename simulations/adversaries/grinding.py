@@ -2,9 +2,10 @@
 
 from typing_extensions import override
 
-from protocol.admission import solve
-from protocol.assignment import assign
-from protocol.crypto import Identity, Signer
+from protocol.core.crypto import Identity, Signer
+from protocol.core.rng import Rng
+from protocol.core.types import Digest, Role, Topic
+from protocol.membership.proof_of_work import solve
 from protocol.messages import (
     PROTOCOL_VERSION,
     CheckpointManifest,
@@ -12,9 +13,8 @@ from protocol.messages import (
     NodeRecord,
     Signed,
 )
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import Digest, Role, Topic
+from protocol.replica.replica import Replica
+from protocol.rollout.assignment import assign
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.strangers import unfounded
 from simulations.ports.parts import Parts

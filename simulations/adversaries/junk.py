@@ -3,15 +3,23 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from node.streams.protocols import topic_name
-from protocol.crypto import SIGNATURE_BYTES, Signer
-from protocol.gossip.frames import frame
-from protocol.gossip.message import MESSAGE_ID_BYTES, Message, encode_message, sign_message
-from protocol.gossip.rpc import RPC_BYTES_MAX, IHave, Prune, Rpc, Subscription, encode_rpc, uvarint
+from node.network.streams.protocols import topic_name
+from protocol.core.crypto import SIGNATURE_BYTES, Signer
+from protocol.core.rng import Rng
+from protocol.core.types import DIGEST_BYTES, Topic
+from protocol.gossipsub.message import MESSAGE_ID_BYTES, Message, encode_message, sign_message
+from protocol.gossipsub.rpc import (
+    RPC_BYTES_MAX,
+    IHave,
+    Prune,
+    Rpc,
+    Subscription,
+    encode_rpc,
+    frame,
+    uvarint,
+)
 from protocol.messages import ENVELOPE_BYTES_MAX, Certificate, RolloutCommit, seal
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import DIGEST_BYTES, Topic
+from protocol.replica.replica import Replica
 
 MESSAGES_PER_BURST = 32
 CUT_SHARE = 0.02

@@ -5,14 +5,14 @@ The records are well formed and signed by the keys that they are of; nobody ever
 
 from typing_extensions import override
 
-from node.streams.deadline import within
-from node.streams.framing import write_frame
-from node.streams.protocols import DIAL_BACK
-from protocol.crypto import Identity
+from node.network.streams.deadline import within
+from node.network.streams.framing import write_frame
+from node.network.streams.protocols import DIAL_BACK
+from protocol.core.crypto import Identity
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId, Role, Topic
 from protocol.messages import PROTOCOL_VERSION, Hardware, NodeRecord
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import PeerId, Role, Topic
+from protocol.replica.replica import Replica
 from roles.ports.transport import TransportError
 from simulations.adversaries.gossiping import WRITE_SECONDS, GossipingTransport
 from simulations.ports.parts import Parts

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from node.context import Ports
-from protocol.crypto import Signer
-from protocol.replica import Replica
+from protocol.core.crypto import Signer
+from protocol.replica.replica import Replica
 from simulations.adversaries import covert, records, strangers, streams
 from simulations.adversaries.rpcs import RPC_FLOODS
 from simulations.ports.parts import Behaviour, Parts

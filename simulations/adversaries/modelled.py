@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from protocol.crypto import digest
-from protocol.rng import Rng
-from protocol.types import DIGEST_BYTES, Digest
+from protocol.core.crypto import digest
+from protocol.core.rng import Rng
+from protocol.core.types import DIGEST_BYTES, Digest
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose
 from simulations.adversaries.workers import PolicyCopies, WorkerBehaviour

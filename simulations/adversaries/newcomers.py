@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from node.streams.deadline import within
-from node.streams.framing import read_frame, write_frame
-from node.streams.protocols import SYNC
-from protocol.codec import decode, encode
-from protocol.faults import Fault
+from node.network.streams.deadline import within
+from node.network.streams.framing import read_frame, write_frame
+from node.network.streams.protocols import SYNC
+from protocol.core.codec import decode, encode
+from protocol.core.faults import Fault
+from protocol.core.rng import Rng
+from protocol.core.types import Digest, PeerId, Role
 from protocol.messages import NodeRecord, Signed
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import Digest, PeerId, Role
+from protocol.replica.replica import Replica
 from roles.ports.transport import Stream, StreamHandler, TransportError
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.passthrough import while_acting, word_of

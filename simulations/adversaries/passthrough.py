@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from typing_extensions import override
 
-from protocol.manifest import RunManifest
-from protocol.types import PeerId
+from protocol.core.types import PeerId
+from protocol.run.manifest import RunManifest
 from roles.ports.engines import (
     Answer,
     Engines,

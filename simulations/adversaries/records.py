@@ -2,13 +2,12 @@
 
 from typing_extensions import override
 
-from node.streams.deadline import loop_time
-from protocol.crypto import digest, public_key_from_peer_id
+from node.network.streams.deadline import loop_time
+from protocol.core.crypto import digest, public_key_from_peer_id
+from protocol.core.rng import Rng
+from protocol.core.types import RATE_CLASS_MAX, Topic
 from protocol.messages import WITNESSED_MAX, NodeRecord, seal
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.shardcast.rates import RATE_CLASS_MAX
-from protocol.types import Topic
+from protocol.replica.replica import Replica
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import stall
 from simulations.ports.parts import Parts

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Callable
 
 from typing_extensions import override
 
-from node.blobs.wire import Status, read_request, reply
-from protocol.faults import Fault
-from protocol.rng import Rng
-from protocol.types import Digest
+from node.network.blobs.wire import Status, read_request, reply
+from protocol.core.faults import Fault
+from protocol.core.rng import Rng
+from protocol.core.types import Digest
 from roles.ports.transport import Stream, StreamHandler
 from simulations.adversaries.passthrough import PassingTransport, while_acting, word_of
 from simulations.ports.parts import Parts

@@ -9,14 +9,13 @@ from collections import deque
 
 from typing_extensions import override
 
-from node.streams.protocols import GOSSIP, topic_name
-from protocol.faults import Fault
-from protocol.gossip.frames import Deframer, frame
-from protocol.gossip.message import MESSAGE_ID_BYTES, decode_message
-from protocol.gossip.rpc import IHave, Rpc, Subscription, decode_rpc, encode_rpc
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import Topic
+from node.network.streams.protocols import GOSSIP, topic_name
+from protocol.core.faults import Fault
+from protocol.core.rng import Rng
+from protocol.core.types import Topic
+from protocol.gossipsub.message import MESSAGE_ID_BYTES, decode_message
+from protocol.gossipsub.rpc import Deframer, IHave, Rpc, Subscription, decode_rpc, encode_rpc, frame
+from protocol.replica.replica import Replica
 from roles.ports.transport import Stream, StreamHandler
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.junk import Junk

@@ -5,13 +5,13 @@ Their bodies are other nodes' weights, or do not exist.
 
 from typing_extensions import override
 
-from node.streams.protocols import BLOBS
-from protocol.faults import Fault
+from node.network.streams.protocols import BLOBS
+from protocol.core.faults import Fault
+from protocol.core.rng import Rng
+from protocol.core.types import DIGEST_BYTES, Digest, Topic, Version
 from protocol.messages import CheckpointManifest, RolloutCommit, Signed
-from protocol.replica import Replica
-from protocol.rng import Rng
+from protocol.replica.replica import Replica
 from protocol.shardcast import index as shard_index
-from protocol.types import DIGEST_BYTES, Digest, Topic, Version
 from roles.ports.transport import StreamHandler
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.passthrough import while_acting, word_of

@@ -6,11 +6,11 @@ from itertools import cycle, islice
 
 from typing_extensions import override
 
-from node.streams.deadline import within
-from node.streams.protocols import GOSSIP, STREAM_PROTOCOLS
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import PeerId
+from node.network.streams.deadline import within
+from node.network.streams.protocols import GOSSIP, STREAM_PROTOCOLS
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
+from protocol.replica.replica import Replica
 from roles.ports.transport import StreamHandler, TransportError
 from simulations.adversaries.gossiping import WRITE_SECONDS, GossipingTransport
 from simulations.adversaries.passthrough import word_of

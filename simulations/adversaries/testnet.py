@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from protocol.crypto import digest
-from protocol.policy import TensorEntry, policy_digest
-from protocol.rng import Rng
-from protocol.types import Digest
+from protocol.core.crypto import TensorEntry, digest, policy_digest
+from protocol.core.rng import Rng
+from protocol.core.types import Digest
 from roles.ports.engines import Engines, Policy
 from simulations.adversaries.workers import WORKER_BEHAVIOURS, PolicyCopies
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from protocol.core.rng import Rng
+from protocol.core.types import DIGEST_BYTES, Topic
 from protocol.ledger.commits import CommitState
 from protocol.messages import BATCH_MAX, CheckpointManifest, Signed
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import DIGEST_BYTES, Topic
+from protocol.replica.replica import Replica
 from roles.ports.storage import Purpose, StoredFile
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.ports.parts import Behaviour, Parts

@@ -7,23 +7,22 @@ from functools import partial
 
 from typing_extensions import override
 
-from node.streams.framing import length_prefixed
-from node.streams.protocols import GOSSIP, MESSAGE
-from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import ACCEPTED
-from protocol.containers import BoundedDict
-from protocol.crypto import Signer, digest
-from protocol.faults import Fault
-from protocol.gossip.frames import Deframer, frame
-from protocol.gossip.message import decode_message, encode_message, sign_message
-from protocol.gossip.rpc import decode_rpc, encode_rpc
-from protocol.manifest import RunManifest
+from node.network.streams.framing import length_prefixed
+from node.network.streams.protocols import GOSSIP, MESSAGE
+from protocol.core.containers import BoundedDict
+from protocol.core.crypto import Signer, digest
+from protocol.core.faults import Fault
+from protocol.core.rng import Rng
+from protocol.core.types import Digest, PeerId, RunId, Version
+from protocol.gossipsub.message import decode_message, encode_message, sign_message
+from protocol.gossipsub.rpc import Deframer, decode_rpc, encode_rpc, frame
 from protocol.messages import Certificate, Verdict, open_envelope, seal
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.rollout import REWARD_SCALE, RolloutSequence, decode_body
-from protocol.statistics import Extremes, Measurement, Sums
-from protocol.types import Digest, PeerId, RunId, Version
+from protocol.replica.replica import Replica
+from protocol.rollout.assignment import SequenceAssignment, assign
+from protocol.rollout.audit import ACCEPTED
+from protocol.rollout.body import REWARD_SCALE, RolloutSequence, decode_body
+from protocol.rollout.statistics import Extremes, Measurement, Sums
+from protocol.run.manifest import RunManifest
 from roles.ports.engines import (
     Answer,
     Environment,

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from protocol.manifest import RunManifest
-from protocol.rng import Rng
+from protocol.core.rng import Rng
+from protocol.run.manifest import RunManifest
 from roles.environments.base import END
 from roles.ports.engines import (
     Answer,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from protocol.rng import Rng
+from protocol.core.rng import Rng
 from simulations.cluster.machine import Machine
 from simulations.scenario.plans import Adversaries, RoleName
 from simulations.scenario.scenario import Scenario

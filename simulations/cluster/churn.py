@@ -3,7 +3,7 @@
 import asyncio
 import math
 
-from protocol.rng import Rng
+from protocol.core.rng import Rng
 from simulations.cluster.world import Actor, World
 from simulations.scenario.plans import Churn, Duration, Exponential, Weibull
 

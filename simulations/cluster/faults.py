@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from protocol.rng import Rng
+from protocol.core.rng import Rng
 from simulations.cluster.placement import bytes_per_second
 from simulations.cluster.world import Actor, World
 from simulations.scenario.plans import (

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.daemon import Daemon
-from protocol.crypto import Signer
-from protocol.replica import Replica
+from protocol.core.crypto import Signer
+from protocol.replica.replica import Replica
 from simulations.network.connections import Host
 from simulations.ports.storage import Disk, Session
 from simulations.scenario.plans import RoleName

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from blake3 import blake3
 
 from node.daemon import Daemon
+from protocol.core.types import PeerId, Topic
 from protocol.shardcast.forest import tree
-from protocol.types import PeerId, Topic
 from roles.ports.storage import Put
 from simulations.cluster.machine import Machine
 from simulations.ports.signing import Sighting

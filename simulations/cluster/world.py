@@ -11,13 +11,12 @@ from typing import Any
 from node.context import Ports
 from node.daemon import Daemon
 from node.membership.announcer import About
-from protocol.crypto import Signer
-from protocol.gossip.decoding import DECODED_MAX, Decoding
-from protocol.gossip.message import Decoded
-from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
+from protocol.core.crypto import Signer
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId, Role
+from protocol.gossipsub.message import DECODED_MAX, Decoded, Decoding
 from protocol.messages import OPENED_MAX, Hardware, Opened
-from protocol.rng import Rng
-from protocol.types import PeerId, Role
+from protocol.run.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
 from simulations.cluster.appointment import appoint
 from simulations.cluster.machine import Machine
 from simulations.cluster.placement import Placement, bytes_per_second

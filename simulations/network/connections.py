@@ -5,8 +5,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 
-from protocol.rng import Rng
-from protocol.types import PeerId
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
 from simulations.network.links import Line, Meter, SimClock, Way
 from simulations.network.streams import Pipe, PipeMaker
 from simulations.runtime.cores import BULK, Core

@@ -9,8 +9,8 @@ a stream. A daemon that dies resets its connections at once, as the kernel does.
 import asyncio
 from collections.abc import Callable, Iterable
 
-from protocol.rng import Rng
-from protocol.types import PeerId
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
 from roles.ports.transport import TransportError
 from simulations.network.connections import Connection, Host, LinkConditions
 from simulations.network.links import Line, SimClock

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.types import PeerId
+from protocol.core.types import PeerId
 from roles.ports.transport import TransportError
 from simulations.network.links import SMALL_BYTES, Meter, Way
 from simulations.runtime.content import joined

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from typing_extensions import override
 
-from protocol.types import PeerId
+from protocol.core.types import PeerId
 from roles.ports.transport import StreamHandler, Transport, TransportError
 from simulations.network.connections import KEEPALIVE_SECONDS, Host
 from simulations.network.streams import Pipe, PipeMaker, SimStream

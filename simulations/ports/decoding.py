@@ -4,8 +4,8 @@ At the moment when it is read, so that what waits in a stream costs nothing yet,
 on its clock of what was computed whose RPCs take long.
 """
 
-from protocol.faults import Fault
-from protocol.gossip.rpc import Rpc, RpcDecoder, decode_rpc
+from protocol.core.faults import Fault
+from protocol.gossipsub.rpc import Rpc, RpcDecoder, decode_rpc
 from simulations.runtime.cores import FIELD_SECONDS, Core
 
 FIELD_BYTES_MIN = 2

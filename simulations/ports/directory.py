@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from node.membership.buckets import OWNERS_PER_KEY_MAX
-from protocol.rng import Rng
-from protocol.types import PeerId
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
+from protocol.membership.directory_buckets import OWNERS_PER_KEY_MAX
 from roles.ports.clock import Clock
 from roles.ports.transport import Directory
 from simulations.scenario.scenario import DirectoryQuality

@@ -12,13 +12,13 @@ from pathlib import Path
 from blake3 import blake3
 from typing_extensions import override
 
-from node.streams.deadline import loop_time
-from protocol.manifest import RunManifest
-from protocol.rng import Rng
-from protocol.statistics import Measurement, Recomputed, measured
+from node.network.streams.deadline import loop_time
+from protocol.core.rng import Rng
+from protocol.core.types import Digest, Version
+from protocol.rollout.statistics import Measurement, Recomputed, measured
+from protocol.run.manifest import RunManifest
 from protocol.toploc.results import ChunkResult
-from protocol.types import Digest, Version
-from roles.environments.blocking import InBackground
+from roles.environments.threaded import InBackground
 from roles.ports.engines import (
     Engines,
     Environment,
@@ -32,7 +32,7 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
-from roles.turns import Turns
+from roles.runtime.shared_lock import Turns
 from simulations.ports.background import SimBackground
 from simulations.ports.rounding import Rounding, recorded
 from simulations.ports.storage import Disk, Session

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.context import Ports
-from protocol.crypto import Signer
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import PeerId
+from protocol.core.crypto import Signer
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
+from protocol.replica.replica import Replica
 from roles.ports.engines import Engines
 from simulations.ports.storage import Disk, Session
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from protocol.types import Digest
+from protocol.core.types import Digest
 from roles.ports.engines import Policy
 from roles.ports.storage import PolicyFiles
 from simulations.ports.storage import COMMIT_SECONDS, Disk, Session

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from protocol.rng import Rng
-from protocol.statistics import Recomputed
+from protocol.core.rng import Rng
+from protocol.rollout.statistics import Recomputed
 from protocol.toploc.results import ChunkResult
 
 CHUNK_TOKENS = 32

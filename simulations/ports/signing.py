@@ -10,10 +10,16 @@ from collections.abc import Callable
 from blake3 import blake3
 from typing_extensions import override
 
-from protocol.crypto import SIGNATURE_BYTES, Identity, Signer, Verifier, peer_id_from_public_key
-from protocol.crypto import verify as verify_ed25519
-from protocol.gossip.message import SIGN_PREFIX
-from protocol.types import PeerId
+from protocol.core.crypto import (
+    SIGNATURE_BYTES,
+    Identity,
+    Signer,
+    Verifier,
+    peer_id_from_public_key,
+)
+from protocol.core.crypto import verify as verify_ed25519
+from protocol.core.types import PeerId
+from protocol.gossipsub.message import SIGN_PREFIX
 from simulations.runtime.cores import SIGNATURE_SECONDS, Core
 
 Sighting = Callable[[str, bytes, bool], None]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from protocol.faults import Fault
+from protocol.core.faults import Fault
+from protocol.core.types import Digest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.index import Shard, ShardIndex, chunk_digests, shard_count
-from protocol.types import Digest
 from roles.ports.storage import (
     Blobs,
     Delete,

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from blake3 import blake3
 from typing_extensions import override
 
-from protocol.crypto import digest
-from protocol.types import DIGEST_BYTES
+from protocol.core.crypto import digest
+from protocol.core.types import DIGEST_BYTES
 from roles.environments.base import END
-from roles.environments.blocking import BlockingTask
+from roles.environments.threaded import BlockingTask
 
 _FIRST = 2
 """Tokens 0 and 1 are padding and end."""

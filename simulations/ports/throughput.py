@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from node.streams.deadline import loop_time
+from node.network.streams.deadline import loop_time
 
 _DUST = 1e-9
 """What rounding may leave of a job."""

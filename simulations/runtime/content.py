@@ -6,8 +6,8 @@ nothing to cut, join or check, and its digest is a hash of what range of which f
 
 from collections.abc import Sequence
 
-from protocol.crypto import digest
-from protocol.types import Digest
+from protocol.core.crypto import digest
+from protocol.core.types import Digest
 
 _PATCH = b"patch/"
 

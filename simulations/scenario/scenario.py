@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from protocol.recipe import EvaluationSection, ManifestError, Recipe, first_error, load_recipe
+from protocol.run.recipe import EvaluationSection, Recipe
+from protocol.run.toml import ManifestError, first_error, load_recipe
 from simulations.scenario.plans import (
     ALL_ROLES,
     Adversaries,

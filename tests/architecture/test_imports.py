@@ -27,7 +27,7 @@ def test_imports_keep_every_contract():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("module", ["protocol.replica", "roles.flow"])
+@pytest.mark.parametrize("module", ["protocol.replica.replica", "roles.runtime.context"])
 def test_light_modules_load_nothing_heavy(module):
     program = f"import sys, {module}; print(*sorted(sys.modules))"
     done = subprocess.run(

@@ -38,16 +38,16 @@ DRIVERS = (
     "node/cli/commands/invite.py",  # until when an invite counts
     "node/cli/commands/progress.py",  # when a line was shown
     "node/cli/commands/status.py",  # how long ago things happened
-    "node/live/calls.py",  # how long calls take
+    "node/network/resources/dht_call_limiter.py",  # how long calls take
     "node/live/clock.py",
-    "node/live/loop_watch.py",  # how late the loop is
-    "node/live/node.py",  # the seed of everything that a daemon draws
+    "node/process/loop_lag.py",  # how late the loop is
+    "node/process/runner.py",  # the seed of everything that a daemon draws
     "node/local/datadir.py",  # the key
     "node/testnet/display.py",
     "node/founding/creation.py",  # when the run begins
     "node/founding/found.py",
     "node/founding/trial.py",  # how long work takes
-    "node/doctor/network.py",  # how long a peer takes to answer
+    "node/cli/doctor/network.py",  # how long a peer takes to answer
     "node/testnet/poll.py",  # when a node answered
     "node/testnet/swarm.py",
     "roles/engines/calibration/honest.py",  # when its time is over
@@ -340,7 +340,7 @@ def test_a_clock_or_a_die_is_found(code):
     [
         "import time\ntime.strftime('%H', time.gmtime(now))",
         "import numpy as np\ndef f(g: np.random.Generator): np.random.default_rng(7)",
-        "from protocol.rng import Rng\nRng(b'seed')",
+        "from protocol.core.rng import Rng\nRng(b'seed')",
     ],
 )
 def test_what_is_given_a_time_or_a_seed_is_allowed(code):

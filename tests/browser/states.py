@@ -30,11 +30,11 @@ from node.api.v1.answers import (
 from node.api.v1.recording import Recorded
 from node.api.v1.samples import COLUMNS
 from node.api.v1.training import POINTS_MAX
-from node.evaluation.curve import EvaluationPoint
-from protocol.crypto import Identity
+from protocol.core.crypto import Identity
+from protocol.rollout.evaluation import EvaluationPoint
 from protocol.shardcast.forest import ForestMember, ForestMembers, tree
-from roles import training_steps
-from roles.training_steps import TrainingStep
+from roles.runtime import training_steps
+from roles.runtime.training_steps import TrainingStep
 from tests.node.api.status_examples import ARRIVED, ARRIVING
 
 STARTED_AT = 1_780_000_000.0

@@ -13,7 +13,7 @@ from node.cli.main import main
 from node.founding.found import found
 from node.founding.recipes import read_recipe, recipe_names
 from node.founding.task import pin_task
-from protocol.crypto import Identity
+from protocol.core.crypto import Identity
 from tests.deploy.packages import needs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,9 +14,9 @@ from node.api.metrics import EVALUATION, NodeMetrics
 from node.api.pages import DIRECTORY as WEB
 from node.api.server import ControlServer
 from node.api.status import TrainingStatus
-from node.evaluation.curve import EvaluationPoint
 from node.local.datadir import load_api_endpoint, open_data_dir
-from roles.training_steps import STATISTICS
+from protocol.rollout.evaluation import EvaluationPoint
+from roles.runtime.training_steps import STATISTICS
 from tests.node.api.status_examples import EXPLAINED, STATUS, STEP
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

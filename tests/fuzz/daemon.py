@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import structlog
 
-from node.circuits.relay import CircuitRelay
 from node.daemon import Daemon
-from node.membership.bans import PEERS_MAX
+from node.network.connections.gater import PEERS_MAX
+from node.network.relay.relay import CircuitRelay
 from node.replication.inbox import OTHER_VERSIONS_MAX
-from protocol.containers import table_sizes
-from protocol.crypto import Signer
-from protocol.types import MEMBERS_MAX, PeerId
+from protocol.core.containers import table_sizes
+from protocol.core.crypto import Signer
+from protocol.core.types import MEMBERS_MAX, PeerId
 from roles.ports.transport import TransportError
 from simulations.cluster.world import World
 from simulations.network.network import SimNetwork

@@ -5,33 +5,34 @@ from typing import Any
 
 import tomlkit
 
-from node.live.consent import offer
-from protocol import codec
-from protocol.bundle import decode_bundle, encode_bundle
-from protocol.crypto import signing_bytes, verify
-from protocol.faults import Fault
-from protocol.gossip.frames import Deframer, frame
-from protocol.gossip.message import (
+from node.process.join_prompt import offer
+from protocol.core import codec
+from protocol.core.crypto import signing_bytes, verify
+from protocol.core.faults import Fault
+from protocol.core.types import Role
+from protocol.gossipsub.message import (
     Message,
     decode_message,
     encode_message,
     sign_message,
     verify_message,
 )
-from protocol.gossip.rpc import (
+from protocol.gossipsub.rpc import (
+    Deframer,
     IHave,
     Prune,
     Rpc,
     Subscription,
     decode_rpc,
     encode_rpc,
+    frame,
     length_field,
     only_message,
     uvarint,
 )
-from protocol.manifest import decode_signed_manifest, load_signed_manifest
-from protocol.recipe import ManifestError, load_recipe
-from protocol.types import Role
+from protocol.run.manifest import decode_signed_manifest, load_signed_manifest
+from protocol.run.model_files import decode_bundle, encode_bundle
+from protocol.run.toml import ManifestError, load_recipe
 from tests.fuzz.mutation import Values, mutated_bytes
 from tests.fuzz.target import Decoder, Target
 from tests.vectors import core_reference, made

@@ -12,15 +12,15 @@ from random import Random
 from typing import Any
 
 from node.api.server import ControlServer
-from node.weights_http.client import HttpClient
-from node.weights_http.doorkeeper import ConnectionLimits
-from protocol.crypto import digest
-from protocol.types import PeerId
+from node.network.http.client import HttpClient
+from node.network.http.rate_limit import ConnectionLimits
+from protocol.core.crypto import digest
+from protocol.core.types import PeerId
 from roles.ports.transport import TransportError
 from tests.fuzz.mutation import TEXTS, mutated_bytes
 from tests.fuzz.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 from tests.node.api.status_examples import EXPLAINED, STATUS
-from tests.node.weights_http.faces import BLOB, DATA, HOST, WEIGHTS, face, request
+from tests.node.network.http.faces import BLOB, DATA, HOST, WEIGHTS, face, request
 
 PATIENCE_SECONDS = 0.05
 """Timeout for the answer to an input that may be no request."""
@@ -80,7 +80,7 @@ class _Errors(logging.Handler):
         self.found.append(self.format(record))
 
 
-HEARD = ("uvicorn.error", "node.weights_http.uvicorn", "node.weights_http.application")
+HEARD = ("uvicorn.error", "node.network.http.uvicorn", "node.network.http.application")
 """Loggers of server errors."""
 
 

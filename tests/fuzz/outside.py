@@ -15,7 +15,6 @@ from cryptography.x509.oid import NameOID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.serializer import MSGPackSerializer
 
-from node.live.answering import key_of
 from node.live.control import ipv4_of, peer_id_from_bytes
 from node.live.records import (
     OWNERS_PER_KEY_MAX,
@@ -23,18 +22,20 @@ from node.live.records import (
     RecordValidator,
     key_id,
 )
+from node.live.tls_probe import key_of
 from node.local.addresses import check_peer_address, host_of, is_local, place_of
 from node.local.invite_token import invite_token, read_invite
-from node.membership.buckets import Buckets
-from node.membership.dials import HOSTS_MAX, Dials
-from node.weights_http.client import check_head
-from node.weights_http.representation import Resource, answer
-from protocol import codec
-from protocol.admission import WORK_BYTES, AdmissionSection, is_solved, work_epoch, work_proof
-from protocol.crypto import Identity
+from node.network.connections.dial_policy import HOSTS_MAX, Dials
+from node.network.http.client import check_head
+from node.network.http.range_response import Resource, answer
+from protocol.core import codec
+from protocol.core.crypto import Identity
+from protocol.core.types import RunId
+from protocol.membership.directory_buckets import Buckets
+from protocol.membership.proof_of_work import WORK_BYTES, is_solved, work_epoch, work_proof
 from protocol.messages import Invite
-from protocol.types import RunId
-from roles.engines.child import wire
+from protocol.run.sections import AdmissionSection
+from roles.engines.subprocess import wire
 from roles.environments.code import program_of, read_tests
 from roles.ports.transport import TransportError
 from tests.fuzz.documents import packed

@@ -4,9 +4,10 @@ from collections import deque
 from random import Random
 from typing import Any
 
-from protocol.admitted import KEYS_MAX, REFUSED_MAX
-from protocol.crypto import Identity, verify
-from protocol.gossip.events import (
+from protocol.core.crypto import Identity, verify
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId, Topic, ValidationResult
+from protocol.gossipsub.events import (
     Deliver,
     Effect,
     Flush,
@@ -21,17 +22,16 @@ from protocol.gossip.events import (
     Validate,
     Validated,
 )
-from protocol.gossip.message import encode_message, sign_message
-from protocol.gossip.params import Params
-from protocol.gossip.router import Router
-from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
+from protocol.gossipsub.message import encode_message, sign_message
+from protocol.gossipsub.params import Params
+from protocol.gossipsub.router import Router
+from protocol.gossipsub.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
+from protocol.membership.admission import KEYS_MAX, REFUSED_MAX
 from protocol.messages import (
     Signed,
     Verdict,
 )
-from protocol.replica import STRANGERS_MAX, Replica
-from protocol.rng import Rng
-from protocol.types import PeerId, Topic, ValidationResult
+from protocol.replica.replica import STRANGERS_MAX, Replica
 from tests.fuzz.documents import fields, rpcs
 from tests.fuzz.mutation import mutated_bytes
 from tests.fuzz.signed import UNTRUSTED, Correspondence

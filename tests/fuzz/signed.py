@@ -3,9 +3,9 @@
 from random import Random
 from typing import Any
 
-from protocol.codec import decode, encode
-from protocol.crypto import Identity, signing_bytes, verify
-from protocol.faults import Fault
+from protocol.core.codec import decode, encode
+from protocol.core.crypto import Identity, signing_bytes, verify
+from protocol.core.faults import Fault
 from protocol.messages import (
     ENVELOPE_BYTES_MAX,
     Certificate,

@@ -10,14 +10,13 @@ from contextlib import aclosing
 from random import Random
 from typing import Any
 
-from node.blobs.wire import Kind
-from node.circuits.wire import HOP_SHAPE, CircuitMessage, Status
-from node.circuits.wire import Kind as CircuitKind
-from node.circuits.wire import ask as ask_circuit
-from node.circuits.wire import encode as encode_circuit
-from node.membership.reachability import dialled_back
-from node.replication.manifest_exchange import fetch_manifest
-from node.streams.protocols import (
+from node.network.blobs.wire import Kind
+from node.network.reachability.autonat import dialled_back
+from node.network.relay.wire import HOP_SHAPE, CircuitMessage, Status
+from node.network.relay.wire import Kind as CircuitKind
+from node.network.relay.wire import ask as ask_circuit
+from node.network.relay.wire import encode as encode_circuit
+from node.network.streams.protocols import (
     BLOBS,
     DIAL_BACK,
     GOSSIP,
@@ -28,13 +27,13 @@ from node.streams.protocols import (
     StreamProtocol,
     topic_name,
 )
-from protocol.codec import decode, encode
-from protocol.crypto import signing_bytes, verify
-from protocol.gossip.frames import frame
-from protocol.gossip.message import encode_message, sign_message
-from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc, uvarint
+from node.replication.manifest_exchange import fetch_manifest
+from protocol.core.codec import decode, encode
+from protocol.core.crypto import signing_bytes, verify
+from protocol.core.types import Digest, PeerId, Topic
+from protocol.gossipsub.message import encode_message, sign_message
+from protocol.gossipsub.rpc import IHave, Prune, Rpc, Subscription, encode_rpc, frame, uvarint
 from protocol.messages import ENVELOPE_BYTES_MAX
-from protocol.types import Digest, PeerId, Topic
 from roles.ports.transport import TransportError
 from tests.fuzz.daemon import END_SECONDS, Swarm, UntrustedPeer, heard, spoken
 from tests.fuzz.documents import fields, packed

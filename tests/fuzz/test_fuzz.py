@@ -10,7 +10,7 @@ from random import Random
 import msgpack
 import pytest
 
-from node.streams.protocols import STREAM_PROTOCOLS
+from node.network.streams.protocols import STREAM_PROTOCOLS
 from protocol.messages import Message
 from tests.fuzz import guided, streams
 from tests.fuzz.daemon import RELAY, Swarm

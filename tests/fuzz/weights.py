@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from protocol.audit import check_claims, read_body
-from protocol.crypto import digest
-from protocol.faults import Fault
-from protocol.rollout import RolloutSequence, encode_body
+from protocol.core.crypto import digest
+from protocol.core.faults import Fault
+from protocol.rollout.audit import check_claims, read_body
+from protocol.rollout.body import RolloutSequence, encode_body
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.encodings import block, framing, stream, tensor_file
 from protocol.shardcast.encodings.stream import Base, PatchReader

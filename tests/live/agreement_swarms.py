@@ -19,18 +19,18 @@ import pytest
 
 from node.context import Ports
 from node.daemon import Daemon
-from node.live.background import ThreadBackground
 from node.live.clock import SystemClock
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
+from node.local.background import ThreadBackground
 from node.membership.announcer import About
-from node.membership.buckets import Buckets
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.storage.state import SqliteStore
+from protocol.core.rng import Rng
+from protocol.core.types import Role
+from protocol.membership.directory_buckets import Buckets
 from protocol.messages import Hardware, RolloutCommit, envelope_kind
-from protocol.rng import Rng
-from protocol.types import Role
 from roles.ports.storage import Purpose
 from roles.ports.swarm import RefusedError
 from simulations.adversaries.passthrough import OtherEngines
@@ -213,7 +213,7 @@ class RememberingBlobs(FileBlobs):
 
 
 class LiveNode:
-    """As ``node.live.node`` makes one, with modelled engines."""
+    """As ``node.process.runner`` makes one, with modelled engines."""
 
     def __init__(self, name, identity, directory):
         self.name = name

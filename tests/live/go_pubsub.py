@@ -13,7 +13,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.live.p2pd import binary_path
-from protocol.types import PeerId
+from protocol.core.types import PeerId
 
 REQUEST_SECONDS = 60.0
 START_SECONDS = 60.0

@@ -20,7 +20,7 @@ from dataclasses import asdict
 import pytest
 import uvloop
 
-from protocol.crypto import verify
+from protocol.core.crypto import verify
 from protocol.messages import Verdict, envelope_kind, open_envelope
 from tests.live.agreement_swarms import (
     HONEST,

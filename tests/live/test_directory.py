@@ -16,11 +16,11 @@ from node.live import control
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, node_id
-from node.membership.buckets import MEMBERS_PER_BUCKET, BucketReader, Buckets
-from node.streams.places import Trust
-from protocol.crypto import Identity
-from protocol.rng import Rng
-from protocol.types import RunId
+from protocol.core.crypto import Identity
+from protocol.core.rng import Rng
+from protocol.core.types import RunId
+from protocol.membership.directory_buckets import MEMBERS_PER_BUCKET, BucketReader, Buckets
+from roles.ports.transport import Trust
 from tests.live.waiting import PATIENCE_SECONDS, eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]

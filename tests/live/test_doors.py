@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from node.local.errors import ExitCode
-from protocol.crypto import Identity
+from protocol.core.crypto import Identity
 from tests.node.local.run_files import run_toml, signed_run
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]

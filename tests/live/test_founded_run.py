@@ -13,7 +13,7 @@ import tomlkit
 
 from node.cli.main import main
 from node.local.datadir import DataDir
-from protocol.recipe import load_recipe
+from protocol.run.toml import load_recipe
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.leashed import leashed
 from tests.worlds.messages import RECIPE

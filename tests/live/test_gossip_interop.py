@@ -9,19 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from node.gossip.driver import Gossip
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
-from node.membership.peers import PeerTable
-from node.streams.protocols import GOSSIP
-from protocol.crypto import Identity, verify
-from protocol.faults import Fault
-from protocol.gossip.frames import Deframer, frame
-from protocol.gossip.message import Message, encode_message, sign_message, verify_message
-from protocol.gossip.params import Params
-from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, decode_rpc, encode_rpc
-from protocol.rng import Rng
-from protocol.types import ValidationResult
+from node.network.connections.manager import PeerTable
+from node.network.gossip.driver import Gossip
+from node.network.streams.protocols import GOSSIP
+from protocol.core.crypto import Identity, verify
+from protocol.core.faults import Fault
+from protocol.core.rng import Rng
+from protocol.core.types import ValidationResult
+from protocol.gossipsub.message import Message, encode_message, sign_message, verify_message
+from protocol.gossipsub.params import Params
+from protocol.gossipsub.rpc import (
+    Deframer,
+    IHave,
+    Prune,
+    Rpc,
+    Subscription,
+    decode_rpc,
+    encode_rpc,
+    frame,
+)
 from tests.live.go_pubsub import GoConnection, GoPubsub
 from tests.live.waiting import PATIENCE_SECONDS, eventually
 

@@ -7,19 +7,19 @@ import sys
 import pytest
 import pytest_asyncio
 
-from node.blobs.upload_cap import UploadCap
-from node.circuits.relay import CircuitRelay
-from node.circuits.wire import HOP_SHAPE, CircuitMessage, Kind, ask
 from node.context import NodeContext, Ports
 from node.live import p2pd
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pdOptions, binary_path
 from node.local.addresses import CIRCUIT, is_circuit
-from node.streams.protocols import HOP
-from protocol.replica import Replica
-from protocol.rng import Rng
-from roles.flow import ChangeSignal, Conditions
+from node.network.relay.relay import CircuitRelay
+from node.network.relay.wire import HOP_SHAPE, CircuitMessage, Kind, ask
+from node.network.resources.upload_scheduler import UploadCap
+from node.network.streams.protocols import HOP
+from protocol.core.rng import Rng
+from protocol.replica.replica import Replica
+from roles.runtime.context import ChangeSignal, Conditions
 from tests.live.home_networks import Internet, why_not
 from tests.live.test_founded_run import Node, founded
 from tests.live.waiting import eventually

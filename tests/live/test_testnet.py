@@ -119,7 +119,7 @@ def memory_maps(pid):
 def engines(testnet):
     """Return the processes that compute, forked from the testnet's one fork server."""
     children = psutil.Process(testnet.process.pid).children()
-    (server,) = (one for one in children if "roles.engines.child.forkserver" in one.cmdline())
+    (server,) = (one for one in children if "roles.engines.subprocess.forkserver" in one.cmdline())
     return [one.pid for one in server.children()]
 
 

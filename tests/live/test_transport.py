@@ -15,9 +15,9 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.live import control, hivemind_p2p, p2pd
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pd, P2pdError, P2pdOptions, StartFault
-from node.streams.protocols import HOP
-from protocol.crypto import Identity
-from protocol.types import PeerId
+from node.network.streams.protocols import HOP
+from protocol.core.crypto import Identity
+from protocol.core.types import PeerId
 from roles.ports.transport import Stream, TransportError
 from tests.live.waiting import PATIENCE_SECONDS, eventually
 
@@ -532,8 +532,8 @@ import asyncio, signal, sys
 from pathlib import Path
 from node.live.p2pd import P2pdOptions
 from node.live.hivemind_p2p import HivemindTransport
-from protocol.crypto import Identity
-from protocol.types import PeerId
+from protocol.core.crypto import Identity
+from protocol.core.types import PeerId
 
 async def main():
     identity = Identity(bytes([7]) * 32)

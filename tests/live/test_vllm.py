@@ -16,21 +16,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from node.doctor.engine import check_engine
-from node.doctor.finding import Level
-from protocol.statistics import added, beyond, compared_extremes
-from protocol.types import Version
+from node.cli.doctor.engine import check_engine
+from node.cli.doctor.finding import Level
+from protocol.core.types import Version
+from protocol.rollout.statistics import added, beyond, compared_extremes
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
-from roles.engines.builtin.policy import DTYPES, write_policy
-from roles.engines.child.conversation import Patience
-from roles.engines.child.engines import ChildEngines
-from roles.engines.child.process import EngineProcesses
-from roles.engines.exported import config_of, export_weights
+from roles.engines.bootstrap.huggingface_export import config_of, export_weights
 from roles.engines.factory import TransformersEngines
+from roles.engines.files.policy import DTYPES, write_policy
+from roles.engines.subprocess.client import ChildEngines
+from roles.engines.subprocess.connection import Patience
+from roles.engines.subprocess.process import EngineProcesses
 from roles.ports.engines import GenerationRequest, Policy, claims_of
 from simulations.ports.background import SimBackground
-from tests.roles.engines.child.engine_processes import exists, wait_until
+from tests.roles.engines.subprocess.engine_processes import exists, wait_until
 from tests.roles.engines.tiny import CONFIG
 from tests.worlds.messages import run_manifest
 

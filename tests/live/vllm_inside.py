@@ -14,11 +14,11 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from protocol.types import Version
+from protocol.core.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import write_policy
+from roles.engines.files.policy import write_policy
 from roles.engines.vllm import launch, worker
 from roles.engines.vllm.engine import VllmGenerationEngine
 from roles.ports.engines import EngineError, GenerationRequest, Policy

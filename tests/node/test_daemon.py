@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from node.streams.protocols import HOP, STREAM_PROTOCOLS
+from node.network.streams.protocols import HOP, STREAM_PROTOCOLS
 from tests.worlds.messages import World, all_certified, run_manifest
 from tests.worlds.network import eventually
 from tests.worlds.swarm import Swarm

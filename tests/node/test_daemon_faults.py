@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.crypto import digest
+from protocol.core.crypto import digest
+from protocol.core.types import Topic
 from protocol.messages import RolloutCommit
-from protocol.types import Topic
 from roles.inference.flow import InferenceFlow
 from simulations.ports.storage import Arrival
 from simulations.runtime.content import Extent

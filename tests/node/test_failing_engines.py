@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protocol.types import Role
+from protocol.core.types import Role
 from roles.ports.engines import EngineError
 from simulations.ports import engines
 from tests.worlds.messages import all_certified

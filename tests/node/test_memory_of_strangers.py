@@ -13,19 +13,18 @@ from functools import cache
 
 import pytest
 
-from node.gossip.reading import ACCOUNTS_MAX, Reading, ReadRates
-from node.membership.bans import PEERS_MAX, Bans
-from protocol.faults import Fault, FaultCode
-from protocol.gossip.cache import SeenCache
-from protocol.gossip.params import Params
-from protocol.gossip.promises import Promises
-from protocol.gossip.score_params import ScoreParams
-from protocol.gossip.scores import Scores
-from protocol.ledger.workers import UNCERTIFIED_MAX
+from node.network.connections.gater import PEERS_MAX, Bans
+from node.network.resources.read_limiter import ACCOUNTS_MAX, Reading, ReadRates
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.rng import Rng
+from protocol.core.types import MEMBERS_MAX, PeerId, Role
+from protocol.gossipsub.gossip import Promises
+from protocol.gossipsub.message_cache import SeenCache
+from protocol.gossipsub.params import Params, ScoreParams
+from protocol.gossipsub.peer_score import Scores
+from protocol.ledger.reputation import STRANGER_COMMITS_MAX
+from protocol.ledger.worker_stats import UNCERTIFIED_MAX
 from protocol.messages import ADMISSION_BYTES_MAX, WITNESSED_MAX, Hardware
-from protocol.rng import Rng
-from protocol.standing import STRANGER_COMMITS_MAX
-from protocol.types import MEMBERS_MAX, PeerId, Role
 from tests.worlds.messages import World, identity, run_manifest
 
 MEGABYTE = 1_000_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.types import Version
+from protocol.core.types import Version
 from roles.ports.engines import Policy
 from tests.roles.engines.tiny import CONFIG
 
@@ -28,7 +28,7 @@ def policies(tmp_path_factory) -> list[Policy]:
 
     from roles.engines.architectures.configuration import configuration  # noqa: PLC0415 - the same
     from roles.engines.architectures.model import build_model, tensors_of  # noqa: PLC0415 - the same
-    from roles.engines.builtin.policy import write_policy  # noqa: PLC0415 - the same
+    from roles.engines.files.policy import write_policy  # noqa: PLC0415 - the same
 
     torch.set_num_threads(1)
     folder: Path = tmp_path_factory.mktemp("policies")

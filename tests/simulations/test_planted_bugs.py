@@ -13,9 +13,9 @@ import pytest
 from node.cli import loading
 from node.cli.main import main
 from node.replication.rollout_bodies import RolloutBodies
-from protocol.committee import Outcome, Tally
-from protocol.gossip.mesh import Mesh
-from protocol.ledger.demand import Demand
+from protocol.consensus.committee import Outcome, Tally
+from protocol.gossipsub.mesh import Mesh
+from protocol.ledger.backpressure import Demand
 from simulations.ports.storage import Arrival
 from simulations.runtime.content import joined
 from simulations.study.study import Plan, run_plan
@@ -132,7 +132,7 @@ def test_a_committee_that_nobody_counts_is_seen(monkeypatch, simulate, repeat):
         return Outcome(accepted=True, escalated=False, verdicts=accepting) if accepting else None
 
     monkeypatch.setattr(Tally, "outcome", first_word)
-    monkeypatch.setattr("protocol.replica.check_certificate", lambda *_: None)
+    monkeypatch.setattr("protocol.replica.replica.check_certificate", lambda *_: None)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "certified-only"
     assert "2 are needed" in outcome.violation.what

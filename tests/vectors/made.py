@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from protocol.codec import encode
-from protocol.crypto import Identity, digest, verify
-from protocol.manifest import RunManifest, decode_manifest, sign_manifest
+from protocol.core.codec import encode
+from protocol.core.crypto import Identity, digest, verify
+from protocol.core.types import ValidationResult
 from protocol.messages import (
     Certificate,
     CheckpointManifest,
@@ -21,12 +21,12 @@ from protocol.messages import (
     Verdict,
     seal,
 )
-from protocol.replica import Replica
-from protocol.rollout import RolloutSequence, encode_body
+from protocol.replica.replica import Replica
+from protocol.rollout.body import RolloutSequence, encode_body
+from protocol.run.manifest import RunManifest, decode_manifest, sign_manifest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.encodings import stream
 from protocol.shardcast.index import Shard, ShardIndex, chunk_digests
-from protocol.types import ValidationResult
 from tests.vectors import core_reference
 from tests.worlds.tensor_files import file_of
 

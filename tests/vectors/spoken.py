@@ -8,22 +8,22 @@ from typing import Any
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.serializer import MSGPackSerializer
 
-from node.blobs.exchange import BlobExchange
-from node.blobs.upload_cap import UploadCap
-from node.circuits.relay import RESERVATION_SECONDS, CircuitRelay
-from node.circuits.wire import HOP_SHAPE, CircuitMessage, Kind, ask
+from node.context import Tables
 from node.live.records import RecordValidator, key_id
-from node.membership.buckets import Buckets
-from node.membership.reachability import dialled_back
-from node.membership.witness import Witness
+from node.network.blobs.exchange import BlobExchange
+from node.network.reachability.autonat import dialled_back
+from node.network.reachability.observations import Witness
+from node.network.relay.relay import RESERVATION_SECONDS, CircuitRelay
+from node.network.relay.wire import HOP_SHAPE, CircuitMessage, Kind, ask
+from node.network.resources.upload_scheduler import UploadCap
+from node.network.streams.protocols import BLOBS, DIAL_BACK, HOP, topic_name
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.manifest_exchange import fetch_manifest, serve_manifest
-from node.replication.network import SwarmNetwork
-from node.streams.places import Trust
-from node.streams.protocols import BLOBS, DIAL_BACK, HOP, topic_name
-from node.tables import Tables
-from protocol.crypto import Identity, verify
-from protocol.gossip.events import (
+from node.replication.swarm_client import SwarmNetwork
+from protocol.core.crypto import Identity, verify
+from protocol.core.rng import Rng
+from protocol.core.types import Topic, ValidationResult
+from protocol.gossipsub.events import (
     Heartbeat,
     PeerConnected,
     Publish,
@@ -34,13 +34,12 @@ from protocol.gossip.events import (
     Validate,
     Validated,
 )
-from protocol.gossip.frames import frame
-from protocol.gossip.params import Params
-from protocol.gossip.router import Router
-from protocol.replica import Received, Replica
-from protocol.rng import Rng
-from protocol.types import Topic, ValidationResult
-from roles.ports.transport import TransportError
+from protocol.gossipsub.params import Params
+from protocol.gossipsub.router import Router
+from protocol.gossipsub.rpc import frame
+from protocol.membership.directory_buckets import Buckets
+from protocol.replica.replica import Received, Replica
+from roles.ports.transport import TransportError, Trust
 from tests.vectors.made import (
     BODY,
     COMMIT,

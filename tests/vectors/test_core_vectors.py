@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from protocol.admission import is_solved, solve
-from protocol.assignment import assign
-from protocol.codec import decode, encode
-from protocol.committee import draw
-from protocol.crypto import Identity, digest, public_key_from_peer_id, verify
-from protocol.electorate.equivocators import Equivocators
-from protocol.electorate.view import ViewElectorate
-from protocol.manifest import RunManifest, decode_manifest
-from protocol.membership import Roster
+from protocol.consensus.committee import draw
+from protocol.consensus.electorate import ViewElectorate
+from protocol.consensus.equivocation import Equivocators
+from protocol.core.codec import decode, encode
+from protocol.core.crypto import Identity, digest, policy_digest, public_key_from_peer_id, verify
+from protocol.core.rng import Rng
+from protocol.membership.proof_of_work import is_solved, solve
+from protocol.membership.roster import Roster
 from protocol.messages import Hardware, NodeRecord, RolloutCommit, Signed, open_envelope, seal
-from protocol.policy import policy_digest
-from protocol.recipe import EvaluationSection
-from protocol.rng import Rng
+from protocol.rollout.assignment import assign
+from protocol.run.manifest import RunManifest, decode_manifest
+from protocol.run.recipe import EvaluationSection
 from roles.environments.held_out import HoldOut
 from tests.vectors import core_reference
 

@@ -9,18 +9,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import AfterValidator
 
-from node.streams.protocols import STREAM_PROTOCOLS, topic_name
-from protocol.codec import decode, encode
-from protocol.faults import Fault, FaultCode
-from protocol.gossip.params import Params
-from protocol.manifest import RunManifest
+from node.network.streams.protocols import STREAM_PROTOCOLS, topic_name
+from protocol.core.codec import decode, encode
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Role, RunId, Topic
+from protocol.gossipsub.params import Params
 from protocol.messages import Message
-from protocol.replica import TOPIC_KINDS
-from protocol.rounding import CHECK_VECTORS as ROUNDING_VECTORS
-from protocol.runtime import RuntimeSection
+from protocol.replica.replica import TOPIC_KINDS
+from protocol.run.manifest import RunManifest
+from protocol.run.policy import CHECK_VECTORS as ROUNDING_VECTORS
+from protocol.run.sections import RuntimeSection
 from protocol.shardcast.forest import ForestMember, ForestMembers, tree
 from protocol.toploc.sampling import CHECK_VECTORS
-from protocol.types import Role, RunId, Topic
 from roles.environments.base import ENVIRONMENTS, environment
 from tests.vectors.by_hand import Refused, canonical, parents
 from tests.vectors.capture import PATH, capture

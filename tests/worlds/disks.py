@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from node.storage.policy_files import PolicyDirectory
-from protocol.types import Digest
+from protocol.core.types import Digest
 from simulations.ports.storage import Disk, Session, SimBlobs, SimStore
 
 

@@ -6,17 +6,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from protocol.crypto import digest
+from protocol.core.crypto import digest
+from protocol.core.types import PeerId, ValidationResult, Version
 from protocol.messages import seal
-from protocol.replica import Replica
+from protocol.replica.replica import Replica
+from protocol.rollout.statistics import Extremes, Measurement, Sums
 from protocol.shardcast.index import ShardIndex
-from protocol.statistics import Extremes, Measurement, Sums
-from protocol.types import PeerId, ValidationResult, Version
-from roles.environments.blocking import InBackground
-from roles.flow import ChangeSignal, Conditions, RoleContext
+from roles.environments.threaded import InBackground
 from roles.ports.engines import Generation, Policy, StepMetrics, Unscorable
 from roles.ports.storage import StorageFullError, StoredFile
 from roles.ports.swarm import RefusedError, Release
+from roles.runtime.context import ChangeSignal, Conditions, RoleContext
 from simulations.ports.background import SimBackground
 from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
 from tests.worlds.messages import World, identity, run_manifest

@@ -11,10 +11,10 @@ from node.local.datadir import open_data_dir
 from node.local.run_pin import pin_run
 from node.models.held import HeldRun, open_held_run
 from node.storage.state import SqliteStore
-from protocol.manifest import RunManifest, sign_manifest
-from protocol.recipe import Recipe
-from roles.engines.builtin.policy import DTYPES, write_policy
-from roles.engines.published import import_directory
+from protocol.run.manifest import RunManifest, sign_manifest
+from protocol.run.recipe import Recipe
+from roles.engines.bootstrap.huggingface_import import import_directory
+from roles.engines.files.policy import DTYPES, write_policy
 from roles.ports.storage import Put
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.messages import GENESIS_AT, World, identity, run_manifest

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import msgpack
 
-from protocol.codec import encode
-from protocol.crypto import Identity, digest, verify
+from protocol.core.codec import encode
+from protocol.core.crypto import Identity, digest, verify
 from protocol.ledger.commits import CommitState
-from protocol.manifest import Genesis, RunManifest
 from protocol.messages import (
     PROTOCOL_VERSION,
     Certificate,
@@ -21,8 +20,10 @@ from protocol.messages import (
     Verdict,
     seal,
 )
-from protocol.recipe import EnvironmentSection, load_recipe
-from protocol.replica import Replica
+from protocol.replica.replica import Replica
+from protocol.run.manifest import Genesis, RunManifest
+from protocol.run.recipe import EnvironmentSection
+from protocol.run.toml import load_recipe
 from roles.environments.runtime import completed
 
 GENESIS_AT = 1_700_000_000

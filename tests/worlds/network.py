@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from protocol.rng import Rng
-from protocol.types import PeerId
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
 from roles.ports.transport import TransportError
 from simulations.network.connections import LinkConditions
 from simulations.network.network import SimNetwork

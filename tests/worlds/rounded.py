@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from protocol.audit import Finding, Past, decide
-from protocol.fit import Decided, fit_of
-from protocol.rng import Rng
-from protocol.statistics import measured
+from protocol.core.rng import Rng
+from protocol.rollout.audit import Finding, Past, decide
+from protocol.rollout.fit import Decided, fit_of
+from protocol.rollout.statistics import measured
 from simulations.ports.rounding import CHUNK_TOKENS, Rounding, recorded
 from simulations.scenario.scenario import load_scenario
 from tests.worlds.messages import run_manifest

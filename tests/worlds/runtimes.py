@@ -6,8 +6,8 @@ import pytest
 
 from node.local.errors import NodeError
 from node.local.interpreters import find_interpreter
-from protocol.recipe import EnvironmentSection
-from protocol.runtime import RuntimeSection
+from protocol.run.recipe import EnvironmentSection
+from protocol.run.sections import RuntimeSection
 from roles.environments.runtime import completed, executable_in, own_interpreter
 
 OWN = own_interpreter().minor

@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from node.live.control import P2pStream, close_writer
-from protocol.types import PeerId
+from protocol.core.types import PeerId
 from roles.ports.transport import StreamHandler, TransportError
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from node.daemon import Daemon
-from protocol.recipe import load_recipe
-from protocol.replica import Replica
+from protocol.replica.replica import Replica
+from protocol.run.toml import load_recipe
 from simulations.adversaries import BEHAVIOURS
 from simulations.checkers import Patience, Watch, attach_checkers
 from simulations.cluster.world import World

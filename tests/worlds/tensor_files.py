@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from protocol.crypto import digest
-from protocol.policy import policy_digest
-from protocol.types import Digest
+from protocol.core.crypto import digest, policy_digest
+from protocol.core.types import Digest
 
 DTYPES = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
 """By the bytes of an element."""

@@ -10,7 +10,7 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from roles.engines.tokenizer import HuggingFaceTokenizer
+from roles.engines.files.tokenizer import HuggingFaceTokenizer
 
 FOUNDED_AT = datetime(2026, 3, 4, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
 from node.api.status import RolloutCounts, State
-from node.evaluation.curve import EvaluationPoint
-from roles.training_steps import TrainingStep
+from protocol.rollout.evaluation import EvaluationPoint
+from roles.runtime.training_steps import TrainingStep
 
 RolloutState = Literal["committed", "certified", "rejected", "expired"]
 Standing = Literal["genesis", "proven", "newcomer", "slashed"]

@@ -11,8 +11,8 @@ from node.api.status import Snapshot
 from node.api.v1.answers import EventKind, Happening
 from node.api.v1.happenings import Happenings
 from node.replication.inbox import Source
-from protocol.audit import LIES
-from protocol.faults import Fault
+from protocol.core.faults import Fault
+from protocol.core.types import Digest, ValidationResult
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import (
     Certificate,
@@ -23,8 +23,8 @@ from protocol.messages import (
     Verdict,
     open_envelope,
 )
-from protocol.replica import Received, Replica
-from protocol.types import Digest, ValidationResult
+from protocol.replica.replica import Received, Replica
+from protocol.rollout.audit import LIES
 
 RESTORED_MAX = 256
 """Escalations found again after a restart: the newest ones; what is rarer is found completely."""

@@ -13,7 +13,7 @@ from node.api.v1.answers import MachineGpu, MachinePage, Usage
 from node.local.datadir import DataDir
 from node.local.hardware import gpus
 from node.local.log_tail import LogTail
-from node.streams.deadline import loop_time
+from node.network.streams.deadline import loop_time
 
 LOOK_SECONDS = 10.0
 """The disk is looked at no more often: a data directory has thousands of files."""

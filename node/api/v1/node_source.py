@@ -37,8 +37,8 @@ from node.api.v1.training import POINTS_MAX, training_page
 from node.api.v1.view import NodeView
 from node.api.v1.weights import WeightsReader
 from node.local.run_words import run_words
+from protocol.core.types import Role
 from protocol.ledger.chain import CheckpointEntry
-from protocol.types import Role
 from roles.ports.clock import Clock
 
 LOOK_SECONDS = 1.0

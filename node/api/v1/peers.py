@@ -8,12 +8,12 @@ from node.api.observer import Observer
 from node.api.v1.answers import PeerPage, PeerRow, Standing
 from node.api.v1.queries import PeerQuery
 from node.local.units import bytes_text
-from protocol.gossip.report import PeerReport
-from protocol.membership import Member
+from protocol.core.types import PeerId
+from protocol.gossipsub.inspection import PeerReport
+from protocol.ledger.reputation import has_standing
+from protocol.membership.roster import Member
 from protocol.messages import Hardware
 from protocol.shardcast.forest import ForestMembers
-from protocol.standing import has_standing
-from protocol.types import PeerId
 
 _ROLES = ("trainer", "validator", "inference", "relay")
 

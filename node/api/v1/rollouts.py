@@ -14,16 +14,16 @@ from node.api.v1.answers import (
 )
 from node.api.v1.queries import RolloutQuery
 from node.context import NodeContext
-from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import read_body
-from protocol.containers import BoundedDict
+from protocol.core.containers import BoundedDict
+from protocol.core.types import DIGEST_BYTES, Digest
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed, Verdict, open_envelope
-from protocol.rollout import REWARD_SCALE, RolloutSequence
-from protocol.statistics import explained
-from protocol.types import DIGEST_BYTES, Digest
+from protocol.rollout.assignment import SequenceAssignment, assign
+from protocol.rollout.audit import read_body
+from protocol.rollout.body import REWARD_SCALE, RolloutSequence
+from protocol.rollout.statistics import explained
 from roles.ports.engines import EngineError, Environment
-from roles.task import Task
+from roles.runtime.scoring import Task
 
 SEQUENCES_MAX = 64
 """Of a rollout that are put into words; two groups of most recipes."""

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from node.api.v1.answers import TrainingPage
 from node.context import NodeContext
-from roles.training_steps import STATISTICS, TrainingStep
+from roles.runtime.training_steps import STATISTICS, TrainingStep
 
 POINTS_MAX = 400
 """Points of a curve by version; more versions are put together, a few to a point."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from node.api.observer import Observer
-from protocol.manifest import SignedManifest
+from protocol.core.types import PeerId
+from protocol.run.manifest import SignedManifest
 from protocol.shardcast.forest import ForestMembers
-from protocol.types import PeerId
 from roles.ports.engines import Environment
 
 

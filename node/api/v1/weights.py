@@ -7,7 +7,7 @@ from node.api.arrivals_observer import arrival_statuses, durations_statuses, rec
 from node.api.observer import Observer
 from node.api.v1.answers import Forest, FormShown, VersionShown, WeightsPage
 from node.api.v1.queries import WeightsQuery
-from node.weights.arrivals import SECONDS_BOUNDS
+from node.weights.download_progress import SECONDS_BOUNDS
 from protocol.messages import CheckpointManifest, Signed
 from protocol.shardcast.forest import ForestMembers, tree
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node import completion
+from node.cli import completion
 from node.cli.commands.context import background, print_json, print_rich
 from node.cli.commands.progress import progress_of
 from node.cli.options import Json
@@ -25,7 +25,7 @@ from node.founding.found import draft
 from node.founding.recipes import toploc_toml
 from node.founding.task import pinned_recipe
 from node.local.errors import ExitCode, NodeError
-from protocol.recipe import Recipe
+from protocol.run.recipe import Recipe
 
 if TYPE_CHECKING:
     from roles.engines.calibration.calibrate import Calibration

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from node import completion
+from node.cli import completion
 from node.cli.commands.context import data_dir_of, print_json
 from node.cli.options import CommandDataDir, Json, ModelVersion
 from node.local.errors import ExitCode, NodeError

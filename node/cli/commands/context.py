@@ -54,7 +54,7 @@ def print_rich(view: "RenderableType") -> None:
 @contextmanager
 def background() -> "Iterator[Background]":
     """Yield a thread for blocking calls; engines log warnings to standard error."""
-    from node.live.background import ThreadBackground  # noqa: PLC0415 - torch takes seconds
+    from node.local.background import ThreadBackground  # noqa: PLC0415 - torch takes seconds
     from node.local.logs import configure_logging  # noqa: PLC0415 - the same
 
     configure_logging("auto", "warning")

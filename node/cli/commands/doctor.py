@@ -11,13 +11,13 @@ import typer
 
 from node.cli import options
 from node.cli.commands.context import print_json, print_rich
+from node.cli.doctor.finding import Finding, Level
 from node.cli.options import Json
-from node.doctor.finding import Finding, Level
 from node.founding.model import needs_of_run
 from node.local.datadir import DataDir, load_identity
 from node.local.errors import ExitCode, NodeError
-from protocol.manifest import RunManifest
-from protocol.types import PeerId, Role
+from protocol.core.types import PeerId, Role
+from protocol.run.manifest import RunManifest
 
 if TYPE_CHECKING:
     from node.local.config import NodeConfig
@@ -83,10 +83,10 @@ def doctor(
 
 def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
     """Return what everything but the engine looks like, and the run if it is known."""
-    from node.doctor.jail import check_jail  # noqa: PLC0415 - only when it looks
-    from node.doctor.machine import check_clock, check_devices, check_disk  # noqa: PLC0415 - slow
-    from node.doctor.network import check_p2pd, check_peers, check_reachable  # noqa: PLC0415 - same
-    from node.doctor.scoring import check_scoring  # noqa: PLC0415 - same
+    from node.cli.doctor.jail import check_jail  # noqa: PLC0415 - only when it looks
+    from node.cli.doctor.machine import check_clock, check_devices, check_disk  # noqa: PLC0415 - slow
+    from node.cli.doctor.network import check_p2pd, check_peers, check_reachable  # noqa: PLC0415 - same
+    from node.cli.doctor.scoring import check_scoring  # noqa: PLC0415 - same
 
     async def network() -> list[Finding]:
         return [
@@ -117,7 +117,7 @@ def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
 
 def _look_at_daemon(datadir: DataDir) -> list[Finding]:
     """Return what peers say of this machine's clock, if a daemon of this data directory runs."""
-    from node.api.client import fetch_status  # noqa: PLC0415 - pydantic; help does without
+    from node.cli.api_client import fetch_status  # noqa: PLC0415 - pydantic; help does without
 
     try:
         clock = fetch_status(datadir).clock
@@ -160,7 +160,7 @@ def _look_at_key(datadir: DataDir, node: "NodeConfig", manifest: RunManifest) ->
 
 def _try_engine(node: "NodeConfig", manifest: RunManifest | None) -> Finding:
     """Let an engine try a model of the run's size, or a small one where no run is known."""
-    from node.doctor.engine import check_engine  # noqa: PLC0415 - only when asked
+    from node.cli.doctor.engine import check_engine  # noqa: PLC0415 - only when asked
     from node.founding.recipes import recipe_path  # noqa: PLC0415 - the same
 
     if manifest is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from node import completion
+from node.cli import completion
 from node.cli.commands.context import data_dir_of, print_json, print_rich
 from node.cli.commands.progress import progress_of
 from node.cli.options import CommandDataDir, Json
@@ -73,7 +73,7 @@ def evaluate(
     """
     if not (greedy or samples):
         raise NodeError("--no-greedy needs --samples", ExitCode.USAGE)
-    from node.live.background import ThreadBackground  # noqa: PLC0415 - not for help
+    from node.local.background import ThreadBackground  # noqa: PLC0415 - not for help
     from node.models.choice import subjects_of, tasks_of  # noqa: PLC0415 - the same
     from node.models.evaluation import Decoding, Evaluation, EvaluationPlan  # noqa: PLC0415
     from node.models.evaluation_report import notes_of, table_of, values_of  # noqa: PLC0415

@@ -13,7 +13,7 @@ from node.local.datadir import load_identity
 from node.local.errors import ExitCode, NodeError
 from node.local.invite_token import invite_token
 from node.local.run_pin import load_run
-from protocol.types import PeerId
+from protocol.core.types import PeerId
 
 app = typer.Typer(add_completion=False)
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from node.api.client import fetch_status
+from node.cli.api_client import fetch_status
 from node.cli.commands.context import data_dir_of, print_json, print_rich
 from node.cli.options import CommandDataDir, Json
 
@@ -16,6 +16,6 @@ def peers(ctx: typer.Context, *, data_dir: CommandDataDir = None, as_json: Json 
     if as_json:
         print_json(snapshot.peers_json())
         return
-    from node.api.render import peers_view  # noqa: PLC0415 - rich is slow to import
+    from node.cli.render.status import peers_view  # noqa: PLC0415 - rich is slow to import
 
     print_rich(peers_view(snapshot))

@@ -14,8 +14,9 @@ from node.founding.recipes import toploc_toml
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import pinned_run
 from node.replication.message_log import stored_messages
-from protocol.crypto import verify
-from protocol.faults import Fault
+from protocol.core.crypto import verify
+from protocol.core.faults import Fault
+from protocol.core.types import RunId
 from protocol.messages import (
     Certificate,
     MessageT,
@@ -25,7 +26,6 @@ from protocol.messages import (
     envelope_kind,
     open_envelope,
 )
-from protocol.types import RunId
 
 
 def recalibrate(

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from node import completion
+from node.cli import completion
 from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
 from node.founding.recipes import read_recipe_text
 from node.local.units import bytes_text
-from protocol.recipe import Recipe
+from protocol.run.recipe import Recipe
 
 Named = Annotated[
     str,

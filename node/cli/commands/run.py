@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node import completion
+from node.cli import completion
 from node.cli.commands.context import background, print_json, print_rich
 from node.cli.commands.progress import progress_of
 from node.cli.commands.recalibrate import recalibrate
@@ -19,7 +19,7 @@ from node.founding.needs import Needs
 from node.founding.task import pinned_recipe
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
-from protocol.manifest import RunManifest
+from protocol.run.manifest import RunManifest
 
 if TYPE_CHECKING:
     from node.founding.trial import Trial

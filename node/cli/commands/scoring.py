@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from node import completion
+from node.cli import completion
 from node.cli.commands.context import data_dir_of, print_json
 from node.cli.options import CommandDataDir, Json
 from node.founding.recipes import read_recipe
@@ -16,8 +16,8 @@ from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run, pinned_run
 from node.local.runtime_venv import install_runtime, installed_runtimes
 from node.local.scoring import run_options
-from protocol.recipe import EnvironmentSection
-from protocol.runtime import RuntimeSection
+from protocol.run.recipe import EnvironmentSection
+from protocol.run.sections import RuntimeSection
 from roles.environments.runtime import (
     PYTHONS,
     Interpreter,

@@ -4,7 +4,7 @@ import time
 
 import typer
 
-from node.api.client import fetch_status
+from node.cli.api_client import fetch_status
 from node.cli.commands.context import data_dir_of, print_json, print_rich
 from node.cli.options import CommandDataDir, Json
 
@@ -18,6 +18,6 @@ def status(ctx: typer.Context, *, data_dir: CommandDataDir = None, as_json: Json
     if as_json:
         print_json(snapshot.to_json())
         return
-    from node.api.render import status_view  # noqa: PLC0415 - rich is slow to import
+    from node.cli.render.status import status_view  # noqa: PLC0415 - rich is slow to import
 
     print_rich(status_view(snapshot, time.time()))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from node.api.client import fetch_why
+from node.cli.api_client import fetch_why
 from node.cli.commands.context import data_dir_of, print_json, print_rich
 from node.cli.options import CommandDataDir, Json
 
@@ -38,6 +38,6 @@ def why(
     if as_json:
         print_json(asdict(answer))
         return
-    from node.api.render import why_view  # noqa: PLC0415 - rich is slow to import
+    from node.cli.render.status import why_view  # noqa: PLC0415 - rich is slow to import
 
     print_rich(why_view(answer, which))

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protocol import codec
-from protocol.faults import Fault
+from protocol.core import codec
+from protocol.core.faults import Fault
+from protocol.core.types import Digest
 from protocol.shardcast.encodings import block, tensor_file
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
-from protocol.types import Digest
 
 BLOCK_BYTES_MIN = 8
 """The longest element."""

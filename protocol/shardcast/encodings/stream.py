@@ -12,13 +12,13 @@ from typing import Protocol, TypeVar
 import numpy as np
 from blake3 import blake3
 
-from protocol.policy import policy_digest
+from protocol.core.crypto import policy_digest
+from protocol.core.types import Digest
 from protocol.shardcast.encodings import block, framing, tensor_file
 from protocol.shardcast.encodings.framing import Block, BlockReader, Piece
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
-from protocol.types import Digest
 
 BLOCK_BYTES = 1 << 21
 """Of the file, of one block. Half as long, patches of a hundredth of bf16 weights are 1 % longer

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from protocol.recipe import ModelSection
+from protocol.run.recipe import ModelSection
 from roles.engines.architectures.architecture import CausalLM, Config
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.registry import architecture_of
-from roles.engines.tensors import Shapes
+from roles.engines.files.safetensors import Shapes
 
 
 def build_model(

@@ -1,15 +1,149 @@
-"""The architectures that engines compute, by the name that Hugging Face gives them."""
+"""The architectures that engines compute, by the name that Hugging Face gives them.
+
+Granite, dense: Llama with constant factors in four places.
+
+Llama 1 to 3, and the many models of its shape: no biases unless the configuration asks.
+
+Mistral without a window, as version 0.3: Llama without biases.
+
+OLMo 2: norms behind attention and gated unit, and over all queries and all keys.
+
+Qwen2 and Qwen2.5: biases on queries, keys and values.
+
+Qwen3, dense: queries and keys are normed head by head before they are rotated.
+
+SmolLM3: Llama of which some layers do not rotate (NoPE).
+"""
 
 from collections.abc import Mapping
 
-from roles.engines.architectures.architecture import Architecture
-from roles.engines.architectures.granite import GRANITE
-from roles.engines.architectures.llama import LLAMA
-from roles.engines.architectures.mistral import MISTRAL
-from roles.engines.architectures.olmo2 import OLMO2
-from roles.engines.architectures.qwen2 import QWEN2
-from roles.engines.architectures.qwen3 import QWEN3
-from roles.engines.architectures.smollm3 import SMOLLM3
+from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
+from transformers.models.granite.modeling_granite import GraniteRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
+
+from roles.engines.architectures.architecture import (
+    Architecture,
+    Config,
+    Layer,
+    Weights,
+    key_heads,
+    pack_layer,
+    pack_plain,
+)
+
+GRANITE = Architecture(
+    config=GraniteConfig,
+    model=GraniteForCausalLM,
+    rotary=GraniteRotaryEmbedding,
+    computed=frozenset(
+        {
+            "attention_bias",
+            "mlp_bias",
+            "embedding_multiplier",
+            "residual_multiplier",
+            "attention_multiplier",
+            "logits_scaling",
+        }
+    ),
+    pack=pack_plain,
+)
+
+
+LLAMA = Architecture(
+    config=LlamaConfig,
+    model=LlamaForCausalLM,
+    rotary=LlamaRotaryEmbedding,
+    computed=frozenset({"attention_bias", "mlp_bias"}),
+    pack=pack_plain,
+)
+
+
+MISTRAL = Architecture(
+    config=MistralConfig,
+    model=MistralForCausalLM,
+    rotary=MistralRotaryEmbedding,
+    computed=frozenset({"sliding_window"}),
+    pack=pack_plain,
+)
+
+
+OLMO2 = Architecture(
+    config=Olmo2Config,
+    model=Olmo2ForCausalLM,
+    rotary=Olmo2RotaryEmbedding,
+    computed=frozenset({"attention_bias"}),
+    pack=pack_plain,
+    norms_in_float32=True,
+)
+
+
+QWEN2 = Architecture(
+    config=Qwen2Config,
+    model=Qwen2ForCausalLM,
+    rotary=Qwen2RotaryEmbedding,
+    computed=frozenset(
+        {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
+    ),
+    pack=pack_plain,
+)
+
+
+def _pack(weights: Weights, config: Config) -> Layer:
+    counts = {"q": config.num_attention_heads, "k": key_heads(config)}
+    norms = {
+        (name := f"self_attn.{part}_norm.weight"): weights[name].expand(count, 1, -1)
+        for part, count in counts.items()
+    }
+    return pack_layer(weights, norms)
+
+
+QWEN3 = Architecture(
+    config=Qwen3Config,
+    model=Qwen3ForCausalLM,
+    rotary=Qwen3RotaryEmbedding,
+    computed=QWEN2.computed | {"attention_bias"},
+    pack=_pack,
+)
+
+
+SMOLLM3 = Architecture(
+    config=SmolLM3Config,
+    model=SmolLM3ForCausalLM,
+    rotary=SmolLM3RotaryEmbedding,
+    computed=frozenset(
+        {
+            "attention_bias",
+            "mlp_bias",
+            "no_rope_layers",
+            "no_rope_layer_interval",
+            "use_sliding_window",
+            "sliding_window",
+            "layer_types",
+        }
+    ),
+    pack=pack_plain,
+)
+
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     architecture.config.model_type: architecture

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from roles.engines.builtin.cache import COLUMNS_PER_BLOCK, Cache
 from roles.engines.builtin.decoder import Decoder
-from roles.engines.noise import Draws
+from roles.engines.sampling.gumbel_noise import Draws
 
 Noise = Callable[[NDArray[np.uint64], NDArray[np.int64]], Draws | None]
 """(seeds, positions) -> what is added to the scaled logits; None is zero: greedy decoding."""

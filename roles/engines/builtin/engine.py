@@ -10,11 +10,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from protocol.recipe import ModelSection
+from protocol.run.recipe import ModelSection
 from roles.engines.architectures.architecture import CausalLM
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import model_of, shapes_of
-from roles.engines.builtin.policy import DTYPES, Precision, read_policy
+from roles.engines.files.policy import DTYPES, Precision, read_policy
 from roles.ports.engines import EngineError, Policy
 
 P = ParamSpec("P")

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from typing_extensions import override
 
-from protocol.recipe import ModelSection, ToplocSection
+from protocol.core.types import Digest
+from protocol.run.recipe import ModelSection, ToplocSection
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.toploc.proof import States, build_proofs_batch
-from protocol.types import Digest
 from roles.engines.builtin.batching import Batch, Continuation, Lengths
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import (
@@ -24,9 +24,9 @@ from roles.engines.builtin.engine import (
 )
 from roles.engines.builtin.memory import cache_bytes
 from roles.engines.builtin.patching import PatchedWeights
-from roles.engines.first_token import FirstTokenWatch
-from roles.engines.noise import NoiseSource
-from roles.engines.tensors import read_layout
+from roles.engines.files.safetensors import read_layout
+from roles.engines.sampling.first_token import FirstTokenWatch
+from roles.engines.sampling.gumbel_noise import NoiseSource
 from roles.ports.engines import (
     EngineError,
     FirstToken,
@@ -35,7 +35,7 @@ from roles.ports.engines import (
     GenerationRequest,
     Policy,
 )
-from roles.turns import Turns
+from roles.runtime.shared_lock import Turns
 
 STEPS_PER_LOOK = {"cpu": 1}
 STEPS_PER_LOOK_ELSEWHERE = 16

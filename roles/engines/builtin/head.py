@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from roles.engines.noise import Draws
-from roles.engines.sampling import Sampled, sample_blocks, sample_whole
+from roles.engines.sampling.gumbel_noise import Draws
+from roles.engines.sampling.sampling import Sampled, sample_blocks, sample_whole
 
 HeadPrecision = Literal["fp32", "model"]
 

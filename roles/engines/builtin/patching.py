@@ -16,12 +16,12 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocol.core.types import Digest
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.stream import PatchReader
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
-from protocol.types import Digest
-from roles.engines.tensors import DTYPES, read_layout
+from roles.engines.files.safetensors import DTYPES, read_layout
 from roles.ports.engines import Patch, Policy
 
 CHANGED_SHARE_MAX = 0.05

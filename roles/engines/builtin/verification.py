@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from protocol.containers import BoundedDict
-from protocol.recipe import ModelSection, ToplocSection
-from protocol.statistics import Measurement, Recomputed, measured, unmeasured
+from protocol.core.containers import BoundedDict
+from protocol.core.types import Version
+from protocol.rollout.statistics import Measurement, Recomputed, measured, unmeasured
+from protocol.run.recipe import ModelSection, ToplocSection
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
-from protocol.types import Version
 from roles.engines.architectures.architecture import scales_of
 from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
 from roles.engines.builtin.generation import as_states
 from roles.engines.builtin.head import Head
-from roles.engines.noise import NoiseSource
+from roles.engines.sampling.gumbel_noise import NoiseSource
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
 _SCORES_PER_BLOCK = 1 << 24

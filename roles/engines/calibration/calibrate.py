@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from protocol.recipe import ModelSection, Recipe, ToplocSection
-from protocol.rng import Rng
-from protocol.types import Version
+from protocol.core.rng import Rng
+from protocol.core.types import Version
+from protocol.run.recipe import ModelSection, Recipe, ToplocSection
+from roles.engines.bootstrap.huggingface_import import import_pretrained, section_of
 from roles.engines.calibration.honest import Budget, Progress, Prompts, measure
 from roles.engines.calibration.measurement import MeasurementFile, Subject
 from roles.engines.calibration.power import Power, power
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import LIAR_SEQUENCES, Bench, Say, lies
-from roles.engines.published import import_pretrained, section_of
 from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy
 

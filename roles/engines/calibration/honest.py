@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from protocol.recipe import SamplingSection
-from protocol.rng import Rng
+from protocol.core.rng import Rng
+from protocol.run.recipe import SamplingSection
 from roles.engines.calibration.measurement import MeasurementFile
 from roles.engines.calibration.workbench import Bench, pairs_of_batch
 from roles.ports.engines import EngineError, Environment

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.recipe import Recipe
-from protocol.statistics import Recomputed
+from protocol.core.types import Digest
+from protocol.rollout.statistics import Recomputed
+from protocol.run.recipe import Recipe
 from protocol.toploc.results import ChunkResult
-from protocol.types import Digest
 from roles.engines.calibration.recording import Recording
 
 FORMAT = "prime-node-calibration/1"

@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from protocol.statistics import STATISTICS, Sums, added, compared
+from protocol.rollout.statistics import STATISTICS, Sums, added, compared
 from roles.engines.calibration.calibrate import Calibration
 from roles.engines.calibration.recording import Recording
 

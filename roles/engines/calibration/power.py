@@ -9,8 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.recipe import ToplocSection
-from protocol.statistics import STATISTICS, Extremes, Measurement, Sums, compared, compared_extremes
+from protocol.rollout.statistics import (
+    STATISTICS,
+    Extremes,
+    Measurement,
+    Sums,
+    compared,
+    compared_extremes,
+)
+from protocol.run.recipe import ToplocSection
 from roles.engines.calibration.recording import Recording
 
 TOKENS = tuple(32 << doubling for doubling in range(14))

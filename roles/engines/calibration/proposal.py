@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.checks import HonestSection, HonestValue
-from protocol.recipe import ToplocSection
-from protocol.statistics import PER_CHUNK, STATISTICS, bound, surprise
+from protocol.rollout.statistics import PER_CHUNK, STATISTICS, bound, surprise
+from protocol.run.recipe import ToplocSection
+from protocol.run.sections import HonestSection, HonestValue
 from protocol.toploc.results import ChunkResult
 from roles.engines.calibration.recording import Recording
 

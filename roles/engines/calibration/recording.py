@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from protocol.recipe import ToplocSection
-from protocol.statistics import Measurement, Recomputed, measured
+from protocol.rollout.statistics import Measurement, Recomputed, measured
+from protocol.run.recipe import ToplocSection
 
 
 @dataclass(frozen=True, slots=True)

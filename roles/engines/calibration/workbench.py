@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from protocol.recipe import ModelSection, Recipe, ToplocSection
-from protocol.rng import Rng
-from protocol.statistics import Recomputed
-from protocol.types import RunId, Version
+from protocol.core.rng import Rng
+from protocol.core.types import RunId, Version
+from protocol.rollout.statistics import Recomputed
+from protocol.run.recipe import ModelSection, Recipe, ToplocSection
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import shapes_of
 from roles.engines.builtin.cache import Cache
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import read_policy, write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.recording import Recording
+from roles.engines.files.policy import read_policy, write_policy
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import (
     Generation,

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from roles.engines.builtin.policy import digest_of
-from roles.engines.files import replacing
-from roles.engines.tensors import Shapes, file_bytes_max, read_tensors, write_tensors
+from roles.engines.files.atomic_write import replacing
+from roles.engines.files.policy import digest_of
+from roles.engines.files.safetensors import Shapes, file_bytes_max, read_tensors, write_tensors
 
 _FORMAT = "2"
 

@@ -18,8 +18,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from protocol.recipe import GrpoSection, ModelSection, SamplingSection
-from protocol.types import Digest, RunId
+from protocol.core.types import Digest, RunId
+from protocol.run.recipe import GrpoSection, ModelSection, SamplingSection
 from roles.engines.architectures.architecture import CausalLM, Config, head_size, scales_of
 from roles.engines.architectures.model import tensors_of
 from roles.engines.builtin.batching import decode
@@ -32,7 +32,7 @@ from roles.engines.builtin.engine import (
     guarded,
     prepare_thread,
 )
-from roles.engines.builtin.policy import digest_of, write_policy
+from roles.engines.files.policy import digest_of, write_policy
 from roles.engines.training.attention import PACKED
 from roles.engines.training.batch import Pass, Sample, collate, minibatches, pack, select
 from roles.engines.training.checkpoint import (

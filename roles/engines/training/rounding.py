@@ -1,6 +1,6 @@
 """From float32 masters to the weights of a policy: to nearest, or dithered.
 
-The thresholds are those of ``protocol.rounding``, computed where the masters are.
+The thresholds are those of ``protocol.run.policy``, computed where the masters are.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.recipe import ModelSection
-from protocol.rounding import LARGEST, NAN, THRESHOLD_BITS, threshold_keys
-from protocol.types import RunId
-from roles.engines.builtin.policy import DTYPES
-from roles.engines.noise import mixed
+from protocol.core.types import RunId
+from protocol.run.policy import LARGEST, NAN, THRESHOLD_BITS, threshold_keys
+from protocol.run.recipe import ModelSection
+from roles.engines.files.policy import DTYPES
+from roles.engines.sampling.gumbel_noise import mixed
 
 Rounding = Callable[[str, Tensor], Tensor]
 """Returns the policy's weights of a tensor's name and float32 masters."""

@@ -13,12 +13,12 @@ from typing import Any
 from typing_extensions import override
 from vllm.inputs import TokensPrompt
 
-from protocol.recipe import ModelSection, ToplocSection
+from protocol.run.recipe import ModelSection, ToplocSection
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import build_covered_proofs
 from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
 from roles.engines.builtin.generation import check_requests
-from roles.engines.first_token import FirstTokenWatch
+from roles.engines.sampling.first_token import FirstTokenWatch
 from roles.engines.vllm.launch import launch
 from roles.engines.vllm.probe import TEMPERATURE, Probe
 from roles.engines.vllm.records import Record

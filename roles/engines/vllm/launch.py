@@ -12,11 +12,11 @@ from vllm import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from protocol.recipe import ModelSection, ToplocSection
+from protocol.run.recipe import ModelSection, ToplocSection
 from roles.engines.architectures.architecture import Config, head_size, key_heads
 from roles.engines.architectures.configuration import explicit
 from roles.engines.architectures.registry import architecture_of
-from roles.engines.builtin.policy import DTYPES
+from roles.engines.files.policy import DTYPES
 from roles.engines.vllm.sampling import OPTIONS
 
 SEQUENCES_MAX = 256

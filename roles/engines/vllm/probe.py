@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.recipe import ModelSection, ToplocSection
-from protocol.rng import Rng
-from protocol.statistics import Extremes, Recomputed, compared_extremes, measured
+from protocol.core.rng import Rng
+from protocol.rollout.statistics import Extremes, Recomputed, compared_extremes, measured
+from protocol.run.recipe import ModelSection, ToplocSection
 from protocol.toploc.proof import verify_proofs_batch
 from roles.engines.architectures.architecture import Config, scales_of
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import as_states
-from roles.engines.builtin.policy import DTYPES
-from roles.engines.noise import NoiseSource
+from roles.engines.files.policy import DTYPES
+from roles.engines.sampling.gumbel_noise import NoiseSource
 from roles.ports.engines import Generation, GenerationRequest
 
 SEQUENCES = 4

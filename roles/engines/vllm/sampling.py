@@ -16,8 +16,8 @@ from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from roles.engines.noise import NoiseSource
-from roles.engines.sampling import sample_blocks, sample_whole
+from roles.engines.sampling.gumbel_noise import NoiseSource
+from roles.engines.sampling.sampling import sample_blocks, sample_whole
 from roles.engines.vllm.records import Records
 from roles.ports.engines import GenerationRequest
 

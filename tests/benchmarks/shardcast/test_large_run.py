@@ -6,7 +6,7 @@ import pytest
 import tomlkit
 
 from benchmarks.shardcast import large_run
-from protocol.recipe import load_recipe
+from protocol.run.toml import load_recipe
 from simulations.runtime.trace import Event
 from simulations.scenario.scenario import parse_scenario
 

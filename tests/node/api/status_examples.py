@@ -16,8 +16,8 @@ from node.api.status import (
     UptakeStatus,
 )
 from node.api.why import Why
-from protocol.crypto import Identity
-from roles.training_steps import TrainingStep
+from protocol.core.crypto import Identity
+from roles.runtime.training_steps import TrainingStep
 from simulations.checkers.limits import LIMITS
 
 PEERS = [Identity(bytes([number]) * 32).peer_id for number in range(8)]

@@ -4,11 +4,11 @@ import pytest
 
 from node.api.judging import judging_status
 from node.api.metrics import NodeMetrics
-from node.api.render import status_view, why_view
 from node.api.status import JudgingStatus
+from node.cli.render.status import status_view, why_view
 from protocol.messages import Certificate
 from tests.node.api.status_examples import EXPLAINED, STATUS
-from tests.node.api.test_render import drawn
+from tests.node.cli.render.test_status import drawn
 from tests.worlds.messages import World, run_manifest
 
 WORLD = World(run_manifest())

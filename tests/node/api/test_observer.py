@@ -5,18 +5,18 @@ import pytest
 
 from node.api.observer import Observer
 from node.api.status import CircuitsStatus
-from node.blobs.tally import Tally
-from node.blobs.ways import Way
-from node.blobs.wire import Kind
 from node.context import NodeContext
+from node.network.blobs.traffic_stats import Tally
+from node.network.blobs.transport_choice import Way
+from node.network.blobs.wire import Kind
 from node.replication.inbox import Source
-from node.weights.arrivals import Arrivals, Form, Label
-from protocol.gossip.events import RpcReceived
-from protocol.gossip.rpc import Prune, Rpc, encode_rpc
-from protocol.replica import Received
-from protocol.types import Role, ValidationResult
-from roles.flow import ChangeSignal, Conditions
-from tests.protocol.gossip.nodes import PEERS, TOPIC, joined_router, received
+from node.weights.download_progress import Arrivals, Form, Label
+from protocol.core.types import Role, ValidationResult
+from protocol.gossipsub.events import RpcReceived
+from protocol.gossipsub.rpc import Prune, Rpc, encode_rpc
+from protocol.replica.replica import Received
+from roles.runtime.context import ChangeSignal, Conditions
+from tests.protocol.gossipsub.nodes import PEERS, TOPIC, joined_router, received
 from tests.worlds.messages import World, run_manifest
 
 WORLD = World(run_manifest())

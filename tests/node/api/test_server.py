@@ -9,10 +9,10 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from node.api.client import fetch, fetch_status, fetch_why
 from node.api.metrics import REASONS_MAX, NodeMetrics
 from node.api.server import ControlServer, application
 from node.api.status import LoopStatus, RolloutCounts
+from node.cli.api_client import fetch, fetch_status, fetch_why
 from node.local.datadir import load_api_endpoint, open_data_dir, store_api_endpoint
 from node.local.errors import ExitCode, NodeError
 from tests.node.api.status_examples import ARRIVED, ARRIVING, EXPLAINED, PEERS, STATUS
@@ -360,7 +360,7 @@ async def test_a_daemon_of_another_version(datadir):
 
 
 async def test_a_daemon_that_hangs(datadir, monkeypatch):
-    monkeypatch.setattr("node.api.client.REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr("node.cli.api_client.REQUEST_SECONDS", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

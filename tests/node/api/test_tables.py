@@ -4,11 +4,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.api.metrics import NodeMetrics
-from node.blobs.upload_cap import UploadCap
-from node.circuits.relay import CircuitRelay
-from node.live.calls import Calls
-from node.tables import Tables
-from node.weights_http.doorkeeper import ConnectionLimits, Doorkeeper
+from node.context import Tables
+from node.network.http.rate_limit import ConnectionLimits, Doorkeeper
+from node.network.relay.relay import CircuitRelay
+from node.network.resources.dht_call_limiter import Calls
+from node.network.resources.upload_scheduler import UploadCap
 from simulations.checkers.limits import LIMITS
 from tests.worlds.swarm import Swarm
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.types import Role
+from protocol.core.types import Role
 from roles.environments.base import ENVIRONMENTS
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,8 +16,8 @@ from node.local.addresses import store_cached_peers
 from node.local.datadir import load_identity, locked, open_data_dir
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import pin_run, pinned_run
-from protocol.crypto import Identity
-from protocol.types import Role
+from protocol.core.crypto import Identity
+from protocol.core.types import Role
 from tests.node.api.status_examples import EXPLAINED, STATUS, WHY
 from tests.node.local.run_files import run_toml, signed_run
 
@@ -48,7 +48,7 @@ def started(monkeypatch):
         configs.append(config)
         return 0
 
-    monkeypatch.setitem(sys.modules, "node.live.node", SimpleNamespace(run_node=run_node))
+    monkeypatch.setitem(sys.modules, "node.process.runner", SimpleNamespace(run_node=run_node))
     return configs
 
 
@@ -144,7 +144,7 @@ def test_an_ascii_standard_output_is_written():
 
 def test_the_exit_code_is_the_node_s(monkeypatch):
     monkeypatch.setitem(
-        sys.modules, "node.live.node", SimpleNamespace(run_node=lambda _: ExitCode.RETRY)
+        sys.modules, "node.process.runner", SimpleNamespace(run_node=lambda _: ExitCode.RETRY)
     )
     assert cli.main(JOIN) == 75
 
@@ -162,7 +162,7 @@ def test_an_engine_that_is_not_installed_is_told_before_a_node_starts(started, m
 
 
 def test_a_library_of_a_log_that_is_not_installed_is_told_too(started, monkeypatch, capsys):
-    monkeypatch.setattr("node.step_logs.base.find_spec", lambda name: None)
+    monkeypatch.setattr("node.api.step_logs.base.find_spec", lambda name: None)
     assert failure(capsys, *JOIN, "--log-to", "jsonl,wandb") == (
         78,
         (
@@ -171,7 +171,7 @@ def test_a_library_of_a_log_that_is_not_installed_is_told_too(started, monkeypat
         ),
     )
     assert started == []
-    monkeypatch.setattr("node.step_logs.base.find_spec", lambda name: name)
+    monkeypatch.setattr("node.api.step_logs.base.find_spec", lambda name: name)
     assert cli.main([*JOIN, "--log-to", "jsonl", "--log-to", "tensorboard"]) == 0
     assert [config.log_to for config in started] == [("jsonl", "tensorboard")]
 
@@ -212,7 +212,7 @@ def test_an_error_of_the_node_is_one_line(monkeypatch, capsys):
     def run_node(config):
         raise NodeError("the peers offer\nnothing", ExitCode.RETRY)
 
-    monkeypatch.setitem(sys.modules, "node.live.node", SimpleNamespace(run_node=run_node))
+    monkeypatch.setitem(sys.modules, "node.process.runner", SimpleNamespace(run_node=run_node))
     assert failure(capsys, *JOIN) == (75, "the peers offer nothing")
 
 

@@ -6,7 +6,7 @@ from node.cli.commands.recipes import _short
 from node.cli.main import main
 from node.founding.recipe_list import first_sentence
 from node.founding.recipes import read_recipe, read_recipe_text, recipe_names
-from protocol.recipe import load_recipe
+from protocol.run.toml import load_recipe
 
 
 def run(capsys, *arguments):

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from node.cli.doctor.finding import Level
+from node.cli.doctor.scoring import check_scoring
 from node.cli.main import main
-from node.doctor.finding import Level
-from node.doctor.scoring import check_scoring
 from node.founding.found import manifest_toml
-from node.live.opening import about_us
 from node.local.config import load_config
 from node.local.datadir import open_data_dir
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run, pin_run
-from protocol.manifest import RunManifest, sign_manifest
+from node.process.setup import about_us
+from protocol.run.manifest import RunManifest, sign_manifest
 from roles.environments.runtime import executable_in, interpreter_of, name_of
 from tests.worlds.messages import identity, run_manifest
 from tests.worlds.runtimes import OTHER, OWN, section
@@ -38,7 +38,7 @@ def started(monkeypatch):
     """The configurations with which the main form would have started nodes."""
     configs = []
     module = SimpleNamespace(run_node=lambda config: configs.append(config) or 0)
-    monkeypatch.setitem(sys.modules, "node.live.node", module)
+    monkeypatch.setitem(sys.modules, "node.process.runner", module)
     return configs
 
 

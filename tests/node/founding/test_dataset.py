@@ -10,8 +10,9 @@ from node.founding import dataset_files
 from node.founding.dataset import DatasetError, prepare_dataset
 from node.founding.dataset_files import format_of
 from node.founding.dataset_rows import run_row
-from protocol.recipe import Recipe, load_recipe
-from roles.engines.task import task_of
+from protocol.run.recipe import Recipe
+from protocol.run.toml import load_recipe
+from roles.engines.task_loader import task_of
 from roles.environments import jail
 from roles.environments.rows import ParquetRows, chat_of
 from roles.environments.runtime import PACKAGES
@@ -428,7 +429,7 @@ def test_lines_that_cannot_be_read_are_bad_rows(prepare, tmp_path, monkeypatch):
 
 @needs_jail
 async def test_a_node_asks_and_scores_the_row_that_replaces_a_bad_one(tmp_path, tokenizer):
-    from protocol.bundle import encode_bundle  # noqa: PLC0415
+    from protocol.run.model_files import encode_bundle  # noqa: PLC0415
 
     byte_tokenizer(tmp_path / "model")
     files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}

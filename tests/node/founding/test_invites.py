@@ -10,10 +10,10 @@ from node.founding.invites import invite
 from node.local.config import load_config
 from node.local.errors import NodeError
 from node.local.invite_token import invite_token, read_invite
-from protocol.admitted import AdmittedKeys
-from protocol.crypto import verify
-from protocol.manifest import sign_manifest
+from protocol.core.crypto import verify
+from protocol.membership.admission import AdmittedKeys
 from protocol.messages import ADMISSION_BYTES_MAX
+from protocol.run.manifest import sign_manifest
 from tests.worlds.messages import World, identity, run_manifest
 
 CREATOR, MEMBER, GUEST, OTHER = map(identity, ("creator", "member", "guest", "other"))

@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 
 from node.founding.found import found, manifest_toml
 from node.founding.recipes import recipe_path
-from protocol.crypto import Identity, verify
-from protocol.manifest import Genesis, RunManifest, load_signed_manifest, sign_manifest
-from protocol.recipe import ModelSection, load_recipe
+from protocol.core.crypto import Identity, verify
+from protocol.run.manifest import Genesis, RunManifest, load_signed_manifest, sign_manifest
+from protocol.run.recipe import ModelSection
+from protocol.run.toml import load_recipe
 
 RECIPE = load_recipe(recipe_path("testnet").read_text())
 CREATOR = Identity(b"\x01" * 32)

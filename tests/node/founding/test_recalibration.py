@@ -7,11 +7,11 @@ from node.cli.main import main
 from node.founding.recalibration import Sample, recalibrated
 from node.local.datadir import DataDir
 from node.storage.state import SqliteStore
-from protocol.crypto import digest
-from protocol.manifest import sign_manifest
+from protocol.core.crypto import digest
 from protocol.messages import Certificate
-from protocol.recipe import ToplocSection
-from protocol.statistics import SCALE, STATISTICS, Extremes
+from protocol.rollout.statistics import SCALE, STATISTICS, Extremes
+from protocol.run.manifest import sign_manifest
+from protocol.run.recipe import ToplocSection
 from roles.ports.storage import Put
 from tests.worlds.messages import World, identity
 from tests.worlds.rounded import OTHER_MODEL, OTHER_PRECISION, ROUNDING, TOKENS, Judged, under

@@ -11,9 +11,9 @@ from node.founding.equivalents import EQUIVALENTS, PRIME_RL, TRL, VERL
 from node.founding.explained_recipe import NOTE, WIDTH, explained_toml
 from node.founding.recipe_keys import attribute_docstrings, recipe_table
 from node.founding.recipes import read_recipe, read_recipe_text, recipe_names
-from protocol.checks import HonestValue
-from protocol.recipe import ExampleSection, Recipe, load_recipe
-from protocol.section import Section
+from protocol.run.recipe import ExampleSection, Recipe
+from protocol.run.sections import HonestValue, Section
+from protocol.run.toml import load_recipe
 
 UNITS = ("bits", "bytes", "epochs", "kib", "passes", "rollouts", "seconds", "steps", "tokens")
 """Words of keys that are units, which the meaning has to name, too."""

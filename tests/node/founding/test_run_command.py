@@ -9,16 +9,16 @@ from node.founding.needs import needs_of
 from node.founding.recipes import read_recipe
 from node.local.datadir import DataDir, load_identity
 from node.storage.sharded_files import index_of
-from protocol.bundle import decode_bundle
-from protocol.crypto import Identity, digest, verify
-from protocol.manifest import load_signed_manifest
-from protocol.recipe import load_recipe
+from protocol.core.crypto import Identity, digest, verify
+from protocol.run.manifest import load_signed_manifest
+from protocol.run.model_files import decode_bundle
+from protocol.run.toml import load_recipe
 from protocol.shardcast.index import encode
+from roles.engines.bootstrap.huggingface_import import import_pretrained
 from roles.engines.calibration.calibrate import kept
 from roles.engines.calibration.honest import Budget
 from roles.engines.calibration.measurement import MeasurementFile, Subject
 from roles.engines.calibration.proposal import propose
-from roles.engines.published import import_pretrained
 from roles.environments.jailed.installed import package_digest
 from roles.environments.runtime import PACKAGES
 from tests.roles.engines.calibration.recordings import drawn

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.live import records
-from node.live.calls import Calls
 from node.live.records import BoundedStorage, RecordValidator, key_id
-from node.membership.buckets import Buckets
-from node.streams.places import Trust
-from protocol.crypto import Identity, verify
-from protocol.types import RunId
+from node.network.resources.dht_call_limiter import Calls
+from protocol.core.crypto import Identity, verify
+from protocol.core.types import RunId
+from protocol.membership.directory_buckets import Buckets
+from roles.ports.transport import Trust
 
 NOW = 1_000_000.0
 RUN = RunId(b"r" * 32)

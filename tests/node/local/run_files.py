@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from protocol.crypto import Identity
-from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
-from protocol.recipe import load_recipe
+from protocol.core.crypto import Identity
+from protocol.run.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
+from protocol.run.toml import load_recipe
 
 RECIPE = Path(__file__).parents[3] / "configs" / "runs" / "testnet.toml"
 

@@ -14,8 +14,8 @@ from node.local.config import (
     load_paths,
 )
 from node.local.errors import ExitCode, NodeError
-from protocol.crypto import Identity
-from protocol.types import Role
+from protocol.core.crypto import Identity
+from protocol.core.types import Role
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "nodes"
 PEER = f"/ip4/127.0.0.1/tcp/31337/p2p/{Identity(bytes(32)).peer_id}"

@@ -23,7 +23,7 @@ from node.local.datadir import (
     write_atomically,
 )
 from node.local.errors import ExitCode, NodeError
-from protocol.crypto import Identity
+from protocol.core.crypto import Identity
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import pytest
 from node.local.datadir import open_data_dir
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run, local_run, pin_run, pinned_run
-from protocol.crypto import Identity
+from protocol.core.crypto import Identity
 from tests.node.local.run_files import run_toml, signed_run
 
 CREATOR = Identity(bytes(32))

@@ -7,7 +7,7 @@ from node.local.config import runtime_directories
 from node.local.errors import ExitCode, NodeError
 from node.local.interpreters import find_interpreter
 from node.local.runtime_venv import install_runtime, installed_runtimes
-from protocol.runtime import RuntimeSection
+from protocol.run.sections import RuntimeSection
 from roles.environments.runtime import executable_in, name_of, own_interpreter
 from tests.worlds.runtimes import OWN, pretend_installed, section
 

@@ -6,17 +6,16 @@ import pytest
 
 from node.context import NodeContext, Ports
 from node.membership import admission as module
-from node.membership.admission import OwnAdmission, stored_proof, why_not
-from node.membership.admitted_log import AdmittedLog
-from protocol.admission import is_solved
-from protocol.admitted import Admission, AdmittedKeys
-from protocol.crypto import verify
+from node.membership.admission import AdmittedLog, OwnAdmission, stored_proof, why_not
+from protocol.core.crypto import verify
+from protocol.core.rng import Rng
+from protocol.core.types import Role
+from protocol.membership.admission import Admission, AdmittedKeys
+from protocol.membership.proof_of_work import is_solved
 from protocol.messages import Invite, seal
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import Role
-from roles.flow import ChangeSignal, Conditions
+from protocol.replica.replica import Replica
 from roles.ports.storage import StorageFullError
+from roles.runtime.context import ChangeSignal, Conditions
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
 

@@ -6,17 +6,17 @@ from node.context import NodeContext, Ports
 from node.membership import announcer as module
 from node.membership.admission import OwnAdmission
 from node.membership.announcer import CALL_SECONDS, About, Announcer
-from node.membership.buckets import Buckets
 from node.membership.incarnation import Incarnation
-from protocol.manifest import RunManifest
+from protocol.core.rng import Rng
+from protocol.core.types import Role, Topic
+from protocol.membership.directory_buckets import Buckets
 from protocol.messages import Hardware, NodeRecord, seal
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import Role, Topic
-from roles.flow import ChangeSignal, Conditions
+from protocol.replica.replica import Replica
+from protocol.run.manifest import RunManifest
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.ports.transport import TransportError
+from roles.runtime.context import ChangeSignal, Conditions
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
 from tests.worlds.network import Hub, LoopClock

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protocol.membership import CLOCK_SKEW_SECONDS_MAX
+from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
 from tests.node.membership.test_incarnation import EPOCH_SECONDS, Machine
 
 pytestmark = pytest.mark.virtual

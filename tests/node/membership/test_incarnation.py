@@ -6,10 +6,10 @@ import pytest
 
 from node.context import NodeContext, Ports
 from node.membership.incarnation import CAREFUL_EPOCHS, Incarnation
-from protocol.replica import Replica
-from protocol.rng import Rng
-from roles.flow import ChangeSignal, Conditions
+from protocol.core.rng import Rng
+from protocol.replica.replica import Replica
 from roles.ports.storage import StorageFullError
+from roles.runtime.context import ChangeSignal, Conditions
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, run_manifest
 from tests.worlds.network import LoopClock

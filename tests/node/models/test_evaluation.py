@@ -3,13 +3,13 @@ import json
 import pytest
 
 from node.cli.main import main
-from node.live.background import ThreadBackground
+from node.local.background import ThreadBackground
 from node.models.evaluation import Decoding, Evaluation, EvaluationPlan
 from node.models.evaluation_report import notes_of, table_of, values_of
 from node.models.subject import Subject
 from node.models.tasks import own_task, problem_seeds
-from protocol.assignment import assign
-from protocol.types import Digest, PeerId
+from protocol.core.types import Digest, PeerId
+from protocol.rollout.assignment import assign
 from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import END
 from tests.worlds.held_runs import TEXT, held_run

@@ -17,7 +17,7 @@ from node.local.run_pin import load_run
 from node.models.card import card_of, licence_of
 from node.models.held import ranges
 from node.storage.state import SqliteStore
-from roles.engines import files
+from roles.engines.files import atomic_write
 from roles.ports.storage import Put
 from tests.worlds.held_runs import TEXT, held_run
 
@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_nothing(held, tmp_path, capsys, monkeypatch):
     def full(_path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_sync", full)
+    monkeypatch.setattr(atomic_write, "_sync", full)
     assert export(held, tmp_path / "out") == 73
     assert "No space left on device; free some or take another --out" in refused(capsys)
     assert list(tmp_path.iterdir()) == []

@@ -3,23 +3,23 @@ from dataclasses import replace
 
 import pytest
 
-from node.blobs.upload_cap import UploadCap
 from node.context import NodeContext, Ports
 from node.membership.incarnation import Incarnation
-from node.membership.peers import PeerTable
+from node.network.connections.manager import PeerTable
+from node.network.resources.upload_scheduler import UploadCap
+from node.network.streams.framing import read_frame, write_frame
+from node.network.streams.protocols import SYNC
 from node.replication import anti_entropy as synchronise
 from node.replication.anti_entropy import EXCHANGE_SECONDS, AntiEntropy
 from node.replication.inbox import Inbox, Source
 from node.replication.message_log import MessageLog
-from node.streams.framing import read_frame, write_frame
-from node.streams.protocols import SYNC
-from protocol.codec import decode, encode
-from protocol.crypto import digest
+from protocol.core.codec import decode, encode
+from protocol.core.crypto import digest
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId, ValidationResult
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
-from protocol.replica import Replica
-from protocol.rng import Rng
-from protocol.types import PeerId, ValidationResult
-from roles.flow import ChangeSignal, Conditions
+from protocol.replica.replica import Replica
+from roles.runtime.context import ChangeSignal, Conditions
 from simulations.network import streams
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, identity, run_manifest

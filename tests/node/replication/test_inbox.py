@@ -10,11 +10,11 @@ from node.membership.incarnation import Incarnation
 from node.replication import inbox as module
 from node.replication.inbox import COMPACT_EPOCHS, Inbox, Source
 from node.replication.message_log import MessageLog
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId, Role, Topic, ValidationResult
 from protocol.messages import PROTOCOL_VERSION
-from protocol.rng import Rng
-from protocol.types import PeerId, Role, Topic, ValidationResult
-from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
+from roles.runtime.context import ChangeSignal, Conditions
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, identity, run_manifest
 

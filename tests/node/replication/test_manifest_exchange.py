@@ -2,16 +2,15 @@ import asyncio
 
 import pytest
 
+from node.context import Tables
+from node.network.streams.framing import write_frame
+from node.network.streams.protocols import MANIFEST
 from node.replication.manifest_exchange import fetch_manifest, serve_manifest
-from node.streams.framing import write_frame
-from node.streams.places import Trust
-from node.streams.protocols import MANIFEST
-from node.tables import Tables
-from protocol.crypto import verify
-from protocol.faults import Fault
-from protocol.manifest import sign_manifest
-from protocol.types import PeerId
-from roles.ports.transport import TransportError
+from protocol.core.crypto import verify
+from protocol.core.faults import Fault
+from protocol.core.types import PeerId
+from protocol.run.manifest import sign_manifest
+from roles.ports.transport import TransportError, Trust
 from simulations.network import streams
 from tests.worlds.messages import identity, run_manifest
 from tests.worlds.network import Hub

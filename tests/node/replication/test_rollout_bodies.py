@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from node.blobs.exchange import BlobExchange
+from node.network.blobs.exchange import BlobExchange
 from node.replication.rollout_bodies import RolloutBodies
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from protocol.ledger.commits import CommitState
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.worlds.disks import MemoryBlobs

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from protocol.crypto import digest
+from protocol.core.crypto import digest
+from protocol.core.types import Digest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.index import Shard, ShardIndex, chunk_digests
-from protocol.types import Digest
 from roles.ports.storage import Owner, Purpose
 from simulations.ports.policy_files import SimPolicyFiles
 from simulations.ports.storage import Disk, Session, SimBlobs

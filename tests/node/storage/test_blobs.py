@@ -12,7 +12,7 @@ from node.storage import files, sharded_files
 from node.storage.arrival import Arrival
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from protocol import crypto
+from protocol.core import crypto
 from protocol.shardcast import index as shard_index
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.node.storage.blob_stores import index_of, name_of, one_shard, open_one, owner

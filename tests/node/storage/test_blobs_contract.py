@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from protocol.crypto import digest
+from protocol.core.crypto import digest
+from protocol.core.types import Digest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.index import chunk_digests
-from protocol.types import Digest
 from roles.ports.storage import Owner, Purpose
 from tests.node.storage.blob_stores import MACHINES, index_of, name_of, one_shard, open_one, owner
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from node.storage import encodings
+from protocol.core.types import Version
 from protocol.shardcast.encodings.tensor_file import EncodingError
-from protocol.types import Version
 from roles.ports.engines import Policy
 from tests.worlds.tensor_files import file_of, policy_of
 

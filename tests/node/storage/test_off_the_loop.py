@@ -7,7 +7,7 @@ import pytest
 
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from roles.ports.storage import Owner, Purpose
 from tests.node.storage.blob_stores import name_of, one_shard, open_one
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from node.storage import files
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from roles.ports.storage import Owner, Purpose
 from tests.node.storage.blob_stores import FileMachine, SimMachine, index_of, name_of, owner
 

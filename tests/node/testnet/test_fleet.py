@@ -11,7 +11,7 @@ from node.testnet.fleet import (
     tail,
 )
 from node.testnet.plan import NodePlan
-from protocol.types import Role
+from protocol.core.types import Role
 from tests.node.testnet.testnet_swarms import peer_id
 
 RUN_ID = "ab" * 32

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from node.evaluation.curve import EvaluationPoint
 from node.local.datadir import DataDir, load_identity
 from node.local.errors import NodeError
 from node.testnet.child import dishonest
 from node.testnet.genesis import FirstPolicy, create_members, found_run, recipe_for, require_task
 from node.testnet.picture import draw_reward
 from node.testnet.plan import CHEATER_KINDS, Layout, Options
-from protocol.crypto import verify
-from protocol.manifest import load_signed_manifest
-from protocol.recipe import load_recipe
-from protocol.types import Role
-from roles.environments import families
+from protocol.core.crypto import verify
+from protocol.core.types import Role
+from protocol.rollout.evaluation import EvaluationPoint
+from protocol.run.manifest import load_signed_manifest
+from protocol.run.toml import load_recipe
+from roles.environments import registry
 
 
 def test_a_run_is_founded_on_the_keys_of_its_nodes(tmp_path):
@@ -63,7 +63,7 @@ def test_a_task_that_cannot_run_here_is_refused_before_the_swarm_starts(tmp_path
         with pytest.raises(NodeError, match=r"bwrap not installed; .*apt-get install bubblewrap"):
             require_task(recipe)
         require_task(recipe_for(Options(tmp_path)))
-    monkeypatch.setitem(families._UNDERSTOOD, "reasoning-gym", "0.0.0")
+    monkeypatch.setitem(registry._UNDERSTOOD, "reasoning-gym", "0.0.0")
     with pytest.raises(NodeError, match=r"scores with 0\.0\.0; .*pip install '\.\[envs\]'"):
         require_task(recipe)
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from node.testnet.plan import CHEATER_KINDS, Options
-from protocol.types import Role
+from protocol.core.types import Role
 
 
 def test_relays_come_first_and_every_name_is_used_once():

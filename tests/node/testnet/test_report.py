@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 
 from node.api.status import StepsStatus
-from node.evaluation.curve import EvaluationPoint
 from node.founding.expected import Point
 from node.testnet.idle import idle_share
 from node.testnet.plan import CHEATER_KINDS
 from node.testnet.poll import Sample
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report, honest_rejected, write_report
+from protocol.rollout.evaluation import EvaluationPoint
 from tests.node.testnet.testnet_swarms import STARTED_AT, arrived, give, learned_swarm
 
 KEYS = [

@@ -14,7 +14,7 @@ from node.testnet.plan import Options
 from node.testnet.poll import Sample
 from node.testnet.record import SwarmRecord
 from node.testnet.web import SwarmPages
-from protocol.types import Role
+from protocol.core.types import Role
 from tests.browser.states import ready, trainer
 from tests.node.testnet.testnet_swarms import STARTED_AT, plans, status
 

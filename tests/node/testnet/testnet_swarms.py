@@ -15,9 +15,9 @@ from node.api.status import (
 from node.testnet.plan import NodePlan, Options
 from node.testnet.poll import Sample
 from node.testnet.record import SwarmRecord
-from protocol.crypto import Identity
-from protocol.rng import Rng
-from protocol.types import PeerId
+from protocol.core.crypto import Identity
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
 
 STARTED_AT = 1_000_000.0
 MEGABYTE = 1_000_000

@@ -3,13 +3,13 @@
 import asyncio
 from pathlib import Path
 
-from node.blobs.exchange import BlobExchange
+from node.network.blobs.exchange import BlobExchange
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.weights.download import Weights, WeightsDownload
-from protocol import crypto
+from protocol.core import crypto
+from protocol.core.types import Digest, PeerId
 from protocol.shardcast.forest import ForestMember
-from protocol.types import Digest, PeerId
 from tests.worlds.mortal import say
 from tests.worlds.socket_streams import SocketStreams
 

@@ -9,8 +9,8 @@ from node.storage import files as disk
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.storage.state import SqliteStore
-from node.weights.publishing import publish_encoding
-from protocol.types import Digest, Version
+from node.weights.publish import publish_encoding
+from protocol.core.types import Digest, Version
 from roles.ports.engines import Policy
 from roles.ports.storage import Delete, Owner, Purpose, Put
 from tests.node.weights.test_patches import tensors, weights

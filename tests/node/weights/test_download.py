@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from node.blobs.exchange import BlobExchange
-from node.blobs.limits import ExchangeLimits
-from node.blobs.wire import Kind
+from node.network.blobs.config import ExchangeLimits
+from node.network.blobs.exchange import BlobExchange
+from node.network.blobs.wire import Kind
+from node.network.streams.protocols import BLOBS
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from node.streams.protocols import BLOBS
 from node.weights.download import TICK_SECONDS, Weights, WeightsDownload
-from protocol import codec, crypto
-from protocol.faults import Fault
+from protocol.core import codec, crypto
+from protocol.core.faults import Fault
+from protocol.core.types import Digest, PeerId
 from protocol.shardcast import forest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import ChunkBad, Tick, TransferLimits
 from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
-from protocol.types import Digest, PeerId
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from roles.ports.transport import Stream
 from tests.worlds.network import Hub

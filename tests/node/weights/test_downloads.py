@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
 from node.weights.downloads import MEMBERS_SECONDS, SECONDS_PER_MEMBER, Downloads
-from protocol.crypto import Identity
+from protocol.core.crypto import Identity
 from protocol.shardcast.forest import ForestMember
 from tests.worlds.messages import World, run_manifest
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from protocol import codec
+from protocol.core import codec
+from protocol.core.types import Version
 from protocol.messages import Encoding
 from protocol.shardcast.encodings import block, planes
-from protocol.types import Version
 from roles.ports.engines import Policy
 from tests.node.weights import test_library as world
 from tests.node.weights.test_patches import (

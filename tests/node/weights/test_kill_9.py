@@ -9,13 +9,13 @@ import random
 from contextlib import aclosing, suppress
 from pathlib import Path
 
-from node.blobs.exchange import BlobExchange
-from node.blobs.limits import ExchangeLimits
-from node.blobs.wire import Kind
+from node.network.blobs.config import ExchangeLimits
+from node.network.blobs.exchange import BlobExchange
+from node.network.blobs.wire import Kind
 from node.storage.blobs import FileBlobs
-from protocol import crypto
+from protocol.core import crypto
+from protocol.core.types import PeerId
 from protocol.shardcast import index as shard_index
-from protocol.types import PeerId
 from roles.ports.storage import Purpose
 from roles.ports.transport import TransportError
 from tests.node.weights import publisher

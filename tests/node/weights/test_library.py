@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from node.blobs.exchange import BlobExchange
 from node.context import Ports
-from node.membership.peers import PeerTable
+from node.network.blobs.exchange import BlobExchange
+from node.network.connections.manager import PeerTable
+from node.weights.download_plan import Leg
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
-from node.weights.routes import Leg
-from protocol.crypto import digest
-from protocol.replica import Replica
-from protocol.rng import Rng
+from protocol.core.crypto import digest
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId, Role, ValidationResult, Version
+from protocol.replica.replica import Replica
 from protocol.shardcast import index as shard_index
-from protocol.types import PeerId, Role, ValidationResult, Version
-from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose
+from roles.runtime.context import ChangeSignal, Conditions
 from simulations.ports.storage import Disk
 from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
 from tests.worlds.messages import World, run_manifest

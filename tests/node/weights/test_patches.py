@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from node.storage.encodings import DecodingFile, encode
-from node.weights import publishing
-from protocol.crypto import digest
+from node.weights import publish
+from protocol.core.crypto import digest
+from protocol.core.types import Version
 from protocol.messages import Encoding
-from protocol.types import Version
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.node.weights import test_library as world
@@ -360,7 +360,7 @@ async def test_a_version_that_is_no_file_of_tensors_travels_as_it_is(tmp_path):
 
 
 async def test_an_encoding_that_does_not_pay_is_not_published(tmp_path, monkeypatch):
-    monkeypatch.setattr(publishing, "ENCODING_PAYS", 0.001)
+    monkeypatch.setattr(publish, "ENCODING_PAYS", 0.001)
     swarm = await begun(tmp_path, 2)
     assert swarm.head.message.encodings == ()
     await swarm.stop()

@@ -1,7 +1,7 @@
 import pytest
 
-from node.weights.retention import STATES_KEPT, WeightsRetention
-from protocol.crypto import digest
+from node.weights.library import STATES_KEPT, WeightsRetention
+from protocol.core.crypto import digest
 from protocol.messages import Encoding
 from roles.ports.storage import Owner, Purpose
 from tests.worlds.disks import MemoryBlobs

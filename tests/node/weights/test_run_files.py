@@ -7,9 +7,9 @@ import pytest
 from node.storage.sharded_files import index_of
 from node.weights.downloads import Downloads
 from node.weights.run_files import RunFiles
-from protocol.crypto import digest
-from protocol.manifest import RunFile
-from protocol.rng import Rng
+from protocol.core.crypto import digest
+from protocol.core.rng import Rng
+from protocol.run.manifest import RunFile
 from protocol.shardcast.index import decode, encode
 from roles.ports.storage import Owner, Purpose
 from tests.node.weights.test_library import SHARDS, Swarm

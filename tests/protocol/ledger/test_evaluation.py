@@ -1,4 +1,4 @@
-from protocol.faults import Fault, FaultCode
+from protocol.core.faults import Fault, FaultCode
 from protocol.ledger.commits import CommitState
 from protocol.ledger.ledger import Ledger
 from protocol.messages import Certificate

@@ -2,11 +2,11 @@ from itertools import permutations
 
 import pytest
 
-from protocol.crypto import digest
-from protocol.faults import Fault
+from protocol.core.crypto import digest
+from protocol.core.faults import Fault
 from protocol.ledger.commits import EPOCHS_AHEAD_MAX, CommitState, window_epochs
-from protocol.ledger.counts import CREDIT_MAX
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, SHARE_VERSIONS, Ledger
+from protocol.ledger.worker_stats import CREDIT_MAX
 from protocol.messages import Certificate
 from tests.worlds.messages import World, found, run_manifest
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import crypto
+from protocol.core import crypto
+from protocol.core.types import PeerId
 from protocol.shardcast import forest
 from protocol.shardcast.forest import FALLBACKS_MAX, ForestMember, ForestMembers, candidates
-from protocol.types import PeerId
 
 ROOT = PeerId("root")
 VERSION = crypto.digest(b"version")

@@ -2,11 +2,10 @@ import random
 
 import pytest
 
-from protocol import crypto
+from protocol.core import crypto
+from protocol.core.types import PeerId
 from protocol.shardcast import forest
-from protocol.shardcast.forest import ForestMember
-from protocol.shardcast.fosters import foster, with_foster
-from protocol.types import PeerId
+from protocol.shardcast.forest import ForestMember, foster, with_foster
 
 ROOT = PeerId("root")
 VERSION = crypto.digest(b"version")

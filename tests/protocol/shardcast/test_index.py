@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import codec, crypto
-from protocol.faults import Fault
+from protocol.core import codec, crypto
+from protocol.core.faults import Fault
+from protocol.core.types import Digest
 from protocol.shardcast.index import (
     INDEX_BYTES_MAX,
     Shard,
@@ -16,7 +17,6 @@ from protocol.shardcast.index import (
     shard_count,
     shard_length,
 )
-from protocol.types import Digest
 
 
 def build(data: bytes, shard_bytes: int, chunk_bytes: int) -> ShardIndex:

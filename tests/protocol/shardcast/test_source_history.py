@@ -1,5 +1,6 @@
 import pytest
 
+from protocol.core.types import PeerId
 from protocol.shardcast.source_history import (
     BEGIN_SECONDS_MIN,
     DOUBT_VERSIONS,
@@ -8,7 +9,6 @@ from protocol.shardcast.source_history import (
     STRANGER_BEGIN_SECONDS_MIN,
     SourceHistory,
 )
-from protocol.types import PeerId
 
 A, B, C, D, ROOT = (PeerId(name) for name in ("a", "b", "c", "d", "root"))
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.core.types import Digest, PeerId
 from protocol.shardcast.events import (
     Ask,
     BadSource,
@@ -23,7 +24,6 @@ from protocol.shardcast.events import (
 )
 from protocol.shardcast.index import Shard, ShardIndex
 from protocol.shardcast.transfer import Transfer
-from protocol.types import Digest, PeerId
 
 A, B, C, ROOT = PeerId("a"), PeerId("b"), PeerId("c"), PeerId("root")
 ZERO = Digest(bytes(32))

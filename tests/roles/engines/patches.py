@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from node.storage import encodings
-from protocol.crypto import digest
+from protocol.core.crypto import digest
+from protocol.core.types import Version
 from protocol.shardcast.encodings import tensor_file
-from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
-from roles.engines.builtin.policy import write_policy
+from roles.engines.files.policy import write_policy
 from roles.ports.engines import Patch, Policy
 from tests.roles.engines.tiny import CONFIG
 

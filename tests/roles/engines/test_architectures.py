@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from protocol.recipe import ModelSection
-from protocol.statistics import compared_extremes
-from protocol.types import Version
+from protocol.core.types import Version
+from protocol.rollout.statistics import compared_extremes
+from protocol.run.recipe import ModelSection
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.registry import ARCHITECTURES
+from roles.engines.bootstrap.huggingface_import import import_pretrained, section_of
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
-from roles.engines.published import import_pretrained, section_of
 from roles.engines.training.batch import select
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import GenerationRequest, Policy, VerificationRequest

@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import CONFIG_MAPPING, GenerationConfig
 
-from protocol.codec import encode
-from protocol.recipe import ModelSection
+from protocol.core.codec import encode
+from protocol.run.recipe import ModelSection
 from roles.engines.architectures.configuration import (
     UnsupportedModelError,
     configuration,
@@ -16,7 +16,7 @@ from roles.engines.architectures.configuration import (
 from roles.engines.architectures.keys import COMPUTED, WITHOUT_EFFECT
 from roles.engines.architectures.registry import ARCHITECTURES
 from roles.engines.architectures.unsupported import UNSUPPORTED
-from roles.engines.published import section_of
+from roles.engines.bootstrap.huggingface_import import section_of
 from tests.roles.engines import tiny
 from tests.roles.engines.test_architectures import LLAMA3, SIZES, YARN
 

@@ -17,7 +17,7 @@ from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import BuiltinEngine
 from roles.engines.builtin.head import Head
 from roles.engines.builtin.verification import TransformersVerificationEngine, _Policy
-from roles.engines.noise import NoiseSource
+from roles.engines.sampling.gumbel_noise import NoiseSource
 from roles.engines.training.batch import collate, select
 from roles.engines.training.engine import TorchTrainingEngine, _Sums
 from roles.ports.engines import VerificationRequest

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from protocol.recipe import GrpoSection, ModelSection, SamplingSection, ToplocSection, load_recipe
+from protocol.run.recipe import GrpoSection, ModelSection, SamplingSection, ToplocSection
+from protocol.run.toml import load_recipe
 
 CONFIG = {
     "vocab_size": 32,

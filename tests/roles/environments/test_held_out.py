@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.assignment import HELD_OUT_SEED
+from protocol.rollout.assignment import HELD_OUT_SEED
 from roles.environments.held_out import HeldOutRows, HoldOut, SplitRows, TrainingRows
 from roles.environments.text import RowTask
 from roles.environments.usable_rows import PromptRoom, RowRule, UsableRows

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from protocol.recipe import EnvironmentSection
+from protocol.run.recipe import EnvironmentSection
 from roles.environments.checker import LIMITS, Checker
-from roles.environments.families import require_task
 from roles.environments.jailed.math import check
 from roles.environments.math import Math
 from roles.environments.reasoning_gym import ADMITTED, INSTRUCTION, ReasoningGym
+from roles.environments.registry import require_task
 from roles.environments.text import ANSWER_CHARACTERS_MAX
 from roles.ports.engines import EngineError, Unscorable
 from simulations.ports.background import SimBackground

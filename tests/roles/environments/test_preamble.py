@@ -2,9 +2,10 @@
 
 import pytest
 
-from protocol.recipe import EnvironmentSection, validated
-from roles.environments.families import require_task
+from protocol.run.recipe import EnvironmentSection
+from protocol.run.toml import validated
 from roles.environments.preamble import PreambleTokenizer, preamble
+from roles.environments.registry import require_task
 from roles.ports.text import Message
 from tests.worlds.text import byte_tokenizer
 

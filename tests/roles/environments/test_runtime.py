@@ -5,10 +5,10 @@ from importlib.metadata import version
 
 import pytest
 
-from protocol.recipe import EnvironmentSection
-from protocol.runtime import RuntimeSection, runtime_digest
+from protocol.run.recipe import EnvironmentSection
+from protocol.run.sections import RuntimeSection, runtime_digest
 from roles.environments import runtime as module
-from roles.environments.families import pinned_task, text_task
+from roles.environments.registry import pinned_task, text_task
 from roles.environments.runtime import (
     PACKAGES,
     NoRuntimeError,

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from roles.environments.rows import UnusableRowError, chat_of
 from roles.environments.usable_rows import (
     ROWS_TRIED_MAX,

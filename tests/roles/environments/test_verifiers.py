@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.recipe import EnvironmentSection
+from protocol.run.recipe import EnvironmentSection
 from roles.environments import verifiers
 from roles.environments.jailed.installed import package_digest, package_files
 from roles.environments.verifiers import Verifiers, pinned

@@ -2,13 +2,12 @@ import asyncio
 
 import pytest
 
-from protocol.admission import work_proof
-from protocol.assignment import assign
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from protocol.ledger.commits import window_epochs
+from protocol.membership.proof_of_work import work_proof
 from protocol.messages import RolloutCommit
-from protocol.rollout import decode_body
-from roles.failures import PAUSE_EPOCHS_MAX
+from protocol.rollout.assignment import assign
+from protocol.rollout.body import decode_body
 from roles.inference.flow import (
     REPEAT_EPOCHS,
     UNSETTLED_MIN,
@@ -17,6 +16,7 @@ from roles.inference.flow import (
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
+from roles.runtime.retry import PAUSE_EPOCHS_MAX
 from tests.worlds.flow_world import Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found
 

@@ -5,14 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from protocol.assignment import assign
-from protocol.ledger.counts import CREDIT_MAX
-from protocol.rollout import decode_body
+from protocol.ledger.worker_stats import CREDIT_MAX
+from protocol.rollout.assignment import assign
+from protocol.rollout.body import decode_body
 from roles.inference.flow import InferenceFlow
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
-from roles.turns import Turns
+from roles.runtime.shared_lock import Turns
 from tests.worlds.flow_world import Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found
 

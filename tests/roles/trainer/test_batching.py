@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.assignment import assign
-from protocol.crypto import digest
-from protocol.rollout import RolloutSequence, encode_body
+from protocol.core.crypto import digest
+from protocol.rollout.assignment import assign
+from protocol.rollout.body import RolloutSequence, encode_body
 from roles.trainer.batching import Batching
 from tests.roles.trainer.trainer_world import World
 from tests.worlds.flow_world import ANSWER, END, Task, Unsure

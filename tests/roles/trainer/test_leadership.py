@@ -1,6 +1,6 @@
 import pytest
 
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from roles.ports.storage import StorageFullError
 from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World
 

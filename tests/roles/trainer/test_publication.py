@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World

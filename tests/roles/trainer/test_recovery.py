@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from protocol.types import Role
-from roles.failures import PAUSE_EPOCHS_MAX
+from protocol.core.types import Role
 from roles.ports.engines import EngineError
+from roles.runtime.retry import PAUSE_EPOCHS_MAX
 from roles.trainer.flow import FAILURES_TO_RESIGN
 from roles.trainer.leadership import RESIGNED_LIVES
 from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World, fresh, led

@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from protocol.crypto import digest
-from roles.durations import Steps
+from protocol.core.crypto import digest
 from roles.ports.engines import StepMetrics, TrainingSequence
+from roles.runtime.metrics import Steps
 from roles.trainer.batching import Batch
 from roles.trainer.statistics import StepTimer, training_step
 from tests.roles.trainer.trainer_world import World, fresh, led

@@ -1,8 +1,8 @@
 """A trainer's flow over a real replica, with certified rollouts to learn from."""
 
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from protocol.messages import CheckpointManifest
-from protocol.rollout import RolloutSequence, encode_body
+from protocol.rollout.body import RolloutSequence, encode_body
 from roles.trainer.flow import TrainerFlow
 from tests.worlds.flow_world import ANSWER, END, FlowWorld, Task, Trainer
 from tests.worlds.messages import found

@@ -5,17 +5,17 @@ from itertools import pairwise
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.assignment import assign
-from protocol.crypto import digest
+from protocol.core.crypto import digest
 from protocol.ledger.commits import CommitState
+from protocol.ledger.reputation import has_standing
 from protocol.messages import Certificate, Verdict
-from protocol.rollout import RolloutSequence, encode_body
-from protocol.standing import has_standing
-from roles.failures import PAUSE_EPOCHS_MAX
+from protocol.rollout.assignment import assign
+from protocol.rollout.body import RolloutSequence, encode_body
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
-from roles.validator import examination
+from roles.runtime.retry import PAUSE_EPOCHS_MAX
+from roles.validator import check
 from roles.validator import flow as module
 from roles.validator.flow import (
     CHECKS_AT_ONCE,
@@ -684,7 +684,7 @@ async def test_which_sequences_are_measured_is_drawn_after_the_commit(tmp_path, 
         drawn.append((beacon, commit, sequences, share))
         return (1,)
 
-    monkeypatch.setattr(examination, "audited", spy)
+    monkeypatch.setattr(check, "audited", spy)
     world = World(tmp_path)
     seen = []
     measure = world.engine.measure

@@ -1,11 +1,11 @@
 import pytest
 
-from protocol.rng import Rng
-from protocol.statistics import Recomputed, measured
+from protocol.core.rng import Rng
+from protocol.core.types import Digest, Version
+from protocol.rollout.statistics import Recomputed, measured
 from protocol.toploc.results import ChunkResult
-from protocol.types import Digest, Version
 from roles.environments.arithmetic import Arithmetic
-from roles.environments.blocking import InBackground
+from roles.environments.threaded import InBackground
 from roles.ports.engines import Answer, Generation, GenerationRequest, Policy
 from simulations.adversaries.adaptive import AdaptiveGeneration, RememberedProblems
 from simulations.ports.background import SimBackground

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from protocol.assignment import assign
-from protocol.audit import HISTORY_ROLLOUTS_MIN
-from protocol.faults import FaultCode
+from protocol.core.faults import FaultCode
+from protocol.core.types import Digest
 from protocol.ledger.ledger import Ledger
-from protocol.rollout import RolloutSequence, encode_body, reward_of
-from protocol.types import Digest
-from roles.environments.blocking import InBackground
+from protocol.rollout.assignment import assign
+from protocol.rollout.audit import HISTORY_ROLLOUTS_MIN
+from protocol.rollout.body import RolloutSequence, encode_body, reward_of
+from roles.environments.threaded import InBackground
 from roles.ports.storage import Owner, Purpose
-from roles.task import Task
+from roles.runtime.scoring import Task
 from simulations.adversaries import BEHAVIOURS, trainers, validators
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import WrongBytes

@@ -11,14 +11,14 @@ from functools import lru_cache
 import pytest
 
 from node.local.addresses import host_of
-from node.membership.dials import SILENT_DIALS_MAX
+from node.network.connections.dial_policy import SILENT_DIALS_MAX
+from node.network.resources import open_rate
+from node.network.resources.open_rate import STRANGERS_PER_SECOND, Openings
+from node.network.resources.stream_slots import Places
 from node.replication.anti_entropy import AntiEntropy
-from node.streams import openings
-from node.streams.openings import STRANGERS_PER_SECOND, Openings
-from node.streams.places import Places
-from protocol.gossip.router import Router
-from protocol.gossip.rpc import Rpc, decode_rpc
-from protocol.types import Role
+from protocol.core.types import Role
+from protocol.gossipsub.router import Router
+from protocol.gossipsub.rpc import Rpc, decode_rpc
 from roles.validator.flow import STRANGER_CHECKS, ValidatorFlow
 from simulations.adversaries.records import UPLOAD_BYTES_PER_SECOND
 from simulations.adversaries.rpcs import EMPTY_FIELDS, IDS, RPC_FLOODS
@@ -136,7 +136,7 @@ def play(tmp_path_factory):
 def run(plan, patch):
     seen = Seen()
     # What six open is nothing to ten nodes.
-    patch.setattr(openings, "STRANGERS_PER_SECOND", STRANGERS_PER_SECOND / 10)
+    patch.setattr(open_rate, "STRANGERS_PER_SECOND", STRANGERS_PER_SECOND / 10)
 
     async def look(world):
         seen.world = world

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protocol.types import PeerId
+from protocol.core.types import PeerId
 from simulations.adversaries import BEHAVIOURS
 from simulations.cluster.world import World
 from simulations.runtime.loop import run_virtual

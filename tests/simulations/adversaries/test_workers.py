@@ -5,13 +5,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from node.testnet.plan import CHEATER_KINDS
-from protocol.crypto import digest
-from protocol.policy import policy_digest
+from protocol.core.crypto import digest, policy_digest
+from protocol.core.types import Version
 from protocol.toploc.proof import Variant, build_proofs_batch, proof_fault
-from protocol.types import Version
 from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import END
-from roles.environments.blocking import InBackground
+from roles.environments.threaded import InBackground
 from roles.ports.engines import Answer, Generation, GenerationRequest, Policy
 from roles.ports.swarm import RefusedError
 from simulations.adversaries import testnet

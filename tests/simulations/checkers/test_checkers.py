@@ -7,10 +7,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import simulations.checkers
-from protocol.assignment import assign
-from protocol.crypto import Identity, peer_id_from_public_key
+from protocol.core.crypto import Identity, peer_id_from_public_key
+from protocol.core.types import RunId
 from protocol.messages import RolloutCommit, seal
-from protocol.types import RunId
+from protocol.rollout.assignment import assign
 from simulations.checkers.limits import LIMITS
 from simulations.checkers.wire import Rules, Wire, signature_fits
 from tests.simulations.trace_examples import GENESIS, SMALL, packed, small_run

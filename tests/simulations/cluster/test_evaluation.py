@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from node.evaluation.curve import EvaluationCurve
+from node.storage.evaluation_curve import EvaluationCurve
 from simulations.cluster.world import World
 from simulations.runtime.loop import VirtualLoop
 from simulations.runtime.trace import Trace

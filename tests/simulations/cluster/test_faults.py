@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from protocol.rng import Rng
+from protocol.core.rng import Rng
 from simulations.cluster.churn import churn_actor
 from simulations.cluster.faults import chosen, fault_actor
 from simulations.cluster.world import World

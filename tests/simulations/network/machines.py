@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from protocol.rng import Rng
+from protocol.core.rng import Rng
 from simulations.network.connections import LinkConditions
 from simulations.network.links import SMALL_BYTES
 from simulations.network.network import (

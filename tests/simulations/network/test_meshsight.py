@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.gossip.frames import frame
-from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
+from protocol.gossipsub.rpc import IHave, Prune, Rpc, Subscription, encode_rpc, frame
 from roles.ports.transport import TransportError
 from simulations.network.meshsight import Control, mesh_control, mesh_pipes
 from simulations.runtime.loop import VirtualLoop

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.rng import Rng
+from protocol.core.rng import Rng
 from simulations.runtime.loop import VirtualLoop
 from tests.simulations.network.machines import (
     MEGABYTE,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protocol.gossip.rpc import Rpc, decode_rpc, encode_rpc
+from protocol.gossipsub.rpc import Rpc, decode_rpc, encode_rpc
 from simulations.network.links import SimClock
 from simulations.ports.decoding import charged
 from simulations.runtime.cores import FIELD_SECONDS, Core

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from node.membership.buckets import OWNERS_PER_KEY_MAX
-from protocol.rng import Rng
-from protocol.types import PeerId
+from protocol.core.rng import Rng
+from protocol.core.types import PeerId
+from protocol.membership.directory_buckets import OWNERS_PER_KEY_MAX
 from simulations.network.links import SimClock
 from simulations.ports.directory import SharedDirectory
 from simulations.runtime.cores import Core

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.crypto import digest
-from protocol.rng import Rng
+from protocol.core.crypto import digest
+from protocol.core.rng import Rng
 from protocol.shardcast.index import encode
 from roles.ports.storage import Owner, Purpose, Put, StorageFullError
 from simulations.ports.engines import SimEngines

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from protocol.rng import Rng
-from protocol.types import Digest, Version
+from protocol.core.rng import Rng
+from protocol.core.types import Digest, Version
 from roles.ports.engines import Policy
 from simulations.ports.engines import SimEngines
 from simulations.ports.storage import Disk

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from protocol.rng import Rng
-from protocol.types import Digest, Version
+from protocol.core.rng import Rng
+from protocol.core.types import Digest, Version
 from roles.ports.engines import Policy
 from roles.ports.storage import Purpose
 from simulations.ports.engines import SimEngines

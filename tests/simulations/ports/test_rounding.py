@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.recipe import load_recipe
-from protocol.rng import Rng
-from protocol.statistics import Recomputed, beyond, measured
+from protocol.core.rng import Rng
+from protocol.rollout.statistics import Recomputed, beyond, measured
+from protocol.run.toml import load_recipe
 from protocol.toploc.results import ChunkResult
 from simulations.ports.rounding import CHUNK_TOKENS, RecordedChunk, Rounding, recorded
 from simulations.scenario.scenario import load_scenario

@@ -2,8 +2,8 @@
 
 import pytest
 
-from protocol.gossip.message import SIGN_PREFIX
-from protocol.gossip.message import sign_message as gossip_message
+from protocol.gossipsub.message import SIGN_PREFIX
+from protocol.gossipsub.message import sign_message as gossip_message
 from simulations.ports.signing import Scheme, TracedSigner, traced
 from simulations.runtime.cores import SIGNATURE_SECONDS, Core
 from simulations.runtime.loop import VirtualLoop

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 from pydantic import TypeAdapter
 
-from protocol.rng import Rng
+from protocol.core.rng import Rng
 from simulations.cluster.churn import draw_seconds
 from simulations.scenario.plans import Duration
 from simulations.scenario.scenario import (

@@ -13,7 +13,7 @@ const fine = (value) => (value === 0 || Math.abs(value) >= 1e-3 ? short(value) :
 const share = (value) => percent(value, value !== 0 && value < 0.1 ? 1 : 0);
 
 // Each panel: title, note, how a value is written, the least top of its axis, and its series as
-// [name, statistic, tone]. The names of statistics are those of roles/training_steps.py.
+// [name, statistic, tone]. The names of statistics are those of roles/runtime/training_steps.py.
 const MAIN = [
   ["Reward", "of the batch", short, 1, [["mean", "reward_mean", "accent"], ["deviation", "reward_std", "ink"]]],
   ["Entropy", "nats a token", short, 0.1, [["entropy", "entropy_nats", "accent"]]],

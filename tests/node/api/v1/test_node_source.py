@@ -16,13 +16,13 @@ from node.local.errors import NodeError
 from node.local.log_tail import LogTail
 from node.replication.inbox import Source
 from node.storage.blobs import FileBlobs
-from protocol.capacity import forest_members
-from protocol.crypto import digest
-from protocol.manifest import sign_manifest
-from protocol.rollout import RolloutSequence, encode_body
-from protocol.types import ValidationResult
+from protocol.core.crypto import digest
+from protocol.core.types import ValidationResult
+from protocol.membership.measured_capacity import forest_members
+from protocol.rollout.body import RolloutSequence, encode_body
+from protocol.run.manifest import sign_manifest
 from roles.environments.arithmetic import Arithmetic
-from roles.environments.blocking import InBackground
+from roles.environments.threaded import InBackground
 from roles.ports.storage import Owner, Purpose
 from simulations.ports.background import SimBackground
 from tests.node.api.test_observer import NOW, WORKER, WORLD, observer

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from node.api.v1.routes import encoded
 from node.api.v1.training import POINTS_MAX, training_page
-from roles.training_steps import TrainingStep, TrainingSteps
+from roles.runtime.training_steps import TrainingStep, TrainingSteps
 from tests.node.api.test_observer import NOW, WORLD, observer
 from tests.worlds.disks import MemoryStore
 

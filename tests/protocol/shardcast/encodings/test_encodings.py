@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from protocol import codec
-from protocol.crypto import digest
+from protocol.core import codec
+from protocol.core.crypto import digest
+from protocol.core.types import Digest
 from protocol.shardcast.encodings import (
     block,
     framing,
@@ -24,7 +25,6 @@ from protocol.shardcast.encodings import (
 from protocol.shardcast.encodings.planes import SPARSE_BYTES_MIN, PlaneReader, PlaneWriter
 from protocol.shardcast.encodings.stream import Base, Decoder, PatchReader, Source
 from protocol.shardcast.encodings.tensor_file import EncodingError
-from protocol.types import Digest
 from tests.worlds.tensor_files import file_of, policy_of
 
 FILE_BYTES_MAX = 1 << 30

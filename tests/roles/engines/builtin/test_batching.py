@@ -10,7 +10,7 @@ from roles.engines.builtin import batching
 from roles.engines.builtin.batching import Batch, Continuation, Lengths, decode
 from roles.engines.builtin.cache import Cache
 from roles.engines.builtin.decoder import Decoder
-from roles.engines.noise import NoiseSource
+from roles.engines.sampling.gumbel_noise import NoiseSource
 
 SOURCE = NoiseSource(32, "cpu")
 PLENTY = 1 << 40

@@ -5,7 +5,7 @@ from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
-from roles.engines.noise import Draws, NoiseSource
+from roles.engines.sampling.gumbel_noise import Draws, NoiseSource
 
 EQUAL = [[2, 3, 4, 5], [7, 8, 9, 10], [6, 6, 6, 6]]
 UNEQUAL = [[2, 3, 4, 5], [7], [6] * 9, [11, 12]]

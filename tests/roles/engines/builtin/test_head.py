@@ -8,7 +8,7 @@ from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.head import Head
-from roles.engines.noise import NoiseSource
+from roles.engines.sampling.gumbel_noise import NoiseSource
 
 TEMPERATURE = 0.6
 PROMPTS = [[2 + (7 * i + j * (1 + i % 5)) % 29 for j in range(4)] for i in range(64)]

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 from node.storage import encodings
-from protocol.crypto import digest
-from protocol.types import Version
+from protocol.core.crypto import digest
+from protocol.core.types import Version
 from roles.engines.architectures.registry import ARCHITECTURES
 from roles.engines.builtin import patching
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.patching import PatchedWeights
-from roles.engines.builtin.policy import digest_of, write_policy
-from roles.engines.tensors import read_layout
+from roles.engines.files.policy import digest_of, write_policy
+from roles.engines.files.safetensors import read_layout
 from roles.ports.engines import EngineError, GenerationRequest, Policy
 from tests.roles.engines.patches import BITS, OWN, chain, only_header, patched, stepped
 from tests.roles.engines.tiny import model, toploc

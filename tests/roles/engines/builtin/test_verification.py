@@ -6,15 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protocol.statistics import STATISTICS
+from protocol.core.types import Version
+from protocol.rollout.statistics import STATISTICS
 from protocol.toploc.sampling import gumbel_noise
-from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model
 from roles.engines.builtin import verification
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
+from roles.engines.files.policy import write_policy
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling, toploc

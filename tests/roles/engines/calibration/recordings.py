@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from protocol.statistics import Recomputed
+from protocol.rollout.statistics import Recomputed
 from protocol.toploc.results import ChunkResult
 from roles.engines.calibration.recording import Recording
 

@@ -4,8 +4,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from node.cli.main import main
-from protocol.recipe import load_recipe
-from protocol.statistics import STATISTICS
+from protocol.rollout.statistics import STATISTICS
+from protocol.run.toml import load_recipe
 from roles.engines.calibration.calibrate import bench_of, calibrate, prompts_of, with_lies
 from roles.engines.calibration.honest import ATTENTIONS, BATCHES, Budget
 from roles.engines.calibration.picture import draw

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.recipe import load_recipe
-from protocol.types import Digest
+from protocol.core.types import Digest
+from protocol.run.toml import load_recipe
 from roles.engines.calibration.honest import Budget
 from roles.engines.calibration.measurement import MeasurementFile, Subject
 from roles.engines.calibration.proposal import propose

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from node.founding.recipes import toploc_toml
-from protocol.recipe import load_recipe
-from protocol.statistics import STATISTICS, bound
+from protocol.rollout.statistics import STATISTICS, bound
+from protocol.run.toml import load_recipe
 from roles.engines.calibration.calibrate import kept
 from roles.engines.calibration.power import TOKENS, power
 from roles.engines.calibration.proposal import propose

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import scaled_dot_product_attention
 
-from protocol.types import Version
+from protocol.core.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
-from roles.engines.builtin.policy import write_policy
+from roles.engines.files.policy import write_policy
 from roles.engines.training import attention
 from roles.engines.training.batch import select
 from roles.engines.training.engine import TorchTrainingEngine

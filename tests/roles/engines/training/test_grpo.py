@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.recipe import load_recipe
-from protocol.rollout import REWARD_SCALE, reward_of
+from protocol.rollout.body import REWARD_SCALE, reward_of
+from protocol.run.toml import load_recipe
 from roles.engines.training.grpo import group_advantages, two_sided_losses
 
 RUNS = Path(__file__).parents[4] / "configs" / "runs"

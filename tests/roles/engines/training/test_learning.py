@@ -4,11 +4,11 @@ from itertools import count
 
 import pytest
 
-from protocol.rng import Rng
-from protocol.types import Version
+from protocol.core.rng import Rng
+from protocol.core.types import Version
+from roles.engines.bootstrap.cold_start import cold_start
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
-from roles.engines.cold_start import cold_start
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.environments.base import environment, solved
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from protocol.rounding import CHECK_VECTORS, LARGEST, rounded, threshold, threshold_keys
-from protocol.types import RunId, Version
+from protocol.core.types import RunId, Version
+from protocol.run.policy import CHECK_VECTORS, LARGEST, rounded, threshold, threshold_keys
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
-from roles.engines.builtin.policy import write_policy
+from roles.engines.files.policy import write_policy
 from roles.engines.training import rounding
 from roles.engines.training.batch import select
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.engines.training.rounding import Dither
 from roles.ports.engines import Policy
-from tests.roles.engines.test_noise import DEVICES
+from tests.roles.engines.sampling.test_gumbel_noise import DEVICES
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling
 from tests.roles.engines.training.batches import batch_of
 

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from protocol.types import Version
+from protocol.core.types import Version
 from roles.engines.training.checkpoint import load_checkpoint, save_checkpoint
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import Policy

@@ -9,7 +9,7 @@ import torch
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import write_policy
+from roles.engines.files.policy import write_policy
 from roles.engines.vllm.probe import COLUMNS, TEMPERATURE, Probe
 from roles.ports.engines import Policy
 from tests.roles.engines.tiny import model, toploc

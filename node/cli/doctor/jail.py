@@ -1,0 +1,17 @@
+"""The jail for programs and checkers of tasks in text."""
+
+from node.cli.doctor.finding import Finding, Level
+from protocol.run.manifest import RunManifest
+
+
+def check_jail(manifest: RunManifest | None) -> Finding:
+    """Make a jail and look whether its walls hold; a run over characters needs none."""
+    from roles.environments.jail import Jail, NoJailError  # noqa: PLC0415 - beside the protocol
+
+    needed = manifest is not None and "/" in manifest.environment.name
+    try:
+        Jail(libraries=False)
+    except NoJailError as error:
+        advice = "install bubblewrap, and allow user namespaces; only tasks in text need it"
+        return Finding("jail", Level.FAILURE if needed else Level.WARNING, str(error), advice)
+    return Finding("jail", Level.OK, "untrusted code can be kept in one")

@@ -1,0 +1,80 @@
+"""The network: our p2pd and its port, and the peers to join through."""
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+
+from node.cli.doctor.finding import Finding, Level
+from node.live.p2pd import P2pd, P2pdError, P2pdOptions
+from node.local.datadir import load_or_create_identity
+from node.local.socket_directory import SocketDirectory
+
+CONNECT_SECONDS = 5.0
+"""A peer on another continent answers in a fifth of it."""
+
+
+async def check_p2pd(host: str, port: int) -> Finding:
+    """Start the program that speaks libp2p, with a key of its own, on the node's port."""
+    sockets = SocketDirectory()
+    try:
+        key = sockets.path / "identity.key"
+        load_or_create_identity(key)
+        began = time.monotonic()
+        child = await P2pd.start(key, sockets.path, P2pdOptions(host, port))
+        await child.stop()
+    except P2pdError as error:
+        advice = "choose another --port" if port else "see that it may be executed"
+        return Finding("p2pd", Level.FAILURE, str(error), advice)
+    finally:
+        sockets.close()
+    where = f"{host}:{port}" if port else f"{host}, a free port"
+    return Finding("p2pd", Level.OK, f"listened at {where} after {time.monotonic() - began:.1f} s")
+
+
+def check_reachable(port: int, public_ip: str | None) -> Finding:
+    """Say whether others could dial us; whether they can, only they know."""
+    if public_ip and port:
+        found = f"peers are told {public_ip}, port {port}: let it through your router or firewall"
+        return Finding("reachable", Level.OK, found)
+    return Finding(
+        "reachable",
+        Level.WARNING,
+        "peers are told no fixed public address, so they reach us through relays alone",
+        "with a public address: --port PORT --public-ip IP",
+    )
+
+
+async def check_peers(addresses: tuple[str, ...]) -> list[Finding]:
+    """Connect to each address; who answers there shows when the node joins."""
+    found = await asyncio.gather(*map(_check_peer, addresses))
+    if all(finding.level is Level.FAILURE for finding in found):
+        return found
+    # One that answers is enough.
+    return [
+        replace(finding, level=Level.WARNING) if finding.level is Level.FAILURE else finding
+        for finding in found
+    ]
+
+
+async def _check_peer(address: str) -> Finding:
+    parts = address.split("/")
+    what = f"peer …{address[-8:]}"
+    if parts[1] not in ("ip4", "dns", "dns4") or parts[3:4] != ["tcp"]:
+        return Finding(what, Level.WARNING, f"{address} is not tried here", "")
+    began = time.monotonic()
+    try:
+        connecting = asyncio.open_connection(parts[2], int(parts[4]))
+        _, writer = await asyncio.wait_for(connecting, CONNECT_SECONDS)
+    except TimeoutError:
+        reason = f"no answer in {CONNECT_SECONDS:g} s"
+    except OSError as error:  # of a name that nobody knows it has no number
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else str(error)
+    else:
+        writer.close()
+        seconds = time.monotonic() - began
+        found = f"{parts[2]}:{parts[4]} answers in {1000 * seconds:.0f} ms"
+        return Finding(what, Level.OK, found)
+    advice = "check the address, and that your network lets it out"
+    return Finding(what, Level.FAILURE, f"{parts[2]}:{parts[4]}: {reason}", advice)

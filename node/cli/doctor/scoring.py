@@ -1,0 +1,24 @@
+"""The scoring runtime of a run: its Python and the packages that decide scores."""
+
+import os
+
+from node.cli.doctor.finding import Finding, Level
+from node.local.config import NodeConfig, runtime_directories
+from node.local.scoring import run_options, scores
+from protocol.run.manifest import RunManifest
+from roles.environments.runtime import NoRuntimeError, interpreter_of
+
+
+def check_scoring(config: NodeConfig, manifest: RunManifest | None) -> list[Finding]:
+    """Look for the runtime; nothing where the run is not known or the node does not score."""
+    if manifest is None or not manifest.environment.in_text or not scores(config.roles):
+        return []
+    try:
+        found = interpreter_of(manifest.environment, runtime_directories(os.environ))
+    except NoRuntimeError as error:
+        remedy = error.remedy(run_options(config.run, config.data_dir))
+        return [Finding("scoring", Level.FAILURE, error.needs, remedy)]
+    except ValueError as error:
+        return [Finding("scoring", Level.FAILURE, str(error))]
+    text = f"{manifest.environment.runtime}, by {found.executable} (Python {found.version})"
+    return [Finding("scoring", Level.OK, text)]

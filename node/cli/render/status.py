@@ -1,0 +1,377 @@
+"""Draws what the control API tells, for a terminal of about 100 columns."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from node.api.status import (
+    CheckpointStatus,
+    GossipPeerStatus,
+    JudgingStatus,
+    MemberStatus,
+    NodeStatus,
+    RolloutCounts,
+    State,
+)
+from node.api.why import FailedRollout, VerdictFinding, Why
+from node.cli.render.downloads import arrivals_view, sending_text
+from node.cli.render.style import BAD, DIM, GOOD, WARN, plain, short_peer
+from node.local.units import bytes_text, duration_text
+from protocol.core.types import Role
+from protocol.rollout.evaluation import EvaluationPoint
+from roles.runtime.training_steps import TrainingStep
+
+REWARD_BARS = "▁▂▃▄▅▆▇█"
+REWARDS_SHOWN = 48
+ROLLOUTS_SHOWN = 20
+"""Rollouts that ``why`` explains when none is named, the newest ones."""
+
+FINDINGS_CHARACTERS_MAX = 800
+"""Three quantities take about 200; the rest is a peer's own words."""
+
+QUANTITIES_SHOWN = 3
+"""Of what a validator measured, those nearest to what is allowed, or furthest beyond it."""
+
+GOSSIP_COUNTS = {
+    "brought": "first_deliveries",
+    "invalid": "invalid",
+    "breaches": "breaches",
+    "faults": "faults",
+}
+"""Columns of the table of who gossips, by heading."""
+
+WARNING_CHARACTERS_MAX = 400
+
+STEP_TEXTS = (
+    (
+        ("reward {:.3f} ± {:.3f}", ("reward_mean", "reward_std")),
+        ("{} of {} sequences used", ("sequences_used", "sequences_offered")),
+        ("{:.0%} of groups teach", ("groups_teaching_fraction",)),
+    ),
+    (
+        ("entropy {:.3f} nats", ("entropy_nats",)),
+        ("KL {:.2g} nats", ("kl_nats",)),
+        ("gradient norm {:.3g}", ("gradient_norm",)),
+        ("clip {:.1%} low, {:.1%} high", ("clip_low_fraction", "clip_high_fraction")),
+    ),
+    (
+        ("answers {:.1f} tokens", ("answer_tokens_mean",)),
+        ("{:.0%} cut", ("answers_cut_fraction",)),
+        (
+            "staleness {:.1f} versions, at most {}",
+            ("staleness_mean_versions", "staleness_max_versions"),
+        ),
+    ),
+    (
+        ("updates {} at learning rate {:.3g}", ("updates", "learning_rate")),
+        ("loss {:.3g}", ("loss",)),
+        ("{:.0f} tokens/s", ("tokens_per_second",)),
+        ("{:.1f} s, idle {:.1f} s", ("step_seconds", "idle_seconds")),
+    ),
+)
+"""Lines about a step: texts for its statistics, each with the names that it needs."""
+
+LOOP_DELAY_TOLD_SECONDS = 0.5
+"""A guess: half a heartbeat of gossip."""
+
+
+def status_view(status: NodeStatus, now: float) -> RenderableType:
+    """Return the whole of ``prime-node status`` at unix time ``now``."""
+    facts = Table.grid(padding=(0, 3))
+    facts.add_column(style=DIM, min_width=9)
+    facts.add_column()
+    for name, value in (
+        ("peer id", status.peer_id),
+        ("address", "\n".join(status.addresses) or "none yet"),
+        ("run", f"{status.run_name}  {status.run_id[:16]}…  epoch {status.epoch}"),
+        ("up", duration_text(now - status.started_at)),
+        ("swarm", _swarm(status)),
+        ("policy", _policy(status)),
+        ("reward", _reward(status.checkpoints)),
+        *_evaluation(status.evaluation),
+        ("traffic", _traffic(status)),
+        *_sending(status),
+        *_uptake(status),
+        *_loop(status),
+        *_training(status.training.newest),
+    ):
+        facts.add_row(name, Text(value))
+    hints = [Text(plain(fork), BAD) for fork in status.forks]
+    if status.training.warning:
+        hints.append(Text(plain(status.training.warning, WARNING_CHARACTERS_MAX), WARN))
+    hints += _judging(status.judging)
+    if status.own_rollouts.rejected or status.own_rollouts.expired:
+        hints += [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
+    return Group(
+        _headline(status),
+        Padding(facts, (1, 0, 1, 2)),
+        *_arriving(status),
+        Padding(_rollouts(status), (0, 0, 1, 2)),
+        *hints,
+    )
+
+
+def _judging(judging: JudgingStatus) -> list[Text]:
+    """Return the rules in doubt, and the validators whose scores are others than an outcome's."""
+    lines = [Text(plain(doubt), WARN) for doubt in judging.doubts]
+    for peer, count in judging.overruled.items():
+        rollouts = "1 rollout" if count == 1 else f"{count} rollouts"
+        line = f"{short_peer(peer)} scored {rollouts} otherwise than its committee decided"
+        lines.append(Text(line, WARN))
+    return lines
+
+
+def peers_view(status: NodeStatus) -> RenderableType:
+    """Return the roster as a table, and who gossips with this node as another."""
+    table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
+    for name in ("peer", "roles", "policy", "seen", "software", "scoring", "standing"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "policy" else "left")
+    for member in sorted(status.members, key=_by_role):
+        ours = member.peer_id == status.peer_id
+        table.add_row(
+            Text(f"{short_peer(member.peer_id)}{' (you)' if ours else ''}"),
+            Text(plain(", ".join(member.roles), 40)),
+            _version(member.policy_version),
+            f"{duration_text(member.age_seconds)} ago",
+            Text(plain(member.software, 24)),
+            Text(member.scoring[:8] or "-"),
+            Text(member.standing, style=GOOD if member.standing == "good" else BAD),
+        )
+    line = f"{_members(status)}, {status.peers_connected} connected to this node"
+    parts: list[RenderableType] = [Text(line)]
+    if status.members:
+        parts += [Text(""), table]
+    if status.gossip_peers:
+        parts += [Text(""), _gossip(status.gossip_peers)]
+    return Group(*parts)
+
+
+def _gossip(peers: tuple[GossipPeerStatus, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
+    for name in ("gossips", "score", "level", "meshes", "waits", *GOSSIP_COUNTS):
+        left = name in ("gossips", "level")
+        table.add_column(name, no_wrap=True, justify="left" if left else "right")
+    for peer in peers:
+        table.add_row(
+            short_peer(peer.peer_id),
+            f"{peer.score:.2f}",
+            Text(peer.level, style=GOOD if peer.score >= 0 else BAD),
+            str(len(peer.mesh)),
+            str(len(peer.backoff_seconds)),
+            *(f"{getattr(peer, name):g}" for name in GOSSIP_COUNTS.values()),
+        )
+    return table
+
+
+def why_view(why: Why, which: str | None = None) -> RenderableType:
+    """Return the explanation of a state, of rollouts that failed, and of what learned from them."""
+    parts: list[RenderableType] = [_state_line(why.state, why.reason)]
+    if why.slashed:
+        parts.append(
+            Text("This node is slashed: a lie that was proven ended its standing in this run.", BAD)
+        )
+    hidden = max(0, len(why.rollouts) - ROLLOUTS_SHOWN)
+    if not why.rollouts:
+        about = f" ({which})" if which else ""
+        parts.append(Text(f"No rollout of this node was rejected or expired{about}.", GOOD))
+    elif hidden:
+        parts.append(Text(f"{hidden} older ones are not shown; name one, or use --json.", DIM))
+    parts += [Text(plain(fork), BAD) for fork in why.forks]
+    parts += [Text(plain(doubt), WARN) for doubt in why.doubts]
+    for rollout in why.rollouts[hidden:]:
+        parts.extend((Text(""), _failed_rollout(rollout)))
+    for found in why.trained_on_rejected:
+        commits = ", ".join(commit[:16] for commit in found.commits)
+        text = f"Version {found.version} of {found.trainer} learned from rejected rollouts:"
+        parts.extend((Text(""), Text(text, BAD), Padding(Text(commits), (0, 0, 0, 2))))
+    return Group(*parts)
+
+
+def _headline(status: NodeStatus) -> Text:
+    line = Text.assemble((", ".join(status.roles), "bold"), "  ")
+    return line.append_text(_state_line(status.state, status.reason))
+
+
+def _state_line(state: State, reason: str) -> Text:
+    style = GOOD if state == "ready" else WARN
+    return Text.assemble((f"● {state}", style), f"  {plain(reason)}" if reason else "")
+
+
+def _swarm(status: NodeStatus) -> str:
+    counts = Counter(status.members_by_role)
+    roles = ", ".join(f"{counts[role]} {role}" for role in Role if counts[role])
+    members = _members(status) + (f" ({roles})" if roles else "")
+    banned = f", {status.peers_banned} kept away" if status.peers_banned else ""
+    return f"{members}, {status.peers_connected} connected{banned}"
+
+
+def _members(status: NodeStatus) -> str:
+    count = status.members_count
+    return f"{count} member{'s' * (count != 1)}"
+
+
+def _policy(status: NodeStatus) -> str:
+    held, newest = status.policy_version, status.policy_version_newest
+    if newest < 0:
+        return "none published yet"
+    behind = f", {newest - held} behind the newest" if newest > held else ", the newest"
+    waiting = status.tables.get("versions_waiting", 0)
+    more = f"; {waiting} more cannot be taken yet" if waiting else ""
+    return f"version {_version(held)}{behind if held >= 0 else f'; the newest is {newest}'}{more}"
+
+
+def _version(version: int) -> str:
+    return "none" if version < 0 else str(version)
+
+
+def _reward(checkpoints: tuple[CheckpointStatus, ...]) -> str:
+    rewards = [checkpoint.reward_mean for checkpoint in checkpoints if checkpoint.commits]
+    if not rewards:
+        return "no step was trained yet"
+    top = len(REWARD_BARS) - 1
+    bars = "".join(
+        REWARD_BARS[round(min(1.0, max(0.0, reward)) * top)] for reward in rewards[-REWARDS_SHOWN:]
+    )
+    return f"{rewards[-1]:.3f}  {bars}"
+
+
+def _traffic(status: NodeStatus) -> str:
+    traffic = status.traffic
+    return (
+        f"since the start sent {bytes_text(traffic.blobs_sent)}, "
+        f"received {bytes_text(traffic.blobs_received)} "
+        f"(weights {bytes_text(traffic.weights_sent)} and {bytes_text(traffic.weights_received)}, "
+        f"patches spared {bytes_text(traffic.weights_spared)}); "
+        f"gossip {bytes_text(traffic.gossip_sent)} and {bytes_text(traffic.gossip_received)}"
+    )
+
+
+def _sending(status: NodeStatus) -> list[tuple[str, str]]:
+    return [("sending", sending_text(status.receivers))] if status.receivers else []
+
+
+def _arriving(status: NodeStatus) -> list[RenderableType]:
+    view = arrivals_view(status.arrivals)
+    return [] if view is None else [Padding(view, (0, 0, 1, 2))]
+
+
+def _uptake(status: NodeStatus) -> list[tuple[str, str]]:
+    """Return a row for a node that goes over to new versions."""
+    uptake = status.uptake
+    stages = {
+        "weights": uptake.weights_seconds,
+        "swapped": uptake.swapped_seconds,
+        "first token": uptake.first_token_seconds,
+    }
+    told = [f"{name} {seconds:.1f} s" for name, seconds in stages.items() if seconds is not None]
+    if not told:
+        return []
+    usual = uptake.first_token_seconds_median
+    median = "" if usual is None else f" (median {usual:.1f} s)"
+    return [("uptake", f"version {uptake.version}: {', '.join(told)}{median}")]
+
+
+def _loop(status: NodeStatus) -> list[tuple[str, str]]:
+    """Return a row for a daemon that was held up so long that it matters."""
+    loop = status.loop
+    if loop.delay_seconds_max < LOOP_DELAY_TOLD_SECONDS:
+        return []
+    own = f"{loop.own_delay_seconds_max:.1f} s"
+    text = f"late by {loop.delay_seconds_max:.1f} s at most; without its waits for a core, by {own}"
+    return [("loop", text)]
+
+
+def _evaluation(points: Sequence[EvaluationPoint]) -> list[tuple[str, str]]:
+    """Return a row with the first and the newest version on held-out problems."""
+    if not points:
+        return []
+    told = [points[0], points[-1]] if len(points) > 1 else [points[0]]
+    lines = [
+        f"version {one.version}: {one.reward_mean:.3f} ({one.reward_low:.3f} to "
+        f"{one.reward_high:.3f}), {one.solved_fraction:.0%} of {one.answers} answers solved"
+        for one in told
+    ]
+    return [("held-out reward", "\n".join(lines).replace("%", " %"))]
+
+
+def _training(step: TrainingStep | None) -> list[tuple[str, str]]:
+    """Return a row with the newest step of this node's trainer."""
+    if step is None:
+        return []
+    lines = [
+        [
+            text.format(*(getattr(step, name) for name in names)).replace("%", " %")
+            for text, names in line
+            if all(getattr(step, name) is not None for name in names)
+        ]
+        for line in STEP_TEXTS
+    ]
+    told = "\n".join(", ".join(line) for line in lines if line)
+    return [("training", f"step {step.version}: {told}")]
+
+
+def _rollouts(status: NodeStatus) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=DIM)
+    table.caption = "All commits that are known here, since the run began."
+    table.caption_justify, table.caption_style = "left", DIM
+    table.add_column("rollouts", style=DIM, min_width=10)
+    for name in ("committed", "certified", "rejected", "expired", "trained"):
+        table.add_column(name, justify="right")
+    table.add_column("rejected for")
+    table.add_row("swarm", *_counts(status.rollouts))
+    if Role.INFERENCE in status.roles:
+        table.add_row("this node", *_counts(status.own_rollouts))
+    return table
+
+
+def _counts(counts: RolloutCounts) -> tuple[Text, ...]:
+    reasons = Counter(counts.rejected_reasons).most_common(3)
+    return (
+        Text(str(counts.committed)),
+        Text(str(counts.certified), style=GOOD if counts.certified else DIM),
+        Text(str(counts.rejected), style=BAD if counts.rejected else DIM),
+        Text(str(counts.expired), style=WARN if counts.expired else DIM),
+        Text(str(counts.trained)),
+        Text(plain(", ".join(f"{reason} {count}" for reason, count in reasons), 60)),
+    )
+
+
+def _by_role(member: MemberStatus) -> tuple[int, str]:
+    ranks = [rank for rank, role in enumerate(Role) if role in member.roles]
+    return (ranks[0] if ranks else len(Role)), member.peer_id
+
+
+def _failed_rollout(rollout: FailedRollout) -> RenderableType:
+    title = Text.assemble(
+        (rollout.commit[:16], "bold"),
+        f"  version {rollout.version}, slot {rollout.slot}, epoch {rollout.epoch}  ",
+        (rollout.state, BAD if rollout.state == "rejected" else WARN),
+        f": {plain(rollout.reason)}",
+    )
+    table = Table.grid(padding=(0, 2))
+    for verdict in rollout.verdicts:
+        table.add_row(
+            Text("accept" if verdict.accept else "reject", GOOD if verdict.accept else BAD),
+            Text(short_peer(verdict.validator)),
+            Text(_findings(verdict, rollout.reason)),
+            Text(f"verdict {verdict.evidence[:16]}", style=DIM),
+        )
+    return Group(title, Padding(table, (0, 0, 0, 2)))
+
+
+def _findings(verdict: VerdictFinding, told: str) -> str:
+    """Return why it was rejected, unless that is ``told``, and what else was measured."""
+    reason = "" if verdict.accept or verdict.reason == told else verdict.reason
+    detail = "" if verdict.accept else verdict.detail
+    nearest = sorted(verdict.measured.items(), key=lambda item: -item[1].share)
+    measured = {
+        name: f"{name.replace('_', ' ')} {one.value:.3g}, at most {one.allowed:.3g}"
+        for name, one in nearest
+        if name not in detail
+    }
+    shown = list(measured.values())[:QUANTITIES_SHOWN]
+    return plain("; ".join(filter(None, (reason, detail, *shown))), FINDINGS_CHARACTERS_MAX)

@@ -1,1 +1,0 @@
-"""Results of evaluated versions, and the confidence intervals of evaluations."""

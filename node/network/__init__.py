@@ -1,0 +1,1 @@
+"""Streams, connections and everything that limits what peers may use."""

@@ -1,0 +1,350 @@
+"""The blob protocol: ranges of content-addressed blobs from peer to peer, over one stream each.
+
+Ranges of weights also come by HTTP from peers that offer it (``node.network.http``).
+
+Who serves a blob that is still arriving sends each chunk as soon as it is verified. Bytes are
+checked by whoever asked: ``fetch`` against the digest of the blob, ``node.weights`` against the
+digest of every chunk. The messages are in ``node.network.blobs.wire``.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from node.network.blobs.config import WORTH_BYTES, ExchangeLimits
+from node.network.blobs.traffic_stats import Tally
+from node.network.blobs.transport_choice import Way, Ways
+from node.network.blobs.wire import (
+    BlobRefusedError,
+    Kind,
+    Request,
+    Status,
+    ask,
+    read_request,
+    reply,
+)
+from node.network.resources.stream_limiter import Bounded
+from node.network.resources.upload_scheduler import UploadCap
+from node.network.streams.deadline import loop_time, within
+from node.network.streams.protocols import BLOBS, REQUEST_SECONDS
+from protocol.core import crypto
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Digest, PeerId
+from roles.ports.storage import Blobs
+from roles.ports.transport import HttpRanges, RangeBody, Stream, Streams, TransportError, Trust
+
+EXPECTED_SECONDS = 1.0
+"""How long whoever asks for what we expect waits for it; a guess, shorter than anyone's patience:
+who asked us must not hold us to be late because we wait ourselves."""
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """A blob being fetched: what came so far, and from whom."""
+
+    data: bytearray = field(default_factory=bytearray)
+    total_bytes: int | None = None
+    contributors: list[PeerId] = field(default_factory=list)
+
+    def clear(self) -> None:
+        self.data.clear()
+        self.contributors.clear()
+        self.total_bytes = None
+
+
+class BlobExchange:
+    """Serves our blobs to peers and fetches theirs, under the ``protocol`` of one run.
+
+    ``on_fault`` is told of peers that sent an invalid request, or a whole blob with another digest,
+    ``on_worth`` of those that took so much that opening their stream was nothing beside it.
+    With ``http``, ranges of weights also come from the port that ``http_port`` gives for a peer; 0
+    where it offers none.
+    """
+
+    def __init__(
+        self,
+        transport: Streams,
+        blobs: Blobs,
+        *,
+        protocol: str = BLOBS.name,
+        limits: ExchangeLimits | None = None,
+        trust: Trust | None = None,
+        on_fault: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
+        on_worth: Callable[[PeerId, float], None] = lambda _peer, _now: None,
+        http: HttpRanges | None = None,
+        http_port: Callable[[PeerId], int] = lambda _peer: 0,
+    ) -> None:
+        self._transport = transport
+        self._blobs = blobs
+        self._http = http
+        self._http_port = http_port if http is not None else lambda _peer: 0
+        self._ways = Ways()
+        self._limits = limits or ExchangeLimits()
+        self._protocol = protocol
+        self.on_fault = on_fault
+        self._on_worth = on_worth
+        self.upload_cap = UploadCap(self._limits.upload_bytes_per_second)
+        """Of all blobs that leave this node."""
+        self._expected: dict[Digest, asyncio.Event] = {}
+        self._trust = trust or Trust()
+        self._bounded = Bounded(
+            self._serve,
+            self._limits,
+            self._trust,
+            self._refuse,
+            strangers=self._limits.strangers,
+            turns=self._limits.turns,
+        )
+        self.tables = (*self._bounded.tables, *self._ways.tables)
+        self.sent = Tally()
+        """Blob bytes sent so far."""
+        self.received = Tally()
+        """Blob bytes received so far, good or not."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._transport.peer_id
+
+    async def start(self) -> None:
+        """Serve the protocol from now on."""
+        await self._transport.handle(self._protocol, self._bounded)
+
+    @contextmanager
+    def expecting(self, digest: Digest) -> Iterator[None]:
+        """Let those who may be kept waiting wait for a blob that will be here after this.
+
+        A tree passes a small blob on level by level: without it each level would ask in vain first,
+        and again after a pause.
+        """
+        arrived = self._expected.setdefault(digest, asyncio.Event())
+        try:
+            yield
+        finally:
+            arrived.set()
+            self._expected.pop(digest, None)
+
+    # Fetching
+
+    async def fetch(
+        self,
+        digest: Digest,
+        length_max: int,
+        sources: Sequence[PeerId],
+        deadline_seconds: float,
+        *,
+        kind: Kind = Kind.BODY,
+    ) -> bytes | None:
+        """Return a whole blob, from here or from the first of ``sources`` that has it, or None.
+
+        What one source began another goes on with, as soon as it has had its share of the time: one
+        that sends a byte now and then must not use up all of it. The result has ``digest``; it is
+        not stored.
+        """
+        local = await self._blobs.get(digest)
+        if local is not None:
+            return local
+        order = deque((peer, False) for peer in dict.fromkeys(sources) if peer != self.peer_id)
+        ends_at = loop_time() + deadline_seconds
+        assembly = _Assembly()
+        while order:
+            share_seconds = (ends_at - loop_time()) / len(order)
+            peer, alone = order.popleft()
+            if alone:
+                assembly.clear()
+            patience = min(self._limits.stall_seconds, share_seconds)
+            pulling = self._pull(peer, digest, length_max, assembly, patience, kind)
+            try:
+                whole = await within(share_seconds, pulling)
+            except TransportError:
+                continue
+            if whole and crypto.digest(bytes(assembly.data)) == digest:
+                return bytes(assembly.data)
+            if whole:
+                order.extendleft(self._suspects(assembly))
+        return None
+
+    def _suspects(self, assembly: _Assembly) -> list[tuple[PeerId, bool]]:
+        """Return who must repeat a bad blob alone, because several sent it; one alone is named."""
+        contributors = list(dict.fromkeys(assembly.contributors))
+        assembly.clear()
+        if len(contributors) > 1:
+            return [(peer, True) for peer in contributors]
+        self.on_fault(contributors[0], Fault(FaultCode.BAD_BLOB))
+        return []
+
+    async def _pull(
+        self,
+        peer: PeerId,
+        digest: Digest,
+        length_max: int,
+        assembly: _Assembly,
+        patience: float,
+        kind: Kind,
+    ) -> bool:
+        """Add to ``assembly`` what ``peer`` sends; True when all bytes are there."""
+        offset = len(assembly.data)
+        request = Request(digest, offset, length_max - offset, wait=True, kind=kind)
+        try:
+            stream, total_bytes = await self._open(peer, request, patience)
+        except TransportError:
+            return False
+        try:
+            if total_bytes > length_max or total_bytes < 1:
+                return False
+            if total_bytes != assembly.total_bytes:
+                if offset:  # they disagree, and what came so far decides nothing: from the start
+                    assembly.clear()
+                    return await self._pull(peer, digest, length_max, assembly, patience, kind)
+                assembly.total_bytes = total_bytes
+            assembly.contributors.append(peer)
+            while len(assembly.data) < total_bytes:
+                count = min(self._limits.piece_bytes, total_bytes - len(assembly.data))
+                piece = await within(patience, stream.read(count))
+                if not piece:
+                    return False
+                now = loop_time()
+                self.received.note(peer, kind, Way.STREAM, len(piece), now)
+                assembly.data += piece
+        except TransportError:
+            return False
+        finally:
+            await stream.close()
+        return True
+
+    async def fetch_range(
+        self,
+        peer: PeerId,
+        digest: Digest,
+        offset: int,
+        length: int,
+        *,
+        piece_bytes: int,
+        wait: bool = True,
+        kind: Kind = Kind.BODY,
+        on_piece: Callable[[Way, int], None] = lambda _way, _count: None,
+    ) -> AsyncGenerator[bytes | bytearray, None]:
+        """Yield ``length`` bytes from ``offset`` on, in pieces of ``piece_bytes``; unchecked.
+
+        A piece is there until the next one is asked for: its memory is used again. ``on_piece``
+        hears by which way each came, and its length.
+
+        Use within ``contextlib.aclosing``. Weights come by HTTP where that is faster (``Ways``),
+        and what HTTP does not bring comes over a stream. Raises ``BlobRefusedError``, or
+        ``TransportError`` when the peer breaks off, has a shorter blob, or lets a piece take
+        ``stall_seconds``.
+        """
+        request = Request(digest, offset, length, wait, kind)
+        port = self._http_port(peer) if kind is Kind.WEIGHTS else 0
+        way = self._ways.choose(peer, loop_time()) if port else Way.STREAM
+        refused = False
+        while request.length:
+            waited_seconds, before = -loop_time(), request.length
+            try:
+                source = await self._source(way, peer, port, request)
+                if refused and way is Way.STREAM:
+                    self._ways.failed(peer, loop_time())
+                try:
+                    while request.length:
+                        count = min(piece_bytes, request.length)
+                        reading = source.read_exactly(count)
+                        piece = await within(self._limits.stall_seconds, reading)
+                        waited_seconds += loop_time()
+                        self.received.note(peer, kind, way, count, loop_time())
+                        on_piece(way, count)
+                        request = request.after(count)
+                        yield piece
+                        waited_seconds -= loop_time()
+                finally:
+                    await source.close()
+            except TransportError as error:
+                if way is Way.STREAM:
+                    raise
+                # HTTP that refuses may be right, which the stream will say.
+                refused = isinstance(error, BlobRefusedError)
+                if not refused:
+                    self._ways.failed(peer, loop_time())
+                way = Way.STREAM
+            else:
+                if port:
+                    waited_seconds += loop_time()
+                    self._ways.delivered(peer, way, before, waited_seconds)
+
+    async def _source(self, way: Way, peer: PeerId, port: int, request: Request) -> RangeBody:
+        """Return what the bytes of a range are read from."""
+        digest, offset, length = request.digest, request.offset, request.length
+        if way is Way.HTTP and self._http is not None:
+            opening = self._http.open(peer, port, digest, offset, length, wait=request.wait)
+            return await within(self._limits.open_seconds, opening)
+        stream, total_bytes = await self._open(peer, request, self._limits.stall_seconds)
+        if total_bytes < offset + length:
+            await stream.close()
+            raise TransportError(f"a blob of {total_bytes} bytes, less than was asked for")
+        return stream
+
+    async def _open(self, peer: PeerId, request: Request, patience: float) -> tuple[Stream, int]:
+        """Send a request; return the stream at the first byte of the range, and the total."""
+        opening = self._transport.open_stream(peer, self._protocol)
+        stream = await within(min(self._limits.open_seconds, patience), opening)
+        try:
+            return stream, await within(patience, ask(stream, request))
+        except BaseException:
+            await stream.close()
+            raise
+
+    # Serving
+
+    async def _serve(self, stream: Stream) -> None:
+        with suppress(TransportError, LookupError):  # they left, or the blob did
+            await self._answer(stream)
+
+    async def _refuse(self, stream: Stream) -> None:
+        with suppress(TransportError):
+            await within(self._limits.open_seconds, reply(stream, Status.BUSY, 0))
+
+    async def _answer(self, stream: Stream) -> None:
+        limits = self._limits
+        request = await within(min(limits.open_seconds, REQUEST_SECONDS), read_request(stream))
+        if isinstance(request, Fault):
+            self.on_fault(stream.peer, request)
+            return
+        expected = self._expected.get(request.digest)
+        if request.wait and expected is not None:
+            with suppress(TransportError):
+                await within(EXPECTED_SECONDS, expected.wait())
+        total_bytes = self._blobs.size(request.digest)
+        if total_bytes is None or request.offset > total_bytes:
+            await within(limits.open_seconds, reply(stream, Status.UNKNOWN, 0))
+            return
+        length = min(request.length, total_bytes - request.offset)
+        holding = None if request.wait else self._blobs.holding(request.digest)
+        if holding is not None and not holding.covers(request.offset, length):
+            await within(limits.open_seconds, reply(stream, Status.UNKNOWN, 0, holding.mask))
+            return
+        await within(limits.open_seconds, reply(stream, Status.OK, total_bytes))
+        await self._send_range(stream, request, length)
+        if length >= WORTH_BYTES:
+            self._on_worth(stream.peer, loop_time())
+
+    async def _send_range(self, stream: Stream, request: Request, length: int) -> None:
+        stall_seconds = self._limits.stall_seconds
+        pieces = self._blobs.stream(request.digest, request.offset, length)
+        part_bytes = min(self._limits.piece_bytes, self.upload_cap.piece_bytes_max)
+        proven = self._trust.proven(stream.peer)
+        self._bounded.note_slow(stream, slow=False)
+        while length:
+            piece = await within(stall_seconds, anext(pieces, b""))
+            if not piece:
+                raise LookupError("the blob ended early")
+            length -= len(piece)
+            for start in range(0, len(piece), part_bytes):
+                part = piece[start : start + part_bytes]
+                await self.upload_cap.take(len(part), proven=proven)
+                if not stream.offer(part):  # a deadline costs more than most writes
+                    self._bounded.note_slow(stream, slow=True)
+                    await within(stall_seconds, stream.write(part))
+                    self._bounded.note_slow(stream, slow=False)
+                now = loop_time()
+                self.sent.note(stream.peer, request.kind, Way.STREAM, len(part), now)

@@ -1,0 +1,81 @@
+"""By which way to fetch from a peer: over a stream, or by HTTP where the peer offers it.
+
+HTTP goes without libp2p's encryption and multiplexing and is mostly faster, but not on every
+machine and every line, so what decides is the rate that was seen. HTTP that fails is left alone for
+a while; the stream is always there.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protocol.core.containers import BoundedDict
+from protocol.core.types import PeerId
+
+PAUSE_SECONDS_MIN = 15.0
+PAUSE_SECONDS_MAX = 3600.0
+"""Guesses: a face that is full is tried again soon, one behind a NAT costs an attempt an hour."""
+
+OTHER_WAY_REQUESTS = 32
+"""One request in so many goes the slower way, so that its rate is known; a guess."""
+
+RATE_DECAY = 0.9
+"""Per request. The best recent rate counts: a request may have waited for bytes that were still
+arriving, which says nothing of the way."""
+
+PEERS_MAX = 4096
+"""Remembered; the oldest is forgotten first."""
+
+
+class Way(StrEnum):
+    """How bytes travel."""
+
+    HTTP = "http"
+    STREAM = "stream"
+
+
+@dataclass(slots=True)
+class _Seen:
+    rates: dict[Way, float] = field(default_factory=dict)
+    requests: int = 0
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+class Ways:
+    """What was seen of peers that offer HTTP; ``now`` is a monotonic time in seconds."""
+
+    def __init__(self) -> None:
+        self._peers = BoundedDict[PeerId, _Seen](PEERS_MAX, "http_peers")
+        self.tables = (self._peers,)
+
+    def choose(self, peer: PeerId, now: float) -> Way:
+        """Return the way for the next request to a peer that offers both."""
+        seen = self._seen(peer)
+        if now < seen.retry_at:
+            return Way.STREAM
+        seen.requests += 1
+        http, stream = (seen.rates.get(way) for way in (Way.HTTP, Way.STREAM))
+        better = Way.HTTP if http is None or stream is None or http >= stream else Way.STREAM
+        if http is not None and seen.requests % OTHER_WAY_REQUESTS == 0:
+            return Way.STREAM if better is Way.HTTP else Way.HTTP
+        return better
+
+    def delivered(self, peer: PeerId, way: Way, count: int, seconds: float) -> None:
+        """Note that ``count`` bytes took ``seconds`` of waiting."""
+        seen = self._seen(peer)
+        rate = count / max(seconds, 1e-6)
+        seen.rates[way] = max(rate, RATE_DECAY * seen.rates.get(way, 0.0))
+        if way is Way.HTTP:
+            seen.failures = 0
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """Note that HTTP did not bring what the peer's stream has; do without it for a while."""
+        seen = self._seen(peer)
+        if now < seen.retry_at:  # of requests that were under way together one counts
+            return
+        pause_seconds = min(PAUSE_SECONDS_MIN * 2**seen.failures, PAUSE_SECONDS_MAX)
+        seen.failures = min(seen.failures + 1, 16)
+        seen.retry_at = now + pause_seconds
+
+    def _seen(self, peer: PeerId) -> _Seen:
+        return self._peers.setdefault(peer, _Seen())

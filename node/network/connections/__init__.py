@@ -1,0 +1,1 @@
+"""Connections to peers: whom to dial, whom to keep, whom to refuse."""

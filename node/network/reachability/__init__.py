@@ -1,0 +1,1 @@
+"""Reachability: addresses that peers observe, and whether they can dial us."""

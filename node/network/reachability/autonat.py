@@ -1,0 +1,155 @@
+"""Has ourselves dialled back by members with standing, and learns whether others can reach us.
+
+They tell everybody what they found (``node.network.reachability.observations``); we only learn not
+to be dialled in vain. Until enough have said that they do not get through, we hope.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+
+import structlog
+
+from node.context import NodeContext
+from node.local.addresses import host_of, is_local
+from node.network.reachability.observations import ADDRESSES_MAX, ANSWERED, SILENT
+from node.network.streams.deadline import loop_time, within
+from node.network.streams.framing import write_frame
+from node.network.streams.protocols import DIAL_BACK, SAMPLE_BYTES_MAX
+from protocol.core.types import PeerId
+from roles.ports.transport import Stream, TransportError
+
+log = structlog.get_logger()
+
+WITNESSES = 8
+"""Members that we have ourselves dialled back by: three of them must speak, and some will be gone
+or have no room; a guess."""
+
+RENEW_SHARE = 0.75
+"""Of the time for which a finding counts: then we have new ones made, before all lapse together."""
+
+LOOKED_AT_MAX = 256
+"""Records looked at for a witness per epoch."""
+
+DOUBTERS_MIN = 2
+"""So many must not have got through before we believe that nobody does."""
+
+_PIECE = bytes(64 * 1024)
+"""Of a sample; connections are encrypted, so nothing on the way can make it shorter."""
+
+
+class Reachability:
+    """Asks; ``upload_bytes_per_second`` is the operator's limit, which a sample keeps for a second.
+
+    ``finding_seconds`` tells for how long a finding counts.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        finding_seconds: float,
+        upload_bytes_per_second: int | None,
+    ) -> None:
+        self._context = context
+        self._renew_seconds = RENEW_SHARE * finding_seconds
+        self._sample_bytes = min(SAMPLE_BYTES_MAX, upload_bytes_per_second or SAMPLE_BYTES_MAX)
+        self._rng = context.ports.rng.child("witnesses")
+        self._answers: dict[PeerId, tuple[bool, float]] = {}
+        self._tried: dict[PeerId, float] = {}
+        self._addresses: list[str] = []
+        self._hidden = False
+        """Whether none of our addresses means anything to the others."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether others get through to us, as far as we know."""
+        if self._hidden:
+            return False
+        silent = sum(not answered for answered, _ in self._answers.values())
+        return silent < DOUBTERS_MIN or 2 * silent <= len(self._answers)
+
+    async def run(self) -> None:
+        """Ask whenever too few have answered lately, until cancelled."""
+        epochs = self._context.replica.manifest.epochs
+        while True:
+            before = self.reachable
+            self._forget()
+            with suppress(TransportError):  # looked at again soon
+                await self._look_at_addresses()
+                if len(self._answers) < WITNESSES:
+                    await self._ask_some()
+            if self.reachable is not before:
+                log.info("dialled back", reachable=self.reachable, witnesses=len(self._answers))
+            await asyncio.sleep(epochs.seconds)
+
+    def _forget(self) -> None:
+        since = loop_time() - self._renew_seconds
+        self._answers = {peer: item for peer, item in self._answers.items() if item[1] >= since}
+        self._tried = {peer: at for peer, at in self._tried.items() if at >= since}
+
+    async def _look_at_addresses(self) -> None:
+        """Learn where we are, and whether that is a home: then nobody has to try in vain."""
+        asking = self._context.ports.transport.addresses()
+        self._addresses = list(await within(DIAL_BACK.stall_seconds, asking))
+        local = all(is_local(host_of(address)) for address in self._addresses)
+        self._hidden = local and not self._context.peers.in_local_swarm
+
+    async def _ask_some(self) -> None:
+        for peer in self._witnesses(WITNESSES - len(self._answers)):
+            await self._ask(peer, self._addresses)  # one by one: two samples would share our line
+
+    def _witnesses(self, count: int) -> list[PeerId]:
+        """Return members to ask that we have not asked lately, from a random place on."""
+        replica, peers = self._context.replica, self._context.peers
+        roster, now = replica.roster, self._context.ports.clock.now()
+        connected, own = frozenset(peers.connected), peers.peer_id
+        proven = self._context.trust.proven
+        chosen: list[PeerId] = []
+        place = self._rng.below(max(1, len(roster)))
+        for peer in islice(roster.peers_from(place), LOOKED_AT_MAX):
+            member = roster.get(peer)
+            if len(chosen) == count or member is None:
+                break
+            near = peer in connected or member.record.message.reachable
+            new = peer != own and peer not in self._tried
+            if near and new and proven(peer) and roster.is_live(peer, now):
+                chosen.append(peer)
+        return chosen
+
+    async def _ask(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        assert DIAL_BACK.exchange_seconds is not None
+        self._tried[peer] = loop_time()
+        try:
+            protocol = DIAL_BACK.on(self._context.replica.run_id)
+            opening = self._context.peers.open_stream(peer, protocol)
+            stream = await within(DIAL_BACK.stall_seconds, opening)
+        except TransportError as error:
+            log.debug("a witness is not there", peer=peer, error=str(error))
+            return
+        asking = dialled_back(stream, addresses, self._sample_bytes)
+        try:
+            answered = await within(DIAL_BACK.exchange_seconds, asking)
+        except TransportError as error:
+            log.debug("a witness broke off", peer=peer, error=str(error))
+        else:
+            self._answers[peer] = (answered, loop_time())
+        finally:
+            await stream.close()
+
+
+async def dialled_back(stream: Stream, addresses: Sequence[str], sample_bytes: int) -> bool:
+    """Tell whether the other end gets through to us, and if so send it a sample.
+
+    Raises ``TransportError`` when it does not say.
+    """
+    told = "\n".join(addresses[:ADDRESSES_MAX]).encode()
+    await write_frame(stream, told[: DIAL_BACK.opener_bytes_max], length_bytes=2)
+    answer = await stream.read_exactly(1)
+    if answer not in (ANSWERED, SILENT):
+        raise TransportError("neither yes nor no")
+    if answer == ANSWERED:
+        with suppress(TransportError):  # it has heard enough
+            for start in range(0, sample_bytes, len(_PIECE)):
+                await stream.write(_PIECE[: sample_bytes - start])
+    return answer == ANSWERED

@@ -1,0 +1,165 @@
+"""Dials members back at their own addresses, and measures how fast they send: for everybody.
+
+Who asks is dialled at a host that it is connected to us from, and nowhere else: a stranger cannot
+have us knock at a third party's door. An address of a local network is tried only by a node that
+has no other itself, since it says nothing to anybody elsewhere.
+
+What was found stands in our next records, for as long as the member is here and the finding is not
+old. It counts there because we have standing (``protocol.membership.measured_capacity``); so we
+speak for members that have some too, and for a few that we have known for a while: that is how a
+relay begins.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from node.context import NodeContext
+from node.local.addresses import host_of, is_circuit, is_local
+from node.network.resources.stream_limiter import Bounded
+from node.network.streams.deadline import loop_time, within
+from node.network.streams.framing import read_frame
+from node.network.streams.protocols import DIAL_BACK, REQUEST_SECONDS, SAMPLE_BYTES_MAX
+from protocol.core.containers import BoundedDict
+from protocol.core.crypto import public_key_from_peer_id
+from protocol.core.faults import Fault
+from protocol.core.types import PeerId, rate_class
+from protocol.membership.measured_capacity import AGE_EPOCHS
+from protocol.messages import WITNESSED_MAX
+from roles.ports.transport import Stream, TransportError
+
+log = structlog.get_logger()
+
+FINDING_RECORDS = 4
+"""For how many lives of a record a finding counts; a guess: lines change seldom."""
+
+FOUND_MAX = 512
+"""Members that are remembered: far more than one record has room for, since most come and go."""
+
+NEWCOMERS_MAX = WITNESSED_MAX // 4
+"""Members without standing that we speak for."""
+
+SAMPLE_SECONDS = 4.0
+"""What a line has sent by then is enough to tell."""
+
+ADDRESSES_MAX = 8
+"""As a record holds."""
+
+ANSWERED, SILENT = b"\x01", b"\x00"
+
+_PIECE_BYTES = 64 * 1024
+_CLOCK_SECONDS = 1e-3
+"""Nothing is timed more finely than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    upload_class: int  # 0: nobody answered
+    at: float
+
+
+class Witness:
+    """Serves dial-backs."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._proven = context.trust.proven
+        self._found = BoundedDict[PeerId, _Finding](FOUND_MAX, "findings")  # the oldest first
+        self._bounded = Bounded(self._serve, DIAL_BACK, context.trust)
+        context.tables.register(*self._bounded.tables, self._found)
+        epochs = context.replica.manifest.epochs
+        self.finding_seconds = FINDING_RECORDS * epochs.record_epochs * epochs.seconds
+        """For how long a finding counts."""
+
+    async def start(self) -> None:
+        """Serve the protocol from now on."""
+        context = self._context
+        await context.peers.handle(DIAL_BACK.on(context.replica.run_id), self._bounded)
+
+    def findings(self) -> dict[bytes, int]:
+        """Return the class of rates of each member that we speak for, by its public key."""
+        roster, now = self._context.replica.roster, self._context.ports.clock.now()
+        epoch_seconds = self._context.replica.manifest.epochs.seconds
+        fresh = loop_time() - self.finding_seconds
+        proven, newcomers = {}, {}
+        for peer, finding in reversed(self._found.items()):
+            member = roster.get(peer)
+            key = public_key_from_peer_id(peer)
+            if member is None or key is None or finding.at < fresh or not roster.is_live(peer, now):
+                continue
+            if self._proven(peer):
+                proven[key] = finding.upload_class
+            elif now >= member.heard_since + AGE_EPOCHS * epoch_seconds:
+                newcomers[key] = finding.upload_class
+        rows = [*proven.items(), *list(newcomers.items())[:NEWCOMERS_MAX]]
+        return dict(rows[:WITNESSED_MAX])
+
+    async def _serve(self, stream: Stream) -> None:
+        assert DIAL_BACK.exchange_seconds is not None
+        with suppress(TransportError):  # they left, or took too long
+            await within(DIAL_BACK.exchange_seconds, self._answer(stream))
+
+    async def _answer(self, stream: Stream) -> None:
+        reading = read_frame(stream, DIAL_BACK.opener_bytes_max, length_bytes=2)
+        request = await within(REQUEST_SECONDS, reading)
+        if isinstance(request, Fault):
+            self._context.peers.blame(stream.peer, request)
+            return
+        peer, addresses = stream.peer, request.decode(errors="replace").split("\n")
+        known = self._found.get(peer)
+        if known is not None and loop_time() < known.at + self.finding_seconds / 2:
+            await stream.write(ANSWERED if known.upload_class else SILENT)
+            return
+        address = await self._where(peer, addresses[:ADDRESSES_MAX])
+        if address is None:
+            return
+        upload_class = 0
+        if await self._gets_through(address):
+            await stream.write(ANSWERED)
+            upload_class = max(1, rate_class(await self._sample(stream)))
+        else:
+            await stream.write(SILENT)
+        self._note(peer, upload_class)
+
+    async def _where(self, peer: PeerId, addresses: Sequence[str]) -> str | None:
+        """Return the first address at which we may look for a peer."""
+        transport = self._context.ports.transport
+        remotes = await transport.remote_addresses(peer)
+        here = [host_of(remote) for remote in remotes if not is_circuit(remote)]
+        ours = [host_of(address) for address in await transport.addresses()]
+        for address in addresses:
+            host = host_of(address)
+            if host not in here or not address.endswith(f"/p2p/{peer}"):
+                continue
+            if not is_local(host) or all(map(is_local, ours)):
+                return address
+        return None
+
+    async def _gets_through(self, address: str) -> bool:
+        try:
+            await within(DIAL_BACK.stall_seconds, self._context.ports.transport.probe(address))
+        except TransportError as error:
+            log.debug("a member does not answer at its address", address=address, error=str(error))
+            return False
+        return True
+
+    async def _sample(self, stream: Stream) -> int:
+        """Return the bytes a second at which the other end sends, after its first piece."""
+        first_at, last_at, count = None, 0.0, 0
+        with suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(SAMPLE_SECONDS):
+                while count < SAMPLE_BYTES_MAX and (piece := await stream.read(_PIECE_BYTES)):
+                    last_at = loop_time()
+                    if first_at is None:
+                        first_at = last_at
+                    else:
+                        count += len(piece)
+        if first_at is None:
+            return 0
+        return round(count / max(_CLOCK_SECONDS, last_at - first_at))
+
+    def _note(self, peer: PeerId, upload_class: int) -> None:
+        self._found.set_newest(peer, _Finding(upload_class, loop_time()))

@@ -1,0 +1,225 @@
+"""Carries circuits: for members, to members that have a reservation here, and within quotas.
+
+Who has a reservation may be connected to through us; it is connected to us itself, so nobody is
+dialled. Both ends must be members of the run: this is no relay for the rest of the internet. A
+circuit ends after ``HOP.exchange_seconds`` or ``CIRCUIT_BYTES_MAX`` in one direction, and whoever
+still needs one asks again. All bytes that leave for circuits stay below the cap of all uploads.
+Where places run out they go as everywhere: who has standing comes first, and strangers share by
+address block (``node.network.resources.stream_slots``).
+"""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import structlog
+
+from node.context import NodeContext
+from node.local.addresses import is_circuit
+from node.network.relay.wire import (
+    HOP_SHAPE,
+    STOP_SHAPE,
+    CircuitMessage,
+    Kind,
+    Status,
+    ask,
+    receive,
+    send,
+)
+from node.network.resources.stream_limiter import Bounded
+from node.network.resources.stream_slots import Place, Places
+from node.network.resources.upload_scheduler import UploadCap
+from node.network.streams.deadline import loop_time, within
+from node.network.streams.protocols import HOP, REQUEST_SECONDS, STOP_NAME
+from protocol.core.containers import SizeGauge
+from protocol.core.faults import Fault
+from protocol.core.types import PeerId
+from roles.ports.transport import Stream, TransportError
+
+log = structlog.get_logger()
+
+RESERVATIONS_MAX = 128
+"""As go-libp2p has it: a home needs a few hundred bytes a minute until somebody calls."""
+
+RESERVATION_SECONDS = 600.0
+"""Renewed at half of it; a guess, a sixth of go-libp2p's, so that places of the dead come free."""
+
+UNDISTURBED_SECONDS = 60.0
+"""For so long nobody without standing loses a reservation to another; a guess."""
+
+CIRCUITS_PER_TARGET_MAX = 16
+"""To one node at once: a committee, its trainers and some that ask for a body. As go-libp2p."""
+
+CIRCUIT_BYTES_MAX = 64 << 20
+"""In each direction: a few bodies of the largest run. go-libp2p's default of 128 KiB is for
+arranging a direct connection only, and many homes never get one."""
+
+_PIECE_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class _Reservation:
+    place: Place
+    expires_at: float
+
+
+class CircuitRelay:
+    """Serves reservations and circuits."""
+
+    def __init__(self, context: NodeContext, upload_cap: UploadCap) -> None:
+        self._context = context
+        self._transport = context.ports.transport
+        self._cap = upload_cap
+        self._places = Places(1, RESERVATIONS_MAX, UNDISTURBED_SECONDS, context.trust)
+        self._reserved: dict[PeerId, _Reservation] = {}
+        self._circuits_to: Counter[PeerId] = Counter()
+        self._bounded = Bounded(self._serve, HOP, context.trust)
+        reservations = SizeGauge("reservations", RESERVATIONS_MAX, self._reserved.__len__)
+        context.tables.register(*self._bounded.tables, reservations)
+        self.carried_bytes = 0
+        """Of circuits, so far."""
+
+    @property
+    def reservations(self) -> int:
+        """How many nodes may be reached through us."""
+        return len(self._reserved)
+
+    @property
+    def circuits(self) -> int:
+        """How many circuits there are now."""
+        return self._circuits_to.total()
+
+    async def start(self) -> None:
+        """Serve the protocol from now on."""
+        await self._context.peers.handle(HOP.name, self._bounded)
+
+    async def _serve(self, stream: Stream) -> None:
+        assert HOP.exchange_seconds is not None
+        with suppress(TransportError):  # they left, or the circuit has had its time
+            await within(HOP.exchange_seconds, self._answer(stream))
+
+    async def _answer(self, stream: Stream) -> None:
+        request = await within(REQUEST_SECONDS, receive(stream, HOP_SHAPE))
+        if isinstance(request, Fault):
+            self._context.peers.blame(stream.peer, request)
+            await self._tell(stream, Status.MALFORMED_MESSAGE)
+        elif not await self._may_ask(stream.peer):
+            await self._tell(stream, Status.PERMISSION_DENIED)
+        elif request.kind is Kind.RESERVE:
+            await self._reserve(stream)
+        elif request.kind is Kind.CONNECT and request.peer is not None:
+            await self._connect(stream, request.peer)
+        else:
+            await self._tell(stream, Status.MALFORMED_MESSAGE)
+
+    async def _may_ask(self, peer: PeerId) -> bool:
+        """Tell whether a peer is a member, and connected to us directly."""
+        if not self._context.replica.roster.is_live(peer, self._context.ports.clock.now()):
+            return False
+        remote = await self._transport.remote_addresses(peer)
+        return not all(map(is_circuit, remote))
+
+    async def _tell(self, stream: Stream, status: Status, expires_at: float = 0.0) -> None:
+        answer = CircuitMessage(Kind.STATUS, None, status, round(expires_at))
+        if status is Status.OK:
+            answer = _limited(answer)
+        await within(HOP.stall_seconds, send(stream, answer, HOP_SHAPE))
+
+    # Reservations
+
+    async def _reserve(self, stream: Stream) -> None:
+        peer, now = stream.peer, loop_time()
+        await self._forget()
+        known = self._reserved.get(peer)
+        if known is None:
+            place, lost = self._places.take(peer, now)
+            for one in lost:
+                self._reserved.pop(one.peer, None)
+            if place is None:
+                await self._tell(stream, Status.RESERVATION_REFUSED)
+                return
+            known = self._reserved[peer] = _Reservation(place, 0.0)
+        known.expires_at = now + RESERVATION_SECONDS
+        expires_at = self._context.ports.clock.now() + RESERVATION_SECONDS
+        await self._tell(stream, Status.OK, expires_at)
+
+    async def _forget(self) -> None:
+        """Drop the reservations that have expired, and of those that are not here any more."""
+        here, now = dict.fromkeys(await self._transport.peers()), loop_time()
+        for peer, reservation in list(self._reserved.items()):
+            if peer not in here or reservation.expires_at <= now:
+                del self._reserved[peer]
+                self._places.leave(reservation.place, now)
+
+    # Circuits
+
+    async def _connect(self, stream: Stream, target: PeerId) -> None:
+        await self._forget()
+        if target not in self._reserved:
+            await self._tell(stream, Status.NO_RESERVATION)
+            return
+        if self._circuits_to[target] >= CIRCUITS_PER_TARGET_MAX:
+            await self._tell(stream, Status.RESOURCE_LIMIT_EXCEEDED)
+            return
+        self._circuits_to[target] += 1
+        try:
+            await self._carry(stream, target)
+        finally:
+            self._circuits_to[target] -= 1
+            if not self._circuits_to[target]:
+                del self._circuits_to[target]
+
+    async def _carry(self, stream: Stream, target: PeerId) -> None:
+        try:
+            onwards = await within(HOP.stall_seconds, self._knock(stream.peer, target))
+        except TransportError as error:
+            log.debug("no circuit", target=target, error=str(error))
+            await self._tell(stream, Status.CONNECTION_FAILED)
+            return
+        try:
+            await self._tell(stream, Status.OK)
+            await self._splice(stream, onwards)
+        finally:
+            await onwards.close()
+
+    async def _knock(self, caller: PeerId, target: PeerId) -> Stream:
+        """Return a stream to the target on which it has taken the caller's connection."""
+        onwards = await self._transport.open_stream(target, STOP_NAME)
+        try:
+            await ask(onwards, _limited(CircuitMessage(Kind.CONNECT, caller)), STOP_SHAPE)
+        except BaseException:
+            await onwards.close()
+            raise
+        return onwards
+
+    async def _splice(self, one: Stream, other: Stream) -> None:
+        """Copy both ways until either way ends."""
+        loop = asyncio.get_running_loop()
+        proven = any(map(self._context.trust.proven, (one.peer, other.peer)))
+        copies = (self._copy(*ends, proven=proven) for ends in ((one, other), (other, one)))
+        ways = [loop.create_task(copy) for copy in copies]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            ends = await asyncio.gather(*ways, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, TransportError):
+                raise end
+
+    async def _copy(self, source: Stream, sink: Stream, *, proven: bool) -> None:
+        left = CIRCUIT_BYTES_MAX
+        while left and (data := await source.read(min(_PIECE_BYTES, left))):
+            left -= len(data)
+            await self._cap.take(len(data), proven=proven)
+            await within(HOP.stall_seconds, sink.write(data))
+            self.carried_bytes += len(data)
+
+
+def _limited(message: CircuitMessage) -> CircuitMessage:
+    """Return a message that also says how long and how much a circuit lasts."""
+    assert HOP.exchange_seconds is not None
+    seconds = round(HOP.exchange_seconds)
+    return replace(message, limit_seconds=seconds, limit_bytes=CIRCUIT_BYTES_MAX)

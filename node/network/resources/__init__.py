@@ -1,0 +1,1 @@
+"""Limits of what peers may use: streams, bytes, calls, upload bandwidth."""

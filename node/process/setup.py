@@ -1,0 +1,89 @@
+"""Opens what a live node stands on: the connection to others, what it remembers, its machine.
+
+The node's state on disk, or what to do where it cannot be used.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from node.live.hivemind_p2p import HivemindTransport
+from node.live.p2pd import P2pdOptions
+from node.local.addresses import host_of, is_local
+from node.local.config import NodeConfig
+from node.local.datadir import DataDir
+from node.local.errors import ExitCode, NodeError
+from node.local.hardware import probe_hardware
+from node.local.scoring import scoring_digest
+from node.local.software import SOFTWARE
+from node.membership.admission import stored_proof, why_not
+from node.membership.announcer import About
+from node.network.connections.dial_policy import Dials
+from node.storage.state import SqliteStore
+from protocol.core.crypto import Identity
+from protocol.run.manifest import SignedManifest
+
+
+def open_state(path: Path) -> SqliteStore:
+    """Open the database of a data directory; raises ``NodeError``."""
+    try:
+        return SqliteStore(path)
+    except OSError as error:
+        reason = f"cannot open {path}: {error.strerror or error}"
+        advice = "make room on the disk, or mend its permissions"
+        raise NodeError(f"{reason}; {advice}", ExitCode.LOCKED) from None
+    except ValueError as error:
+        raise NodeError(
+            f"{path} is {error}; restore it from a backup, or move it and its -wal file away: the "
+            "node then goes on as one that lost its disk, and takes care not to sign twice",
+            ExitCode.CONFIG,
+        ) from None
+
+
+async def open_transport(
+    config: NodeConfig, datadir: DataDir, identity: Identity, initial: list[str]
+) -> HivemindTransport:
+    """Start p2pd, and once more if this is a home: it takes that as an option only.
+
+    Raises ``TransportError``.
+    """
+    path = config.identity_path or datadir.identity
+    options = P2pdOptions(config.host, config.port, config.announce)
+    transport = await HivemindTransport.create(identity, path, options)
+    own = await transport.addresses()
+    if not all(map(is_local, map(host_of, own))) or Dials(initial).is_local(own):
+        return transport
+    await transport.close()
+    return await HivemindTransport.create(identity, path, replace(options, hidden=True))
+
+
+def open_store(
+    config: NodeConfig,
+    datadir: DataDir,
+    identity: Identity,
+    manifest: SignedManifest,
+    now: float,
+) -> SqliteStore:
+    """Open what we remember; raises ``NodeError`` when the run does not take our key."""
+    store = open_state(datadir.state)
+    proofs = (config.invite, stored_proof(store))
+    reason = why_not(manifest.manifest, identity.peer_id, config.roles, proofs, now)
+    if reason:
+        store.close()
+        raise NodeError(reason, ExitCode.CONFIG)
+    return store
+
+
+def about_us(config: NodeConfig, manifest: SignedManifest) -> About:
+    """Return what this node says of itself; reads the machine.
+
+    Raises ``NodeError`` when the run's scoring runtime is not here.
+    """
+    return About(
+        config.roles,
+        probe_hardware(),
+        reachable=True,
+        software=SOFTWARE,
+        scoring=scoring_digest(manifest.manifest, config),
+        upload_bytes_per_second=config.upload_limit or 0,
+        invite=config.invite,
+    )

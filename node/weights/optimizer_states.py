@@ -1,0 +1,123 @@
+"""States of the trainer: what the next one needs to go on with the same optimiser.
+
+A state takes several times what the weights take, and only trainers need it. So it travels apart:
+of every ``state_every``-th version, over a forest of the trainers alone, while no weights are on
+their way, and for as long as that takes.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from node.context import Ports
+from node.network.streams.deadline import loop_time
+from node.weights.background_task import beside
+from node.weights.download import Weights
+from node.weights.download_progress import Label
+from node.weights.downloads import Downloads, Progress
+from protocol.core.types import Digest, PeerId, Role
+from protocol.messages import CheckpointManifest, Signed
+from protocol.replica.replica import Replica
+from roles.ports.storage import Purpose, StorageFullError
+
+log = structlog.get_logger()
+
+PATIENCE_SECONDS = 20.0
+"""A state that brings nothing for so long cannot be had; a guess, as for the run's own files."""
+
+YIELD_SECONDS = 1.0
+"""How soon one that is fetched in advance makes way for weights; a guess."""
+
+STATE_PER_WEIGHTS = 8
+"""Three float32 for a weight of at least two bytes make 6; what is longer is no state."""
+
+
+def published_states(replica: Replica, newest: int, count: int) -> list[Signed[CheckpointManifest]]:
+    """Return the last versions up to ``newest`` that have a state, the newest first."""
+    oldest = max(-1, newest - count * replica.manifest.shardcast.state_every)
+    found = map(replica.ledger.checkpoint, range(newest, oldest, -1))
+    return [one for one in found if one is not None and one.message.state][:count]
+
+
+class TrainerStates:
+    """Fetches states: in advance on machines whose turn may come, and on demand."""
+
+    def __init__(
+        self, ports: Ports, replica: Replica, downloads: Downloads, line_is_free: Callable[[], bool]
+    ) -> None:
+        self._ports = ports
+        self._replica = replica
+        self._downloads = downloads
+        self._line_is_free = line_is_free
+        self._fetching = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Keep the newest state here until cancelled, if we train and somebody else published."""
+        own, manifest = self._ports.transport.peer_id, self._replica.manifest
+        while manifest.is_trainer(own):
+            checkpoint = self.newest(self._replica.ledger.version)
+            if checkpoint is not None and checkpoint.signer != own:
+                await self._fetch_in_advance(checkpoint)
+            await asyncio.sleep(manifest.epochs.seconds)
+
+    def newest(self, version: int) -> Signed[CheckpointManifest] | None:
+        """Return the newest version up to ``version`` whose state is published."""
+        return next(iter(published_states(self._replica, version, 1)), None)
+
+    async def fetch(self, checkpoint: Signed[CheckpointManifest]) -> Path | None:
+        """Return the state of a version, None when it cannot be had; raises ``StorageFullError``.
+
+        It has the length that its trainer signed, which is for the caller to bound.
+        """
+        message, path = checkpoint.message, self._ports.files.state(checkpoint.message.version)
+        root = self._root(checkpoint.signer)
+        if root is None and not self._ports.blobs.has_file(Digest(message.state)):
+            return None
+        weights = Weights(
+            checkpoint.digest,
+            Digest(message.state),
+            message.state_index_bytes,
+            message.state_bytes,
+            root or checkpoint.signer,
+            Purpose.OPTIMISER_STATE,
+            Label(f"state of version {message.version}"),
+        )
+        is_trainer = self._replica.manifest.is_trainer
+        members = [one for one in self._downloads.members() if is_trainer(one.peer)]
+        async with self._fetching:
+            progress = Progress(loop_time())
+            download = self._downloads.make(
+                weights, members, lambda here_bytes, _: progress.note(here_bytes, loop_time())
+            )
+            async with beside(download.run(path)) as task:
+                while not task.done() and loop_time() < progress.brought_at + PATIENCE_SECONDS:
+                    await asyncio.wait([task], timeout=YIELD_SECONDS)
+                try:
+                    found = task.result() if task.done() else None
+                except LookupError:  # released meanwhile
+                    return None
+        return found if isinstance(found, Path) else None
+
+    async def _fetch_in_advance(self, checkpoint: Signed[CheckpointManifest]) -> None:
+        message = checkpoint.message
+        if (
+            self._ports.blobs.has_file(Digest(message.state))
+            or message.state_bytes > STATE_PER_WEIGHTS * message.total_bytes
+        ):
+            return
+        async with beside(self.fetch(checkpoint)) as task:
+            while not task.done() and self._line_is_free():
+                await asyncio.wait([task], timeout=YIELD_SECONDS)
+            try:
+                if task.done() and task.result() is not None:
+                    log.info("state arrived", version=message.version, bytes=message.state_bytes)
+            except StorageFullError as error:
+                log.warning("a state is not stored", version=message.version, error=str(error))
+
+    def _root(self, publisher: PeerId) -> PeerId | None:
+        """Return who feeds the forest: the publisher, or when it is gone another trainer."""
+        live = self._replica.roster.live(self._ports.clock.now(), Role.TRAINER)
+        peers = [one.peer for one in live if one.peer != self._ports.transport.peer_id]
+        return publisher if publisher in peers else next(iter(peers), None)

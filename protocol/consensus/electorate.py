@@ -1,0 +1,46 @@
+"""Who may be drawn in an epoch, and the randomness that draws them.
+
+Certified rosters would come in here. Until then two nodes may differ by a member that has just come
+or gone, which ``committee.VIEW_SLACK`` absorbs.
+"""
+
+from protocol.consensus.equivocation import Equivocators
+from protocol.core.types import Digest, PeerId, Role
+from protocol.membership.roster import Roster
+from protocol.run.beacon import EPOCHS_KEPT, beacon
+from protocol.run.manifest import RunManifest
+
+
+class ViewElectorate:
+    """The electorate as this node sees it."""
+
+    def __init__(self, manifest: RunManifest, roster: Roster, equivocators: Equivocators) -> None:
+        self._run_id = manifest.run_id
+        self._roster = roster
+        self._equivocators = equivocators
+        self._revision = (-1, -1)
+        self._validators: dict[int, tuple[PeerId, ...]] = {}
+        """By epoch, as of ``_revision`` of roster and equivocators."""
+
+    def validators(self, epoch: int) -> tuple[PeerId, ...]:
+        """Return the honest genesis validators on the roster of ``epoch``, by peer id."""
+        revision = (self._roster.revision(Role.VALIDATOR), self._equivocators.revision)
+        if revision != self._revision or len(self._validators) >= EPOCHS_KEPT:
+            self._revision = revision
+            self._validators.clear()
+        known = self._validators.get(epoch)
+        if known is None:
+            excluded = self._equivocators.excluded(epoch)
+            members = self._roster.at_epoch(epoch, Role.VALIDATOR)
+            known = self._validators[epoch] = tuple(
+                member.peer for member in members if member.peer not in excluded
+            )
+        return known
+
+    def excluded(self, epoch: int) -> tuple[PeerId, ...]:
+        """Return the validators that had equivocated long enough before ``epoch``."""
+        return self._equivocators.excluded(epoch)
+
+    def beacon(self, epoch: int) -> Digest:
+        """Return ``H(run || epoch)``."""
+        return beacon(self._run_id, epoch)

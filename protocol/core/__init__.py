@@ -1,0 +1,1 @@
+"""Values, encoding, cryptography and containers that every protocol package uses."""

@@ -1,0 +1,162 @@
+"""Signed messages: the one accepted spelling, author signatures, and message ids.
+
+Message {1 from, 2 data, 3 seqno, 4 topic, 5 signature, 6 key}, StrictSign (``pubsub/README.md``):
+the signature is Ed25519 over ``libp2p-pubsub:`` and the message serialised without signature and
+key. ``from`` is the identity multihash, which holds the key, so field 6 must be absent. Whatever
+re-serialises to other bytes (unknown fields, another order, long varints, repeats) is refused: a
+relay could otherwise make many spellings of one signed message.
+
+What makes RPCs and messages of bytes, for who has it done in another way.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import base58
+
+from protocol.core.containers import LruCache
+from protocol.core.crypto import (
+    PEER_ID_PREFIX,
+    SIGNATURE_BYTES,
+    Signer,
+    Verifier,
+    peer_id_from_public_key,
+)
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import MEMBERS_MAX, PeerId
+from protocol.gossipsub.rpc import (
+    FieldReader,
+    MalformedError,
+    RpcDecoder,
+    decode_rpc,
+    length_field,
+    topic_text,
+)
+
+SIGN_PREFIX = b"libp2p-pubsub:"
+SEQNO_BYTES = 8
+SOURCE_BYTES = len(PEER_ID_PREFIX) + 32
+MESSAGE_ID_BYTES = SOURCE_BYTES + SEQNO_BYTES
+_FIELDS_MAX = 8
+"""A canonical message has five."""
+
+_SIGNATURE_FIELD_BYTES = 2 + SIGNATURE_BYTES
+"""Tag, length and content; it is the last field of the canonical bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One well-formed message; its signature is not checked yet."""
+
+    source: bytes
+    data: bytes
+    seqno: bytes
+    topic: str
+    signature: bytes
+    encoded: bytes = field(default=b"", compare=False, repr=False)
+    """The bytes that it was decoded from, kept once for all the copies that come."""
+    message_id: bytes = field(init=False, compare=False, repr=False)
+    """Author and sequence number: 46 bytes, the libp2p default."""
+
+    def __post_init__(self) -> None:
+        """Join the id once: it is asked for several times."""
+        object.__setattr__(self, "message_id", self.source + self.seqno)
+
+    @property
+    def author(self) -> PeerId:
+        """The peer id in ``from``."""
+        return _peer_id(self.source)
+
+
+Decoded = LruCache[bytes, Message]
+"""Well-formed messages by their canonical bytes."""
+
+
+def source_bytes(peer_id: PeerId) -> bytes:
+    """Return the ``from`` field of our own valid ``peer_id``."""
+    return base58.b58decode(peer_id)
+
+
+def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> Message:
+    """Return a signed message; ``seqno`` is below 2**64 and never used twice by one key."""
+    source = source_bytes(signer.peer_id)
+    unsigned = Message(source, data, seqno.to_bytes(SEQNO_BYTES, "big"), topic, b"")
+    signature = signer.sign(SIGN_PREFIX + _encode_unsigned(unsigned))
+    return Message(source, data, unsigned.seqno, topic, signature)
+
+
+def verify_message(message: Message, verifier: Verifier) -> bool:
+    """Check the author's signature."""
+    unsigned = message.encoded[:-_SIGNATURE_FIELD_BYTES] or _encode_unsigned(message)
+    return verifier(message.author, SIGN_PREFIX + unsigned, message.signature)
+
+
+def encode_message(message: Message) -> bytes:
+    """Return the canonical bytes of a signed message."""
+    return _encode_unsigned(message) + length_field(5, message.signature)
+
+
+def decode_message(data: bytes, decoded: Decoded | None = None) -> Message | Fault:
+    """Return the message that ``data`` spells canonically, or a ``Fault``; no signature check.
+
+    What is in ``decoded`` is not decoded again, and what is found good is put there.
+    """
+    return _decode(data) if decoded is None else decoded.get_or_compute(data, lambda: _decode(data))
+
+
+def _decode(data: bytes) -> Message | Fault:
+    try:
+        fields = _fields(data)
+        topic = topic_text(fields.pop(4, b""))
+    except MalformedError as error:
+        return Fault(FaultCode.MESSAGE_MALFORMED, str(error))
+    source, body = fields.get(1, b""), fields.get(2, b"")
+    seqno, signature = fields.get(3, b""), fields.get(5, b"")
+    if len(source) != SOURCE_BYTES or not source.startswith(PEER_ID_PREFIX):
+        detail = "not the identity multihash of an Ed25519 key"
+        return Fault(FaultCode.MESSAGE_SOURCE, detail)
+    if len(seqno) != SEQNO_BYTES:
+        return Fault(FaultCode.MESSAGE_SEQNO, f"{len(seqno)} bytes")
+    if len(signature) != SIGNATURE_BYTES:
+        return Fault(FaultCode.MESSAGE_SIGNATURE, f"{len(signature)} bytes")
+    message = Message(source, body, seqno, topic, signature, data)
+    if encode_message(message) != data:
+        return Fault(FaultCode.MESSAGE_NOT_CANONICAL)
+    return message
+
+
+def _fields(data: bytes) -> dict[int, bytes]:
+    fields: dict[int, bytes] = {}
+    for number, value in FieldReader(_FIELDS_MAX).fields(data):
+        if isinstance(value, int):
+            raise MalformedError("varint in a message")
+        fields[number] = value
+    return fields
+
+
+def _encode_unsigned(message: Message) -> bytes:
+    return b"".join(
+        (
+            length_field(1, message.source),
+            length_field(2, message.data),
+            length_field(3, message.seqno),
+            length_field(4, message.topic.encode()),
+        )
+    )
+
+
+@lru_cache(maxsize=MEMBERS_MAX)  # base58 costs 7 us, and authors repeat
+def _peer_id(source: bytes) -> PeerId:
+    return peer_id_from_public_key(source[len(PEER_ID_PREFIX) :])
+
+
+DECODED_MAX = 1024
+"""Messages remembered: each comes from about six mesh peers within seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Many nodes in one process share ``messages``; ``rpc`` may also tell what it takes."""
+
+    messages: Decoded = field(default_factory=lambda: Decoded(DECODED_MAX))
+    rpc: RpcDecoder = decode_rpc

@@ -1,0 +1,444 @@
+"""How well each peer behaved: the seven parts of GossipSub v1.1's score, P1 to P7.
+
+Per topic: P1 time in our mesh, P2 messages that it was the first to deliver, P3 what a mesh member
+should have delivered and did not, P3b the same when it left the mesh, P4 invalid messages. Over
+all: P5 what the application thinks of it, P6 peers that share its address, P7 breaches of the
+protocol. Counters decay; the time in the mesh is brought up to date with them.
+
+Who brought which message, for the scores: the first, those in time, and the invalid ones.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from protocol.core.containers import BoundedDict
+from protocol.core.types import PeerId
+from protocol.gossipsub.params import ScoreParams, TopicScoreParams
+
+Opinions = Callable[[], Mapping[PeerId, float]]
+"""What the application thinks of peers (P5); 0 of those that are not in it."""
+
+
+def no_opinions() -> Mapping[PeerId, float]:
+    """Think nothing of anybody."""
+    return {}
+
+
+class _Factors(NamedTuple):
+    """What is left of each counter after some seconds; below ``zero`` nothing."""
+
+    first_deliveries: float
+    mesh_deliveries: float
+    mesh_failures: float
+    invalid: float
+    breaches: float
+    zero: float
+
+
+class PeerCounts(NamedTuple):
+    """What counts for or against a peer, over all topics, as far as it has not decayed."""
+
+    first_deliveries: float = 0.0
+    mesh_failures: float = 0.0
+    invalid: float = 0.0
+    breaches: float = 0.0
+    neighbours: int = 0
+    """Other peers at the address of its that has most of them."""
+
+
+@dataclass(slots=True)
+class TopicStats:
+    """One peer in one topic; the counters decay."""
+
+    grafted_at: float | None = None
+    """None: not in our mesh."""
+    mesh_seconds: float = 0.0
+    mesh_active: bool = False
+    """Whether it has been in the mesh for so long that P3 counts."""
+    first_deliveries: float = 0.0
+    mesh_deliveries: float = 0.0
+    mesh_failures: float = 0.0
+    invalid: float = 0.0
+
+    def score(self, params: TopicScoreParams) -> float:
+        """Return the topic's part, before the topic's weight."""
+        score = params.first_deliveries_weight * self.first_deliveries
+        if self.grafted_at is not None:
+            quanta = float(self.mesh_seconds // params.mesh_seconds_quantum)
+            score += params.mesh_time_weight * min(quanta, params.mesh_quanta_max)
+        score += params.mesh_deliveries_weight * self.deficit(params) ** 2
+        score += params.mesh_failure_weight * self.mesh_failures
+        return score + params.invalid_weight * self.invalid**2
+
+    def deficit(self, params: TopicScoreParams) -> float:
+        """Return how many mesh deliveries are missing; 0 until P3 counts."""
+        if not self.mesh_active:
+            return 0.0
+        return max(0.0, params.mesh_deliveries_threshold - self.mesh_deliveries)
+
+    def age(self, params: TopicScoreParams, factors: _Factors, now: float) -> bool:
+        """Let the counters decay, and the time in the mesh pass; tell whether anything is left."""
+        zero = factors.zero
+        if self.first_deliveries:  # most are 0, and there are many
+            self.first_deliveries = _decayed(self.first_deliveries, factors.first_deliveries, zero)
+        if self.mesh_deliveries:
+            self.mesh_deliveries = _decayed(self.mesh_deliveries, factors.mesh_deliveries, zero)
+        if self.mesh_failures:
+            self.mesh_failures = _decayed(self.mesh_failures, factors.mesh_failures, zero)
+        if self.invalid:
+            self.invalid = _decayed(self.invalid, factors.invalid, zero)
+        if self.grafted_at is not None:
+            self.mesh_seconds = max(self.mesh_seconds, now - self.grafted_at)
+            active = self.mesh_seconds > params.mesh_deliveries_activation_seconds
+            self.mesh_active = active and params.withholding_counts
+            return True
+        counters = self.first_deliveries + self.mesh_deliveries + self.mesh_failures + self.invalid
+        return counters > 0
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What is known of one peer."""
+
+    topics: dict[str, TopicStats] = field(default_factory=dict)
+    breaches: float = 0.0
+    addresses: tuple[str, ...] = ()
+    application: float = 0.0
+    """P5, as it was at the last heartbeat."""
+    score: float | None = None
+    """All parts; None: to be summed up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Retained:
+    standing: _Standing
+    score: float
+    until: float
+
+
+class Scores:
+    """The scores of the connected peers, and of those that left with something to answer for.
+
+    What is said of a peer that is not connected has no effect.
+    """
+
+    def __init__(self, params: ScoreParams, opinions: Opinions = no_opinions) -> None:
+        self._params = params
+        self._opinions = opinions
+        self._standings: dict[PeerId, _Standing] = {}
+        self._retained: dict[PeerId, _Retained] = {}
+        self._at_address: dict[str, int] = {}
+        self._aged_at: float | None = None
+        self._suspects: dict[PeerId, None] = {}
+        """All connected peers whose score is below 0, and some that did what lowers it."""
+        self._judged: dict[PeerId, None] = {}
+        """Of whom the application thought something at the last heartbeat."""
+        self._lowest = 0.0
+        """No connected peer's score is below it: with it most questions need no look."""
+
+    def __call__(self, peer: PeerId) -> float:
+        """Return the score of a peer; a stranger's is what the application thinks of it."""
+        standing = self._standings.get(peer)
+        if standing is None:
+            return self._opinions().get(peer, 0.0)
+        score = standing.score
+        if score is None:
+            behaviour, colocation = self._behaviour(standing), self._colocation(standing)
+            score = standing.score = standing.application + behaviour + colocation
+        return score
+
+    def below(self, peer: PeerId, bound: float) -> bool:
+        """Tell whether the score of a connected peer is below a bound, which is 0 at most."""
+        return self._lowest < bound and self(peer) < bound
+
+    def any_below(self, bound: float) -> bool:
+        """Tell whether a score may be below a bound, which is 0 at most."""
+        return self._lowest < bound
+
+    def at_least(self, bound: float, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Return the connected peers among these whose scores are not below a bound (0 at most)."""
+        if self._lowest >= bound:
+            return list(peers)
+        return [peer for peer in peers if self(peer) >= bound]
+
+    @property
+    def retained(self) -> int:
+        """How many peers are remembered that left."""
+        return len(self._retained)
+
+    def counts(self, peer: PeerId) -> PeerCounts:
+        """Return what the score of a peer is made of; all 0 for a stranger."""
+        standing = self._standings.get(peer)
+        if standing is None:
+            return PeerCounts()
+        stats = standing.topics.values()
+        return PeerCounts(
+            sum(each.first_deliveries for each in stats),
+            sum(each.mesh_failures for each in stats),
+            sum(each.invalid for each in stats),
+            standing.breaches,
+            max((self._at_address[each] for each in standing.addresses), default=1) - 1,
+        )
+
+    def _behaviour(self, standing: _Standing) -> float:
+        """Return P1 to P4 and P7."""
+        topic = self._params.topic
+        score = 0.0
+        for stats in standing.topics.values():  # a generator costs as much as the sum
+            score += topic.weight * stats.score(topic)
+        score = min(score, self._params.topics_score_max)
+        excess = max(0.0, standing.breaches - self._params.behaviour_threshold)
+        return score + self._params.behaviour_weight * excess**2
+
+    def _colocation(self, standing: _Standing) -> float:
+        """Return P6."""
+        score = 0.0
+        for address in standing.addresses:
+            surplus = max(0, self._at_address[address] - self._params.colocated_peers_max)
+            score += self._params.colocation_weight * surplus**2
+        return score
+
+    # Who is here
+
+    def connect(self, peer: PeerId, now: float) -> None:
+        """Begin, or go on with what was retained; idempotent."""
+        if peer in self._standings:
+            return
+        retained = self._retained.pop(peer, None)
+        fits = retained is not None and now < retained.until
+        standing = self._standings[peer] = retained.standing if retained and fits else _Standing()
+        standing.application = self._opinions().get(peer, 0.0)
+        self._changed(peer, standing)
+
+    def disconnect(self, peer: PeerId, now: float) -> None:
+        """Forget a peer, unless it has something to answer for; idempotent."""
+        standing = self._standings.get(peer)
+        if standing is None:
+            return
+        self.place(peer, ())
+        for topic in standing.topics:
+            self.pruned(peer, topic)
+        del self._standings[peer]
+        self._suspects.pop(peer, None)
+        if not _to_answer_for(standing):
+            return
+        for stats in standing.topics.values():
+            stats.first_deliveries = 0.0
+        standing.score = None
+        until = now + self._params.retain_seconds
+        self._retained[peer] = _Retained(standing, self._behaviour(standing), until)
+        if len(self._retained) > self._params.retained_max:
+            del self._retained[max(self._retained, key=lambda each: self._retained[each].score)]
+
+    def place(self, peer: PeerId, addresses: Iterable[str]) -> None:
+        """Say from which addresses a connected peer comes; those that may be shared left out."""
+        standing = self._standings.get(peer)
+        some = tuple(dict.fromkeys(addresses))[: self._params.addresses_per_peer_max]
+        if standing is None or some == standing.addresses:
+            return
+        touched = {*standing.addresses, *some}
+        for address in standing.addresses:
+            self._at_address[address] -= 1
+            if self._at_address[address] == 0:
+                del self._at_address[address]
+        standing.addresses = some
+        for address in some:
+            self._at_address[address] = self._at_address.get(address, 0) + 1
+        for each, other in self._standings.items():
+            if not touched.isdisjoint(other.addresses):
+                self._changed(each, other)
+        standing.score = None
+
+    # What it does
+
+    def grafted(self, peer: PeerId, topic: str, now: float) -> None:
+        """Note that a peer has entered our mesh."""
+        stats = self._stats(peer, topic)
+        if stats is not None:
+            stats.grafted_at = now
+            stats.mesh_seconds = 0.0
+            stats.mesh_active = False
+            self._changed(peer, self._standings[peer])
+
+    def pruned(self, peer: PeerId, topic: str) -> None:
+        """Note that a peer has left our mesh; what it owes sticks (P3b)."""
+        standing = self._standings.get(peer)
+        stats = None if standing is None else standing.topics.get(topic)
+        if standing is not None and stats is not None and stats.grafted_at is not None:
+            stats.mesh_failures += stats.deficit(self._params.topic) ** 2
+            stats.grafted_at = None
+            stats.mesh_active = False
+            self._changed(peer, standing)
+
+    def first_delivery(self, peer: PeerId, topic: str) -> None:
+        """Note that a peer was the first to bring a message that we accepted."""
+        stats = self._stats(peer, topic)
+        if stats is not None:
+            most = self._params.topic.first_deliveries_max
+            stats.first_deliveries = min(most, stats.first_deliveries + 1)
+            self.mesh_delivery(peer, topic)
+
+    def mesh_delivery(self, peer: PeerId, topic: str) -> None:
+        """Note that a peer brought a message in time; counts for members of the mesh."""
+        if not self._params.topic.withholding_counts:
+            return
+        stats = self._stats(peer, topic)
+        if stats is not None and stats.grafted_at is not None:
+            most = self._params.topic.mesh_deliveries_max
+            stats.mesh_deliveries = min(most, stats.mesh_deliveries + 1)
+
+    def invalid(self, peer: PeerId, topic: str) -> None:
+        """Note that a peer brought a message that is invalid."""
+        stats = self._stats(peer, topic)
+        if stats is not None:
+            stats.invalid += 1
+            self._changed(peer, self._standings[peer])
+
+    def breach(self, peer: PeerId, count: int = 1) -> None:
+        """Note that a peer broke the protocol."""
+        standing = self._standings.get(peer)
+        if standing is not None:
+            standing.breaches += count
+            self._changed(peer, standing)
+
+    # Time
+
+    def heartbeat(self, now: float) -> None:
+        """Ask what the application thinks now; let counters decay, once in an interval."""
+        opinions = self._opinions()
+        for peer in {**self._judged, **opinions}:
+            standing, opinion = self._standings.get(peer), opinions.get(peer, 0.0)
+            if standing is not None and opinion != standing.application:
+                standing.application = opinion
+                self._changed(peer, standing)
+        self._judged = dict.fromkeys(opinions)
+        self._age_all(now)
+        self._suspects = {peer: None for peer in self._suspects if self(peer) < 0}
+        self._lowest = min(map(self, self._suspects), default=0.0)
+
+    def _age_all(self, now: float) -> None:
+        """Let the counters decay, and forget who left long ago."""
+        last = self._aged_at
+        if last is None or now < last:  # the clock was put back: go on from there
+            self._aged_at = now
+            return
+        if now < last + self._params.decay_seconds:
+            return
+        self._aged_at = now
+        factors = _factors(self._params, now - last)
+        for peer, standing in self._standings.items():
+            if standing.topics or standing.breaches:
+                self._age(standing, factors, now)
+                self._changed(peer, standing)
+        self._retained = {peer: kept for peer, kept in self._retained.items() if now < kept.until}
+
+    def _age(self, standing: _Standing, factors: _Factors, now: float) -> None:
+        params = self._params.topic
+        standing.topics = {
+            topic: stats
+            for topic, stats in standing.topics.items()
+            if stats.age(params, factors, now)
+        }
+        if standing.breaches:
+            standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
+
+    def _may_be_low(self, standing: _Standing) -> bool:
+        """Tell whether anything counts against a peer; what speaks for it fades to 0."""
+        burdened = standing.application < 0 or _to_answer_for(standing)
+        return burdened or self._colocation(standing) < 0
+
+    def _changed(self, peer: PeerId, standing: _Standing) -> None:
+        """Note that a score is to be summed up again, and may be lower."""
+        standing.score = None
+        if self._may_be_low(standing):
+            self._suspects[peer] = None
+            self._lowest = -math.inf
+
+    def _stats(self, peer: PeerId, topic: str) -> TopicStats | None:
+        """Return what is about to change."""
+        standing = self._standings.get(peer)
+        if standing is None:
+            return None
+        standing.score = None
+        stats = standing.topics.get(topic)
+        if stats is None:
+            stats = standing.topics[topic] = TopicStats()
+        return stats
+
+
+def _factors(params: ScoreParams, seconds: float) -> _Factors:
+    topic = params.topic
+    return _Factors(
+        topic.first_deliveries_decay**seconds,
+        topic.mesh_deliveries_decay**seconds,
+        topic.mesh_failure_decay**seconds,
+        topic.invalid_decay**seconds,
+        params.behaviour_decay**seconds,
+        params.decay_to_zero,
+    )
+
+
+def _decayed(counter: float, factor: float, zero: float) -> float:
+    counter *= factor
+    return counter if counter >= zero else 0.0
+
+
+def _to_answer_for(standing: _Standing) -> bool:
+    if standing.breaches > 0:
+        return True
+    for stats in standing.topics.values():  # ``any`` takes twice as long
+        if stats.invalid or stats.mesh_failures or stats.mesh_active:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    valid: bool
+    at: float
+    senders: dict[PeerId, None]
+
+
+class Deliveries:
+    """Remembers verdicts, so that late copies count too: each peer's first one of a message."""
+
+    def __init__(self, params: ScoreParams, scores: Scores) -> None:
+        self._params = params
+        self._scores = scores
+        self._judged = BoundedDict[bytes, _Judged](params.judged_max, "judged")
+        self.tables = (self._judged,)
+
+    def accepted(
+        self, message_id: bytes, topic: str, senders: Iterable[PeerId], now: float
+    ) -> None:
+        """Take a valid message and who brought it so far, in order; nobody for our own."""
+        known = dict.fromkeys(senders)
+        for number, peer in enumerate(known):
+            if number == 0:
+                self._scores.first_delivery(peer, topic)
+            else:
+                self._scores.mesh_delivery(peer, topic)
+        if self._params.topic.withholding_counts:  # else a late copy has no effect
+            self._judged[message_id] = _Judged(True, now, known)
+
+    def rejected(
+        self, message_id: bytes, topic: str, senders: Iterable[PeerId], now: float
+    ) -> None:
+        """Take an invalid message and who brought it so far."""
+        known = dict.fromkeys(senders)
+        for peer in known:
+            self._scores.invalid(peer, topic)
+        self._judged[message_id] = _Judged(False, now, known)
+
+    def repeated(self, message_id: bytes, topic: str, peer: PeerId, now: float) -> None:
+        """Take a copy of a message that may have been judged."""
+        judged = self._judged.get(message_id)
+        if judged is None or peer in judged.senders:
+            return
+        judged.senders[peer] = None
+        if not judged.valid:
+            self._scores.invalid(peer, topic)
+        elif now - judged.at <= self._params.topic.mesh_deliveries_window_seconds:
+            self._scores.mesh_delivery(peer, topic)

@@ -1,0 +1,103 @@
+"""What the trainer may learn from next, and whether workers should make more: back-pressure.
+
+Every node computes the same from the ledger, so there is no queue and nobody who hands out work.
+Rollouts that evaluate a version are left out of both: no version learns from them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from protocol.core.types import Digest, PeerId
+from protocol.ledger.chain import Chain
+from protocol.ledger.commits import CommitState, Entry
+from protocol.ledger.worker_stats import Counts
+from protocol.rollout.assignment import is_evaluation
+from protocol.run.manifest import RunManifest
+
+
+class Demand:
+    """The commits that are certified or may still be, and that no version has learned from."""
+
+    def __init__(self, manifest: RunManifest, chain: Chain) -> None:
+        self._manifest = manifest
+        self._chain = chain
+        self._unlearned: dict[Digest, Entry] = {}
+        grpo = manifest.grpo
+        self._async_level = grpo.async_level
+        self._awaited_max = int(
+            grpo.rollouts_per_step * (1 + grpo.async_level + grpo.rollouts_ahead)
+        )
+
+    def file(self, entry: Entry) -> None:
+        """Follow a change of state or training of a commit that the ledger holds."""
+        awaited = entry.state is CommitState.COMMITTED and entry.timely
+        done = entry.state is CommitState.CERTIFIED
+        if (awaited or done) and entry.trained_in is None and not self._is_evaluation(entry):
+            self._unlearned[entry.commit.digest] = entry
+        else:
+            self.forget(entry.commit.digest)
+
+    def _is_evaluation(self, entry: Entry) -> bool:
+        return is_evaluation(self._manifest, entry.version, entry.commit.message.slot)
+
+    def forget(self, commit: Digest) -> None:
+        """Leave a commit out."""
+        self._unlearned.pop(commit, None)
+
+    def is_current(self, entry: Entry) -> bool:
+        """Tell whether the next version, or the ones after it, may learn from such a commit."""
+        if entry.version < self._chain.version - self._async_level:
+            return False
+        checkpoint = self._chain.get(entry.version)
+        return checkpoint is None or checkpoint.digest == entry.commit.message.checkpoint
+
+    def awaited(self, entries: Iterable[Entry]) -> set[Digest]:
+        """Return those that a version which has not come yet may have learned from.
+
+        They are the certified ones, oldest first as trainers take them: as many as the versions
+        that may learn from one policy take, and as workers make ahead. Without them nobody could
+        take a version that has reached nobody until its batch was old.
+        """
+        certified, current = CommitState.CERTIFIED, self.is_current
+        waiting = [
+            one
+            for one in entries
+            if one.state is certified and one.trained_in is None and not self._is_evaluation(one)
+        ]
+        oldest = sorted(filter(current, waiting), key=_age)[: self._awaited_max]
+        return {entry.commit.digest for entry in oldest}
+
+    def usable(self) -> list[Entry]:
+        """Return certified commits that the next version may learn from, oldest first."""
+        certified = CommitState.CERTIFIED
+        entries = [
+            entry
+            for entry in self._unlearned.values()
+            if entry.state is certified
+            and self.is_current(entry)
+            and entry.version <= self._chain.version
+        ]
+        return sorted(entries, key=_age)
+
+    def backlog(
+        self, epoch: int, workers: Mapping[PeerId, Counts], slashed: Callable[[PeerId], bool]
+    ) -> int:
+        """Return how many fresh commits are certified or on their way and not learned from.
+
+        Fresh: one that the trainer cannot use, why ever, must not hold up the workers for good.
+        Without an outcome it counts as far as its worker is known to deliver.
+        """
+        oldest = epoch - self._manifest.committee.expire_after_epochs
+        certified, done, waiting = 0, CommitState.CERTIFIED, Counter[PeerId]()
+        for entry in self._unlearned.values():
+            if entry.epoch >= oldest and self.is_current(entry):
+                if entry.state is done:
+                    certified += 1
+                else:
+                    waiting[entry.commit.signer] += 1
+        standing = ((workers[who], n) for who, n in waiting.items() if not slashed(who))
+        return certified + sum(min(n, counts.credit) for counts, n in standing)
+
+
+def _age(entry: Entry) -> tuple[int, int, Digest]:
+    return entry.version, entry.epoch, entry.commit.digest

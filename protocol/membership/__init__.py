@@ -1,0 +1,1 @@
+"""Members of the swarm: records, admission, measured upload capacity, clocks."""

@@ -1,0 +1,154 @@
+"""Envelopes: seal, open and identify signed messages.
+
+An envelope is the canonical map of kind, payload, signer and signature.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+)
+
+from protocol.core.codec import decode, encode
+from protocol.core.containers import LruCache
+from protocol.core.crypto import Signer, Verifier, digest, signing_bytes
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Digest, PeerId, RunId
+
+ENVELOPE_BYTES_MAX = 16 * 1024
+"""What gossip carries at most; bodies travel by digest."""
+
+
+OPENED_MAX = 4096
+"""Opened envelopes remembered, about 3 KB each: the same one comes by gossip, by synchronisation,
+from the directory, and as a verdict inside a certificate."""
+
+
+_HEAD = b"\x84\xa4kind"
+"""How the canonical map of an envelope begins; its value is text of at most 31 bytes."""
+
+
+_SHORT_TEXT = 0xA0
+
+
+class Message(BaseModel):
+    """A payload; ``kind`` separates the signatures of different messages."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    kind: ClassVar[str]
+    envelope_bytes_max: ClassVar[int] = ENVELOPE_BYTES_MAX
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Signed(Generic[MessageT]):
+    """A message whose signature was made or checked here."""
+
+    signer: PeerId
+    message: MessageT
+    digest: Digest
+    envelope: bytes
+
+
+def seal(message: MessageT, run_id: RunId, signer: Signer) -> Signed[MessageT]:
+    """Sign ``message`` for a run; raises ``ValueError`` when it would not fit an envelope."""
+    payload = encode(message.model_dump())
+    signature = signer.sign(signing_bytes(message.kind, run_id, payload))
+    envelope = encode(
+        {
+            "kind": message.kind,
+            "payload": payload,
+            "signature": signature,
+            "signer": signer.peer_id,
+        }
+    )
+    if len(envelope) > message.envelope_bytes_max:
+        limit = message.envelope_bytes_max
+        raise ValueError(f"{message.kind} of {len(envelope)} bytes, limit {limit}")
+    identifier = _message_id(message.kind, run_id, signer.peer_id, payload)
+    return Signed(signer.peer_id, message, identifier, envelope)
+
+
+Opened = LruCache[tuple[bytes, type[Message], RunId], Signed[Any]]
+"""Envelopes that were found good by one verifier."""
+
+
+def message_id(message: Message, run_id: RunId, signer: PeerId) -> Digest:
+    """Return the id that ``message`` has once ``signer`` has signed it."""
+    return _message_id(message.kind, run_id, signer, encode(message.model_dump()))
+
+
+def open_envelope(
+    data: bytes,
+    kind: type[MessageT],
+    run_id: RunId,
+    verify: Verifier,
+    opened: Opened | None = None,
+) -> Signed[MessageT] | Fault:
+    """Check an envelope that should hold a ``kind`` of this run; every flaw is a ``Fault``.
+
+    What is in ``opened`` is not checked again, and what is found good is put there.
+    """
+    if opened is None:
+        return _open(data, kind, run_id, verify)
+    return opened.get_or_compute((data, kind, run_id), lambda: _open(data, kind, run_id, verify))
+
+
+def _open(
+    data: bytes, kind: type[MessageT], run_id: RunId, verify: Verifier
+) -> Signed[MessageT] | Fault:
+    fields = decode(data, bytes_max=kind.envelope_bytes_max)
+    if isinstance(fields, Fault):
+        return fields
+    match fields:
+        case {
+            "kind": str(name),
+            "payload": bytes(payload),
+            "signature": bytes(signature),
+            "signer": str(signer),
+        } if len(fields) == 4:
+            pass
+        case _:
+            return Fault(FaultCode.BAD_ENVELOPE)
+    if name != kind.kind:
+        return Fault(FaultCode.WRONG_KIND, name[:40])
+    message = _parse(payload, kind)
+    if isinstance(message, Fault):
+        return message
+    if not verify(PeerId(signer), signing_bytes(name, run_id, payload), signature):
+        return Fault(FaultCode.BAD_SIGNATURE)
+    return Signed(PeerId(signer), message, _message_id(name, run_id, PeerId(signer), payload), data)
+
+
+def envelope_kind(data: bytes) -> str | None:
+    """Return the kind that an unchecked envelope claims at its beginning, None when it has none."""
+    start = len(_HEAD) + 1
+    if len(data) > ENVELOPE_BYTES_MAX or len(data) < start or not data.startswith(_HEAD):
+        return None
+    end = start + (data[start - 1] & 0x1F)
+    if data[start - 1] & 0xE0 != _SHORT_TEXT or len(data) < end:
+        return None
+    return data[start:end].decode(errors="replace")
+
+
+def _parse(payload: bytes, kind: type[MessageT]) -> MessageT | Fault:
+    values = decode(payload, bytes_max=ENVELOPE_BYTES_MAX)
+    if isinstance(values, Fault):
+        return values
+    try:
+        message = kind.model_validate(values)
+    except ValidationError as error:
+        key = ".".join(str(part) for part in error.errors(include_url=False)[0]["loc"])
+        return Fault(FaultCode.BAD_FIELDS, key[:100])
+    if message.model_dump() != values:  # a field left to its default is another spelling
+        return Fault(FaultCode.NOT_CANONICAL)
+    return message
+
+
+def _message_id(kind: str, run_id: RunId, signer: PeerId, payload: bytes) -> Digest:
+    return digest(signing_bytes(kind, run_id, signer.encode() + payload))

@@ -1,0 +1,46 @@
+"""A bounded table of signed messages that cannot be decided yet."""
+
+from collections import Counter
+from typing import Any
+
+from protocol.core.types import Digest
+from protocol.messages.envelope import Signed
+
+
+class Waiting:
+    """Messages with the time of their arrival, oldest first, and never more than ``limit``."""
+
+    def __init__(self, limit: int, name: str) -> None:
+        self.limit = limit
+        self.name = name
+        self.entries: dict[Digest, tuple[Signed[Any], float]] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self.entries
+
+    def add(self, signed: Signed[Any], now: float) -> None:
+        """Let a message wait; one that waits already waits no longer for it."""
+        self.entries.setdefault(signed.digest, (signed, now))
+        if len(self.entries) > self.limit:
+            # The oldest of whoever has most of them goes: a flood displaces itself alone.
+            counts = Counter(waiting.signer for waiting, _ in self.entries.values())
+            most = max(counts, key=counts.__getitem__)
+            self.remove(next(key for key, (one, _) in self.entries.items() if one.signer == most))
+
+    def remove(self, digest: Digest) -> None:
+        """Let a message wait no more."""
+        self.entries.pop(digest, None)
+
+    def expire(self, oldest: float) -> None:
+        """Drop what arrived before ``oldest``."""
+        for digest in [key for key, (_, at) in self.entries.items() if at < oldest]:
+            del self.entries[digest]
+
+    def take(self) -> list[tuple[Signed[Any], float]]:
+        """Empty the table and return what was in it, the oldest first."""
+        waited = list(self.entries.values())
+        self.entries.clear()
+        return waited

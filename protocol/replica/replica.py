@@ -1,0 +1,403 @@
+"""The replicated state of a run: all that a node concludes from the signed messages it has seen.
+
+``receive`` is the one door for every message, our own too: it opens the envelope, checks signature,
+limits and place, and only then changes the roster, the ledger or a tally. What cannot be decided
+yet (a certificate before its commit, a version before its parent or the outcomes of its batch)
+waits in bounded tables and is tried again in ``advance``, versions also when a certificate or
+another version is accepted.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from protocol.consensus.committee import Committee, Tally, check_certificate, draw
+from protocol.consensus.electorate import ViewElectorate
+from protocol.consensus.equivocation import Equivocators
+from protocol.core.containers import Table
+from protocol.core.crypto import Verifier
+from protocol.core.faults import Blame, Fault, FaultCode
+from protocol.core.types import Digest, PeerId, Role, Topic, ValidationResult
+from protocol.ledger.ledger import Ledger
+from protocol.ledger.reputation import StrangerCommits
+from protocol.membership.roster import Roster
+from protocol.messages import (
+    OPENED_MAX,
+    Certificate,
+    CheckpointManifest,
+    Evidence,
+    Message,
+    MessageT,
+    NodeRecord,
+    Opened,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    envelope_kind,
+    open_envelope,
+)
+from protocol.messages.pending import Waiting
+from protocol.replica.late_evidence import LateEvidence
+from protocol.run.manifest import RunManifest
+
+WAITING_MAX = 1024
+"""Messages of one kind that may wait for another one."""
+
+STRANGERS_MAX = 256
+"""Workers without an admission that is known here, whose commits may wait for an outcome: nobody
+judges them, and who was admitted and has left is known by certificates. A guess."""
+
+TOPIC_KINDS: dict[Topic, type[Message]] = {
+    Topic.COMMITS: RolloutCommit,
+    Topic.CERTIFICATES: Certificate,
+    Topic.CHECKPOINTS: CheckpointManifest,
+    Topic.ROSTER: NodeRecord,
+    Topic.EVIDENCE: Evidence,
+}
+
+_Take = Callable[[Any, float], "Received"]
+_Restore = Callable[[Any], object] | None
+
+_OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
+"""Kinds of messages that a version may have waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What became of a message: whether to relay it, the fault if any, and the opened message.
+
+    ``settled`` is what is accepted with it: versions that waited for it, and the verdicts of a
+    certificate that itself is not. What is not ``lasting``
+    must not survive a restart: nobody would know then that it had come too late.
+    """
+
+    result: ValidationResult
+    signed: Signed[Any] | None = None
+    fault: Fault | None = None
+    settled: tuple[Signed[Any], ...] = ()
+    lasting: bool = True
+
+
+class Replica:
+    """Roster, ledger and tallies of one run."""
+
+    def __init__(
+        self, manifest: RunManifest, verify: Verifier, opened: Opened | None = None
+    ) -> None:
+        self.manifest, self.run_id = manifest, manifest.run_id
+        self.roster = Roster(manifest, verify)
+        self._equivocators = Equivocators(manifest, verify)
+        self.electorate = ViewElectorate(manifest, self.roster, self._equivocators)
+        self.ledger = Ledger(manifest)
+        self.stranger_commits = StrangerCommits(manifest, self.ledger)
+        # The awaited rollouts arrive, or expire, by then.
+        self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
+        self._verify = verify
+        self._opened = opened if opened is not None else Opened(OPENED_MAX)
+        self._tallies: dict[Digest, Tally] = {}
+        self._evidence_due: dict[PeerId, Evidence] = {}
+        self._early_certificates = Waiting(WAITING_MAX, "waiting")
+        self._early_verdicts = Waiting(WAITING_MAX, "waiting")
+        self._late = LateEvidence(manifest, self.ledger, self.roster, self.electorate)
+        self.tables: tuple[Table, ...] = (
+            *self.ledger.tables,
+            *self.roster.tables,
+            *self.stranger_commits.tables,
+            self._early_certificates,
+            self._early_verdicts,
+            *self._late.tables,
+        )
+        kinds: tuple[tuple[type[Message], _Take, _Restore], ...] = (
+            (NodeRecord, self._record, None),
+            (RolloutCommit, self._commit, self.ledger.restore_commit),
+            (Verdict, self._verdict, self._restore_verdict),
+            (Certificate, self._certificate, self._restore_certificate),
+            (CheckpointManifest, self._checkpoint, self.ledger.restore_checkpoint),
+            (Evidence, self._take_evidence, self._equivocators.offer),
+        )
+        self._kinds = {row[0].kind: row for row in kinds}
+
+    def receive(self, envelope: bytes, now: float, *, anti_entropy: bool = False) -> Received:
+        """Take one message from anywhere; a rejected one leaves the state untouched.
+
+        With ``anti_entropy`` we had asked for what we missed: a commit may be older than others.
+        """
+        name = envelope_kind(envelope) or ""
+        if name not in self._kinds:
+            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_KIND))
+        kind, take, _ = self._kinds[name]
+        signed = self._open(envelope, kind)
+        if isinstance(signed, Fault):
+            return Received(ValidationResult.REJECT, fault=signed)
+        if anti_entropy and kind is RolloutCommit:
+            take = partial(self._commit, anti_entropy=True)
+        received = take(signed, now)
+        if received.result is ValidationResult.ACCEPT and name in _OPENS_VERSIONS:
+            return replace(received, settled=tuple(self._settle_versions(now)))
+        return received
+
+    def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
+        """Take a gossiped message, which must be of its topic's kind."""
+        if envelope_kind(envelope) != TOPIC_KINDS[topic].kind:
+            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_TOPIC))
+        return self.receive(envelope, now)
+
+    def restore(self, envelope: bytes) -> None:
+        """Take back a message that this node had accepted and stored, in the order it did."""
+        kind, _, restore = self._kinds.get(envelope_kind(envelope) or "", (Message, None, None))
+        if restore is not None:
+            signed = self._open(envelope, kind)
+            if isinstance(signed, Signed):
+                restore(signed)
+
+    def _restore_verdict(self, verdict: Signed[Verdict]) -> None:
+        self.tally(Digest(verdict.message.commit)).add(verdict)
+
+    def _restore_certificate(self, certificate: Signed[Certificate]) -> None:
+        if certificate.message.commit in self.ledger.entries:
+            verdicts = self._open_verdicts(certificate) or []
+            for verdict in verdicts:
+                self._restore_verdict(verdict)
+            self.ledger.offer_certificate(certificate, [one.message for one in verdicts])
+
+    def advance(self, now: float) -> list[Signed[Any]]:
+        """Let time pass: expire, forget, and decide what waited; return what is now accepted."""
+        settled: list[Signed[Any]] = [*self.roster.advance(now)]
+        self.ledger.advance(self.manifest.epoch_at(now))
+        for commit in [key for key in self._tallies if key not in self.ledger.entries]:
+            del self._tallies[commit]
+        oldest = now - self._waits_seconds
+        early: tuple[tuple[Waiting, _Take], ...] = (
+            (self._early_verdicts, self._verdict),
+            (self._early_certificates, self._certificate),
+        )
+        for waiting, take in early:
+            waiting.expire(oldest)
+            for signed, arrived_at in waiting.take():
+                received = take(signed, arrived_at)
+                if received.result is ValidationResult.ACCEPT:
+                    settled.append(signed)
+                settled += received.settled
+        self.ledger.branches.expire(oldest)
+        self._late.expire(oldest)
+        return [*settled, *self._settle_versions(now), *self._follow_validators(now)]
+
+    def _settle_versions(self, now: float) -> list[Signed[CheckpointManifest]]:
+        """Take the versions that have waited and need not wait any longer."""
+        settled: list[Signed[CheckpointManifest]] = []
+        waiting = self.ledger.branches.candidates()
+        while waiting:
+            manifest = waiting.pop(0)
+            if self._checkpoint(manifest, now).result is ValidationResult.ACCEPT:
+                settled.append(manifest)
+                waiting = self.ledger.branches.candidates()
+        return settled
+
+    def _follow_validators(self, now: float) -> list[Signed[CheckpointManifest]]:
+        """Take the branch that the validators vouch for, if it is not ours."""
+        ledger, branches = self.ledger, self.ledger.branches
+        if not len(branches):
+            return []
+        excluded = self._equivocators.excluded(self.manifest.epoch_at(now))
+        live = self.roster.live(now, Role.VALIDATOR)
+        records = [member.record for member in live if member.peer not in excluded]
+        roster_min = self.manifest.committee.roster_min
+        branch = branches.vouched(records, roster_min, now - self._waits_seconds / 2)
+        for manifest in branch:
+            branches.remove(manifest.digest)
+        if not branch or ledger.adopt(branch, now) is not None:
+            return []
+        return [*branch, *self._settle_versions(now)]
+
+    @property
+    def behind(self) -> bool:
+        """Whether something has come whose predecessor has not: a peer should be asked."""
+        return self.ledger.branches.behind or bool(self._early_certificates)
+
+    def is_waiting(self, digest: Digest) -> bool:
+        """Tell whether a message is here that cannot be decided yet: it need not come again."""
+        early = digest in self._early_certificates or self.roster.is_unchecked(digest)
+        return early or digest in self.ledger.branches or digest in self._late
+
+    @property
+    def forked(self) -> bool:
+        """Whether a version has come whose parent we lack: perhaps one that supersedes ours."""
+        return self.ledger.branches.forked
+
+    def envelopes(self) -> list[bytes]:
+        """Return what a restart needs, in an order in which it can be taken back."""
+        entries = (*self.ledger.kept.values(), *self.ledger.entries.values())
+        commits = [entry for entry in entries if entry.timely or entry.certificate is not None]
+        verdicts = [one for tally in self._tallies.values() for one in tally.verdicts.values()]
+        return [
+            *(evidence.envelope for evidence in self.evidence),
+            *(entry.commit.envelope for entry in commits),
+            *(entry.manifest.envelope for entry in self.ledger.checkpoints),
+            *(verdict.envelope for verdict in verdicts),
+            *(entry.certificate.envelope for entry in commits if entry.certificate is not None),
+        ]
+
+    # Questions
+
+    @property
+    def evidence(self) -> list[Signed[Evidence]]:
+        """The proofs of equivocation that count."""
+        return self._equivocators.evidence
+
+    def evidence_due(self) -> list[Evidence]:
+        """Return what this node should sign and gossip: equivocations that it has found itself."""
+        due = list(self._evidence_due.values())
+        self._evidence_due.clear()
+        return due
+
+    def committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
+        """Draw the committee of a commit from the roster that this node sees."""
+        return draw(self.manifest, self.electorate, commit)
+
+    def counts(self, worker: PeerId, version: int, epoch: int) -> bool:
+        """Tell whether commits of ``worker`` in ``epoch`` to a version are judged here.
+
+        A version that is not here may be as old as any; whom a committee has judged for an older
+        one was here before this one.
+        """
+        checkpoint = self.ledger.checkpoint(version)
+        made_at = 0.0 if checkpoint is None else checkpoint.message.created_at / 1000
+        made, judged = self.manifest.epoch_at(made_at), self.ledger.was_judged(worker, version)
+        return self.roster.admitted.counts(worker, made, epoch, judged=judged)
+
+    @property
+    def tallies(self) -> Mapping[Digest, Tally]:
+        """The verdicts on each commit of which some are here."""
+        return self._tallies
+
+    def tally(self, commit: Digest) -> Tally:
+        """Return the verdicts on a commit."""
+        return self._tallies.setdefault(commit, Tally())
+
+    def leader(self, now: float) -> PeerId | None:
+        """Return the trainer whose turn it is: the first live one in the manifest's order.
+
+        But whoever published the newest version, while it is live: so there is no contested
+        hand-over when an earlier trainer comes back.
+        """
+        live = {member.peer for member in self.roster.live(now, Role.TRAINER)}
+        head = self.ledger.head
+        if head is not None and head.signer in live:
+            return head.signer
+        return next((PeerId(key) for key in self.manifest.genesis.trainers if key in live), None)
+
+    # Messages
+
+    def _record(self, record: Signed[NodeRecord], now: float) -> Received:
+        return _received(record, self.roster.offer(record, now))
+
+    def _commit(
+        self, commit: Signed[RolloutCommit], now: float, *, anti_entropy: bool = False
+    ) -> Received:
+        worker, admitted, epoch = commit.signer, self.roster.admitted, self.manifest.epoch_at(now)
+        if anti_entropy and self._late.is_old(commit, epoch):
+            others = self._late.offer_commit(commit, now)
+            return replace(_received(commit, bool(others)), settled=others)
+        if not admitted.knows(worker) and not (anti_entropy and self._has_room_for_unknown(worker)):
+            return _received(commit, Fault(FaultCode.UNKNOWN_KEY))
+        if not (self.stranger_commits.has_room_for(worker) or self._is_certified(commit)):
+            return _received(commit, False)
+        counts = self.counts(worker, commit.message.version, commit.message.epoch)
+        result = self.ledger.offer_commit(commit, epoch, anti_entropy=anti_entropy, counts=counts)
+        entry = self.ledger.entries.get(commit.digest)
+        return replace(_received(commit, result), lasting=entry is None or entry.timely)
+
+    def _is_certified(self, commit: Signed[RolloutCommit]) -> bool:
+        """Tell whether a certificate waits for a commit."""
+        waiting = self._early_certificates.entries.values()
+        return any(certificate.message.commit == commit.digest for certificate, _ in waiting)
+
+    def _has_room_for_unknown(self, stranger: PeerId) -> bool:
+        """Tell whether commits of a key may wait for the outcome that proves it was admitted."""
+        knows = self.roster.admitted.knows
+        strangers = [worker for worker in self.ledger.unsettled if not knows(worker)]
+        return stranger in strangers or len(strangers) < STRANGERS_MAX
+
+    def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
+        if not self.manifest.is_validator(verdict.signer):
+            return _received(verdict, Fault(FaultCode.NOT_A_VALIDATOR))
+        if verdict.message.commit not in self.ledger.entries:
+            self._early_verdicts.add(verdict, now)
+            return _received(verdict, False)
+        return _received(verdict, self._count(verdict))
+
+    def _count(self, verdict: Signed[Verdict]) -> Fault | bool:
+        """Take a verdict on a commit that is here, and note it when it proves an equivocation."""
+        entry = self.ledger.entries[Digest(verdict.message.commit)]
+        tally, validator = self.tally(entry.commit.digest), verdict.signer
+        result = tally.add(verdict)
+        pair = tally.equivocations.get(validator)
+        if pair is not None and self._equivocators.is_news(validator, entry.epoch):
+            accepting, rejecting = sorted(pair, key=lambda one: not one.message.accept)
+            self._evidence_due[validator] = Evidence(
+                commit=entry.commit.envelope,
+                accepting=accepting.envelope,
+                rejecting=rejecting.envelope,
+            )
+        return result
+
+    def _take_evidence(self, evidence: Signed[Evidence], _now: float) -> Received:
+        return _received(evidence, self._equivocators.offer(evidence))
+
+    def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
+        if not self.manifest.is_validator(certificate.signer):
+            return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
+        commit = Digest(certificate.message.commit)
+        entry = self.ledger.entries.get(commit)
+        if entry is None and commit not in self._late:
+            self._early_certificates.add(certificate, now)
+            return _received(certificate, False)
+        outranks = entry is not None and entry.is_outranked_by(certificate.message)
+        if not (outranks or self._late.wants(certificate)):
+            return _received(certificate, False)
+        verdicts = self._open_verdicts(certificate)
+        if verdicts is None:
+            return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
+        if entry is None:
+            return _received(certificate, self._late.offer_certificate(certificate, verdicts))
+        fault = check_certificate(certificate.message, verdicts, self.committee(entry.commit))
+        if fault is not None and fault.code is not FaultCode.OTHER_COMMITTEE:
+            return _received(certificate, fault)
+        news = tuple(verdict for verdict in verdicts if self._count(verdict) is True)
+        if fault is not None:
+            # Our roster may lag behind its author's: nobody is blamed, and it is tried again. But
+            # where it is ours that is complete, its verdicts and those of others decide here.
+            self._early_certificates.add(certificate, now)
+            return replace(_received(certificate, fault), settled=news)
+        messages = [verdict.message for verdict in verdicts]
+        return _received(certificate, self.ledger.offer_certificate(certificate, messages))
+
+    def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
+        is_live = partial(self.roster.is_live, now=now)
+        received = _received(manifest, self.ledger.offer_checkpoint(manifest, now, is_live))
+        waits = received.result is ValidationResult.IGNORE
+        if waits and not self.ledger.is_taken(manifest.digest):
+            self.ledger.branches.add(manifest, now)
+        else:
+            self.ledger.branches.remove(manifest.digest)
+        return received
+
+    def _open(self, envelope: bytes, kind: type[MessageT]) -> Signed[MessageT] | Fault:
+        return open_envelope(envelope, kind, self.run_id, self._verify, self._opened)
+
+    def _open_verdicts(self, certificate: Signed[Certificate]) -> list[Signed[Verdict]] | None:
+        verdicts: list[Signed[Verdict]] = []
+        for envelope in certificate.message.verdicts:
+            verdict = self._open(envelope, Verdict)
+            if isinstance(verdict, Fault) or not self.manifest.is_validator(verdict.signer):
+                return None
+            verdicts.append(verdict)
+        return verdicts
+
+
+def _received(signed: Signed[Any], result: Fault | bool) -> Received:
+    if not isinstance(result, Fault):
+        return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)
+    blamed = result.code.blame is Blame.SENDER
+    return Received(ValidationResult.REJECT if blamed else ValidationResult.IGNORE, signed, result)

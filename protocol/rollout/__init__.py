@@ -1,0 +1,1 @@
+"""Rollouts: assignment, body, audit, and the statistics of honest engines."""

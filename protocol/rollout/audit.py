@@ -1,0 +1,234 @@
+"""What a validator decides about a rollout body, cheapest checks first.
+
+The order is fixed: format, limits and termination, assignment (by construction: prompts and seeds
+are recomputed, never read), rewards, then what one prefill shows: proofs, the loose limits of
+single values, the statistics of this rollout, and those of its worker's last ones. The first
+failure is the verdict's reason, but for rewards that differ: honest machines may disagree about a
+score, so the rest is checked first, and only a rollout that is exact otherwise is rejected for it.
+
+A lie that cannot be an accident ends a worker. What is only improbable, a rollout that is too far
+from ours or has another score here, is rejected. When more of them come together than an honest
+worker has once in ``1 / slash_rate`` tries, that is a lie, too, while the run's thresholds are
+known to fit others (``protocol.rollout.fit``).
+"""
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from protocol.core.crypto import digest
+from protocol.core.faults import Fault
+from protocol.core.types import Digest, PeerId
+from protocol.messages import RolloutCommit, Verdict
+from protocol.rollout.body import RolloutSequence, decode_body
+from protocol.rollout.fit import (
+    HISTORY,
+    REWARD,
+    REWARD_HISTORY,
+    REWARDS,
+    STATISTICS,
+    Decided,
+    Fit,
+    WorkerFit,
+)
+from protocol.rollout.statistics import (
+    Extremes,
+    Measurement,
+    Sums,
+    added,
+    beyond,
+    compared_extremes,
+    directions,
+    disagreements_max,
+    of_rollout,
+    stated,
+)
+from protocol.run.manifest import RunManifest
+
+ACCEPTED = "accepted"
+
+LIES = frozenset({"format", "termination", "computation", HISTORY, REWARD_HISTORY})
+"""Reasons of a rejection that end a worker; the others cost it the rollout."""
+
+_REASONS = ("proofs", "proofs", "proofs", "logprobs", "sampling")
+"""What a value beyond its limit shows, in the order of ``Extremes``."""
+
+UNRELATED_SHARE = 0.75
+"""Of the values of a chunk: so many exponents differ where states are unrelated to ours. 127 of 128
+were measured for another model; of honest engines one chunk in some thousands exceeds 38."""
+
+HISTORY_ROLLOUTS_MIN = 4
+"""Fewer rollouts are no history: one of a broken machine may be as far off as it likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Ledger when a rollout is judged: its worker's last rollouts, and those of all workers."""
+
+    worker: PeerId
+    rollouts: Sequence[Decided] = ()
+    """Those with a certificate, the oldest first."""
+    fit: Fit = field(default_factory=Fit)
+
+    @classmethod
+    def of(cls, history: Iterable[Sums]) -> Self:
+        """Return the past of a worker whose rollouts were accepted, beside one that fits."""
+        accepted = [Decided(accepted=True, reason=ACCEPTED, measured=sums) for sums in history]
+        return cls(PeerId("worker"), accepted, Fit((WorkerFit(PeerId("another worker")),)))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict in the making; ``sums`` and ``extremes`` are there if something was measured."""
+
+    reason: str
+    detail: str = ""
+    sums: Sums | None = None
+    extremes: Extremes | None = None
+
+    @property
+    def accept(self) -> bool:
+        """Whether nothing was found."""
+        return self.reason == ACCEPTED
+
+    def verdict(self, commit: Digest) -> Verdict:
+        """Return what a validator signs."""
+        return Verdict(
+            commit=commit,
+            accept=self.accept,
+            reason=self.reason,
+            detail=self.detail[:200],
+            chunks=0 if self.sums is None else self.sums.chunks,
+            means=() if self.sums is None else stated(self.sums.means),
+            extremes=stated(self.extremes or ()),
+        )
+
+
+def audited(beacon: Digest, commit: Digest, count: int, share: float) -> list[int]:
+    """Return which of ``count`` sequences the prefill covers; at least one.
+
+    The worker could not know them: the beacon is of a later epoch than the commit.
+    """
+    if share >= 1:
+        return list(range(count))
+    ranked = sorted(
+        range(count), key=lambda index: digest(beacon + commit + index.to_bytes(4, "big"))
+    )
+    return sorted(ranked[: max(1, math.ceil(count * share))])
+
+
+def read_body(
+    manifest: RunManifest, commit: RolloutCommit, body: bytes
+) -> list[RolloutSequence] | Finding:
+    """Return what a body claims, or why it is none of what its commit promised.
+
+    ``body_bytes`` is the exact length: a number that a worker could choose would let it look for a
+    commit whose committee and audit it likes.
+    """
+    if len(body) != commit.body_bytes:
+        return Finding("format", f"{len(body)} bytes, its commit says {commit.body_bytes}")
+    sequences = decode_body(body, manifest)
+    return Finding("format", str(sequences)[:200]) if isinstance(sequences, Fault) else sequences
+
+
+def check_claims(
+    manifest: RunManifest,
+    commit: RolloutCommit,
+    sequences: Sequence[RolloutSequence],
+) -> Finding | None:
+    """Check what needs neither a model nor the task."""
+    if sum(len(item.tokens) for item in sequences) != commit.tokens:
+        return Finding("format", "token count differs from the commit")
+    end_tokens, vocabulary_size = manifest.model.end_tokens, manifest.model.vocabulary_size
+    for index, item in enumerate(sequences):
+        if any(not 0 <= token < vocabulary_size for token in item.tokens):
+            return Finding("format", f"sequence {index}: a token is not in the vocabulary")
+        if any(token in end_tokens for token in item.tokens[:-1]):
+            return Finding("format", f"sequence {index}: tokens after an end token")
+    limit = manifest.sampling.tokens_max
+    for index, item in enumerate(sequences):
+        if item.tokens[-1] not in end_tokens and len(item.tokens) < limit:
+            return Finding("termination", f"sequence {index} stops without an end token")
+    return None
+
+
+def check_rewards(
+    manifest: RunManifest, sequences: Sequence[RolloutSequence], rewards: Sequence[int], past: Past
+) -> Finding | None:
+    """Compare claimed rewards with our own ``rewards``, in millionths.
+
+    However many sequences differ it is one disagreement: answers to one problem share their cause,
+    and a machine on which one score differs may score others differently.
+    """
+    pairs = enumerate(zip(sequences, rewards, strict=True))
+    differing = [(index, item.reward, own) for index, (item, own) in pairs if item.reward != own]
+    if not differing:
+        return None
+    index, claimed, own = differing[0]
+    detail = f"sequence {index}: claimed {claimed / 1e6:g}, recomputed {own / 1e6:g}"
+    if len(differing) > 1:
+        detail += f"; {len(differing)} of {len(rewards)} differ"
+    rules = manifest.toploc
+    last = past.rollouts[-(rules.history_rollouts - 1) :]
+    found, count = 1 + sum(map(_is_disagreement, last)), 1 + len(last)
+    share = manifest.credit.reward_disagreement_rate
+    many = found > disagreements_max(share, count, rules.slash_rate)
+    if many and past.fit.ends(past.worker, {REWARD}):
+        return Finding(REWARD_HISTORY, f"in {found} of {count} rollouts; {detail}")
+    return Finding(REWARD, detail)
+
+
+def _is_disagreement(rollout: Decided) -> bool:
+    return not rollout.accepted and rollout.reason in REWARDS
+
+
+def decide(
+    manifest: RunManifest,
+    measurements: Sequence[Measurement],
+    claims: Sequence[Hashable],
+    past: Past,
+    rewards: Finding | None = None,
+) -> Finding:
+    """Decide about measured sequences, of whose ``rewards`` something may have been found.
+
+    ``claims`` are prompt and tokens of each: what its states follow from.
+    """
+    rules = manifest.toploc
+    for index, measurement in enumerate(measurements):
+        if measurement.proof_fault is not None:
+            return Finding("format", f"sequence {index}: {measurement.proof_fault}")
+    sums = of_rollout(measurements, claims)
+    extremes = Extremes(*map(max, zip(*(item.extremes for item in measurements), strict=True)))
+
+    def finding(reason: str, detail: str = "") -> Finding:
+        return Finding(reason, detail, sums, extremes)
+
+    unrelated = _unrelated(manifest, measurements)
+    if 2 * unrelated > len(measurements):
+        return finding("computation", f"{unrelated} of {len(measurements)} sequences: other states")
+    limits = zip(_REASONS, compared_extremes(rules, extremes), strict=True)
+    outside = {reason: str(one) for reason, one in limits if one.outside}
+    last = [one.measured for one in past.rollouts if one.measured is not None]
+    rollouts = [*last[-(rules.history_rollouts - 1) :], sums]
+    every = added(rollouts) if len(rollouts) >= HISTORY_ROLLOUTS_MIN else Sums(0, 0)
+    lasting = beyond(rules, every, rules.slash_rate)
+    many = f"{lasting} on average over {len(rollouts)} rollouts"
+    if lasting is not None:
+        off = directions(rules, every, rules.slash_rate)
+        if past.fit.ends(past.worker, off):
+            return finding(HISTORY, many)
+    if outside:
+        return finding(*next(iter(outside.items())))
+    excess = beyond(rules, sums, rules.false_reject_rate)
+    if excess is not None:
+        return finding(STATISTICS, f"{excess} on average")
+    if lasting is not None:
+        return finding(STATISTICS, many)
+    return finding(ACCEPTED) if rewards is None else replace(rewards, sums=sums, extremes=extremes)
+
+
+def _unrelated(manifest: RunManifest, measurements: Sequence[Measurement]) -> int:
+    """Return how many sequences have a chunk whose proof is of states unrelated to ours."""
+    least = UNRELATED_SHARE * manifest.toploc.top_k
+    return sum(item.extremes.exponent_mismatches_max > least for item in measurements)

@@ -1,0 +1,139 @@
+"""Fit of a run's thresholds to its workers, and with it when repeated rejections end a worker.
+
+Thresholds of another model or machine, or another scoring runtime, reject honest workers exactly
+as they reject quantised weights. The other workers tell the two apart: a worker that lies differs
+from them, workers that are judged wrongly are off together, in the same direction. So improbable
+rollouts, however many, end a worker only while some other worker is within the same thresholds and
+these are not in doubt. The rollouts are rejected in any case.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from protocol.core.types import PeerId
+from protocol.rollout.statistics import Sums, added, directions
+from protocol.run.recipe import ToplocSection
+
+REWARD, REWARD_HISTORY = "reward", "reward-history"
+"""Reasons of rejections for a reward that differs, in one rollout and in too many."""
+
+REWARDS = frozenset({REWARD, REWARD_HISTORY})
+
+LIMITS = frozenset({"proofs", "logprobs", "sampling"})
+"""Reasons for a single value beyond its limit, of claims that are plausible otherwise."""
+
+STATISTICS, HISTORY = "statistics", "history"
+"""Reasons for means beyond their bounds, in one rollout and in many."""
+
+IMPROBABLE = LIMITS | REWARDS | {STATISTICS, HISTORY}
+"""Reasons that honest workers have, too: rarely under thresholds that fit, always under others."""
+
+ROLLOUTS_MIN = 2
+"""Decided rollouts from which a worker counts: fewer than make a history."""
+
+WORKERS_MIN = 2
+"""Workers that are off in the same direction before thresholds are in doubt."""
+
+
+class Decided(NamedTuple):
+    """A rollout with a certificate: its outcome, the reason, and what the verdicts agree on."""
+
+    accepted: bool
+    reason: str
+    measured: Sums | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFit:
+    """The directions in which the last rollouts of a worker are off; none where it fits.
+
+    A direction is a statistic, with a minus sign where a shift is below zero, or what is beyond its
+    limit in half of them: ``reward``, ``proofs``, ``logprobs``, ``sampling``.
+    """
+
+    worker: PeerId
+    directions: AbstractSet[str] = frozenset()
+    earned: bool = False
+    """True when more of these rollouts were certified than rejected: keys are free, work is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A direction in which so many of the workers are off that the rule is in doubt."""
+
+    direction: str
+    workers: int
+    of: int
+    """Workers that count, also those that fit."""
+
+    def __str__(self) -> str:
+        who = f"{self.workers} of {self.of} workers"
+        if self.direction == REWARD:
+            return f"rewards of {who} differ from those of the validators: compare scoring runtimes"
+        return (
+            f"{who} are beyond {self.direction} in the same direction and exact otherwise: "
+            "the thresholds may not fit this run; see `prime-node run recalibrate`"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Evidence for and against a run's thresholds in the last rollouts of all workers."""
+
+    workers: tuple[WorkerFit, ...] = ()
+
+    @property
+    def misfits(self) -> list[Misfit]:
+        """The directions in doubt, that of most workers first.
+
+        At least two workers are off in each: half of all that count, or two that have earned it.
+        """
+        count = len(self.workers)
+        off = Counter(name for one in self.workers for name in one.directions)
+        earned = Counter(name for one in self.workers if one.earned for name in one.directions)
+        doubtful = (
+            Misfit(name, workers, count)
+            for name, workers in off.items()
+            if workers >= WORKERS_MIN and (2 * workers >= count or earned[name] >= WORKERS_MIN)
+        )
+        return sorted(doubtful, key=lambda one: (-one.workers, one.direction))
+
+    def ends(self, worker: PeerId, off: AbstractSet[str]) -> bool:
+        """Tell whether to be ``off`` again and again ends ``worker``.
+
+        Some other worker must fit: of one that is alone nobody can tell whether it is wrong or the
+        thresholds are.
+        """
+        shown = any(one.worker != worker and not one.directions for one in self.workers)
+        return shown and off.isdisjoint({one.direction for one in self.misfits})
+
+
+def fit_of(rules: ToplocSection, decided: Mapping[PeerId, Sequence[Decided]]) -> Fit:
+    """Return how the thresholds fit the decided rollouts of each worker, the oldest first.
+
+    A worker with one that was rejected for anything else does not count.
+    """
+    return Fit(
+        tuple(
+            _worker_fit(rules, worker, rollouts[-rules.history_rollouts :])
+            for worker, rollouts in decided.items()
+            if len(rollouts) >= ROLLOUTS_MIN
+            and all(one.accepted or one.reason in IMPROBABLE for one in rollouts)
+        )
+    )
+
+
+def _worker_fit(rules: ToplocSection, worker: PeerId, rollouts: Sequence[Decided]) -> WorkerFit:
+    reasons = Counter(
+        REWARD if one.reason in REWARDS else one.reason for one in rollouts if not one.accepted
+    )
+    often = {name for name in (*LIMITS, REWARD) if 2 * reasons[name] >= len(rollouts)}
+    sums = added(one.measured for one in rollouts if one.measured is not None)
+    return WorkerFit(
+        worker,
+        often | directions(rules, sums, rules.false_reject_rate),
+        2 * reasons.total() < len(rollouts),
+    )

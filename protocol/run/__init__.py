@@ -1,0 +1,1 @@
+"""A run: its recipe, its manifest, its files, and its policies."""

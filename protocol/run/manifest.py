@@ -1,0 +1,189 @@
+"""The run manifest: everything that all nodes of a run must agree on.
+
+It is a ``Recipe`` plus its *genesis*: who created it, when, with which weights and which keys. The
+BLAKE3 digest of the canonical manifest is the run id; topics, directory keys and signatures carry
+it, so nodes of different runs cannot mix.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from protocol.core.codec import decode, encode
+from protocol.core.crypto import Signer, Verifier, digest, public_key_from_peer_id, signing_bytes
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Digest, Epoch, PeerId, RunId
+from protocol.run.recipe import Recipe
+from protocol.run.sections import Count, HexDigest, Section
+from protocol.run.toml import ManifestError, first_error, parsed, validated
+
+MANIFEST_BYTES_MAX = 256 * 1024
+
+
+class RunFile(Section):
+    """A file that every node of a run has: it travels as weights do, by the index of its shards."""
+
+    index: HexDigest
+    index_bytes: Count
+    total_bytes: Annotated[int, Field(ge=1, le=2**40)]
+
+
+RunFileName = Literal["bundle", "dataset"]
+"""The model's small files (``protocol.run.model_files``); the rows of the task, in parquet."""
+
+
+class Genesis(Section):
+    """How a run began: its creator, time, first policy, files, and the keys it trusts."""
+
+    creator: str
+    created_at: Annotated[int, Field(ge=0, le=2**37)]
+    """Unix seconds; before the year 10000, since people and chat templates read it as a date."""
+    policy: HexDigest
+    files: dict[RunFileName, RunFile] = Field(default_factory=dict)
+    """None for a task over characters."""
+    trainers: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
+    validators: Annotated[tuple[str, ...], Field(min_length=1, max_length=1024)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key in (self.creator, *self.trainers, *self.validators):
+            if public_key_from_peer_id(key) is None:
+                raise ValueError(f"{key!r} is not an Ed25519 peer id")
+        if len(set(self.validators)) != len(self.validators):
+            raise ValueError("validators names a key twice")
+        return self
+
+
+class RunManifest(Recipe):
+    """A recipe with its genesis: one run."""
+
+    genesis: Genesis
+
+    @model_validator(mode="after")
+    def _check_runtime(self) -> Self:
+        if self.environment.in_text and self.environment.runtime is None:
+            raise ValueError("environment.runtime: missing; a task in text is scored under one")
+        return self
+
+    def encoded(self) -> bytes:
+        """Return the canonical bytes, whose digest is the run id."""
+        return encode(self.model_dump(mode="json"))
+
+    @property
+    def run_id(self) -> RunId:
+        """The digest that names the run."""
+        return RunId(digest(self.encoded()))
+
+    def epoch_at(self, now: float) -> Epoch:
+        """Return the epoch that holds unix time ``now``; 0 before the genesis."""
+        return Epoch(max(0, int((now - self.genesis.created_at) // self.epochs.seconds)))
+
+    def epoch_start(self, epoch: int) -> float:
+        """Return the unix time at which ``epoch`` begins."""
+        return self.genesis.created_at + epoch * self.epochs.seconds
+
+    @property
+    def genesis_policy(self) -> Digest:
+        """The digest of version 0."""
+        return Digest(bytes.fromhex(self.genesis.policy))
+
+    def is_trainer(self, peer: PeerId) -> bool:
+        """Tell whether the genesis lists ``peer`` as a trainer."""
+        return peer in self.genesis.trainers
+
+    def term_of(self, trainer: PeerId, least: int) -> int:
+        """Return the first term from ``least`` on that is this trainer's.
+
+        The trainers have them in turn, so two that take over at once, cut off from each other, do
+        not claim the same one.
+        """
+        trainers = self.genesis.trainers
+        return least + (trainers.index(trainer) - least) % len(trainers)
+
+    def is_validator(self, peer: PeerId) -> bool:
+        """Tell whether the genesis lists ``peer`` as a validator."""
+        return peer in self.genesis.validators
+
+    def is_of_genesis(self, peer: PeerId) -> bool:
+        """Tell whether the genesis lists ``peer`` at all."""
+        genesis = self.genesis
+        return peer in genesis.trainers or peer in genesis.validators
+
+    def is_exempt(self, peer: PeerId) -> bool:
+        """Tell whether ``peer`` takes part without admission: the genesis names it."""
+        return self.is_of_genesis(peer) or peer == self.genesis.creator
+
+    def admits_worker(self, peer: PeerId) -> bool:
+        """Tell whether ``peer`` may commit rollouts, if it proves what the rule asks."""
+        admission = self.admission
+        return admission.rule != "allowlist" or peer in admission.workers or self.is_exempt(peer)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest with its creator's signature: what nodes give to each other and keep."""
+
+    manifest: RunManifest
+    signature: bytes
+
+    def encoded(self) -> bytes:
+        """Return the canonical bytes that travel and that a data directory pins."""
+        return encode({"manifest": self.manifest.encoded(), "signature": self.signature})
+
+
+def sign_manifest(manifest: RunManifest, creator: Signer) -> SignedManifest:
+    """Sign a manifest; raises ``ValueError`` when ``creator`` is not the one it names."""
+    if creator.peer_id != manifest.genesis.creator:
+        raise ValueError("only the creator that the genesis names can sign a manifest")
+    return SignedManifest(manifest, creator.sign(_signed_bytes(manifest)))
+
+
+def decode_signed_manifest(data: bytes, verify: Verifier) -> SignedManifest | Fault:
+    """Read and check a signed manifest that a peer sent or that was pinned."""
+    fields = decode(data, bytes_max=MANIFEST_BYTES_MAX)
+    match fields:
+        case Fault():
+            return fields
+        case {"manifest": bytes(body), "signature": bytes(signature)} if len(fields) == 2:
+            manifest = decode_manifest(body)
+        case _:
+            return Fault(FaultCode.BAD_MANIFEST, "not a signed manifest")
+    if isinstance(manifest, Fault):
+        return manifest
+    if not verify(PeerId(manifest.genesis.creator), _signed_bytes(manifest), signature):
+        return Fault(FaultCode.BAD_SIGNATURE, "the creator did not sign this manifest")
+    return SignedManifest(manifest, signature)
+
+
+def load_signed_manifest(text: str, verify: Verifier) -> SignedManifest:
+    """Parse the TOML of a manifest with its ``signature`` key; raises ``ManifestError``."""
+    values = parsed(text)
+    signature = values.pop("signature", None)
+    manifest = validated(RunManifest, values)
+    if not isinstance(signature, str):
+        raise ManifestError("signature: missing; a run manifest is signed by its creator")
+    try:
+        signed = SignedManifest(manifest, bytes.fromhex(signature))
+    except ValueError:
+        raise ManifestError("signature: not hexadecimal") from None
+    creator = PeerId(manifest.genesis.creator)
+    if not verify(creator, _signed_bytes(manifest), signed.signature):
+        raise ManifestError(f"signature: not made by the creator {creator} over this manifest")
+    return signed
+
+
+def _signed_bytes(manifest: RunManifest) -> bytes:
+    return signing_bytes("run-manifest", manifest.run_id, manifest.encoded())
+
+
+def decode_manifest(data: bytes) -> RunManifest | Fault:
+    """Read a manifest that a peer sent."""
+    values = decode(data, bytes_max=MANIFEST_BYTES_MAX)
+    if isinstance(values, Fault):
+        return values
+    try:
+        manifest = RunManifest.model_validate(values)
+    except ValidationError as error:
+        return Fault(FaultCode.BAD_MANIFEST, first_error(error))
+    return manifest if manifest.encoded() == data else Fault(FaultCode.NOT_CANONICAL)

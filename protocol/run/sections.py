@@ -1,0 +1,208 @@
+"""What the sections of a recipe have in common: the base of them all, and the numbers in them.
+
+Sections of a recipe about checking rollouts: honest differences, committees, consequences.
+
+The scoring runtime of a task in text: the interpreter and the packages that decide its scores.
+
+The manifest pins the minor version of Python and exact versions of packages. A node's record holds
+the digest of what the node really has, micro version included, so that two machines whose scores
+differ can be compared.
+"""
+
+import operator
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from protocol.core.codec import encode
+from protocol.core.crypto import digest, public_key_from_peer_id
+from protocol.core.types import Digest
+from protocol.messages import VERDICTS_MAX
+
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+LEFT_OUT_WHEN_EMPTY = Field(exclude_if=operator.not_)
+"""Of fields that protocol version 1 began without: manifests that do not use them keep their id."""
+
+
+class Section(BaseModel):
+    """A table of a recipe or manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class HonestValue(Section):
+    """Difference between an honest worker and an honest validator in one quantity.
+
+    ``mean`` is the largest mean of any honest pair of engines, ``variance`` that of one value, such
+    that the sum of ``n`` values has ``n`` times it. Values above ``clip`` count as ``clip``.
+    """
+
+    mean: Annotated[float, Field(ge=0, le=2**23)]
+    """Largest mean of any honest pair of engines."""
+    variance: Annotated[float, Field(gt=0, le=2**46)]
+    """Variance of one value."""
+    clip: Annotated[float, Field(gt=0, le=2**23)]
+    """Largest value that counts."""
+
+
+class HonestSection(Section):
+    """Statistics of honest workers; ``run create`` measures them.
+
+    Each has ``mean``, the largest of any honest pair of engines, ``variance`` of one value, and
+    ``clip``, the largest value that counts.
+    """
+
+    logprob_error: HonestValue
+    """Absolute error of a claimed log-probability, in nats."""
+    logprob_shift: HonestValue
+    """Signed error of a claimed log-probability, in nats; its mean counts either way."""
+    logprob_outliers: HonestValue
+    """Indicator of a token whose error is beyond ``logprob_tau``: 1, else 0."""
+    replay_mismatches: HonestValue
+    """Indicator of a token that the replay of the sampling does not choose: 1, else 0."""
+    sampling_gap: HonestValue
+    """Distance of a token's score below the best one, in nats."""
+    sampling_surprise: HonestValue
+    """Improbability of that distance under errors of ``gap_sigma``, in nats."""
+    exponent_mismatches: HonestValue
+    """Values of a chunk whose exponents differ."""
+    mantissa_error: HonestValue
+    """Mean error of the mantissas of a chunk, in units of the last place."""
+
+
+class CommitteeSection(Section):
+    """Committees that check rollouts: their sizes and deadlines."""
+
+    size: Count
+    """Validators that check a rollout first; they certify it if all of them accept."""
+    escalated_size: Annotated[int, Field(ge=1, le=VERDICTS_MAX)]
+    """Validators of the larger committee, of which two thirds decide after a reject or silence."""
+    roster_min: Count
+    """Live validators below which no committee is drawn, so that nothing is certified."""
+    escalate_after_epochs: Count
+    """Age of a commit, in epochs, at which the larger committee is asked."""
+    expire_after_epochs: Count
+    """Age in epochs at which a commit without an outcome expires."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.escalated_size < self.size:
+            raise ValueError("escalated_size must not be smaller than size")
+        if self.expire_after_epochs <= self.escalate_after_epochs:
+            raise ValueError("expire_after_epochs must exceed escalate_after_epochs")
+        return self
+
+
+REWARD_DISAGREEMENT_RATE = 1e-3
+"""Left out of a manifest, as protocol version 1 began without this key."""
+
+
+class CreditSection(Section):
+    """Consequences of a rejected rollout for its worker."""
+
+    slash: bool
+    """True excludes a worker from the run for a lie that no accident explains."""
+    reward_disagreement_rate: Annotated[
+        Share, Field(exclude_if=lambda rate: rate == REWARD_DISAGREEMENT_RATE)
+    ] = REWARD_DISAGREEMENT_RATE
+    """Share of honest rollouts whose rewards a validator computes differently."""
+
+
+PACKAGES_MAX = 16
+"""Of one runtime; mathematics takes five."""
+
+PackageName = Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
+PackageVersion = Annotated[str, Field(max_length=32, pattern=r"^[0-9][0-9a-z.+!]*$")]
+
+
+class RuntimeSection(Section):
+    """Scoring runtime that every machine which scores must have."""
+
+    python: Annotated[str, Field(max_length=8, pattern=r"^3\.[1-9][0-9]?$", examples=["3.12"])]
+    """Minor version of CPython, such as ``3.12``."""
+    packages: Annotated[dict[PackageName, PackageVersion], Field(max_length=PACKAGES_MAX)] = Field(
+        default_factory=dict
+    )
+    """Exact versions by package; empty for a task that the standard library scores."""
+
+    def __str__(self) -> str:
+        """Return it in words: ``Python 3.12 with sympy 1.14.0, mpmath 1.3.0``."""
+        packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
+        return f"Python {self.python}{' with ' if packages else ''}{packages}"
+
+
+def runtime_digest(python: str, packages: Mapping[str, str]) -> Digest:
+    """Return the digest of a runtime of full version ``python``, such as 3.12.1."""
+    return digest(encode({"packages": dict(packages), "python": python}))
+
+
+WORK_KIB_PASSES_MAX = 8192
+"""Memory times passes: a check is made in the event loop, and takes 0.4 to 1.4 ms for each 1024."""
+
+
+INVITERS_MAX = 64
+
+
+QUOTA_MAX = 1000
+"""Of one member: every node remembers the numbers of all invites that it has seen."""
+
+
+Epochs = Annotated[int, Field(ge=0, le=2**31)]
+
+
+class AdmissionSection(Section):
+    """Admission of keys that the genesis does not name."""
+
+    rule: Literal["open", "invite", "allowlist"]
+    """Condition for a key that the run does not name: proof of work, an invitation, or a list."""
+    workers: tuple[str, ...] = ()
+    """Peer ids of the workers, under ``allowlist``. Anybody may be a relay."""
+    work_bits: Annotated[int, Field(ge=0, le=40)] = 0
+    """Zero bits at the beginning of the hash, under ``open``; each doubles the work, 0: none."""
+    work_kib: Annotated[int, Field(ge=8, le=WORK_KIB_PASSES_MAX)] = 1024
+    """Memory of one hash in KiB."""
+    work_passes: Annotated[int, Field(ge=1, le=16)] = 1
+    """Passes of one hash over its memory; times ``work_kib`` at most 8192."""
+    inviters: Annotated[
+        dict[str, Annotated[int, Field(ge=1, le=QUOTA_MAX)]], Field(max_length=INVITERS_MAX)
+    ] = Field(default_factory=dict)
+    """Peer ids that may invite beside the creator, under ``invite``, and how many keys each."""
+    probation_epochs: Epochs = 0
+    """Epochs between the admission of a key and the first version that it may work on; 0: none."""
+    settled_epochs: Epochs = 0
+    """Epochs after its admission from which a key may work on any version.
+
+    Above ``probation_epochs``, unless that is 0. Without it a run whose keys are all new stops.
+    """
+
+    @property
+    def asks_proof(self) -> bool:
+        """Whether the records of keys that are not of the genesis hold a proof."""
+        asks = self.work_bits > 0 or self.probation_epochs > 0
+        return self.rule == "invite" or (self.rule == "open" and asks)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.work_kib * self.work_passes > WORK_KIB_PASSES_MAX:
+            raise ValueError(f"work_kib times work_passes must not exceed {WORK_KIB_PASSES_MAX}")
+        if self.rule != "open" and self.work_bits:
+            raise ValueError("work_bits is for the rule 'open'")
+        if self.rule != "invite" and self.inviters:
+            raise ValueError("inviters is for the rule 'invite'")
+        if self.rule != "allowlist" and self.workers:
+            raise ValueError("workers is for the rule 'allowlist'")
+        if self.rule == "allowlist" and self.probation_epochs:
+            raise ValueError("the manifest is older than any version: no probation for its list")
+        if self.probation_epochs and self.settled_epochs <= self.probation_epochs:
+            raise ValueError("settled_epochs must exceed probation_epochs")
+        for key in self.inviters:
+            if public_key_from_peer_id(key) is None:
+                raise ValueError(f"{key!r} is not an Ed25519 peer id")
+        return self

@@ -1,0 +1,1 @@
+"""Initial models: imported, exported, or trained from nothing."""

@@ -1,0 +1,1 @@
+"""Files of models: safetensors, tokenizers, policies."""

@@ -1,0 +1,171 @@
+"""Safetensors files: what others made is read with care, what we make is written piece by piece.
+
+The library writes from tensors that are all there at once. A policy in bf16 made from float32
+weights would need its own size once more, and a trainer's first state twice that. Here several
+threads write tensors, or hash them, and each holds one piece of one of them.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from protocol.core.crypto import TensorEntry
+from protocol.core.types import Digest
+from protocol.shardcast.encodings import tensor_file
+from protocol.shardcast.encodings.tensor_file import TensorFile
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Tensors by name."""
+
+_ELEMENT_BYTES_MAX = 4
+"""Weights and moments are float32 or shorter."""
+
+_LENGTH_BYTES = tensor_file.LENGTH_BYTES
+"""What a file begins with; its header is padded to as many."""
+
+_PIECE_ELEMENTS = 4 * 2**20
+"""Rounded, copied from the device, hashed and written at once: 16 MB of float32. A guess."""
+
+THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
+"""BLAKE3, copies and writes let other threads run; the other half of the cores computes."""
+
+_HEADER_BYTES = 4096
+_HEADER_BYTES_PER_TENSOR = 512
+"""Name, dtype, shape and place of a tensor take about 150 in a header."""
+
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+"""Of weights, by their names in files."""
+
+
+def file_bytes_max(shapes: Shapes) -> int:
+    """Return the most bytes that a file of such tensors takes."""
+    elements = sum(math.prod(shape) for shape in shapes.values())
+    header_bytes = _HEADER_BYTES + len(shapes) * _HEADER_BYTES_PER_TENSOR
+    return elements * _ELEMENT_BYTES_MAX + header_bytes
+
+
+def read_tensors(path: Path, shapes: Shapes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a file, on the CPU, and its metadata.
+
+    Raises ``ValueError`` when it is absent or damaged or holds other tensors than ``shapes`` names.
+    """
+    other = f"{path} does not hold the tensors of the configured model"
+    try:
+        if path.stat().st_size > file_bytes_max(shapes):
+            raise ValueError(other)
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            if {name: tuple(file.get_slice(name).get_shape()) for name in names} != dict(shapes):
+                raise ValueError(other)
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a readable file of tensors: {error}") from error
+
+
+def read_layout(path: Path) -> TensorFile:
+    """Return where the tensors of a file are; raises ``EncodingError`` and ``OSError``."""
+    with path.open("rb") as file:
+        start = file.read(_LENGTH_BYTES)
+        return tensor_file.parse(start + file.read(tensor_file.header_bytes(start) - len(start)))
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> list[TensorEntry]:
+    """Write tensors of any device to a file, rounded to ``dtype`` if given; return what is in it.
+
+    Raises ``ValueError`` for a dtype without a name, and ``OSError``.
+    """
+    # The longest elements first, so that all begin at multiples of their length.
+    names = sorted(tensors, key=lambda name: (-(dtype or tensors[name].dtype).itemsize, name))
+    table = _table({name: tensors[name] for name in names}, dtype)
+    header = _header(table, metadata)
+    path.write_bytes(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+
+    def write(name: str) -> TensorEntry:
+        with path.open("r+b") as file:
+            file.seek(_LENGTH_BYTES + len(header) + table[name]["data_offsets"][0])
+            return _entry(name, tensors[name], dtype, file.write)
+
+    return _in_threads(write, names)
+
+
+def entries_of(
+    tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> list[TensorEntry]:
+    """Return what names tensors in a policy, rounded to ``dtype`` if given.
+
+    Raises ``ValueError`` for a dtype without a name.
+    """
+    return _in_threads(lambda name: _entry(name, tensors[name], dtype), tensors)
+
+
+def pieces(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor of any device, rounded to ``dtype`` if given, in its order."""
+    flat = tensor.reshape(-1)
+    for begin in range(0, flat.numel(), _PIECE_ELEMENTS):
+        piece = flat[begin : begin + _PIECE_ELEMENTS]
+        yield piece.to(dtype or tensor.dtype).cpu().contiguous().view(torch.uint8).numpy().data
+
+
+def _in_threads(work: Callable[[str], TensorEntry], names: Iterable[str]) -> list[TensorEntry]:
+    one_thread_each = partial(torch.set_num_threads, 1)
+    with ThreadPoolExecutor(THREADS, "tensors", one_thread_each) as executor:
+        return list(executor.map(work, names))
+
+
+def _entry(
+    name: str,
+    tensor: Tensor,
+    dtype: torch.dtype | None,
+    each: Callable[[memoryview], object] = len,
+) -> TensorEntry:
+    """Return what names a tensor, and call ``each`` with its pieces."""
+    hasher = blake3()
+    for piece in pieces(tensor, dtype):
+        each(piece)
+        hasher.update(piece)
+    kind, shape = _dtype_name(dtype or tensor.dtype), tuple(tensor.shape)
+    return name, kind, shape, Digest(hasher.digest())
+
+
+def _table(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, dict[str, Any]]:
+    """Return the table of contents of tensors that follow each other."""
+    table: dict[str, dict[str, Any]] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        kind = dtype or tensor.dtype
+        begin, end = end, end + tensor.numel() * kind.itemsize
+        table[name] = {
+            "dtype": _dtype_name(kind),
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    return table
+
+
+def _header(table: Mapping[str, Any], metadata: Mapping[str, str] | None) -> bytes:
+    """Return a table of contents as it is written, padded with blanks as the format asks."""
+    told = {} if metadata is None else {"__metadata__": dict(metadata)}
+    text = json.dumps({**told, **table}).encode()
+    return text + b" " * (-len(text) % _LENGTH_BYTES)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    if dtype not in _DTYPE_NAMES:
+        raise ValueError(f"a policy does not hold {dtype}")
+    return _DTYPE_NAMES[dtype]

@@ -1,0 +1,266 @@
+"""The engines of a live daemon: the ports of ``roles.ports.engines``, computed in other processes.
+
+No answer is taken on the word of the process beyond its numbers: it has to fit its question.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from typing_extensions import override
+
+from protocol.core.containers import BoundedDict
+from protocol.core.types import Digest, Version
+from protocol.rollout.statistics import Measurement
+from protocol.run.manifest import RunManifest
+from roles.engines.factory import EngineName, policies_kept
+from roles.engines.subprocess import wire
+from roles.engines.subprocess.connection import Conversation, Patience
+from roles.engines.subprocess.process import EngineProcesses
+from roles.engines.subprocess.supervisor import Supervisor
+from roles.engines.task_loader import task_of
+from roles.ports.background import Background
+from roles.ports.engines import (
+    EngineError,
+    Engines,
+    Environment,
+    FirstToken,
+    Generation,
+    GenerationEngine,
+    GenerationRequest,
+    Policy,
+    StepMetrics,
+    TrainingEngine,
+    TrainingSequence,
+    VerificationEngine,
+    VerificationRequest,
+)
+from roles.runtime.shared_lock import Turns
+
+
+class ChildGeneration(GenerationEngine):
+    """Generates in another process; one that is replaced has the last policy."""
+
+    def __init__(self, processes: EngineProcesses, make: wire.Make, patience: Patience) -> None:
+        self._policy: Policy | None = None
+        self._turns = Turns()
+        """Questions are written down beside each other, so one may overtake another."""
+        self.supervisor = Supervisor(processes, make, patience, self._restore)
+
+    @property
+    @override
+    def tokens_sampled(self) -> int:
+        return self.supervisor.tokens
+
+    @property
+    @override
+    def first_token(self) -> FirstToken | None:
+        return self.supervisor.first_token
+
+    @override
+    async def start(self) -> None:
+        await self.supervisor.start()
+
+    @override
+    async def stage(self, policy: Policy) -> bool:
+        (staged,) = await self.supervisor.call("stage", policy, items=1)
+        return bool(staged)
+
+    @override
+    async def load(self, policy: Policy) -> None:
+        async with self._turns.alone():
+            self._policy = None
+            await self.supervisor.call("load", policy)
+            self._policy = policy
+
+    @override
+    async def generate(
+        self, requests: Sequence[GenerationRequest], temperature: float
+    ) -> list[Generation]:
+        tokens = sum(request.tokens_max for request in requests)
+        async with self._turns.together():
+            made: list[Generation] = await self.supervisor.call(
+                "generate", tuple(requests), temperature, items=len(requests), tokens=tokens
+            )
+        for one, request in zip(made, requests, strict=True):
+            fits = 1 <= len(one.tokens) <= request.tokens_max
+            if not fits or len(one.logprobs) != len(one.tokens) or min(one.tokens) < 0:
+                raise EngineError("the engine process generated what was not asked for")
+        return made
+
+    async def _restore(self, conversation: Conversation) -> None:
+        if self._policy is not None:
+            # Without it ``generate`` says that nothing is loaded.
+            with suppress(ValueError):
+                await conversation.call("load", (self._policy,), 0, 0)
+
+
+class ChildVerification(VerificationEngine):
+    """Measures in another process; one that is replaced has the policies that were kept."""
+
+    def __init__(
+        self, processes: EngineProcesses, make: wire.Make, patience: Patience, kept: int
+    ) -> None:
+        self._policies = BoundedDict[Version, Policy](kept)
+        self.supervisor = Supervisor(processes, make, patience, self._restore)
+
+    @override
+    async def start(self) -> None:
+        await self.supervisor.start()
+
+    @override
+    async def load(self, policy: Policy) -> None:
+        self._policies.pop(policy.version, None)
+        await self.supervisor.call("load", policy)
+        self._policies[policy.version] = policy
+
+    @override
+    async def measure(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        tokens = sum(len(request.prompt) + len(request.tokens) for request in requests)
+        return await self.supervisor.call(
+            "measure", version, tuple(requests), temperature, items=len(requests), tokens=tokens
+        )
+
+    async def _restore(self, conversation: Conversation) -> None:
+        for policy in list(self._policies.values()):
+            # Without it ``measure`` raises ``LookupError``.
+            with suppress(ValueError):
+                await conversation.call("load", (policy,), 0, 0)
+
+
+class ChildTraining(TrainingEngine):
+    """Learns in another process; one that is replaced has nothing loaded, and says so."""
+
+    def __init__(self, processes: EngineProcesses, make: wire.Make, patience: Patience) -> None:
+        self._step_tokens = 0
+        """What the step that has begun is to learn from."""
+        self.supervisor = Supervisor(processes, make, patience, self._restore)
+
+    @override
+    async def start(self) -> None:
+        await self.supervisor.start()
+
+    @override
+    async def state_bytes_max(self) -> int:
+        (most,) = await self.supervisor.call("state_bytes_max", items=1)
+        return int(most)
+
+    @override
+    async def load_policy(self, policy: Policy) -> None:
+        await self.supervisor.call("load_policy", policy)
+
+    @override
+    async def recompute(
+        self, policy: Policy, sequences: Sequence[TrainingSequence]
+    ) -> list[TrainingSequence]:
+        return await self.supervisor.call(
+            "recompute", policy, tuple(sequences), items=len(sequences), tokens=_tokens(sequences)
+        )
+
+    @override
+    async def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
+        self._step_tokens = _tokens(batch)
+        await self.supervisor.call("begin_step", tuple(batch), tokens=self._step_tokens)
+
+    @override
+    async def end_step(self) -> StepMetrics:
+        (metrics,) = await self.supervisor.call("end_step", items=1, tokens=self._step_tokens)
+        assert isinstance(metrics, StepMetrics)
+        return metrics
+
+    @override
+    async def policy_digest(self) -> Digest:
+        (digest,) = await self.supervisor.call("policy_digest", items=1)
+        return Digest(digest)
+
+    @override
+    async def write_policy(self, path: Path) -> Digest:
+        (digest,) = await self.supervisor.call("write_policy", path, items=1)
+        return Digest(digest)
+
+    @override
+    async def save_state(self, path: Path) -> None:
+        await self.supervisor.call("save_state", path)
+
+    @override
+    async def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
+        await self.supervisor.call("load_state", path, policy, newer)
+
+    @override
+    async def evaluate(
+        self, prompts: Sequence[tuple[int, ...]], tokens_max: int
+    ) -> list[tuple[int, ...]]:
+        count = len(prompts)
+        tokens = count * tokens_max
+        return await self.supervisor.call(
+            "evaluate", tuple(prompts), tokens_max, items=count, tokens=tokens
+        )
+
+    async def _restore(self, conversation: Conversation) -> None:
+        """Restore nothing: what training goes on from is for its flow to choose."""
+
+
+class ChildEngines(Engines):
+    """Makes engines in processes of their own.
+
+    ``engine``, ``device`` and ``gpus`` are as ``engines_of`` takes them; ``memory_bytes_max``
+    bounds what each engine may write to, of the machine's memory; ``runtimes`` are directories of
+    installed scoring runtimes.
+    """
+
+    def __init__(
+        self,
+        processes: EngineProcesses,
+        background: Background,
+        task_data: Path,
+        device: str = "auto",
+        *,
+        engine: EngineName = "builtin",
+        gpus: int = 1,
+        memory_bytes_max: int | None = None,
+        patience: Patience | None = None,
+        runtimes: Sequence[Path] = (),
+    ) -> None:
+        self._processes = processes
+        self._background = background
+        self._task_data = task_data
+        self._runtimes = runtimes
+        self._device = device
+        self._engine = engine
+        self._gpus = gpus
+        self._memory_bytes_max = memory_bytes_max
+        self._patience = patience or Patience()
+
+    @override
+    def environment(self, manifest: RunManifest) -> Environment:
+        return task_of(manifest, self._task_data, self._background, self._runtimes)
+
+    @override
+    def generation(self, manifest: RunManifest) -> ChildGeneration:
+        return ChildGeneration(self._processes, self._make("generation", manifest), self._patience)
+
+    @override
+    def verification(self, manifest: RunManifest) -> ChildVerification:
+        make, kept = self._make("verification", manifest), policies_kept(manifest)
+        return ChildVerification(self._processes, make, self._patience, kept)
+
+    @override
+    def training(self, manifest: RunManifest) -> ChildTraining:
+        return ChildTraining(self._processes, self._make("training", manifest), self._patience)
+
+    def _make(self, kind: wire.Kind, manifest: RunManifest) -> wire.Make:
+        return wire.Make(
+            kind=kind,
+            engine=self._engine,
+            manifest=manifest.encoded(),
+            device=self._device,
+            gpus=self._gpus,
+            memory_bytes_max=self._memory_bytes_max,
+            heartbeat_seconds=self._patience.heartbeat_seconds,
+        )
+
+
+def _tokens(sequences: Sequence[TrainingSequence]) -> int:
+    return sum(len(one.prompt) + len(one.tokens) for one in sequences)

@@ -1,0 +1,147 @@
+"""The slots of a worker that are in the making: each a task of its own, over one engine.
+
+What is in a slot follows from (checkpoint, worker, slot) alone, so slots are made side by side, and
+made again after a failure or a restart.
+"""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import structlog
+
+from protocol.core.types import Digest, Version
+from protocol.rollout.assignment import assign
+from protocol.rollout.body import RolloutSequence
+from roles.inference.concurrency import Concurrency
+from roles.ports.engines import EngineError, GenerationEngine, GenerationRequest, Unscorable
+from roles.runtime.context import RoleContext
+from roles.runtime.scoring import Task
+
+log = structlog.get_logger()
+
+Made = list[RolloutSequence] | Unscorable
+"""The sequences of a slot, or why they have no score."""
+
+
+@dataclass(eq=False, slots=True)
+class Making:
+    """A slot in the making; its place in the engine is free once it is not ``generating``."""
+
+    version: Version
+    checkpoint: Digest
+    slot: int
+    began_at: float
+    work: "asyncio.Task[Made]" = field(init=False)
+    generating: bool = True
+
+
+class SlotsInTheMaking:
+    """Begins, ends and drops slots; its loop's time, in seconds, does not follow any clock."""
+
+    def __init__(self, context: RoleContext, engine: GenerationEngine, task: Task) -> None:
+        self._context = context
+        self._engine = engine
+        self._task = task
+        self._slots: list[Making] = []
+        self._broke_at = -math.inf
+        self.concurrency = Concurrency()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, making: Making) -> bool:
+        return making in self._slots
+
+    def __iter__(self) -> Iterator[Making]:
+        """Yield them in the order in which they are committed to."""
+        return iter(sorted(self._slots, key=lambda one: (one.version, one.slot)))
+
+    @property
+    def generating(self) -> int:
+        """How many of them the engine computes."""
+        return sum(making.generating for making in self._slots)
+
+    def observe(self, seconds_max: float) -> None:
+        """Learn how many should be computed at once, none for longer than ``seconds_max``."""
+        now = asyncio.get_running_loop().time()
+        since = [making.began_at for making in self._slots if making.generating]
+        self.concurrency.note(len(since), now)
+        oldest_seconds = now - min(since, default=now)
+        before = self.concurrency.limit
+        self.concurrency.observe(self._engine.tokens_sampled, oldest_seconds, seconds_max, now)
+        if self.concurrency.limit != before:
+            log.info("rollouts at once", limit=self.concurrency.limit, before=before)
+
+    def begin(self, version: Version, checkpoint: Digest, slot: int) -> None:
+        """Begin to make a slot of a checkpoint, whose policy the engine must hold."""
+        making = Making(version, checkpoint, slot, asyncio.get_running_loop().time())
+        making.work = asyncio.create_task(self._make(making))
+        making.work.add_done_callback(self._ended)
+        self._slots.append(making)
+
+    def drop(self, making: Making) -> None:
+        """Give up a slot, made or not."""
+        making.generating = False
+        making.work.cancel()
+        self._slots.remove(making)
+
+    def drop_failed(self) -> EngineError | None:
+        """Drop those that failed, so that they are made again; return what has broken, if news.
+
+        What broke may fail several, and some of them later: it is told once.
+        """
+        broken: EngineError | None = None
+        for making in [one for one in self._slots if one.work.done()]:
+            error = making.work.exception()
+            if isinstance(error, EngineError):
+                self.drop(making)
+                if broken is None and making.began_at > self._broke_at:
+                    broken = error
+            elif error is not None:
+                raise error  # a defect
+        return broken
+
+    def broke(self) -> None:
+        """Note that the engine or the task is broken: of what runs now nothing more is told."""
+        self._broke_at = asyncio.get_running_loop().time()
+        self.concurrency.broke()
+
+    async def close(self) -> None:
+        """Drop all of them, and return when they have ended."""
+        tasks = [making.work for making in self._slots]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _make(self, making: Making) -> Made:
+        manifest = self._context.manifest
+        assignments = assign(
+            manifest, making.checkpoint, self._context.peer_id, making.slot, making.version
+        )
+        try:
+            prompts = await self._task.prompts(assignments)
+            requests = [
+                GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)
+                for item, prompt in zip(assignments, prompts, strict=True)
+            ]
+            generations = await self._engine.generate(requests, manifest.sampling.temperature)
+            seconds = asyncio.get_running_loop().time() - making.began_at
+            self.concurrency.ended(seconds)
+            self._context.durations.generations.add(seconds)
+        finally:
+            making.generating = False
+            self._context.changes.notify()  # another one may begin while this one is scored
+        rewards = await self._task.rewards(assignments, [item.tokens for item in generations])
+        if isinstance(rewards, Unscorable):
+            return rewards
+        return [
+            RolloutSequence(item.tokens, item.logprobs, own, item.proofs)
+            for item, own in zip(generations, rewards, strict=True)
+        ]
+
+    def _ended(self, work: "asyncio.Task[Made]") -> None:
+        if not work.cancelled():
+            work.exception()  # it is looked at when its turn comes, or was dropped before
+        self._context.changes.notify()

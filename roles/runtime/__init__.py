@@ -1,0 +1,1 @@
+"""Shared by all roles: context, retries, scoring, metrics."""

@@ -1,0 +1,195 @@
+"""Statistics of training steps: one record a step, kept over restarts of a trainer.
+
+A trainer records its own steps. Other nodes know of a version what its announcement carries, which
+is its mean reward; their records have no other statistic.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from protocol.core.types import PeerId
+from protocol.ledger.chain import CheckpointEntry
+from protocol.rollout.body import REWARD_SCALE
+from roles.ports.storage import Delete, Put, StorageFullError, Store
+
+log = structlog.get_logger()
+
+TABLE = "training-steps"
+
+STEPS_MAX = 10_000
+"""Steps that are kept, the newest: about 8 MB in the store."""
+
+_HARD_REWARD = 0.1
+_SOLVED_REWARD = 0.9
+"""Mean rewards beyond which a batch without a teaching group has too hard or too easy problems; a
+guess."""
+
+_KEY_BYTES = 8
+
+
+def _statistic(text: str) -> Any:
+    return field(default=None, metadata={"text": text})
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """Statistics of the step that made ``version``; it ended at ``ended_at``, in unix seconds.
+
+    None: the value is not known to this node, or it is not finite.
+    """
+
+    version: int
+    ended_at: float
+    reward_mean: float | None = _statistic("Mean reward of the batch.")
+    reward_std: float | None = _statistic("Standard deviation of the rewards of the batch.")
+    groups_teaching_fraction: float | None = _statistic(
+        "Fraction of groups whose rewards are not all equal."
+    )
+    sequences_offered: int | None = _statistic("Sequences of the batch.")
+    sequences_used: int | None = _statistic("Sequences that the step learned from.")
+    entropy_nats: float | None = _statistic("Mean entropy of the policy at the tokens trained on.")
+    kl_nats: float | None = _statistic(
+        "Divergence from the policies that generated the tokens trained on; an estimate."
+    )
+    gradient_norm: float | None = _statistic(
+        "Norm of the gradient before clipping, the largest of the updates."
+    )
+    clip_low_fraction: float | None = _statistic(
+        "Fraction of tokens clipped at a small ratio, which have no gradient."
+    )
+    clip_high_fraction: float | None = _statistic(
+        "Fraction of tokens clipped at a large ratio, which have no gradient."
+    )
+    loss: float | None = _statistic("Mean loss of the tokens trained on.")
+    learning_rate: float | None = _statistic("Learning rate of the last update; 0 without one.")
+    updates: int | None = _statistic("Optimizer updates of the step.")
+    answer_tokens_mean: float | None = _statistic("Mean length of the answers, in tokens.")
+    answers_cut_fraction: float | None = _statistic(
+        "Fraction of answers that were cut at the length limit."
+    )
+    staleness_mean_versions: float | None = _statistic(
+        "Versions between the policy that generated a rollout and the one that learned, mean."
+    )
+    staleness_max_versions: int | None = _statistic(
+        "Versions between the policy that generated a rollout and the one that learned, maximum."
+    )
+    tokens_per_second: float | None = _statistic(
+        "Tokens of prompts and answers learned from, per second of the step."
+    )
+    step_seconds: float | None = _statistic("Time in which the engine computed for the step.")
+    idle_seconds: float | None = _statistic(
+        "Time since the step before in which the engine computed for no step."
+    )
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """The statistics that are known, by name."""
+        known = {name: getattr(self, name) for name in STATISTICS}
+        return {name: value for name, value in known.items() if value is not None}
+
+    @property
+    def warning(self) -> str:
+        """What went wrong and what to do, in one line; empty for a step that changed the policy."""
+        if self.sequences_used == 0:
+            return (
+                f"step {self.version} used 0 of {self.sequences_offered} sequences: the rewards in "
+                f"each group are equal, so the policy did not change; {self._remedy()}"
+            )
+        if self.updates == 0:
+            return (
+                f"step {self.version} made no update: its loss or gradient was not finite; lower "
+                "grpo.learning_rate or grpo.gradient_clip in a new run"
+            )
+        return ""
+
+    def _remedy(self) -> str:
+        if self.reward_mean is not None and self.reward_mean < _HARD_REWARD:
+            return "the problems are too hard for this model: found a run on easier ones"
+        if self.reward_mean is not None and self.reward_mean > _SOLVED_REWARD:
+            return "the task is solved: end the run, or found one on harder problems"
+        return "raise sampling.temperature or sampling.group_size in a new run"
+
+
+STATISTICS: dict[str, str] = {
+    one.name: one.metadata["text"] for one in fields(TrainingStep) if one.metadata
+}
+"""Descriptions of the statistics of a step, by name. Units come last in a name."""
+
+_STEP = TypeAdapter(TrainingStep)
+
+
+def encoded(step: TrainingStep) -> bytes:
+    """Return a step as one line of JSON, without its end."""
+    return _STEP.dump_json(step)
+
+
+def decoded(line: bytes) -> TrainingStep:
+    """Return the step of a line; raises ``ValueError``. Unknown statistics are ignored."""
+    return _STEP.validate_json(line)
+
+
+class TrainingSteps:
+    """The steps of this node's trainer by version, the newest ``STEPS_MAX``."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, TrainingStep] = {}
+        self.newest: TrainingStep | None = None
+        """The step that ended last; the store gives the one of the highest version."""
+
+    def restore(self, store: Store) -> None:
+        """Read what an earlier process recorded."""
+        for key, line in store.scan(TABLE):
+            try:
+                step = decoded(line)
+            except ValidationError:
+                log.warning("training step unreadable", version=int.from_bytes(key, "big"))
+                continue
+            self._steps[step.version] = self.newest = step
+
+    async def record(self, step: TrainingStep, store: Store) -> None:
+        """Keep a step; it replaces a step of the same version, which was never published."""
+        self._steps.pop(step.version, None)
+        self._steps[step.version] = self.newest = step
+        changes: list[Put | Delete] = [Put(TABLE, _key(step.version), encoded(step))]
+        while len(self._steps) > STEPS_MAX:
+            oldest = next(iter(self._steps))
+            del self._steps[oldest]
+            changes.append(Delete(TABLE, _key(oldest)))
+        try:
+            await store.commit(changes)
+        except StorageFullError as error:
+            log.warning("training step not stored", version=step.version, error=str(error))
+
+    def of(self, checkpoints: Sequence[CheckpointEntry], peer: PeerId) -> list[TrainingStep]:
+        """Return a record for each published version after 0, ascending.
+
+        ``peer`` is this node: versions of other trainers have the reward of their announcement.
+        """
+        return [self._of(entry, peer) for entry in checkpoints if entry.manifest.message.version]
+
+    def _of(self, entry: CheckpointEntry, peer: PeerId) -> TrainingStep:
+        message = entry.manifest.message
+        own = self._steps.get(message.version) if entry.manifest.signer == peer else None
+        if own is not None:
+            return own
+        return TrainingStep(
+            message.version, message.created_at / 1000, message.reward_mean / REWARD_SCALE
+        )
+
+    @property
+    def warning(self) -> str:
+        """The warning of the newest step, and how many before it were alike; empty without one."""
+        if self.newest is None or not self.newest.warning:
+            return ""
+        alike, version = 1, self.newest.version - 1
+        while (step := self._steps.get(version)) is not None and step.warning:
+            alike, version = alike + 1, version - 1
+        return self.newest.warning + (f" ({alike} steps in a row)" if alike > 1 else "")
+
+
+def _key(version: int) -> bytes:
+    return version.to_bytes(_KEY_BYTES, "big")

@@ -1,0 +1,80 @@
+"""Judgement of one rollout: the checks of a body in the order of their cost, the model last."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from protocol.core.types import Digest, PeerId
+from protocol.messages import RolloutCommit
+from protocol.rollout.assignment import assign
+from protocol.rollout.audit import (
+    LIES,
+    Finding,
+    Past,
+    check_claims,
+    check_rewards,
+    decide,
+    read_body,
+)
+from protocol.rollout.statistics import Measurement
+from protocol.run.manifest import RunManifest
+from roles.ports.engines import Unscorable, VerificationRequest
+from roles.runtime.scoring import Task
+
+Measure = Callable[[Sequence[VerificationRequest]], Awaitable[Sequence[Measurement] | None]]
+"""Measures claims with the policy of their commit; None where that is not possible now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A commit, the body that it promised, and the sequences of it that the model recomputes."""
+
+    worker: PeerId
+    commit: RolloutCommit
+    body: bytes
+    audited: Sequence[int]
+
+
+async def judge(
+    manifest: RunManifest,
+    task: Task,
+    judged: Judged,
+    past: Callable[[], Past],
+    measure: Measure,
+) -> Finding | Unscorable | None:
+    """Return what a body is worth; None when ``measure`` returns None, which is no fault of it.
+
+    ``past`` is asked again after each wait, since the ledger goes on meanwhile. Returns
+    ``Unscorable`` when the task has no score for it. Raises ``EngineError`` when the engine or the
+    task breaks.
+    """
+    commit = judged.commit
+    sequences = read_body(manifest, commit, judged.body)
+    if isinstance(sequences, Finding):
+        return sequences
+    finding = check_claims(manifest, commit, sequences)
+    if finding is not None:
+        return finding
+    assignments = assign(
+        manifest, Digest(commit.checkpoint), judged.worker, commit.slot, commit.version
+    )
+    rewards = await task.rewards(assignments, [item.tokens for item in sequences])
+    if isinstance(rewards, Unscorable):
+        return rewards
+    differing = check_rewards(manifest, sequences, rewards, past())
+    if differing is not None and differing.reason in LIES:
+        return differing
+    prompts = await task.prompts([assignments[index] for index in judged.audited])
+    requests = [
+        VerificationRequest(
+            prompt,
+            assignments[index].noise_seed,
+            sequences[index].tokens,
+            sequences[index].logprobs,
+            sequences[index].proofs,
+        )
+        for index, prompt in zip(judged.audited, prompts, strict=True)
+    ]
+    measurements = await measure(requests)
+    if measurements is None:
+        return None
+    return decide(manifest, measurements, [one.claim for one in requests], past(), differing)

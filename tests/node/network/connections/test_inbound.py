@@ -1,0 +1,86 @@
+"""Streams that peers open, at the gate that all protocols have in common."""
+
+import asyncio
+
+import pytest
+
+from node.network.connections.gater import BAN_SECONDS, Bans, Inbound
+from node.network.resources.open_rate import STRANGERS_PER_SECOND
+from protocol.core.types import PeerId
+
+pytestmark = pytest.mark.virtual
+
+PEER = PeerId("peer")
+FLOOD = int(60 * STRANGERS_PER_SECOND)
+
+
+class Opened:
+    """A stream as far as the gate looks at it."""
+
+    def __init__(self, peer):
+        self.peer = peer
+
+
+class Gate:
+    def __init__(self, admits=lambda _peer: True):
+        self.bans = Bans()
+        self.blamed, self.sent_away, self.served = [], [], []
+        inbound = Inbound(self.proven, self.bans, self.blame, self.disconnect, admits)
+        self.openings, self.open = inbound.openings, inbound.guarded(self.serve)
+
+    def proven(self, peer):
+        return peer == "proven"
+
+    def blame(self, peer, fault):
+        self.blamed.append((peer, str(fault)))
+        self.bans.blame(peer, fault, asyncio.get_running_loop().time())
+
+    async def disconnect(self, peer):
+        self.sent_away.append(peer)
+        await asyncio.sleep(1.0)
+
+    async def serve(self, stream):
+        self.served.append(stream.peer)
+
+
+async def floods(gate):
+    """Have a stranger open streams until it is kept away; return how many."""
+    for count in range(FLOOD):
+        if gate.sent_away:
+            return count
+        await gate.open(Opened(PEER))
+    pytest.fail("nobody minds")
+
+
+async def test_who_opens_too_many_streams_is_soon_kept_away_and_its_connection_ended():
+    gate = Gate()
+    count = await floods(gate)
+    assert gate.blamed == [(PEER, "opened-too-often")] * 3
+    assert gate.served == [PEER] * (count - 1)
+    assert STRANGERS_PER_SECOND < count < FLOOD
+
+
+async def test_who_is_kept_away_is_not_served_and_its_connection_is_ended_once_each_time_it_comes():
+    gate = Gate()
+    await floods(gate)
+    served = len(gate.served)
+    await asyncio.gather(*(gate.open(Opened(PEER)) for _ in range(50)))
+    assert gate.sent_away == [PEER] * 2
+    await gate.open(Opened(PEER))
+    assert gate.sent_away == [PEER] * 3
+    await gate.open(Opened("other"))
+    assert gate.served[served:] == ["other"]
+    await asyncio.sleep(BAN_SECONDS)
+    await gate.open(Opened(PEER))
+    assert gate.served[served:] == ["other", PEER]
+
+
+async def test_who_finds_no_room_is_not_served_and_nobody_with_standing_is_at_fault():
+    gate = Gate(admits=lambda peer: peer == "proven")
+    for _ in range(100):
+        await gate.open(Opened(PEER))
+        for _ in range(100):
+            await gate.open(Opened("proven"))
+    assert gate.served == ["proven"] * 10_000
+    assert gate.blamed == gate.sent_away == []
+    assert len(gate.openings) == 1

@@ -1,0 +1,171 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from node.network.resources.stream_limiter import UNDISTURBED_SECONDS, Bounded
+from node.network.resources.stream_slots import SERVED_TIMES
+from node.network.streams.protocols import MESSAGE
+from protocol.core.containers import table_sizes
+from protocol.core.types import PeerId
+from roles.ports.transport import Trust
+from tests.worlds.network import Hub
+
+pytestmark = pytest.mark.virtual
+
+SERVER = PeerId("server")
+
+
+class Silent:
+    """A stream that says nothing."""
+
+    peer = SERVER
+
+
+class Server:
+    """Serves each stream until it is told what comes of it."""
+
+    def __init__(self, **changes):
+        self.hub = Hub()
+        self.served = []
+        limits = replace(MESSAGE, **{"streams_per_peer": 2, "streams_total": 3, **changes})
+        self.bounded = Bounded(self.serve, limits, Trust(lambda peer: peer == "genesis"))
+        self.transport = self.hub.transport(SERVER)
+
+    async def serve(self, stream):
+        self.served.append(stream.peer)
+        await asyncio.shield(self.outcome)
+
+    async def opened(self, *names):
+        """Open a stream for each name; return which of them were ended at once."""
+        self.outcome = asyncio.get_running_loop().create_future()
+        await self.transport.handle("p", self.bounded)
+        streams = []
+        for name in names:
+            peer = PeerId(name)
+            transport = self.hub.transports.get(peer) or self.hub.transport(peer)
+            self.hub.connect(peer, SERVER)
+            streams.append(await transport.open_stream(SERVER, "p"))
+        await asyncio.sleep(0.1)
+        ended = []
+        for number, stream in enumerate(streams):
+            try:
+                ended += [number] if await asyncio.wait_for(stream.read(1), 0.1) == b"" else []
+            except TimeoutError:
+                continue
+        return ended
+
+
+async def test_a_peer_and_all_peers_have_so_many_streams_at_once():
+    server = Server()
+    assert await server.opened("a", "a", "a", "b", "b") == [2, 4]
+    assert server.served == ["a", "a", "b"]
+    assert table_sizes(server.bounded.tables)["streams_message"] == 3
+    server.outcome.cancel()
+    await asyncio.sleep(0.1)
+    assert table_sizes(server.bounded.tables)["streams_message"] == 0
+
+
+async def test_who_opens_streams_too_often_is_not_served():
+    server, served = Server(streams_per_second=0.1, streams_burst=4), []
+    for name in ("a", "a", "a", "a", "a", "b", "genesis"):
+        served.append(not await server.opened(name))
+        server.outcome.set_result(None)
+    assert served == [True, True, True, True, False, True, True]
+    await asyncio.sleep(10)
+    assert await server.opened("a") == []
+    server.outcome.set_result(None)
+    assert await server.opened("a") == [0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_stream_that_ends_makes_room(fails):
+    server = Server()
+    assert await server.opened("a", "b", "c", "d") == [3]
+    if fails:
+        server.outcome.cancel()
+    else:
+        server.outcome.set_result(None)
+    await asyncio.sleep(0.1)
+    assert not server.bounded._serving
+    assert await server.opened("d", "a", "b", "c") == [3]
+    server.outcome.cancel()
+
+
+async def test_a_stream_that_loses_its_place_ends_at_once():
+    server = Server()
+    assert await server.opened("a", "b", "c", "genesis") == [0]
+    assert server.served == ["a", "b", "c", "genesis"]
+    assert [place.peer for place in server.bounded._serving] == ["b", "c", "genesis"]
+    server.outcome.set_result(None)
+    await asyncio.sleep(0.1)
+    assert not server.bounded._serving
+
+
+async def test_a_stranger_that_is_slow_is_let_alone_for_a_moment():
+    server = Server()
+    assert await server.opened("a", "b", "c", "d") == [3]
+    await asyncio.sleep(UNDISTURBED_SECONDS)
+    assert await server.opened("d") == []
+    assert [place.peer for place in server.bounded._serving] == ["b", "c", "d"]
+    server.outcome.cancel()
+
+
+async def test_a_fault_of_ours_is_not_lost():
+    async def broken(_stream):
+        raise RuntimeError("our own fault")
+
+    bounded = Bounded(broken, MESSAGE, Trust())
+    with pytest.raises(RuntimeError, match="our own fault"):
+        await bounded(Silent())
+    assert not bounded._serving
+
+
+async def test_a_node_that_stops_ends_what_it_serves():
+    ended = []
+
+    async def slow(_stream):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    bounded = Bounded(slow, MESSAGE, Trust())
+    serving = asyncio.create_task(bounded(Silent()))
+    await asyncio.sleep(1)
+    serving.cancel()
+    await asyncio.sleep(0.1)
+    assert ended == [True]
+    assert serving.cancelled()
+    assert not bounded._serving
+
+
+async def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
+    hub, slow = Hub(), {}
+
+    async def serve(stream):
+        bounded.note_slow(stream, slow=slow[stream.peer])
+        await asyncio.sleep(1000)
+
+    bounded = Bounded(serve, replace(MESSAGE, streams_total=3), Trust(), strangers=2)
+    transport = hub.transport(SERVER)
+    await transport.handle("p", bounded)
+
+    async def comes(name, *, is_slow):
+        slow[PeerId(name)] = is_slow
+        other = hub.transport(PeerId(name))
+        hub.connect(PeerId(name), SERVER)
+        await other.open_stream(SERVER, "p")
+        await asyncio.sleep(0.1)
+        return sorted(place.peer for place in bounded._serving)
+
+    assert await comes("waits", is_slow=False) == ["waits"]
+    assert await comes("slow", is_slow=True) == ["slow", "waits"]
+    assert await comes("early", is_slow=False) == ["slow", "waits"], "two strangers at most"
+    await asyncio.sleep(UNDISTURBED_SECONDS)
+    assert await comes("next", is_slow=False) == ["next", "waits"]
+    await asyncio.sleep(UNDISTURBED_SECONDS)
+    assert await comes("late", is_slow=False) == ["next", "waits"]
+    assert len(bounded._place_of) == 2
+    await asyncio.sleep(SERVED_TIMES * UNDISTURBED_SECONDS)
+    assert await comes("last", is_slow=False) == ["last", "next"]

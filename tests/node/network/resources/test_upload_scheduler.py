@@ -1,0 +1,121 @@
+"""Who has standing and who has none share an upload line."""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+from node.network.resources.upload_scheduler import PAYLOAD_SHARE, STRANGERS_WEIGHT, UploadCap
+
+pytestmark = pytest.mark.virtual
+
+LINE_BYTES = 1_000_000
+RATE = PAYLOAD_SHARE * LINE_BYTES
+PIECE_BYTES = 4096
+
+
+async def sent(seconds, **wanting):
+    """Return the bytes a second that each gets who takes all it can, after the first second.
+
+    By name, how many ask at once; those whose names begin with "worker" have standing, and those
+    whose names end with "messages" want messages.
+    """
+    cap, counts = UploadCap(LINE_BYTES), Counter()
+
+    async def ask(name):
+        while True:
+            proven, messages = name.startswith("worker"), name.endswith("messages")
+            await cap.take(PIECE_BYTES, proven=proven, messages=messages)
+            counts[name] += PIECE_BYTES
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(ask(name)) for name, many in wanting.items() for _ in range(many)
+        ]
+        await asyncio.sleep(1)
+        counts.clear()
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            task.cancel()
+    return {name: counts[name] / seconds for name in wanting}
+
+
+async def test_strangers_have_a_fifth_of_a_line_that_all_want_however_many_they_are():
+    rates = await sent(30, worker=4, strangers=250)
+    fifth = STRANGERS_WEIGHT / (1 + STRANGERS_WEIGHT)
+    assert rates["strangers"] == pytest.approx(fifth * RATE, rel=0.02)
+    assert rates["worker"] == pytest.approx((1 - fifth) * RATE, rel=0.02)
+
+
+async def test_few_that_want_messages_do_not_wait_for_hundreds_that_want_weights():
+    wanting = {"worker": 4, "worker_messages": 2, "strangers": 250, "strangers_messages": 2}
+    rates = await sent(30, **wanting)
+    assert rates["strangers_messages"] == pytest.approx(rates["strangers"], rel=0.02)
+    assert rates["worker_messages"] == pytest.approx(rates["worker"], rel=0.02)
+    share = STRANGERS_WEIGHT / 2 / (1 + STRANGERS_WEIGHT)
+    assert rates["strangers_messages"] == pytest.approx(share * RATE, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["worker", "strangers"])
+async def test_what_one_leaves_the_other_has(name):
+    rates = await sent(30, **{name: 3})
+    assert rates[name] == pytest.approx(RATE, rel=0.02)
+
+
+async def test_those_with_standing_share_their_part_evenly():
+    rates = await sent(30, worker_1=4, worker_2=4, strangers=100)
+    assert rates["worker_1"] == pytest.approx(rates["worker_2"], rel=0.02)
+
+
+@pytest.mark.parametrize(("first", "then"), [(False, True), (True, False)])
+async def test_what_was_not_used_is_not_owed(first, then):
+    """Nobody who comes late takes the whole line until it has had as much as the others."""
+    cap, counts = UploadCap(LINE_BYTES), Counter()
+
+    async def ask(proven):
+        while True:
+            await cap.take(PIECE_BYTES, proven=proven)
+            counts[proven] += PIECE_BYTES
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(first)) for _ in range(20)]
+        await asyncio.sleep(20)
+        tasks += [group.create_task(ask(then)) for _ in range(20)]
+        counts.clear()
+        await asyncio.sleep(10)
+        for task in tasks:
+            task.cancel()
+    assert counts[False] / counts[True] == pytest.approx(STRANGERS_WEIGHT, rel=0.05)
+
+
+async def test_a_worker_that_comes_back_after_a_while_waits_for_no_more_than_a_few_pieces():
+    cap, waits = UploadCap(LINE_BYTES), []
+    clock = asyncio.get_running_loop().time
+
+    async def strange():
+        while True:
+            await cap.take(PIECE_BYTES, proven=False)
+
+    tasks = [asyncio.create_task(strange()) for _ in range(100)]
+    for _ in range(10):
+        await asyncio.sleep(5)
+        began = clock()
+        await cap.take(PIECE_BYTES, proven=True)
+        waits.append(clock() - began)
+    for task in tasks:
+        task.cancel()
+    assert max(waits) <= 3 * PIECE_BYTES / RATE
+
+
+async def test_whoever_leaves_while_it_waits_holds_nobody_up():
+    cap = UploadCap(LINE_BYTES)
+    tasks = [asyncio.create_task(cap.take(LINE_BYTES, proven=False)) for _ in range(20)]
+    await asyncio.sleep(0.5)
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    began = asyncio.get_running_loop().time()
+    await cap.take(PIECE_BYTES, proven=False)
+    assert asyncio.get_running_loop().time() - began < 1.2, "only the first one had begun"

@@ -1,0 +1,240 @@
+import pytest
+
+from protocol.consensus.electorate import ViewElectorate
+from protocol.consensus.equivocation import Equivocators
+from protocol.core.crypto import verify
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Role
+from protocol.membership import roster as membership
+from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX, Roster
+from protocol.run.beacon import EPOCHS_KEPT
+from tests.worlds.messages import World, identity, run_manifest
+
+WORLD = World(run_manifest())
+WORKER, VALIDATOR, TRAINER = WORLD.workers[0], WORLD.validators[0], WORLD.trainers[0]
+LIFETIME_SECONDS = 50
+
+
+def roster(*records, now=None):
+    result = Roster(WORLD.manifest, verify)
+    for record in records:
+        assert result.offer(record, record.message.issued_at if now is None else now) is True
+    return result
+
+
+def electorate_of(known, manifest=WORLD.manifest):
+    return ViewElectorate(manifest, known, Equivocators(manifest, verify))
+
+
+def peers(members):
+    return [member.peer for member in members]
+
+
+def test_the_newest_record_counts():
+    old, new = (WORLD.record(WORKER, ("inference",), epoch) for epoch in (1, 2))
+    result = roster(old, new)
+    assert result.get(WORKER.peer_id).record == new
+    assert result.offer(old, WORLD.at(2)) is False
+    assert result.offer(new, WORLD.at(2)) is False
+    assert result.records() == [new]
+
+
+@pytest.mark.parametrize(
+    ("signer", "roles", "changes", "fault"),
+    [
+        (WORKER, ("validator",), {}, "not-admitted"),
+        (WORKER, ("trainer",), {}, "not-admitted"),
+        (VALIDATOR, ("validator", "trainer"), {}, "not-admitted"),
+        (WORKER, ("emperor",), {}, "unknown-role"),
+        (WORKER, ("relay",), {"protocol_version": 2}, "protocol-version"),
+        (WORKER, ("relay",), {"joined_at": 2**53}, "bad-record"),
+    ],
+)
+def test_a_false_claim_is_a_fault_and_changes_nothing(signer, roles, changes, fault):
+    result = roster()
+    refused = result.offer(WORLD.record(signer, roles, **changes), WORLD.at(0))
+    assert isinstance(refused, Fault)
+    assert refused.code == fault
+    assert result.records() == []
+
+
+def test_an_allowlist_is_asked_for_workers_alone():
+    world = World(run_manifest(admission={"rule": "allowlist", "workers": (WORKER.peer_id,)}))
+    result = Roster(world.manifest, verify)
+    assert result.offer(world.record(WORKER, ("inference",)), world.at(0)) is True
+    other = world.record(world.workers[1], ("inference",))
+    assert result.offer(other, world.at(0)) == Fault(FaultCode.NOT_ADMITTED, "inference")
+    assert result.offer(world.record(world.workers[1], ("relay",)), world.at(0)) is True
+
+
+def test_clocks_may_differ_by_some_seconds():
+    record = WORLD.record(WORKER, ("relay",))
+    issued_at = record.message.issued_at
+    early = issued_at - CLOCK_SKEW_SECONDS_MAX
+    assert Roster(WORLD.manifest, verify).offer(record, early) is True
+    fault = Roster(WORLD.manifest, verify).offer(record, early - 0.1)
+    assert isinstance(fault, Fault)
+    assert fault.code == "clock-skew"
+
+
+def test_a_record_from_the_far_future_does_not_lock_its_member_in():
+    result = roster()
+    far = WORLD.record(WORKER, ("relay",), sequence=2**53)
+    assert isinstance(result.offer(far, WORLD.at(0)), Fault)
+    assert result.offer(WORLD.record(WORKER, ("relay",)), WORLD.at(0)) is True
+
+
+def test_members_fall_silent_and_are_forgotten_later():
+    result = roster(WORLD.record(WORKER, ("relay",)))
+    issued_at = result.get(WORKER.peer_id).seen_at
+    assert peers(result.live(issued_at + LIFETIME_SECONDS)) == [WORKER.peer_id]
+    assert result.live(issued_at + LIFETIME_SECONDS + 0.1) == []
+    result.advance(issued_at + 2 * LIFETIME_SECONDS)
+    assert len(result) == 1
+    assert result.get(WORKER.peer_id) is not None
+    result.advance(issued_at + 2 * LIFETIME_SECONDS + 0.1)
+    assert len(result) == 0
+    assert result.get(WORKER.peer_id) is None
+
+
+def test_a_look_at_one_member_or_from_a_place_on_says_what_the_list_says():
+    signers = [*WORLD.workers[:3], *WORLD.validators[:2]]
+    records = [WORLD.record(signer, ("relay",), n) for n, signer in enumerate(signers)]
+    leaver = WORLD.record(WORLD.trainers[0], ("relay",), leaving=True)
+    result = roster(*records, leaver)
+    for now in (WORLD.at(0), WORLD.at(2), WORLD.at(2) + LIFETIME_SECONDS):
+        live = result.live(now)
+        everybody = [one.peer_id for one in (*signers, TRAINER)]
+        assert {peer for peer in everybody if result.is_live(peer, now)} == set(peers(live))
+    everybody = [record.signer for record in result.records()]
+    for place in range(2 * len(result)):
+        at = place % len(result)
+        assert list(result.peers_from(place)) == everybody[at:] + everybody[:at]
+    assert list(Roster(WORLD.manifest, verify).peers_from(3)) == []
+    assert not result.is_live(identity("stranger").peer_id, WORLD.at(0))
+
+
+def test_an_old_record_is_no_news():
+    record = WORLD.record(WORKER, ("relay",))
+    late = record.message.issued_at + LIFETIME_SECONDS + 0.1
+    assert Roster(WORLD.manifest, verify).offer(record, late) is False
+
+
+def test_who_leaves_is_gone_at_once_and_stays_drawn_where_it_was():
+    stay = WORLD.record(WORKER, ("relay",), 1)
+    leave = WORLD.record(WORKER, ("relay",), 2, leaving=True)
+    result = roster(stay, leave)
+    assert result.live(WORLD.at(2)) == []
+    assert peers(result.at_epoch(2)) == [WORKER.peer_id]
+    assert result.at_epoch(3) == []
+
+
+def test_who_comes_during_an_epoch_is_not_drawn_in_it():
+    result = roster(WORLD.record(WORKER, ("relay",), 3, joined_at=round(WORLD.at(3) * 1000)))
+    assert result.at_epoch(3) == []
+    assert peers(result.at_epoch(4)) == [WORKER.peer_id]
+
+
+def test_backdating_gains_one_epoch_and_no_more():
+    joined_at = round(WORLD.at(3) * 1000)
+    liar = WORLD.record(WORKER, ("relay",), 3, joined_at=0)
+    honest = WORLD.record(WORLD.workers[1], ("relay",), 3, joined_at=joined_at)
+    result = roster(liar, honest)
+    assert peers(result.at_epoch(3)) == [WORKER.peer_id]
+    assert len(result.at_epoch(4)) == 2
+
+
+def test_the_roster_is_bounded_and_strangers_cannot_shut_out_the_genesis_keys(monkeypatch):
+    monkeypatch.setattr(membership, "MEMBERS_MAX", 3)
+    strangers = [identity(f"stranger {n}") for n in range(5)]
+    result = Roster(WORLD.manifest, verify)
+    taken = [result.offer(WORLD.record(one, ("inference",)), WORLD.at(0)) for one in strangers]
+    assert taken == [True, True, True, False, False]
+    # Those who are in may still refresh, and those whom the genesis names always fit.
+    assert result.offer(WORLD.record(strangers[0], ("inference",), 1), WORLD.at(1)) is True
+    assert result.offer(WORLD.record(VALIDATOR, ("validator",)), WORLD.at(1)) is True
+    assert result.offer(WORLD.record(TRAINER, ("trainer",)), WORLD.at(1)) is True
+
+
+def test_strangers_do_not_shut_out_workers_that_the_manifest_names(monkeypatch):
+    monkeypatch.setattr(membership, "MEMBERS_MAX", 3)
+    manifest = run_manifest(admission={"rule": "allowlist", "workers": (WORKER.peer_id,)})
+    world, result = World(manifest), Roster(manifest, verify)
+    strangers = [identity(f"stranger {n}") for n in range(4)]
+    taken = [result.offer(world.record(one, ("relay",)), world.at(0)) for one in strangers]
+    assert taken == [True, True, True, False]
+    assert result.offer(world.record(WORKER, ("inference",)), world.at(0)) is True
+
+
+def test_a_member_is_heard_at_a_bounded_rate_and_when_it_leaves():
+    result = roster(WORLD.record(WORKER, ("relay",)))
+    start = result.get(WORKER.peer_id).record.message.sequence
+
+    def heard(after_ms, **changes):
+        record = WORLD.record(WORKER, ("relay",), sequence=start + after_ms, **changes)
+        return result.offer(record, WORLD.at(0))
+
+    assert not any(heard(after_ms) for after_ms in range(1, 1000))
+    assert heard(1, leaving=True) is True
+    assert not any(heard(after_ms, leaving=after_ms % 2 == 0) for after_ms in range(2, 1000))
+    assert heard(1001) is True
+
+
+def test_orders_do_not_depend_on_arrival():
+    records = [WORLD.record(one, ("relay",)) for one in WORLD.workers]
+    one, other = roster(*records), roster(*reversed(records))
+    assert one.records() == other.records()
+    assert one.live(WORLD.at(0)) == other.live(WORLD.at(0))
+    assert peers(one.at_epoch(1)) == sorted(worker.peer_id for worker in WORLD.workers)
+
+
+# The electorate
+
+
+def test_the_electorate_is_the_live_validators():
+    result = roster(
+        WORLD.record(WORLD.validators[1], ("validator",)),
+        WORLD.record(VALIDATOR, ("validator", "relay")),
+        WORLD.record(WORLD.validators[2], ("relay",)),
+        WORLD.record(WORKER, ("inference",)),
+    )
+    electorate = electorate_of(result)
+    expected = sorted(one.peer_id for one in WORLD.validators[:2])
+    assert list(electorate.validators(1)) == expected
+    assert electorate.validators(100) == ()
+    assert Role.RELAY in result.get(VALIDATOR.peer_id).record.message.roles
+
+
+def test_the_electorate_follows_who_comes_changes_role_and_is_forgotten():
+    result = roster(WORLD.record(VALIDATOR, ("validator",)))
+    electorate = electorate_of(result)
+    second = WORLD.validators[1]
+    assert electorate.validators(2) == (VALIDATOR.peer_id,)
+    result.offer(WORLD.record(second, ("validator",)), WORLD.at(1))
+    both = tuple(sorted((VALIDATOR.peer_id, second.peer_id)))
+    assert electorate.validators(2) == both
+    result.offer(WORLD.record(second, ("relay",), 1), WORLD.at(1))
+    assert electorate.validators(2) == (VALIDATOR.peer_id,)
+    result.advance(WORLD.at(2) + 3 * LIFETIME_SECONDS)
+    assert electorate.validators(2) == ()
+
+
+def test_an_electorate_that_is_asked_about_many_epochs_still_answers_right():
+    result = roster(WORLD.record(VALIDATOR, ("validator",)))
+    electorate = electorate_of(result)
+    for _ in range(2):
+        answers = [(electorate.validators(n), electorate.beacon(n)) for n in range(EPOCHS_KEPT + 9)]
+        fresh = electorate_of(result)
+        assert answers[1] == (fresh.validators(1), fresh.beacon(1)) != answers[-1]
+        assert len({beacon for _, beacon in answers}) == len(answers)
+
+
+def test_every_epoch_and_run_has_its_own_beacon():
+    electorates = [
+        electorate_of(Roster(manifest, verify), manifest)
+        for manifest in (WORLD.manifest, run_manifest(2))
+    ]
+    beacons = [
+        electorate.beacon(epoch) for electorate in electorates for epoch in (0, 1, 2**53 + 1)
+    ]
+    assert len(set(beacons)) == 6

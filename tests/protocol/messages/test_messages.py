@@ -1,0 +1,284 @@
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from protocol.core.codec import encode
+from protocol.core.crypto import digest, signing_bytes, verify
+from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import RunId
+from protocol.messages import (
+    BATCH_MAX,
+    ENVELOPE_BYTES_MAX,
+    VERDICT_BYTES_MAX,
+    VERDICTS_MAX,
+    Certificate,
+    CheckpointManifest,
+    NodeRecord,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    envelope_kind,
+    open_envelope,
+    seal,
+)
+from tests.worlds.messages import World, forged, identity, run_manifest
+
+WORLD = World(run_manifest())
+WORKER, VALIDATOR = WORLD.workers[0], WORLD.validators[0]
+COMMIT = WORLD.commit(WORKER)
+MESSAGES = [
+    WORLD.record(WORKER, ("inference",)),
+    COMMIT,
+    WORLD.verdict(VALIDATOR, COMMIT),
+    WORLD.certificate(COMMIT),
+    WORLD.genesis(),
+]
+
+
+def opened(envelope, kind=RolloutCommit, run_id=WORLD.run_id):
+    return open_envelope(envelope, kind, run_id, verify)
+
+
+def reason(envelope, kind=RolloutCommit):
+    result = opened(envelope, kind)
+    assert isinstance(result, Fault), result
+    return result.code
+
+
+def sealed_payload(payload: bytes, kind="rollout-commit", signer=WORKER) -> bytes:
+    """Return an envelope that is right in everything but its payload."""
+    signature = signer.sign(signing_bytes(kind, WORLD.run_id, payload))
+    return encode(
+        {"kind": kind, "payload": payload, "signature": signature, "signer": signer.peer_id}
+    )
+
+
+def with_fields(message=COMMIT, **fields) -> bytes:
+    values = message.message.model_dump() | fields
+    return sealed_payload(encode(values), message.message.kind)
+
+
+@pytest.mark.parametrize("signed", MESSAGES, ids=lambda signed: signed.message.kind)
+def test_every_message_opens_as_it_was_sealed(signed):
+    assert opened(signed.envelope, type(signed.message)) == signed
+    assert envelope_kind(signed.envelope) == signed.message.kind
+
+
+@pytest.mark.parametrize("signed", MESSAGES, ids=lambda signed: signed.message.kind)
+@pytest.mark.parametrize("kind", [NodeRecord, RolloutCommit, Verdict, Certificate])
+def test_no_message_opens_as_another_kind_or_for_another_run(signed, kind):
+    if kind is not type(signed.message):
+        assert isinstance(opened(signed.envelope, kind), Fault)
+        renamed = forged(signed, kind=kind.kind)
+        assert reason(renamed, kind) in {"bad-fields", "bad-signature", "oversize"}
+    other_run = RunId(digest(b"another run"))
+    fault = opened(signed.envelope, type(signed.message), other_run)
+    assert fault == Fault(FaultCode.BAD_SIGNATURE)
+
+
+@given(st.data())
+def test_no_changed_byte_passes(data):
+    envelope = data.draw(st.sampled_from(MESSAGES)).envelope
+    place = data.draw(st.integers(0, len(envelope) - 1))
+    flipped = envelope[place] ^ data.draw(st.integers(1, 255))
+    changed = envelope[:place] + bytes([flipped]) + envelope[place + 1 :]
+    for signed in MESSAGES:
+        assert isinstance(opened(changed, type(signed.message)), Fault)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_and_random_payloads_never_raise(data):
+    assert isinstance(opened(data), Fault)
+    assert isinstance(opened(sealed_payload(data)), Fault)
+    envelope_kind(data)
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.text(max_size=3)
+    | st.binary(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+def test_no_field_takes_a_value_of_another_type(signed, data):
+    values = signed.message.model_dump()
+    name = data.draw(st.sampled_from(sorted(values)))
+    junk = data.draw(JUNK)
+    result = opened(
+        sealed_payload(encode(values | {name: junk}), signed.message.kind), type(signed.message)
+    )
+    if isinstance(result, Signed):
+        taken = getattr(result.message, name)
+        assert encode(result.message.model_dump()) == encode(values | {name: junk})
+        assert type(taken) is type(values[name]), "the type did not change"
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"slot": True}, "slot"),
+        ({"slot": -1}, "slot"),
+        ({"slot": 1.0}, "slot"),
+        ({"slot": 2**53 + 1}, "slot"),
+        ({"slot": "0"}, "slot"),
+        ({"slot": None}, "slot"),
+        ({"policy": b"x" * 31}, "policy"),
+        ({"policy": b"x" * 33}, "policy"),
+        ({"policy": "x" * 32}, "policy"),
+        ({"previous": b"x" * 5}, "previous"),
+        ({"previous": b"x" * 33}, "previous"),
+        ({"extra": 1}, "extra"),
+    ],
+)
+def test_bad_fields_are_named(fields, where):
+    assert opened(with_fields(**fields)) == Fault(FaultCode.BAD_FIELDS, where)
+
+
+def test_a_state_that_is_no_digest_is_refused():
+    genesis = WORLD.genesis()
+    envelope = with_fields(genesis, state=b"short")
+    assert reason(envelope, CheckpointManifest) == "bad-fields"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_good"),
+    [
+        ({"witnessed": (b"a" * 32, b"b" * 32), "upload_classes": (3, 3)}, True),
+        ({"witnessed": (b"a" * 32,), "upload_classes": ()}, False),
+        ({"witnessed": (), "upload_classes": (3,)}, False),
+        ({"witnessed": (b"a" * 32, b"a" * 32), "upload_classes": (3, 3)}, False),
+    ],
+)
+def test_a_record_has_one_upload_class_for_each_key_that_it_names(fields, is_good):
+    result = opened(with_fields(WORLD.record(WORKER, ("inference",)), **fields), NodeRecord)
+    assert isinstance(result, Fault) is not is_good
+    if not is_good:
+        assert result.code is FaultCode.BAD_FIELDS
+
+
+def test_a_missing_field_is_refused_and_so_is_a_default_left_out():
+    values = COMMIT.message.model_dump()
+    del values["slot"]
+    assert reason(sealed_payload(encode(values))) == "bad-fields"
+    values = WORLD.verdict(VALIDATOR, COMMIT).message.model_dump()
+    del values["detail"]
+    assert reason(sealed_payload(encode(values), "verdict"), Verdict) == "not-canonical"
+
+
+@pytest.mark.parametrize("payload", [b"\x05", b"\x90", b"\x80", b"\xc0", b"\xcc\x05"])
+def test_a_payload_that_is_no_message_is_refused(payload):
+    assert reason(sealed_payload(payload)) in {"bad-fields", "not-canonical"}
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        encode([]),
+        encode({}),
+        encode({"kind": "rollout-commit"}),
+        forged(COMMIT, extra=1),
+        forged(COMMIT, signer=b"bytes"),
+        forged(COMMIT, signature="text"),
+        forged(COMMIT, payload=5),
+        forged(COMMIT, kind=None),
+    ],
+)
+def test_a_misshapen_envelope_is_refused(envelope):
+    assert reason(envelope) == "bad-envelope"
+
+
+def test_kinds_of_other_things_are_not_known():
+    assert envelope_kind(encode([1])) is None
+    assert envelope_kind(encode({"kind": 1})) is None
+    assert envelope_kind(b"\xc1") is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"signature": bytes(64)},
+        {"signature": b""},
+        {"signer": identity("somebody else").peer_id},
+        {"signer": WORKER.peer_id + " "},
+        {"signer": ""},
+    ],
+)
+def test_nobody_signs_for_another(fields):
+    assert opened(forged(COMMIT, **fields)) == Fault(FaultCode.BAD_SIGNATURE)
+
+
+def test_envelopes_are_canonical():
+    fields = msgpack.unpackb(COMMIT.envelope)
+    unsorted = msgpack.packb(dict(reversed(fields.items())))
+    assert reason(unsorted) == "not-canonical"
+
+
+def test_the_id_covers_signer_and_payload_but_not_the_signature():
+    assert WORLD.commit(WORKER).digest == COMMIT.digest
+    assert WORLD.commit(WORLD.workers[1]).digest != COMMIT.digest
+    assert WORLD.commit(WORKER, tokens=11).digest != COMMIT.digest
+    other_run = seal(COMMIT.message, RunId(bytes(32)), WORKER)
+    assert other_run.digest != COMMIT.digest
+
+
+# Limits
+
+
+def largest_verdict(signer) -> Signed[Verdict]:
+    return WORLD.verdict(
+        signer, COMMIT, detail="d" * 200, chunks=2**53, means=(-(2**53),) * 8, extremes=(2**53,) * 5
+    )
+
+
+def test_thirteen_numbers_and_a_full_detail_fit_a_verdict():
+    assert len(largest_verdict(VALIDATOR).envelope) <= VERDICT_BYTES_MAX
+
+
+def test_a_bloated_verdict_cannot_keep_a_certificate_from_fitting():
+    bloat = {"reason": "é" * 200, "detail": "é" * 200}
+    with pytest.raises(ValueError, match="verdict of"):
+        WORLD.verdict(VALIDATOR, COMMIT, **bloat)
+    values = Verdict(commit=COMMIT.digest, accept=False, **bloat)
+    bloated = sealed_payload(encode(values.model_dump()), "verdict", VALIDATOR)
+    assert reason(bloated, Verdict) == "oversize"
+
+
+def test_the_largest_certificate_fits_an_envelope():
+    signed = WORLD.sealed(
+        Certificate(
+            commit=COMMIT.digest,
+            escalated=True,
+            accepted=False,
+            verdicts=(bytes(VERDICT_BYTES_MAX),) * VERDICTS_MAX,
+        ),
+        VALIDATOR,
+    )
+    assert len(signed.envelope) <= ENVELOPE_BYTES_MAX
+
+
+def test_the_largest_checkpoint_fits_an_envelope():
+    batch = tuple(digest(bytes([n])) for n in range(BATCH_MAX))
+    huge = 2**53
+    signed = WORLD.checkpoint(
+        WORLD.genesis(), batch=batch, term=huge, total_bytes=huge, state=bytes(32), state_bytes=huge
+    )
+    assert opened(signed.envelope, CheckpointManifest) == signed
+    with pytest.raises(ValidationError):
+        WORLD.checkpoint(WORLD.genesis(), batch=(*batch, bytes(32)))
+
+
+def test_an_oversize_envelope_is_refused_before_it_is_read():
+    assert reason(b"\xc1" * (ENVELOPE_BYTES_MAX + 1)) == "oversize"
+    assert envelope_kind(b"\xc1" * (ENVELOPE_BYTES_MAX + 1)) is None
+
+
+def test_what_fits_no_envelope_is_not_sealed():
+    with pytest.raises(ValueError, match="limit 16384"):
+        WORLD.record(WORKER, ("r" * 5000,) * 4)

@@ -1,0 +1,233 @@
+"""Evidence against a worker reaches who joins after everything about it was forgotten."""
+
+import pytest
+
+from protocol.core.containers import table_sizes
+from protocol.core.crypto import digest
+from protocol.core.types import ValidationResult
+from protocol.replica import late_evidence
+from protocol.replica.replica import Replica
+from tests.worlds.messages import World, fingerprint, forged, identity, run_manifest
+
+WORLD = World(run_manifest())
+WORKER, OTHER = WORLD.workers[:2]
+EXPIRE = WORLD.manifest.committee.expire_after_epochs
+LATE = 10 * EXPIRE
+"""An epoch in which commits of epoch 0 are long forgotten."""
+
+NOW = WORLD.at(LATE)
+LIE = WORLD.commit(WORKER)
+REJECTION = WORLD.certificate(LIE, accepted=False, escalated=True)
+FORK = [WORLD.commit(WORKER, tokens=tokens) for tokens in (10, 11)]
+
+
+def late(*, joined_epoch=0, validators=WORLD.validators) -> Replica:
+    """Return the replica of a node that has just joined, with records of this epoch."""
+    result = WORLD.replica(roster_at=None)
+    joined_at = round(WORLD.at(joined_epoch) * 1000)
+    for one in validators:
+        record = WORLD.record(one, ("validator",), LATE, joined_at=joined_at)
+        assert result.receive(record.envelope, NOW).result is ValidationResult.ACCEPT
+    return result
+
+
+def synchronise(target, *messages, now=NOW):
+    """Hand over what a peer lists, and return what became of the last."""
+    received = None
+    for signed in messages:
+        envelope = signed if isinstance(signed, bytes) else signed.envelope
+        received = target.receive(envelope, now, anti_entropy=True)
+    return received
+
+
+def learns(target, *messages) -> bool:
+    """Tell whether messages slash the worker, also after the next tidying and a restart."""
+    synchronise(target, *messages)
+    slashed = target.ledger.slashed(WORKER.peer_id)
+    target.advance(NOW)
+    assert target.ledger.slashed(WORKER.peer_id) is slashed
+    again = WORLD.replica(roster_at=None)
+    for envelope in target.envelopes():
+        again.restore(envelope)
+    again.advance(NOW)
+    assert again.ledger.slashed(WORKER.peer_id) is slashed
+    assert len(again.ledger.proofs()) == len(target.ledger.proofs())
+    return slashed
+
+
+def test_a_lie_is_believed_with_its_certificate():
+    target = late()
+    synchronise(target, LIE)
+    assert target.is_waiting(LIE.digest), "and not asked for again"
+    received = synchronise(target, REJECTION)
+    assert received.result is ValidationResult.ACCEPT
+    assert learns(target)
+    assert [entry.commit.digest for entry in target.ledger.proofs()] == [LIE.digest]
+    assert target.ledger.entries == {}
+    assert not target.ledger.slashed(OTHER.peer_id)
+    assert target.ledger.totals.committed == 1
+    before = fingerprint(target)
+    assert synchronise(target, LIE, REJECTION).result is ValidationResult.IGNORE
+    assert fingerprint(target) == before
+
+
+def test_two_commits_for_one_slot_are_believed_of_themselves():
+    target = late()
+    received = synchronise(target, FORK[0])
+    assert received.result is ValidationResult.IGNORE
+    received = synchronise(target, FORK[1])
+    assert received.result is ValidationResult.ACCEPT
+    assert received.settled == (FORK[0],), "both are stored"
+    assert learns(target)
+    assert {entry.commit.digest for entry in target.ledger.proofs()} == {
+        commit.digest for commit in FORK
+    }
+    assert target.ledger.open_entries() == []
+
+
+@pytest.mark.parametrize("again", [FORK[:1] * 2, [FORK[0], WORLD.chain(WORKER, 2, tokens=10)[1]]])
+def test_other_old_commits_prove_nothing(again):
+    assert not learns(late(), *again)
+
+
+def test_validators_that_restarted_or_left_since_do_not_void_a_certificate():
+    """Their records of then are gone, and nobody else can say that they were there."""
+    assert learns(late(joined_epoch=LATE - 5), LIE, REJECTION)
+    signers = WORLD.committee(LIE).escalated[: WORLD.committee(LIE).quorum]
+    others = [one for one in WORLD.validators if one.peer_id not in signers]
+    assert learns(late(joined_epoch=LATE - 5, validators=others), LIE, REJECTION)
+
+
+def rejections():
+    """Return certificates of the lie that prove nothing, by what is wrong with them."""
+    committee = WORLD.committee(LIE)
+    ranked = [WORLD.by_peer[peer] for peer in committee.ranking]
+
+    def votes(signers, **options):
+        verdicts = (WORLD.verdict(one, LIE, accept=False, **options) for one in signers)
+        return {"verdicts": tuple(verdict.envelope for verdict in verdicts)}
+
+    quorum = committee.quorum
+    return {
+        "one verdict too few": votes(ranked[: quorum - 1]),
+        "the wrong end of the ranking": votes(ranked[-quorum:]),
+        "no lie": votes(ranked[:quorum], reason="sampling"),
+        "not escalated": votes(ranked[:quorum]) | {"escalated": False},
+        "of nobody": votes(identity(f"nobody {n}") for n in range(quorum)),
+        "of the worker": votes([WORKER, *ranked[: quorum - 1]]),
+        "of one validator": votes(ranked[:1] * quorum),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(rejections()))
+@pytest.mark.parametrize("joined_epoch", [0, LATE - 5])
+def test_an_invented_rejection_proves_nothing(name, joined_epoch):
+    target = late(joined_epoch=joined_epoch)
+    changes = {"accepted": False, "escalated": True} | rejections()[name]
+    certificate = WORLD.certificate(LIE, **changes)
+    assert not learns(target, LIE, certificate)
+    assert target.ledger.totals.committed == 0, "nor counts each time that it is handed over"
+    assert not target.behind, "it is not waited for"
+    assert learns(target, LIE, REJECTION), "and displaces nothing"
+
+
+def test_an_eclipsed_node_does_not_take_one_validators_word():
+    liar = WORLD.committee(LIE).ranking[0]
+    verdict = WORLD.verdict(WORLD.by_peer[liar], LIE, accept=False)
+    certificate = WORLD.certificate(
+        LIE, accepted=False, escalated=True, verdicts=(verdict.envelope,)
+    )
+    assert not learns(late(validators=[]), LIE, certificate)
+
+
+def test_an_acceptance_and_a_commit_alone_prove_nothing():
+    assert not learns(late(), LIE, WORLD.certificate(LIE))
+    assert not learns(late(), REJECTION)
+
+
+def test_a_certificate_waits_for_its_old_commit():
+    target = late()
+    synchronise(target, REJECTION, LIE)
+    target.advance(NOW)
+    assert learns(target)
+
+
+def test_forged_evidence_is_blamed_on_who_hands_it_over():
+    target = late()
+    for forgery in (forged(LIE, signature=bytes(64)), forged(REJECTION, signature=bytes(64))):
+        assert synchronise(target, forgery).result is ValidationResult.REJECT
+    bad = WORLD.certificate(LIE, accepted=False, escalated=True, verdicts=(b"\xc1",) * 3)
+    synchronise(target, LIE)
+    assert synchronise(target, bad).result is ValidationResult.REJECT
+    assert not target.ledger.slashed(WORKER.peer_id)
+
+
+def test_gossip_brings_no_old_evidence():
+    target = late()
+    for signed in (*FORK, LIE, REJECTION):
+        target.receive(signed.envelope, NOW)
+    assert not target.ledger.slashed(WORKER.peer_id)
+
+
+def test_a_run_that_does_not_slash_keeps_no_evidence():
+    world = World(run_manifest(credit={"slash": False}))
+    target = world.replica(roster_at=None)
+    synchronise(target, *(world.commit(WORKER, tokens=tokens) for tokens in (10, 11)))
+    assert table_sizes(target.tables)["old_commits"] == 0
+    assert target.ledger.proofs() == []
+
+
+# Bounds
+
+
+def forks(count):
+    for number in range(count):
+        signer = identity(f"stranger {number}")
+        yield [WORLD.commit(signer, tokens=tokens) for tokens in (10, 11)]
+
+
+def test_old_commits_that_wait_are_bounded_and_forgotten(monkeypatch):
+    monkeypatch.setattr(late_evidence, "OLD_COMMITS_MAX", 16)
+    target = late()
+    synchronise(target, LIE)
+    for number in range(40):  # of one key
+        synchronise(
+            target,
+            WORLD.commit(OTHER, body=digest(b"%d" % number), slot=number + 1, previous=bytes(32)),
+        )
+    assert table_sizes(target.tables)["old_commits"] == 16
+    assert target.is_waiting(LIE.digest), "a flood displaces itself"
+    for number in range(40):  # of forty keys
+        synchronise(target, WORLD.commit(identity(f"stranger {number}")))
+    assert table_sizes(target.tables)["old_commits"] == 16
+    target.advance(NOW + (EXPIRE + 1) * WORLD.manifest.epochs.seconds)
+    assert table_sizes(target.tables)["old_commits"] == 0
+
+
+def test_invented_forks_of_free_keys_are_bounded(monkeypatch):
+    monkeypatch.setattr(late_evidence, "FORKS_MAX", 8)
+    target = late()
+    for pair in forks(20):
+        synchronise(target, *pair)
+    for _ in range(3):
+        assert len(target.ledger.forks) == 8
+        target.advance(NOW)
+        assert target.ledger.entries == {}
+        assert len(target.ledger.kept) == 2 * 8
+        for pair in forks(40):
+            synchronise(target, *pair)
+    synchronise(target, LIE, REJECTION)
+    assert target.ledger.slashed(WORKER.peer_id), "no invention keeps the committees' word out"
+
+
+def test_forks_of_keys_that_are_not_admitted_are_not_taken():
+    """Their keys cost nothing; a rejected commit shows that its worker was admitted."""
+    world = World(run_manifest(admission={"rule": "invite"}))
+    target = world.replica(roster_at=None)
+    for one in world.validators:
+        target.receive(world.record(one, ("validator",), LATE).envelope, NOW)
+    synchronise(target, *(world.commit(OTHER, tokens=tokens) for tokens in (10, 11)))
+    assert not target.ledger.slashed(OTHER.peer_id)
+    lie = world.commit(WORKER)
+    synchronise(target, lie, world.certificate(lie, accepted=False, escalated=True))
+    assert target.ledger.slashed(WORKER.peer_id)

@@ -1,0 +1,463 @@
+"""Replicas under arbitrary messages in arbitrary order.
+
+What must hold is computed again here from the envelopes alone, with msgpack, BLAKE3 and Ed25519 and
+none of the code that is under test.
+"""
+
+from collections import Counter
+from functools import cache
+
+import base58
+import msgpack
+import pytest
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from protocol.core.crypto import digest, verify
+from protocol.core.types import ValidationResult
+from protocol.ledger import fork_choice as branches_module
+from protocol.ledger.commits import CommitState
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
+from protocol.messages import Certificate
+from protocol.replica import replica as replica_module
+from protocol.replica.replica import Replica
+from tests.worlds.messages import World, fingerprint, run_manifest
+
+WORLD = World(run_manifest(trainers=2))
+WAITING_MAX = 6
+LAST_EPOCH = 39
+"""Nothing is pruned before, so that totals can be counted again."""
+
+
+# The independent view
+
+
+def opened(envelope: bytes) -> tuple[str, dict]:
+    """Return signer and payload of an envelope whose signature is right."""
+    fields = msgpack.unpackb(envelope)
+    kind = fields["kind"].encode()
+    key = Ed25519PublicKey.from_public_bytes(base58.b58decode(fields["signer"])[6:])
+    covered = b"prime-node/1" + bytes([len(kind)]) + kind + WORLD.run_id + fields["payload"]
+    key.verify(fields["signature"], covered)
+    return fields["signer"], msgpack.unpackb(fields["payload"])
+
+
+@cache
+def is_proven(commit, certificate) -> bool:
+    """Tell whether a certificate shows that enough of the right committee said the same."""
+    _, shown = opened(certificate.envelope)
+    epoch = commit.message.epoch + 1
+    beacon = blake3(b"prime-node/beacon" + WORLD.run_id + epoch.to_bytes(8, "big")).digest()
+    validators = [peer for peer in WORLD.manifest.genesis.validators if peer != commit.signer]
+    ranked = sorted(
+        validators, key=lambda peer: blake3(beacon + commit.digest + peer.encode()).digest()
+    )
+    votes = [opened(envelope) for envelope in shown["verdicts"]]
+    agreeing = {
+        signer
+        for signer, verdict in votes
+        if verdict["commit"] == commit.digest and verdict["accept"] is shown["accepted"]
+    }
+    # Committees of three and four, a quorum of three in both, and one rank of slack.
+    places = 5 if shown["escalated"] else 4
+    enough = len(agreeing & set(ranked[:places])) >= 3
+    return enough and (shown["accepted"] or shown["escalated"]) and len(agreeing) == len(votes)
+
+
+HEARD = st.sampled_from([True, True, False])
+
+
+class ReplicaMachine(RuleBasedStateMachine):
+    """One replica, and everybody who may say anything, true or not."""
+
+    mail = Bundle("mail")
+    commits = Bundle("commits")
+    versions = Bundle("versions")
+
+    def __init__(self):
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(replica_module, "WAITING_MAX", WAITING_MAX)
+        self.patch.setattr(branches_module, "VERSIONS_WAITING_MAX", WAITING_MAX)
+        self.replica = WORLD.replica()
+        self.epoch = 0
+        self.chains: dict = {}
+        self.published: dict = {}
+
+    @property
+    def now(self) -> float:
+        return WORLD.at(self.epoch)
+
+    # What is said, and heard at once or later or never
+
+    @initialize(target=commits)
+    def start(self):
+        first = [WORLD.commit(worker) for worker in WORLD.workers]
+        for signed in first:
+            self.chains[signed.signer, 0] = [signed]
+            self.hear(signed)
+        return multiple(*first)
+
+    def say(self, signed, heard):
+        if heard:
+            self.hear(signed)
+        return signed
+
+    @rule(
+        target=commits,
+        heard=HEARD,
+        worker=st.integers(0, 2),
+        version=st.sampled_from([0, 0, 0, 1, 2, 2**53]),
+        late=st.integers(-3, 3),
+        forks=st.sampled_from([False, False, False, True]),
+        tokens=st.integers(1, 33),
+    )
+    def commit(self, heard, worker, version, late, forks, tokens):
+        chain = self.chains.setdefault((WORLD.workers[worker].peer_id, version), [])
+        slot = len(chain) - forks if chain else 0
+        checkpoint = self.replica.ledger.checkpoint(version)
+        signed = WORLD.commit(
+            WORLD.workers[worker],
+            slot,
+            chain[slot - 1].digest if slot else b"",
+            version=version,
+            checkpoint=checkpoint.digest if checkpoint else digest(b"a guess"),
+            epoch=max(0, self.epoch - late),
+            tokens=tokens,
+        )
+        chain[slot:] = [signed]
+        return self.say(signed, heard)
+
+    @rule(target=mail, commit=commits)
+    def post(self, commit):
+        return commit
+
+    @rule(
+        target=mail,
+        heard=HEARD,
+        commit=commits,
+        validator=st.integers(0, 5),
+        accept=st.booleans(),
+    )
+    def verdict(self, heard, commit, validator, accept):
+        signed = WORLD.verdict(WORLD.validators[validator], commit, accept=accept)
+        return self.say(signed, heard)
+
+    @rule(
+        target=mail,
+        heard=HEARD,
+        commit=commits,
+        about=commits,
+        ranks=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+        accepted=st.booleans(),
+        escalated=st.booleans(),
+        liar=st.integers(-6, 5),
+    )
+    def certificate(self, heard, commit, about, ranks, accepted, escalated, liar):
+        committee = WORLD.committee(commit)
+        verdicts = [
+            WORLD.verdict(
+                WORLD.by_peer[committee.ranking[rank]],
+                about if place == liar else commit,
+                accept=accepted if place != liar - 1 else not accepted,
+            )
+            for place, rank in enumerate(ranks)
+        ]
+        message = Certificate(
+            commit=commit.digest,
+            escalated=escalated,
+            accepted=accepted,
+            verdicts=tuple(verdict.envelope for verdict in verdicts),
+        )
+        return self.say(WORLD.sealed(message, WORLD.validators[0]), heard)
+
+    @rule(target=mail, heard=HEARD, commit=commits, accepted=st.booleans(), late=st.booleans())
+    def outcome(self, heard, commit, accepted, late):
+        certificate = WORLD.certificate(commit, accepted=accepted, escalated=not accepted or late)
+        return self.say(certificate, heard)
+
+    @rule(
+        target=versions,
+        heard=HEARD,
+        parent=st.none() | versions,
+        trainer=st.integers(0, 1),
+        term=st.integers(0, 2),
+        batch=st.lists(commits, max_size=3),
+    )
+    def version(self, heard, parent, trainer, term, batch):
+        parent = parent or self.replica.ledger.head
+        learned = tuple(commit.digest for commit in batch)
+        term += parent.message.term
+        return self.say(WORLD.checkpoint(parent, trainer, term=term, batch=learned), heard)
+
+    @rule(target=mail, version=versions)
+    def announce(self, version):
+        return version
+
+    @rule(target=mail, who=st.integers(0, 2), role=st.sampled_from(["inference", "validator"]))
+    def record(self, who, role):
+        return WORLD.record(WORLD.workers[who], (role,), self.epoch)
+
+    # What happens
+
+    @rule(signed=mail)
+    def deliver(self, signed):
+        self.hear(signed)
+
+    def hear(self, signed):
+        before = fingerprint(self.replica)
+        received = self.replica.receive(signed.envelope, self.now)
+        if received.result is not ValidationResult.ACCEPT:
+            end = -1 if received.settled else None  # verdicts come last
+            assert fingerprint(self.replica)[:end] == before[:end]
+        else:
+            assert received.fault is None
+            assert (
+                self.replica.receive(signed.envelope, self.now).result
+                is not ValidationResult.ACCEPT
+            )
+
+    @rule(signed=mail, data=st.data())
+    def deliver_damaged(self, signed, data):
+        place = data.draw(st.integers(0, len(signed.envelope) - 1))
+        damaged = bytearray(signed.envelope)
+        damaged[place] ^= data.draw(st.integers(1, 255))
+        before = fingerprint(self.replica)
+        assert self.replica.receive(bytes(damaged), self.now).result is ValidationResult.REJECT
+        assert fingerprint(self.replica) == before
+
+    @precondition(lambda self: self.epoch < LAST_EPOCH)
+    @rule(epochs=st.sampled_from([0, 0, 1, 2, 8]))
+    def time_passes(self, epochs):
+        self.epoch = min(LAST_EPOCH, self.epoch + epochs)
+        WORLD.refresh(self.replica, self.epoch)
+        self.replica.advance(self.now)
+
+    # What must hold
+
+    @invariant()
+    def totals_are_what_is_there(self):
+        ledger = self.replica.ledger
+        entries = list(ledger.entries.values())
+        for worker, counts in [(None, ledger.totals), *ledger.workers.items()]:
+            own = [entry for entry in entries if worker in (None, entry.commit.signer)]
+            states = Counter(entry.state for entry in own)
+            certified = [entry for entry in own if entry.state is CommitState.CERTIFIED]
+            rejected = [entry for entry in own if entry.state is CommitState.REJECTED]
+            assert counts.committed == len(own)
+            assert counts.certified == states[CommitState.CERTIFIED]
+            assert counts.rejected == states[CommitState.REJECTED]
+            assert counts.expired == states[CommitState.EXPIRED]
+            assert counts.trained == sum(entry.trained_in is not None for entry in own)
+            assert counts.tokens_certified == sum(one.commit.message.tokens for one in certified)
+            assert counts.reasons == Counter(entry.reason for entry in rejected)
+
+    @invariant()
+    def what_waits_is_bounded(self):
+        ledger = self.replica.ledger
+        for worker in WORLD.workers:
+            waiting = [
+                entry
+                for entry in ledger.entries.values()
+                if entry.commit.signer == worker.peer_id and entry.state is CommitState.COMMITTED
+            ]
+            assert ledger.in_flight(worker.peer_id) == len(waiting) <= COMMITS_IN_FLIGHT_MAX
+        for table in (
+            self.replica._early_verdicts,
+            self.replica._early_certificates,
+        ):
+            assert len(table) <= WAITING_MAX
+        assert len(self.replica.ledger.branches) <= WAITING_MAX
+
+    @invariant()
+    def outcomes_are_proven(self):
+        for entry in self.replica.ledger.entries.values():
+            settled = entry.state in (CommitState.CERTIFIED, CommitState.REJECTED)
+            assert settled == (entry.certificate is not None)
+            if entry.certificate is not None:
+                accepted = entry.state is CommitState.CERTIFIED
+                assert entry.certificate.message.accepted is accepted
+                assert is_proven(entry.commit, entry.certificate)
+
+    @invariant()
+    def versions_are_one_chain(self):
+        chain = [entry.manifest for entry in self.replica.ledger.checkpoints]
+        learned: list = []
+        for number, signed in enumerate(chain):
+            assert signed.message.version == number
+            if number:
+                assert signed.message.parent == chain[number - 1].digest
+                assert signed.message.term >= chain[number - 1].message.term
+            learned += signed.message.batch
+            # Of one parent and one term there is one version, now and at any time before.
+            place = (signed.message.parent, signed.message.term)
+            assert self.published.setdefault(place, signed.digest) == signed.digest
+        assert len(set(learned)) == len(learned)
+        for entry in self.replica.ledger.entries.values():
+            versions = [
+                n for n, one in enumerate(chain) if entry.commit.digest in one.message.batch
+            ]
+            assert versions == ([] if entry.trained_in is None else [entry.trained_in])
+
+    @invariant()
+    def all_that_was_learned_from_has_an_outcome(self):
+        entries = self.replica.ledger.entries
+        for version in self.replica.ledger.checkpoints:
+            for commit in version.manifest.message.batch:
+                assert entries[commit].certificate is not None
+
+    @invariant()
+    def nothing_was_learned_from_a_policy_that_was_too_old(self):
+        entries = self.replica.ledger.entries
+        for number, version in enumerate(self.replica.ledger.checkpoints):
+            for commit in version.manifest.message.batch:
+                lag = number - 1 - entries[commit].commit.message.version
+                assert lag <= WORLD.manifest.grpo.async_level
+
+    @invariant()
+    def a_slot_has_one_commit_or_ended_its_workers_standing(self):
+        commits = [entry.commit for entry in self.replica.ledger.entries.values()]
+        slots = Counter(
+            (one.signer, one.message.version, one.message.checkpoint, one.message.slot)
+            for one in commits
+        )
+        for (worker, *_), count in slots.items():
+            assert count == 1 or self.replica.ledger.slashed(worker)
+
+    def teardown(self):
+        self.patch.undo()
+        again = Replica(WORLD.manifest, verify)
+        for envelope in self.replica.envelopes():
+            again.restore(envelope)
+        for one in (self.replica, again):
+            one.ledger.advance(self.epoch)
+        assert fingerprint(again)[1:] == fingerprint(self.replica)[1:]
+
+
+ReplicaMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_a_replica_keeps_its_word = ReplicaMachine.TestCase
+
+
+# Convergence
+
+
+def everything_said(world, bad, fork) -> list:
+    """Return all messages of a run with an honest majority, and what one liar adds.
+
+    ``bad`` holds which of each worker's commits are dishonest, ``fork`` the version from which a
+    second trainer has gone on with a later term and most validators.
+    """
+    said = [world.record(one, ("validator",)) for one in world.validators]
+    chains = [world.chain(worker, len(bad[0])) for worker in world.workers]
+    certified = []
+    for chain, lies in zip(chains, bad, strict=True):
+        for commit, lie in zip(chain, lies, strict=True):
+            said += [commit, *outcome(world, commit, accepted=not lie)]
+            certified += [] if lie else [commit.digest]
+    first, parent = [world.genesis()], None
+    for number in range(4):
+        batch = tuple(certified[2 * number : 2 * number + 2])
+        first.append(world.checkpoint(first[-1], batch=batch))
+    parent, second = first[fork], []
+    for number in range(3):
+        batch = tuple(certified[2 * (fork + number) + 1 : 2 * (fork + number) + 3])
+        second.append(world.checkpoint(parent, 1, term=1, batch=batch))
+        parent = second[-1]
+    said += [
+        world.record(one, ("validator",), 1, checkpoint=version.digest)
+        for one, version in zip(world.validators, (*[parent] * 4, *[first[-1]] * 2), strict=True)
+    ]
+    return said + first + second
+
+
+def outcome(world, commit, *, accepted) -> list:
+    """Return verdicts and certificates of honest validators, one liar among them."""
+    committee = world.committee(commit)
+    liar = world.validators[0]
+    honest = [peer for peer in committee.ranking if peer != liar.peer_id]
+    verdicts = [
+        world.verdict(world.by_peer[peer], commit, accept=accepted)
+        for peer in committee.escalated
+        if peer in honest
+    ]
+    lies = [world.verdict(liar, commit, accept=accept) for accept in (accepted, not accepted)]
+    true = Certificate(
+        commit=commit.digest,
+        escalated=True,
+        accepted=accepted,
+        verdicts=tuple(verdict.envelope for verdict in verdicts[:3]),
+    )
+    false = true.model_copy(
+        update={"accepted": not accepted, "verdicts": (lies[1].envelope, verdicts[0].envelope)}
+    )
+    return [
+        *verdicts,
+        *lies,
+        world.sealed(true, world.by_peer[verdicts[0].signer]),
+        world.sealed(false, liar),
+    ]
+
+
+def conclusions(replica) -> tuple:
+    ledger = replica.ledger
+    return (
+        {
+            key: (entry.state, entry.reason, entry.trained_in)
+            for key, entry in ledger.entries.items()
+        },
+        [entry.manifest.digest for entry in ledger.checkpoints],
+        ledger.workers,
+    )
+
+
+CONVERGING = {
+    slash: World(
+        run_manifest(
+            trainers=2,
+            credit={"slash": slash},
+            grpo={"async_level": 7},  # all commits are to version 0
+            shardcast={"versions_kept": 8},
+        )
+    )
+    for slash in (True, False)
+}
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    slash=st.booleans(),
+    bad=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=3, max_size=3),
+    fork=st.integers(0, 3),
+    randoms=st.lists(st.randoms(use_true_random=False), min_size=2, max_size=2),
+)
+def test_the_same_messages_in_any_order_lead_to_the_same_conclusions(slash, bad, fork, randoms):
+    world = CONVERGING[slash]
+    said = everything_said(world, bad, fork)
+    replicas = [Replica(world.manifest, verify) for _ in randoms]
+    for replica, random in zip(replicas, randoms, strict=True):
+        order = said + random.sample(said, len(said) // 3)
+        random.shuffle(order)
+        for place, signed in enumerate(order):
+            replica.receive(signed.envelope, world.at(1))
+            if place % 7 == 0:
+                replica.advance(world.at(1))
+        replica.advance(world.at(1))
+    one, other = map(conclusions, replicas)
+    assert one == other
+    expected = [
+        CommitState.REJECTED if lie else CommitState.CERTIFIED for lies in bad for lie in lies
+    ]
+    assert sorted(state for state, _, _ in one[0].values()) == sorted(expected)
+    assert replicas[0].ledger.head.message.term == 1
+    assert replicas[0].ledger.version == fork + 3

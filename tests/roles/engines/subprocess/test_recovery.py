@@ -1,0 +1,101 @@
+"""A worker whose engine process dies or hangs, with the real engine on a tiny model."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from protocol.messages import RolloutCommit
+from protocol.rollout.body import decode_body
+from roles.inference.flow import InferenceFlow
+from tests.roles.engines.subprocess.engine_processes import BRISK, PROOFS, eventually
+from tests.roles.engines.tiny import CONFIG
+from tests.worlds.flow_world import FlowWorld, Task
+from tests.worlds.messages import found
+
+pytestmark = pytest.mark.timeout(240)
+
+RECOVERY_SECONDS = 60.0
+
+
+class RealWorker:
+    """An inference flow in real time over an engine process; its rollouts are certified at once."""
+
+    def __init__(self, directory, made, policy):
+        self.world = FlowWorld(
+            directory,
+            "worker 0",
+            policy=policy,
+            epochs={"seconds": 0.5, "record_epochs": 5000},
+            model={"config": CONFIG, "dtype": "fp32"},
+            toploc=PROOFS,
+        )
+        patience = replace(BRISK, silence_seconds=2.0)
+        self.engine = made("generation", self.world.manifest, patience=patience)
+        self._settled = 0
+        self.world.run(InferenceFlow(self.world.context, self.engine, self.world.asked(Task())))
+
+    @property
+    def commits(self) -> list[RolloutCommit]:
+        return [signed.message for signed in self.world.network.published]
+
+    async def commit(self, more: int) -> None:
+        """Let it make so many commits, and certify each."""
+        goal = len(self.commits) + more
+        async with asyncio.timeout(RECOVERY_SECONDS):
+            while len(self.commits) < goal:
+                await asyncio.sleep(0.02)
+                assert not self.world.task.done(), self.world.task
+                self.world.replica.advance(self.world.now())
+                for signed in self.world.network.published[self._settled :]:
+                    certificate = self.world.world.certificate(signed)
+                    self.world.replica.ledger.offer_certificate(certificate, found())
+                    self._settled += 1
+                    self.world.changes.notify()
+
+    def chain_is_whole(self) -> bool:
+        """Tell whether every slot is used once, in order, and each names the one before."""
+        published = self.world.network.published
+        slots = [commit.slot for commit in self.commits]
+        named = [commit.previous for commit in self.commits[1:]]
+        return slots == list(range(len(slots))) and named == [
+            signed.digest for signed in published[:-1]
+        ]
+
+
+async def stopped_in_mid_rollout(worker) -> int:
+    """Stop the process, and wait until a rollout is asked of it."""
+    pid = worker.engine.supervisor.pid
+    os.kill(pid, signal.SIGSTOP)
+    for signed in worker.world.network.published[worker._settled :]:
+        worker.world.replica.ledger.offer_certificate(
+            worker.world.world.certificate(signed), found()
+        )
+        worker._settled += 1
+    worker.world.changes.notify()
+    talk = worker.engine.supervisor._conversation
+    await eventually(lambda: talk._pending or talk.reason)
+    return pid
+
+
+@pytest.mark.parametrize("kills", [True, False], ids=["killed", "hangs"])
+async def test_a_worker_goes_on_with_the_same_slot(made, policies, tmp_path, kills):
+    worker = RealWorker(tmp_path, made, policies[0])
+    await worker.commit(2)
+    pid = await stopped_in_mid_rollout(worker)
+    if kills:
+        os.kill(pid, signal.SIGKILL)
+    told = "was killed by signal 9" if kills else "no heartbeat for 2 s"
+    await eventually(lambda: told in str(worker.world.conditions))
+    assert "trying again" in str(worker.world.conditions)
+    await worker.commit(2)
+    assert str(worker.world.conditions) == ""
+    assert worker.engine.supervisor.pid != pid
+    assert worker.chain_is_whole()
+    assert not worker.world.replica.ledger.slashed(worker.world.signer.peer_id)
+    for commit in worker.commits:
+        body = await worker.world.context.blobs.get(commit.body)
+        assert len(decode_body(body, worker.world.manifest)) == commit.sequences
+    await worker.world.stop()
