@@ -29,7 +29,7 @@ from simulations.checkers.limits import LIMITS
 from simulations.metrics.under_attack import AttackNumbers
 from simulations.runtime.loop import START
 from simulations.scenario.scenario import load_scenario, scenario_names
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
 PREFIX = "attack-"
 
@@ -134,7 +134,7 @@ class Row:
         return [name for name, is_broken in found.items() if is_broken]
 
 
-def play(plan: Plan) -> Played:
+def play(plan: RunPlan) -> Played:
     """Run one plan to its end."""
     outcome = run_plan(plan, clock=time.perf_counter)
     if outcome.attack is None or outcome.series is None:
@@ -215,7 +215,7 @@ def main() -> None:
             plain: list[Played] = []
             for ratio in sorted({0.0, *arguments.ratio}):
                 plans = [
-                    Plan(
+                    RunPlan(
                         PREFIX + attack,
                         seed,
                         arguments.nodes,

@@ -31,7 +31,7 @@ import uvloop
 
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
-from node.network.connections.manager import PeerTable
+from node.network.connections.manager import ConnectionManager
 from node.network.gossip.driver import Gossip
 from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
@@ -178,7 +178,7 @@ async def our_chain(directory: Path) -> AsyncIterator[Side]:
             transport = Neighbours(p2pd)
             params = Params(message_bytes_max=1 << 18)
             rng = Rng(bytes([hop]))
-            peers = PeerTable(transport, SystemClock(), rng, [])
+            peers = ConnectionManager(transport, SystemClock(), rng, [])
             gossip = Gossip(peers, identity, SystemClock(), rng, params=params)
             await gossip.start()
             stack.push_async_callback(gossip.stop)

@@ -24,11 +24,11 @@ from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.transport import Directory, HttpRanges, Streams, Transport, Trust
 from roles.runtime.context import ChangeSignal, Conditions
-from roles.runtime.metrics import RolloutDurations, Uptakes
+from roles.runtime.metrics import PolicySwapLatency, RolloutHistograms
 from roles.runtime.training_steps import TrainingSteps
 
 
-async def for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:
+async def run_service(name: str, service: Coroutine[Any, Any, None]) -> None:
     """Run a service that must not end by itself, nor by a cancellation that was not meant for it.
 
     A group takes either in silence, and the node would go on as half a node.
@@ -42,7 +42,7 @@ async def for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:
     raise RuntimeError(f"the service {name} has ended by itself")
 
 
-class Tables:
+class TableRegistry:
     """Sizes and limits of all registered tables, by name."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Ports:
     """None where nothing is fetched by HTTP."""
 
 
-class Peers(Streams, Protocol):
+class PeerView(Streams, Protocol):
     """The connected peers as services see them; ``open_stream`` dials a member first if need be."""
 
     @property
@@ -111,7 +111,7 @@ class Peers(Streams, Protocol):
         """
 
     @property
-    def proven(self) -> AbstractSet[PeerId]:
+    def trusted(self) -> AbstractSet[PeerId]:
         """The connected peers with standing, as of some seconds ago."""
 
     @property
@@ -132,18 +132,18 @@ class NodeContext:
     signer: Signer
     replica: Replica
     ports: Ports
-    peers: Peers
+    peers: PeerView
     changes: ChangeSignal
     """Something about the run has changed: roles look again."""
     conditions: Conditions
     """Why the node is not doing its work at the moment."""
     trust: Trust = field(default_factory=Trust)
     """Who has standing, and who is probably one with others."""
-    tables: Tables = field(default_factory=Tables)
+    tables: TableRegistry = field(default_factory=TableRegistry)
     """Registry of the tables that remote peers can fill."""
-    uptakes: Uptakes = field(default_factory=Uptakes)
+    uptakes: PolicySwapLatency = field(default_factory=PolicySwapLatency)
     """How soon new versions are in use here."""
-    durations: RolloutDurations = field(default_factory=RolloutDurations)
+    durations: RolloutHistograms = field(default_factory=RolloutHistograms)
     """How long generation and checks of rollouts take here."""
     training: TrainingSteps = field(default_factory=TrainingSteps)
     """Statistics of the steps that this node's trainer made."""

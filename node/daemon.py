@@ -16,35 +16,35 @@ from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot, Stage
 from node.api.v1.view import NodeView
 from node.api.why import Why
-from node.context import NodeContext, Ports, for_ever
+from node.context import NodeContext, Ports, run_service
 from node.membership.admission import OwnAdmission
 from node.membership.announcer import About, Announcer
-from node.membership.incarnation import Incarnation
+from node.membership.incarnation import KeyGuard
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
-from node.network.connections.manager import PeerTable
-from node.network.gossip.config import paced
+from node.network.connections.manager import ConnectionManager
+from node.network.gossip.config import params_for_epoch
 from node.network.gossip.driver import Gossip
 from node.network.reachability.autonat import Reachability
-from node.network.reachability.observations import Witness
+from node.network.reachability.observations import ReachabilityProber
 from node.network.relay.circuits import Circuits
 from node.network.streams.deadline import loop_time
 from node.network.streams.protocols import BLOBS
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.clock_watch import ClockWatch
 from node.replication.evaluations import EvaluationCollector
-from node.replication.inbox import Inbox, Source
+from node.replication.inbox import MessageIntake, MessageOrigin
 from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog
 from node.replication.rollout_bodies import RolloutBodies
-from node.replication.swarm_client import SwarmNetwork
+from node.replication.swarm_client import SwarmClient
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from node.weights.run_files import RunFiles
 from protocol.core.crypto import Signer, Verifier, verify
 from protocol.core.types import Role, Topic
-from protocol.gossipsub.message import Decoding
-from protocol.ledger.reputation import has_standing
+from protocol.gossipsub.message import Decoders
+from protocol.ledger.reputation import has_reputation
 from protocol.messages import Opened
 from protocol.replica.replica import Replica
 from protocol.run.manifest import SignedManifest
@@ -84,7 +84,7 @@ class Daemon:
         *,
         verifier: Verifier = verify,
         opened: Opened | None = None,
-        decoding: Decoding | None = None,
+        decoding: Decoders | None = None,
         upload_bytes_per_second: int | None = None,
         machine: bytes = b"",
         p2pd_pid: Callable[[], int | None] = lambda: None,
@@ -98,18 +98,20 @@ class Daemon:
         self._task: Environment | None = None
         self._stop = asyncio.Event()
         replica = Replica(self._manifest, verifier, opened)
-        proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
+        trusted = partial(has_reputation, manifest=self._manifest, ledger=replica.ledger)
         rng, roster = ports.rng.child("connections"), replica.roster
-        self._peers = PeerTable(ports.transport, ports.clock, rng, initial_peers, roster, proven)
-        trust = Trust(proven, self._peers.block_of, roster.__contains__)
+        self._peers = ConnectionManager(
+            ports.transport, ports.clock, rng, initial_peers, roster, trusted
+        )
+        trust = Trust(trusted, self._peers.block_of, roster.__contains__)
         self._context = context = NodeContext(
             signer, replica, ports, self._peers, ChangeSignal(), Conditions(), trust
         )
         self._gossip = self._make_gossip(verifier, decoding)
-        self._peers.heeded, self._peers.meshed = self._gossip.heeded, self._gossip.meshed
+        self._peers.gossip_ok, self._peers.meshed = self._gossip.gossip_ok, self._gossip.meshed
         self._exchange = self._make_exchange(upload_bytes_per_second)
         self._downloads = downloads = Downloads(ports, replica, self._exchange)
-        self._witness = Witness(context)
+        self._witness = ReachabilityProber(context)
         self._reachability = reachability = Reachability(
             context, self._witness.finding_seconds, upload_bytes_per_second
         )
@@ -121,13 +123,13 @@ class Daemon:
         self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
         self._evaluation = EvaluationCollector(context, self._bodies)
         self._message_log = MessageLog(ports.store)
-        self._incarnation = Incarnation(context, machine)
+        self._incarnation = KeyGuard(context, machine)
         self.refusal = ""
-        self._inbox = Inbox(
+        self._inbox = MessageIntake(
             context, self._message_log, self._incarnation, about.roles, self._policies.news
         )
         self._anti_entropy = AntiEntropy(context, self._inbox, self._exchange.upload_cap)
-        self._network = SwarmNetwork(
+        self._network = SwarmClient(
             context,
             self._inbox,
             self._gossip,
@@ -156,7 +158,7 @@ class Daemon:
             http_port=context.http_port,
         )
 
-    def _make_gossip(self, verifier: Verifier, decoding: Decoding | None) -> Gossip:
+    def _make_gossip(self, verifier: Verifier, decoding: Decoders | None) -> Gossip:
         ports = self._context.ports
         return Gossip(
             self._peers,
@@ -164,7 +166,7 @@ class Daemon:
             ports.clock,
             ports.rng.child("gossip"),
             trust=self._context.trust,
-            params=paced(self._manifest.epochs.seconds),
+            params=params_for_epoch(self._manifest.epochs.seconds),
             verifier=verifier,
             decoding=decoding,
         )
@@ -178,7 +180,7 @@ class Daemon:
             self._about,
             self._network,
             # Nothing but records: a stranger can write anything there.
-            hint=lambda record: inbox.take(record, Source.DIRECTORY, topic=Topic.ROSTER),
+            hint=lambda record: inbox.take(record, MessageOrigin.DIRECTORY, topic=Topic.ROSTER),
             synchronised=self._anti_entropy.wait_until_synchronised,
             reachable=lambda: self._reachability.reachable,
             witnessed=self._witness.findings,
@@ -283,7 +285,7 @@ class Daemon:
         try:
             async with asyncio.TaskGroup() as group:
                 services = [
-                    group.create_task(for_ever(name, service), name=name)
+                    group.create_task(run_service(name, service), name=name)
                     for name, service in self._services().items()
                 ]
                 await self._stop.wait()
@@ -323,7 +325,7 @@ class Daemon:
             await self._take_up_roles()
             async with asyncio.TaskGroup() as group:
                 for name, flow in self._flows(self._environment).items():
-                    group.create_task(for_ever(name, flow), name=name)
+                    group.create_task(run_service(name, flow), name=name)
         await asyncio.Event().wait()
 
     async def _take_up_roles(self) -> None:
@@ -339,7 +341,7 @@ class Daemon:
             log.warning("record not announced", error=str(error))
 
     async def _opened(self, environment: Environment) -> bool:
-        """Tell whether the run's files hold a task; if not, this node is as good as a relay."""
+        """Return whether the run's files hold a task; if not, this node is as good as a relay."""
         try:
             await environment.open()
         except Exception as error:  # somebody else's files, and who reads them

@@ -33,7 +33,7 @@ from roles.environments.math import Math
 from roles.environments.reasoning_gym import ADMITTED, ReasoningGym, solution_of
 from roles.environments.text import TextTask, answer_of
 from roles.ports.engines import Unscorable
-from roles.ports.text import Message
+from roles.ports.text import ChatMessage
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class NoTokens:
 
     vocabulary_size = 0
 
-    def encode_chat(self, question: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
+    def encode_chat(self, question: str, before: Sequence[ChatMessage] = ()) -> tuple[int, ...]:
         """Return no tokens."""
         del question, before
         return ()

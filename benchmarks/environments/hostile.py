@@ -26,7 +26,7 @@ from pathlib import Path
 import structlog
 
 from node.local.background import ThreadBackground
-from node.process.loop_lag import LoopWatch
+from node.process.loop_lag import LoopLagMonitor
 from roles.environments.checker import LIMITS as MATH_LIMITS
 from roles.environments.checker import Checker
 from roles.environments.code import LIMITS as CODE_LIMITS
@@ -35,7 +35,7 @@ from roles.environments.jail import Jail
 from roles.environments.math import Math
 from roles.environments.text import TextTask
 from roles.ports.engines import Score, Unscorable
-from roles.ports.text import Message
+from roles.ports.text import ChatMessage
 
 DELAY_SECONDS_MAX = 0.05
 """Of its own; not counting how long the machine left the loop without a core."""
@@ -226,7 +226,7 @@ class Report:
 
     @property
     def harmless(self) -> bool:
-        """Tell whether nobody was hurt."""
+        """Return whether nobody was hurt."""
         blocked = self.own_delay_seconds_max > DELAY_SECONDS_MAX
         return not (blocked or self.disagreements or self.touched)
 
@@ -262,7 +262,7 @@ class Text:
 
     vocabulary_size = 0x110000
 
-    def encode_chat(self, question: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
+    def encode_chat(self, question: str, before: Sequence[ChatMessage] = ()) -> tuple[int, ...]:
         """Return code points."""
         del before
         return tuple(map(ord, question))
@@ -343,7 +343,7 @@ async def attack(items: Sequence[Hostile], scorers: int) -> Report:
     machines = [Scorer() for _ in range(scorers)]
     for machine in machines:
         await machine.open()
-    watch = LoopWatch()
+    watch = LoopLagMonitor()
     watch.start()
     started_at = time.monotonic()
     try:

@@ -30,7 +30,7 @@ from protocol.core.crypto import Identity, digest
 from protocol.core.types import PeerId, Version
 from protocol.messages import RolloutCommit
 from protocol.rollout.assignment import assign
-from protocol.rollout.audit import Finding, Past
+from protocol.rollout.audit import AuditResult, Past
 from protocol.rollout.body import RolloutSequence, encode_body
 from protocol.rollout.fit import Decided, fit_of
 from protocol.rollout.statistics import Compared, Measurement, compared, compared_extremes
@@ -142,7 +142,7 @@ async def judged(run: Run, options: argparse.Namespace) -> dict[str, Any]:
             past = Past(worker, decided.get(worker, ()), fit_of(rules, decided))
             case = Judged(worker, commit, row["body"], range(commit.sequences))
             finding = await judge(manifest, task, case, lambda past=past: past, measure)
-            if not isinstance(finding, Finding):
+            if not isinstance(finding, AuditResult):
                 raise SystemExit(str(finding))
             decided.setdefault(worker, []).append(
                 Decided(finding.accept, finding.reason, finding.sums)
@@ -173,7 +173,7 @@ async def judged(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def limits_of(rules: ToplocSection, finding: Finding) -> list[Compared]:
+def limits_of(rules: ToplocSection, finding: AuditResult) -> list[Compared]:
     """Return all that was measured in a rollout beside its limit."""
     if finding.sums is None or finding.extremes is None:
         return []

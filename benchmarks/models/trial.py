@@ -17,10 +17,10 @@ from protocol.core.crypto import Identity, digest
 from protocol.core.types import Version
 from protocol.messages import RolloutCommit
 from protocol.rollout.assignment import SequenceAssignment, assign
-from protocol.rollout.audit import Finding, Past
+from protocol.rollout.audit import AuditResult, Past
 from protocol.rollout.body import REWARD_SCALE, RolloutSequence, encode_body
 from protocol.rollout.statistics import Measurement, Recomputed, Sums
-from roles.engines.builtin.generation import Sampled, TransformersGenerationEngine
+from roles.engines.builtin.generation import SampledSequence, TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.task_loader import task_of
 from roles.engines.training.engine import TorchTrainingEngine
@@ -87,7 +87,7 @@ class ShowingEngine(TransformersGenerationEngine):
     states: Sequence[Tensor] = ()
 
     @override
-    def _prove(self, sampled: Iterable[Sampled]) -> None:
+    def _prove(self, sampled: Iterable[SampledSequence]) -> None:
         drawn = list(sampled)
         self.states = [torch.cat([states for _, states in one.sequence.parts]) for one in drawn]
         super()._prove(drawn)
@@ -198,7 +198,7 @@ class Trial:
             raise RuntimeError(rewards.reason)  # noqa: TRY004 - of this machine
         return rewards
 
-    async def _rejected(self, rollouts: Sequence[Rollout]) -> list[Finding]:
+    async def _rejected(self, rollouts: Sequence[Rollout]) -> list[AuditResult]:
         """Judge rollouts of one worker, one after another; return what those are rejected for."""
         history: list[Sums] = []
         findings = []
@@ -208,7 +208,7 @@ class Trial:
             findings += [] if finding.accept else [finding]
         return findings
 
-    async def _examined(self, rollout: Rollout, history: Sequence[Sums]) -> Finding:
+    async def _examined(self, rollout: Rollout, history: Sequence[Sums]) -> AuditResult:
         async def measure(requests: Sequence[VerificationRequest]) -> Sequence[Measurement]:
             return await self._validator.measure(Version(0), requests, self._temperature)
 
@@ -216,7 +216,7 @@ class Trial:
         judged = Judged(WORKER.peer_id, commit, rollout.body, range(commit.sequences))
         past = Past.of(history)
         found = await judge(self._manifest, self._task, judged, lambda: past, measure)
-        if not isinstance(found, Finding):
+        if not isinstance(found, AuditResult):
             raise RuntimeError(str(found))  # noqa: TRY004 - of this machine
         return found
 

@@ -33,7 +33,7 @@ from roles.engines.calibration.calibrate import (
 )
 from roles.engines.calibration.picture import draw
 from roles.engines.calibration.proposal import propose
-from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.recording import ClaimRecording
 from roles.engines.calibration.workbench import honest_pairs, lies
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "intellect2.toml"
@@ -109,7 +109,7 @@ def _train(model: torch.nn.Module) -> None:
 
 def record(
     recipe: Recipe, work: Path, shape: str, *, trained: bool, sequences: int, tokens: int, lot: int
-) -> tuple[list[Recording], list[Recording]]:
+) -> tuple[list[ClaimRecording], list[ClaimRecording]]:
     """Return honest pairs and, with trained weights, lies; those kept in ``work`` if there are.
 
     Lots after the first are honest pairs of the largest batch alone.
@@ -117,7 +117,7 @@ def record(
     name = f"{shape} {'trained' if trained else 'random'}"
     known = work / f"{name.replace(' ', '-')}{f'.{lot}' if lot else ''}.pickle"
     if known.exists():
-        found: tuple[list[Recording], list[Recording]] = pickle.loads(known.read_bytes())
+        found: tuple[list[ClaimRecording], list[ClaimRecording]] = pickle.loads(known.read_bytes())
         return found
     directory = work / name.replace(" ", "-")
     if not (directory / "config.json").exists():
@@ -126,7 +126,7 @@ def record(
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    async def measure() -> tuple[list[Recording], list[Recording]]:
+    async def measure() -> tuple[list[ClaimRecording], list[ClaimRecording]]:
         with tempfile.TemporaryDirectory() as folder:
             named = f"/lot {lot}" if lot else ""
             bench = bench_of(recipe, directory, Path(folder), "cpu", sequences, tokens, named)
@@ -140,7 +140,11 @@ def record(
 
 
 def tables(
-    recipe: Recipe, model: str, pairs: list[Recording], told: list[Recording], margin: float
+    recipe: Recipe,
+    model: str,
+    pairs: list[ClaimRecording],
+    told: list[ClaimRecording],
+    margin: float,
 ) -> tuple[dict[str, object], Calibration]:
     """Return what thresholds show that are calibrated with the model's own honest pairs."""
     rules = propose(pairs, kept(recipe), measured_on(model, "bf16", "cpu"), margin)
@@ -173,8 +177,8 @@ def main() -> None:
     results, every = [], []
     for shape, sequences in zip(options.shapes, options.sequences, strict=False):
         for trained in (False, True):
-            pairs: list[Recording] = []
-            told: list[Recording] = []
+            pairs: list[ClaimRecording] = []
+            told: list[ClaimRecording] = []
             for lot in range(options.lots):
                 honest, false = record(
                     recipe,

@@ -44,10 +44,10 @@ from protocol.run.toml import load_recipe
 from protocol.toploc.sampling import gumbel_noise, noise_bits, noise_keys
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
-from roles.engines.builtin.generation import Sampled, TransformersGenerationEngine
+from roles.engines.builtin.generation import SampledSequence, TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.calibrate import measured_on
-from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.recording import ClaimRecording
 from roles.engines.calibration.workbench import Bench, honest_pairs
 from roles.engines.files.policy import write_policy
 from roles.engines.sampling.gumbel_noise import Draws, NoiseSource
@@ -160,7 +160,7 @@ async def pairs(setting: Setting) -> list[Found]:
     return [distances(recording) for recording in recordings]
 
 
-def distances(recording: Recording) -> Found:
+def distances(recording: ClaimRecording) -> Found:
     """Return what one pair differs by: nats, shares, and units in the last place."""
     claimed = np.concatenate([np.array(one) for one in recording.claimed])
     own = np.concatenate([np.array(one.logprobs) for one in recording.recomputed])
@@ -213,7 +213,7 @@ class UnprovenEngine(TransformersGenerationEngine):
     """Decodes alone: proofs are made on the CPU and would hide what the noise costs."""
 
     @override
-    def _prove(self, sampled: Iterable[Sampled]) -> None:
+    def _prove(self, sampled: Iterable[SampledSequence]) -> None:
         for one in sampled:
             one.sequence.parts.clear()
 
@@ -284,7 +284,7 @@ def drawn(source: NoiseSource, seeds: NDArray[np.uint64], position: int) -> Tens
 
 
 def integers(vocabulary: int, device: str) -> Found:
-    """Tell whether torch draws the integers of the reference, on the CPU and on the device."""
+    """Return whether torch draws the integers of the reference, on the CPU and on the device."""
     seeds = seeds_of(CHECKED_ROWS)
     positions = np.arange(CHECKED_ROWS, dtype=np.int64) * 16_411
     expected = noise_bits(noise_keys(seeds, positions), vocabulary)

@@ -113,7 +113,7 @@ class Audit:
         return found.sums if within else None
 
     def passes(self, claimed: Floats, shifts: Floats) -> bool:
-        """Tell whether shifted claims are accepted."""
+        """Return whether shifted claims are accepted."""
         sums = self.sums(claimed, shifts)
         if sums is None or beyond(self.rules, sums, self.rules.false_reject_rate):
             return False

@@ -23,14 +23,14 @@ from protocol.core.rng import Rng
 from protocol.core.types import PeerId
 from protocol.shardcast.events import (
     Ask,
-    Cancel,
-    ChunkGood,
-    Done,
+    CancelRequest,
+    ChunkVerified,
     Effect,
     Event,
     Refusal,
     RequestFailed,
     Tick,
+    TransferDone,
 )
 from protocol.shardcast.index import ShardIndex
 from simulations.network.connections import KEEPALIVE_SECONDS
@@ -79,11 +79,11 @@ class Plan:
     strong: int = 0
 
     def is_strong(self, number: int) -> bool:
-        """Tell whether a node, 0 for the root, has a strong line."""
+        """Return whether a node, 0 for the root, has a strong line."""
         return bool(self.strong) and number <= self.strong
 
     def feeds(self, number: int) -> bool:
-        """Tell whether others get through to a node."""
+        """Return whether others get through to a node."""
         return not self.strong or self.is_strong(number) or number % 2 == 1
 
     def upload(self, number: int) -> float:
@@ -216,9 +216,9 @@ class Broadcast:
         for effect in node.machine.handle(event, self._now):
             if isinstance(effect, Ask):
                 self._ask(node, effect)
-            elif isinstance(effect, Cancel):
+            elif isinstance(effect, CancelRequest):
                 self._close(node, effect.request)
-            elif isinstance(effect, Done):
+            elif isinstance(effect, TransferDone):
                 node.finished_at = self._now
                 self._running -= 1
 
@@ -325,7 +325,7 @@ class Broadcast:
         node.held[ask.shard] |= 1 << chunk
         for waiting in node.waiting.pop((ask.shard, chunk), ()):
             self._pump(waiting)
-        self._handle(node, ChunkGood(ask.request, ask.shard, chunk))
+        self._handle(node, ChunkVerified(ask.request, ask.shard, chunk))
 
     def _acknowledged(self, stream: _Stream) -> None:
         stream.on_the_way -= 1

@@ -35,12 +35,12 @@ import tomlkit
 from protocol.run.recipe import Recipe
 from protocol.run.toml import load_recipe
 from roles.ports.storage import weights_name
-from simulations.checkers import Patience
+from simulations.checkers import CheckerTolerances
 from simulations.cluster.world import World
 from simulations.runtime.content import policy_digest
 from simulations.runtime.loop import START
 from simulations.runtime.trace import Event
-from simulations.study.study import Plan, RunOutcome, run_plan
+from simulations.study.study import RunOutcome, RunPlan, run_plan
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "intellect2.toml"
 
@@ -72,7 +72,7 @@ WARM_STEPS = 2
 SETTLED_SECONDS = 400.0
 """A version that was announced later than this before the end is left out."""
 
-PATIENCE = Patience(converge_epochs=24, progress_epochs=90)
+PATIENCE = CheckerTolerances(converge_epochs=24, progress_epochs=90)
 """An epoch is a minute: four steps, of which the first waits for rollouts."""
 
 OURS = ("model", "environment", "admission")
@@ -175,7 +175,7 @@ def measured(lines: str, speed: float, options: argparse.Namespace) -> Row:
         path = Path(folder) / "large-run.toml"
         path.write_text(tomlkit.dumps(scenario(lines, speed, options)))
         outcome = run_plan(
-            Plan(str(path), options.seed),
+            RunPlan(str(path), options.seed),
             clock=time.perf_counter,
             actors=[prepare],
             patience=PATIENCE,

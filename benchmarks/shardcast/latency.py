@@ -39,7 +39,7 @@ from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
-from node.network.connections.manager import PeerTable
+from node.network.connections.manager import ConnectionManager
 from node.network.gossip.driver import Gossip
 from node.network.http.application import Application
 from node.network.http.catalog import Catalogue
@@ -49,7 +49,7 @@ from node.network.streams.deadline import within
 from node.network.streams.protocols import MESSAGE
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from node.weights.download import Weights, WeightsDownload
+from node.weights.download import RemoteWeights, WeightsDownload
 from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
 from protocol.core.types import Digest, PeerId, RunId, ValidationResult
@@ -240,7 +240,7 @@ class Node:
                 say([stored.digest.hex(), *about, streams.peer_id])
             elif isinstance(order, list):
                 digest = Digest(bytes.fromhex(order[0]))
-                weights = Weights(digest, digest, *order[1:])
+                weights = RemoteWeights(digest, digest, *order[1:])
                 self._download(exchange, blobs, weights, members)
                 say(self._number)
             else:
@@ -253,7 +253,7 @@ class Node:
         for other in nodes[: self._number - 1]:
             await reach(streams, other["address"])
         rng = Rng(bytes([self._number]))
-        peers = PeerTable(streams, SystemClock(), rng, [])
+        peers = ConnectionManager(streams, SystemClock(), rng, [])
         identity = Identity(bytes([self._number]) * 32)
         gossip = Gossip(peers, identity, SystemClock(), rng)
         await gossip.start()
@@ -268,7 +268,7 @@ class Node:
         self,
         exchange: BlobExchange,
         blobs: FileBlobs,
-        weights: Weights,
+        weights: RemoteWeights,
         members: list[ForestMember],
     ) -> None:
         here = self._directory

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
-from node.weights.download import Weights, WeightsDownload
+from node.weights.download import RemoteWeights, WeightsDownload
 from protocol.core import crypto
 from protocol.core.faults import Fault
 from protocol.core.rng import Rng
@@ -93,7 +93,7 @@ async def _broadcast(plan: Plan, stripes: int, fanout: int) -> float:
     stored = await root.blobs.put_file(PATH, *sizes, Purpose.WEIGHTS)
     version = crypto.digest(plan.seed.to_bytes(8, "big"))
     sizes = stored.index_bytes, stored.total_bytes
-    weights = Weights(version, stored.digest, *sizes, root.peer)
+    weights = RemoteWeights(version, stored.digest, *sizes, root.peer)
     rate = int(plan.upload_bytes_per_second)
     members = [ForestMember(node.peer, rate, reachable=True) for node in swarm.nodes]
     began = loop.time()

@@ -45,15 +45,15 @@ from transport import (
 )
 
 from node.network.blobs.exchange import BlobExchange
-from node.network.blobs.transport_choice import Way
-from node.network.blobs.wire import Kind
+from node.network.blobs.transport_choice import BlobTransport
+from node.network.blobs.wire import BlobKind
 from node.network.http.application import Application
 from node.network.http.catalog import Catalogue
 from node.network.http.client import HttpClient
 from node.network.http.server import WeightsServer
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from node.weights.download import Weights, WeightsDownload
+from node.weights.download import RemoteWeights, WeightsDownload
 from protocol.core.types import Digest, PeerId
 from protocol.shardcast.forest import ForestMember
 from roles.ports.storage import Purpose
@@ -208,7 +208,7 @@ async def be_node(directory: str, host: str, number: int, rate: int) -> None:
         if order == "account":
             used = os.times()
             cpu_seconds = used.user + used.system
-            http_bytes = exchange.sent.by(Kind.WEIGHTS, Way.HTTP)
+            http_bytes = exchange.sent.by(BlobKind.WEIGHTS, BlobTransport.HTTP)
             sent = {"sent_bytes": exchange.sent.total(), "http_bytes": http_bytes}
             say({**sent, "cpu_seconds": cpu_seconds})
         elif isinstance(order, str):
@@ -219,7 +219,9 @@ async def be_node(directory: str, host: str, number: int, rate: int) -> None:
             await streams.peers()
             digest, *about = order
             index = Digest(bytes.fromhex(digest))
-            path = await download(here, exchange, blobs, Weights(index, index, *about), members)
+            path = await download(
+                here, exchange, blobs, RemoteWeights(index, index, *about), members
+            )
             say({"path": str(path), "at": time.monotonic()})
     await streams.close()
 
@@ -228,7 +230,7 @@ async def download(
     directory: Path,
     exchange: BlobExchange,
     blobs: FileBlobs,
-    weights: Weights,
+    weights: RemoteWeights,
     members: list[ForestMember],
 ) -> Path:
     """Download as a daemon does; return where the file is."""

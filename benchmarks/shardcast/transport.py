@@ -47,7 +47,7 @@ from node.network.streams.protocols import BLOBS
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.testnet.fleet import free_port
-from node.weights.download import Weights, WeightsDownload
+from node.weights.download import RemoteWeights, WeightsDownload
 from protocol.core.crypto import Identity
 from protocol.core.types import Digest, PeerId, RunId, Version
 from protocol.run.toml import load_recipe
@@ -305,7 +305,7 @@ async def be_client(directory: str, origin: dict[str, Any], *, http: bool, synce
         http_port=lambda _peer: int(origin["port"]),
     )
     index = Digest(bytes.fromhex(origin["index"]))
-    weights = Weights(index, index, origin["index_bytes"], origin["total_bytes"], peer)
+    weights = RemoteWeights(index, index, origin["index_bytes"], origin["total_bytes"], peer)
     rules = manifest_rules()
     members = [ForestMember(PeerId(one), 0, reachable=True) for one in (peer, streams.peer_id)]
     started = time.perf_counter()

@@ -13,11 +13,11 @@ from protocol.shardcast import forest
 from protocol.shardcast import forest as fosters
 from protocol.shardcast.events import (
     Ask,
-    ChunkGood,
-    Done,
+    ChunkVerified,
     Effect,
     Event,
     RequestFailed,
+    TransferDone,
     TransferLimits,
 )
 from protocol.shardcast.forest import ForestMember, ForestMembers
@@ -63,8 +63,10 @@ def by_forest(
         orders = []
         for stripe in range(stripes):
             tree = members[0], everyone[0], version, stripe, peer, stripes, fanout
-            orders.append(fosters.with_foster(forest.candidates(*tree), fosters.foster(*tree)))
-        helpers = forest.helpers(members[0], everyone[0], version, peer, stripes)
+            orders.append(
+                fosters.with_failover(forest.candidates(*tree), fosters.failover_parent(*tree))
+            )
+        helpers = forest.extra_sources(members[0], everyone[0], version, peer, stripes)
         return Transfer(index, orders, missing, limits, root=everyone[0], helpers=helpers)
 
     return make
@@ -115,13 +117,13 @@ class RelayClient:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take an event and return what to do."""
         effects: list[Effect] = []
-        if isinstance(event, ChunkGood):
+        if isinstance(event, ChunkVerified):
             self._chunk_good(event, now)
         elif isinstance(event, RequestFailed) and event.request in self._fetches:
             self._fail(event.request)
         while self._todo and len(self._fetches) < POOL:
             effects.append(self._ask(self._todo.pop(0), now))
-        return effects if self._fetches else [*effects, Done()]
+        return effects if self._fetches else [*effects, TransferDone()]
 
     def _ask(self, shard: int, now: float) -> Ask:
         drawn = self._rng.uniform() * sum(it.success * it.speed for it in self._relays.values())
@@ -136,7 +138,7 @@ class RelayClient:
         self._asked += 1
         return ask
 
-    def _chunk_good(self, event: ChunkGood, now: float) -> None:
+    def _chunk_good(self, event: ChunkVerified, now: float) -> None:
         fetch = self._fetches[event.request]
         fetch.left -= 1
         if fetch.left:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class PartyStatus:
+class PeerTrafficStatus:
     """Bytes that came from a peer or went to one; ``name`` is its peer id.
 
     Who fetches from us by HTTP may be nobody of the swarm, and is known by address.
@@ -34,7 +34,7 @@ class StripeStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivalStatus:
+class DownloadStatus:
     """A version on its way here, or one of the last that came: then ``arrived_at`` says when.
 
     Also a file of the run, whose ``version`` is -1. ``total_bytes`` is 0 until its index is here.
@@ -64,7 +64,7 @@ class ArrivalStatus:
     """Received by each way, also what was not good or came twice."""
     stripes: tuple[StripeStatus, ...]
     """Empty before the index is here, and for what has arrived."""
-    sources: tuple[PartyStatus, ...]
+    sources: tuple[PeerTrafficStatus, ...]
     """Those who sent last, the one that sends most first; who is no stripe's parent helps out."""
 
     @property
@@ -79,7 +79,7 @@ class ArrivalStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class DurationsStatus:
+class HistogramStatus:
     """How long something took: ``seconds`` in all.
 
     ``counts`` are those of up to each bound, and above the one before; the longer ones come last.

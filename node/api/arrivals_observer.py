@@ -3,15 +3,17 @@
 ``now`` is of the records' clock; ``wall_now`` is unix time at the same moment.
 """
 
-from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus, StripeStatus
-from node.network.blobs.traffic_stats import Tally
-from node.network.blobs.transport_choice import Way
-from node.network.blobs.wire import Kind
-from node.weights.download_progress import Arrival, Arrivals
-from roles.runtime.metrics import Durations
+from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
+from node.network.blobs.traffic_stats import TrafficStats
+from node.network.blobs.transport_choice import BlobTransport
+from node.network.blobs.wire import BlobKind
+from node.weights.download_progress import DownloadLog, DownloadProgress
+from roles.runtime.metrics import Histogram
 
 
-def arrival_statuses(arrivals: Arrivals, now: float, wall_now: float) -> tuple[ArrivalStatus, ...]:
+def download_statuses(
+    arrivals: DownloadLog, now: float, wall_now: float
+) -> tuple[DownloadStatus, ...]:
     """Return what is on its way, the newest version first, then what came, the last one first."""
     coming = sorted(arrivals.under_way, key=lambda arrival: -arrival.label.version)
     return tuple(
@@ -19,39 +21,44 @@ def arrival_statuses(arrivals: Arrivals, now: float, wall_now: float) -> tuple[A
     )
 
 
-def durations_statuses(arrivals: Arrivals) -> dict[str, DurationsStatus]:
+def durations_statuses(arrivals: DownloadLog) -> dict[str, HistogramStatus]:
     """Return how long versions took, by the form in which they came."""
     return {
         str(form): durations_status(durations) for form, durations in arrivals.durations.items()
     }
 
 
-def durations_status(durations: Durations) -> DurationsStatus:
+def durations_status(durations: Histogram) -> HistogramStatus:
     """Return what a histogram is made of."""
-    return DurationsStatus(tuple(durations.counts), durations.seconds)
+    return HistogramStatus(tuple(durations.counts), durations.seconds)
 
 
-def party_statuses(tally: Tally, now: float) -> tuple[PartyStatus, ...]:
+def party_statuses(tally: TrafficStats, now: float) -> tuple[PeerTrafficStatus, ...]:
     """Return with whom bytes moved, the one with the highest rate first."""
     parties = [
-        PartyStatus(name, party.ways[Way.HTTP], party.ways[Way.STREAM], round(party.rate.at(now)))
+        PeerTrafficStatus(
+            name,
+            party.ways[BlobTransport.HTTP],
+            party.ways[BlobTransport.STREAM],
+            round(party.rate.at(now)),
+        )
         for name, party in tally.parties.items()
     ]
     return tuple(sorted(parties, key=lambda party: -party.bytes_per_second))
 
 
-def receiver_statuses(tally: Tally, now: float) -> tuple[PartyStatus, ...]:
+def receiver_statuses(tally: TrafficStats, now: float) -> tuple[PeerTrafficStatus, ...]:
     """Return whom bytes go to now, the one with the highest rate first."""
     return tuple(party for party in party_statuses(tally, now) if party.bytes_per_second)
 
 
-def _status(arrival: Arrival, now: float, wall_now: float) -> ArrivalStatus:
+def _status(arrival: DownloadProgress, now: float, wall_now: float) -> DownloadStatus:
     label, sources = arrival.label, arrival.sources
     if arrival.arrived_at is None:
         arrived_at = None
     else:
         arrived_at, now = round(wall_now - (now - arrival.arrived_at), 3), arrival.arrived_at
-    return ArrivalStatus(
+    return DownloadStatus(
         name=label.name,
         version=label.version,
         form=str(label.form),
@@ -64,14 +71,14 @@ def _status(arrival: Arrival, now: float, wall_now: float) -> ArrivalStatus:
         arrived_at=arrived_at,
         root=arrival.root,
         root_bytes=arrival.from_root_bytes,
-        http_bytes=sources.by(Kind.WEIGHTS, Way.HTTP),
-        stream_bytes=sources.by(Kind.WEIGHTS, Way.STREAM),
+        http_bytes=sources.by(BlobKind.WEIGHTS, BlobTransport.HTTP),
+        stream_bytes=sources.by(BlobKind.WEIGHTS, BlobTransport.STREAM),
         stripes=_stripes(arrival) if arrived_at is None else (),
         sources=party_statuses(sources, now),
     )
 
 
-def _stripes(arrival: Arrival) -> tuple[StripeStatus, ...]:
+def _stripes(arrival: DownloadProgress) -> tuple[StripeStatus, ...]:
     """Return the stripes that have pieces; a short file has none in some."""
     statuses = []
     for number, parent in enumerate(arrival.parents):

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute
 
 from node.api.pages import Guard, pages
 from node.api.v1.routes import api_v1
-from node.api.v1.source import Source
+from node.api.v1.source import DataSource
 from node.local.datadir import API_HOST
 from node.local.http_server import EmbeddedServer
 
@@ -21,7 +21,7 @@ REQUESTS_MAX = 64
 """At once; more are answered 503."""
 
 
-def web_routes(source: Source) -> list[BaseRoute]:
+def web_routes(source: DataSource) -> list[BaseRoute]:
     """Return the pages and what they read."""
     return [api_v1(source), pages()]
 

@@ -20,8 +20,8 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from node.api.arrivals import ArrivalStatus, DurationsStatus
-from node.api.rollout_counts import RisenCounts
+from node.api.arrivals import DownloadStatus, HistogramStatus
+from node.api.rollout_counts import MonotonicCounts
 from node.api.status import (
     GOSSIP_LEVELS,
     LOOP_DELAY_BOUNDS,
@@ -53,7 +53,7 @@ class NodeMetrics(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._reasons: dict[str, None] = {}
-        self._rollouts, self._own_rollouts = RisenCounts(), RisenCounts()
+        self._rollouts, self._own_rollouts = MonotonicCounts(), MonotonicCounts()
 
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
@@ -318,7 +318,7 @@ _ARRIVING = (
 )
 
 
-def _arriving(arrival: ArrivalStatus | None) -> tuple[float, ...]:
+def _arriving(arrival: DownloadStatus | None) -> tuple[float, ...]:
     if arrival is None:
         return (-1, 0, 0, 0, 0)
     to_go_seconds = math.inf if arrival.seconds_to_go is None else arrival.seconds_to_go
@@ -331,7 +331,7 @@ def _arriving(arrival: ArrivalStatus | None) -> tuple[float, ...]:
     )
 
 
-def _arrival_durations(by_form: dict[str, DurationsStatus]) -> Metric:
+def _arrival_durations(by_form: dict[str, HistogramStatus]) -> Metric:
     family = HistogramMetricFamily(
         f"{PREFIX}_version_arrival_seconds",
         "How long versions took to come, by the form in which they travelled.",

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from heapq import nlargest
 
 from node.api.arrivals_observer import (
-    arrival_statuses,
+    download_statuses,
     durations_status,
     durations_statuses,
     receiver_statuses,
@@ -18,36 +18,36 @@ from node.api.status import (
     CHECKPOINTS_MAX,
     EVALUATIONS_MAX,
     LISTED_MAX,
+    BusyTimeStatus,
     CheckpointStatus,
     CircuitsStatus,
     GossipPeerStatus,
     MemberStatus,
     NodeStatus,
+    PolicySwapStatus,
     RolloutCounts,
     Snapshot,
     Stage,
-    StepsStatus,
     TrafficStatus,
     TrainingStatus,
-    UptakeStatus,
 )
 from node.api.why import FailedRollout, MeasuredValue, TrainedOnRejected, VerdictFinding, Why
 from node.context import NodeContext
 from node.local.units import duration_text
 from node.network.blobs.exchange import BlobExchange
-from node.network.blobs.transport_choice import Way
-from node.network.blobs.wire import Kind
-from node.network.connections.manager import PeerTable
+from node.network.blobs.transport_choice import BlobTransport
+from node.network.blobs.wire import BlobKind
+from node.network.connections.manager import ConnectionManager
 from node.network.gossip.driver import Gossip
 from node.network.relay.circuits import Circuits
 from node.replication.anti_entropy import AntiEntropy
-from node.replication.inbox import Inbox, Source
-from node.weights.download_progress import Arrivals
+from node.replication.inbox import MessageIntake, MessageOrigin
+from node.weights.download_progress import DownloadLog
 from node.weights.library import PolicyLibrary
 from protocol.core.faults import Fault
 from protocol.core.types import Role, ValidationResult
 from protocol.ledger.commits import CommitState, Entry
-from protocol.ledger.worker_stats import Counts
+from protocol.ledger.worker_stats import WorkerStats
 from protocol.messages import PROTOCOL_VERSION, Certificate, Signed, Verdict, open_envelope
 from protocol.replica.replica import Received
 from protocol.rollout.statistics import explained
@@ -60,13 +60,13 @@ class Observer:
 
     context: NodeContext
     roles: tuple[Role, ...]
-    peers: PeerTable
+    peers: ConnectionManager
     gossip: Gossip
     exchange: BlobExchange
     circuits: Circuits
     policies: PolicyLibrary
-    arrivals: Arrivals
-    inbox: Inbox
+    arrivals: DownloadLog
+    inbox: MessageIntake
     addresses: Callable[[], tuple[str, ...]]
     anti_entropy: AntiEntropy
     p2pd_pid: Callable[[], int | None]
@@ -80,7 +80,7 @@ class Observer:
     _counted_in: int = -1
     _members_live: int = 0
 
-    def note(self, received: Received, _source: Source) -> None:
+    def note(self, received: Received, _source: MessageOrigin) -> None:
         """Note when the first certificate came."""
         if self.first_certificate_at is None and received.result is ValidationResult.ACCEPT:
             signed = received.signed
@@ -116,7 +116,7 @@ class Observer:
             members_count=self._count_members(),
             members_by_role=self._roles_of_members(now),
             rollouts=counted(ledger.totals),
-            own_rollouts=counted(ledger.workers.get(peer_id, Counts())),
+            own_rollouts=counted(ledger.workers.get(peer_id, WorkerStats())),
             judging=judging_status(replica),
             workers=self._workers(),
             checkpoints=self._checkpoints(),
@@ -125,13 +125,13 @@ class Observer:
             dial_failures=self.peers.dial_failures,
             tables=self.context.tables.sizes(),
             table_limits=self.context.tables.limits(),
-            arrivals=arrival_statuses(self.arrivals, monotonic_now, now),
+            arrivals=download_statuses(self.arrivals, monotonic_now, now),
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
             uptake=self._uptake(),
             generations=durations_status(self.context.durations.generations),
             checks=durations_status(self.context.durations.checks),
-            steps=StepsStatus(steps.began_at, steps.seconds),
+            steps=BusyTimeStatus(steps.began_at, steps.seconds),
             training=TrainingStatus(training.newest, training.warning),
             evaluation=self.context.evaluated()[-EVALUATIONS_MAX:],
             restored=self.restored,
@@ -158,7 +158,7 @@ class Observer:
             gossip_received=gossip.counters.received,
             gossip_duplicates=gossip.counters.duplicates,
             gossip_dropped=gossip.link_counters.frames_dropped,
-            weights_received=self.exchange.received[Kind.WEIGHTS],
+            weights_received=self.exchange.received[BlobKind.WEIGHTS],
             connected=len(self.peers.connected),
             sizes=self.context.tables.sizes(),
         )
@@ -285,10 +285,10 @@ class Observer:
         return TrafficStatus(
             blobs_sent=blobs.sent.total(),
             blobs_received=blobs.received.total(),
-            weights_sent=blobs.sent[Kind.WEIGHTS],
-            weights_received=blobs.received[Kind.WEIGHTS],
-            weights_sent_http=blobs.sent.by(Kind.WEIGHTS, Way.HTTP),
-            weights_received_http=blobs.received.by(Kind.WEIGHTS, Way.HTTP),
+            weights_sent=blobs.sent[BlobKind.WEIGHTS],
+            weights_received=blobs.received[BlobKind.WEIGHTS],
+            weights_sent_http=blobs.sent.by(BlobKind.WEIGHTS, BlobTransport.HTTP),
+            weights_received_http=blobs.received.by(BlobKind.WEIGHTS, BlobTransport.HTTP),
             weights_spared=self.policies.spared_bytes,
             gossip_sent=gossip.bytes_out,
             gossip_received=gossip.bytes_in,
@@ -324,10 +324,10 @@ class Observer:
         )
         return tuple(sorted(peers, key=lambda each: -each.score))
 
-    def _uptake(self) -> UptakeStatus:
+    def _uptake(self) -> PolicySwapStatus:
         uptakes = self.context.uptakes
         newest = {} if uptakes.newest is None else asdict(uptakes.newest)
-        return UptakeStatus(
+        return PolicySwapStatus(
             **newest,
             first_token_seconds_median=uptakes.median_seconds,
             counts=tuple(uptakes.durations.counts),

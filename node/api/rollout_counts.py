@@ -1,12 +1,12 @@
 """Counts of rollouts: a ledger's as a status has them, and those that never fall."""
 
 from node.api.status import RolloutCounts
-from protocol.ledger.worker_stats import Counts
+from protocol.ledger.worker_stats import WorkerStats
 
 _NUMBERS = ("committed", "certified", "rejected", "expired", "trained")
 
 
-def counted(counts: Counts) -> RolloutCounts:
+def counted(counts: WorkerStats) -> RolloutCounts:
     """Return a ledger's counts as a status has them."""
     return RolloutCounts(
         committed=counts.committed,
@@ -18,7 +18,7 @@ def counted(counts: Counts) -> RolloutCounts:
     )
 
 
-class RisenCounts:
+class MonotonicCounts:
     """What was added to a ledger's counts since they were first looked at here.
 
     Theirs fall: a commit that has expired is certified late, a branch of versions gives way, and a

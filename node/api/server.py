@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from node.api.local_server import guarded, local_server, web_routes
 from node.api.metrics import NodeMetrics
 from node.api.status import NodeStatus
-from node.api.v1.source import Source
+from node.api.v1.source import DataSource
 from node.api.why import Why
 from node.local.datadir import API_HOST, DataDir, last_api_port, store_api_endpoint
 from node.local.errors import NodeError
@@ -42,7 +42,7 @@ class ControlServer:
         port: int = 0,
         *,
         datadir: DataDir | None = None,
-        source: Source | None = None,
+        source: DataSource | None = None,
     ) -> None:
         self._port = port
         self._datadir = datadir
@@ -83,7 +83,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def application(
-    status: Callable[[], NodeStatus], why: Callable[[], Why], source: Source | None = None
+    status: Callable[[], NodeStatus], why: Callable[[], Why], source: DataSource | None = None
 ) -> Starlette:
     """Return the API as an ASGI application; see the package for its paths."""
     metrics = NodeMetrics(status)

@@ -6,8 +6,8 @@ The control API serves it as JSON, ``prime-node status`` and the testnet draw it
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
-from protocol.gossipsub.inspection import Level
+from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus
+from protocol.gossipsub.inspection import ScoreLevel
 from protocol.rollout.evaluation import EvaluationPoint
 from roles.runtime.metrics import UPTAKE_BOUNDS
 from roles.runtime.training_steps import TrainingStep
@@ -127,7 +127,7 @@ class GossipPeerStatus:
     neighbours: int = 0
 
 
-GOSSIP_LEVELS = tuple(map(str, Level))
+GOSSIP_LEVELS = tuple(map(str, ScoreLevel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class CircuitsStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class UptakeStatus:
+class PolicySwapStatus:
     """How soon an inference node uses new versions: seconds since it knew of a manifest.
 
     Of the newest ``version`` (-1 before the first): weights here, swapped in, first token; of the
@@ -162,7 +162,7 @@ class UptakeStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class StepsStatus:
+class BusyTimeStatus:
     """What the steps of a trainer took since its start, in seconds.
 
     The first one began at ``began_at``; None: there was none yet.
@@ -291,20 +291,20 @@ class NodeStatus:
     """Limits of these tables."""
     machine: MachineStatus = MachineStatus()
     loop: LoopStatus = LoopStatus()
-    arrivals: tuple[ArrivalStatus, ...] = ()
+    arrivals: tuple[DownloadStatus, ...] = ()
     """On their way, the newest version first; then the last that came, the last one first."""
-    durations: dict[str, DurationsStatus] = field(default_factory=dict)
+    durations: dict[str, HistogramStatus] = field(default_factory=dict)
     """Of the versions that came since the start, by their form."""
-    receivers: tuple[PartyStatus, ...] = ()
+    receivers: tuple[PeerTrafficStatus, ...] = ()
     """Who was sent blobs in the last seconds, the one that is sent most first."""
-    uptake: UptakeStatus = UptakeStatus()
-    generations: DurationsStatus = field(default_factory=DurationsStatus)
+    uptake: PolicySwapStatus = PolicySwapStatus()
+    generations: HistogramStatus = field(default_factory=HistogramStatus)
     """Of own rollouts, since the start, up to each of
     ``roles.runtime.metrics.GENERATION_BOUNDS``."""
-    checks: DurationsStatus = field(default_factory=DurationsStatus)
+    checks: HistogramStatus = field(default_factory=HistogramStatus)
     """Of others' rollouts, since the start, up to each of
     ``roles.runtime.metrics.CHECK_BOUNDS``."""
-    steps: StepsStatus = StepsStatus()
+    steps: BusyTimeStatus = BusyTimeStatus()
     training: TrainingStatus = TrainingStatus()
     evaluation: tuple[EvaluationPoint, ...] = ()
     """Versions on held-out problems, the newest ``EVALUATIONS_MAX``, ascending."""

@@ -45,7 +45,7 @@ class FailedRollout:
     verdicts: tuple[VerdictFinding, ...]
 
     def is_named(self, which: str) -> bool:
-        """Tell whether ``which`` is its reason, its state or how its digest begins."""
+        """Return whether ``which`` is its reason, its state or how its digest begins."""
         wanted = which.lower()
         return wanted in {self.reason.lower(), self.state} or self.commit.startswith(wanted)
 

@@ -62,7 +62,7 @@ def calibrate_run(
         calibrate,
         with_lies,
     )
-    from roles.engines.calibration.honest import Budget, task_prompts  # noqa: PLC0415 - the same
+    from roles.engines.calibration.honest import TimeBudget, task_prompts  # noqa: PLC0415 - the same
     from roles.engines.task_loader import task_of  # noqa: PLC0415 - tasks may be heavy
 
     bench = _bench(manifest, policy, plan)
@@ -71,7 +71,7 @@ def calibrate_run(
         environment = task_of(manifest, task, background, runtime_directories(os.environ))
         await environment.open()
         prompts = task_prompts(environment, manifest.sampling)
-        budget = Budget(seconds_max=60 * plan.minutes)
+        budget = TimeBudget(seconds_max=60 * plan.minutes)
         found = await calibrate(bench, prompts, plan.path, budget, plan.margin, progress)
         if say_lies is not None:
             found = await with_lies(found, bench, prompts, say_lies)

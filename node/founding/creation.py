@@ -48,7 +48,7 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TaskRows:
     """The data set of a run as it comes, if it has one."""
 
     path: Path | None
@@ -88,7 +88,7 @@ class Creation:
     def begin(
         cls,
         model: str,
-        rows: Rows,
+        rows: TaskRows,
         recipe: Recipe,
         directory: Path,
         creator_key: Path | None,
@@ -179,7 +179,7 @@ class Imported(NamedTuple):
 
 
 def import_run(
-    model: str, rows: Rows, recipe: Recipe, policy: Path, task: Path, say: Callable[[str], None]
+    model: str, rows: TaskRows, recipe: Recipe, policy: Path, task: Path, say: Callable[[str], None]
 ) -> Imported:
     """Write the first policy and the files of the task of a run; ``say`` gets notes.
 

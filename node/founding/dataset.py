@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from node.founding.dataset_answers import AnswerCheck
-from node.founding.dataset_files import Format, Place, Row, format_of, read_rows
+from node.founding.dataset_files import Format, Row, RowLocation, format_of, read_rows
 from node.founding.dataset_rows import pass_rate, run_row
 from protocol.run.recipe import Recipe
 from roles.engines.files.tokenizer import HuggingFaceTokenizer
@@ -34,7 +34,7 @@ _ANSWERS_PER_LINE = 250
 class BadRow:
     """A row that the run cannot use."""
 
-    place: Place
+    place: RowLocation
     reason: str
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class DatasetReport:
     """Different answers that were scored against themselves."""
     bytes_kept: int = 0
 
-    def add_bad(self, place: Place, reason: str) -> None:
+    def add_bad(self, place: RowLocation, reason: str) -> None:
         """Count a row that cannot be used."""
         self.rows_bad += 1
         # Scores come after what is seen at once, and so not in the order of the file.
@@ -178,15 +178,15 @@ async def _copy(
                 say(f"{source}: {report.rows:,} rows read{scored}, {report.rows_bad:,} bad")
 
 
-_Group = list[tuple[Place, dict[str, Any]]]
+_Group = list[tuple[RowLocation, dict[str, Any]]]
 
 
 def _usable(
-    rows: Iterator[tuple[Place, Row]],
+    rows: Iterator[tuple[RowLocation, Row]],
     rule: RowRule,
     pass_rates: Sequence[float],
     report: DatasetReport,
-) -> Iterator[tuple[Place, dict[str, Any]]]:
+) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
     """Yield the rows that pass every check that scores no answer."""
     for place, raw in rows:
         report.rows += 1

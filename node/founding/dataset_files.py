@@ -27,7 +27,7 @@ Row = Mapping[str, Any] | str
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowLocation:
     """Position of a row in its file."""
 
     unit: Literal["row", "line"]
@@ -66,7 +66,7 @@ def format_of(path: Path) -> Format:
 
 def read_rows(
     path: Path, format_: Format, required: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[Place, Row]]:
+) -> Iterator[tuple[RowLocation, Row]]:
     """Yield the rows of a data set with their places, a few of them in memory.
 
     Raises ``ValueError`` for a file that is not what it should be or lacks a ``required`` column.
@@ -93,7 +93,7 @@ def _require(path: Path, required: Sequence[str], names: Sequence[str]) -> None:
 
 def _parquet(
     path: Path, required: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[Place, Row]]:
+) -> Iterator[tuple[RowLocation, Row]]:
     from pyarrow import ArrowException  # noqa: PLC0415 - only where a run has a data set
     from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - as above
 
@@ -105,7 +105,7 @@ def _parquet(
             columns = [*required, *(name for name in optional if name in names)]
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
                 for offset in range(batch.num_rows):
-                    yield Place("row", number), _values(batch.slice(offset, 1))
+                    yield RowLocation("row", number), _values(batch.slice(offset, 1))
                     number += 1
     except ArrowException as error:
         reason = " ".join(str(error).split())[:200]
@@ -129,13 +129,13 @@ def _values(one: Any) -> Row:
     return values
 
 
-def _json_lines(path: Path) -> Iterator[tuple[Place, Row]]:
+def _json_lines(path: Path) -> Iterator[tuple[RowLocation, Row]]:
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file), 1):
             text = line.removeprefix(_BOM) if number == 1 else line
             if not text.strip():
                 continue
-            yield Place("line", number), _object(text)
+            yield RowLocation("line", number), _object(text)
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -159,7 +159,7 @@ def _object(line: bytes) -> Row:
     return row if isinstance(row, dict) else "no JSON object"
 
 
-def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[Place, Row]]:
+def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[RowLocation, Row]]:
     with (
         path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
         _long_fields(),
@@ -170,7 +170,7 @@ def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[Place, Row]]:
             _require(path, required, names)
             before = reader.line_num
             for fields in reader:
-                place, before = Place("line", before + 1), reader.line_num
+                place, before = RowLocation("line", before + 1), reader.line_num
                 if len(fields) == len(names):
                     yield place, dict(zip(names, fields, strict=True))
                 elif fields:

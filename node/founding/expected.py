@@ -20,7 +20,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LearningOutcome:
     """The last point that a run came to, and its reward there."""
 
     point: Point
@@ -39,7 +39,7 @@ def expected_curve(recipe: str, environment: str) -> tuple[Point, ...]:
     return tuple(sorted(points, key=lambda point: point.version))
 
 
-def outcome(curve: Sequence[Point], rewards: Sequence[tuple[int, float]]) -> Outcome | None:
+def outcome(curve: Sequence[Point], rewards: Sequence[tuple[int, float]]) -> LearningOutcome | None:
     """Compare (version, mean reward of its batch) with a curve; None before its first point."""
     newest = max((version for version, _ in rewards), default=0)
     reached = [point for point in curve if point.version <= newest]
@@ -48,4 +48,4 @@ def outcome(curve: Sequence[Point], rewards: Sequence[tuple[int, float]]) -> Out
     point = reached[-1]
     window = range(point.version - WINDOW_VERSIONS + 1, point.version + 1)
     found = [reward for version, reward in rewards if version in window]
-    return Outcome(point, fmean(found)) if found else None
+    return LearningOutcome(point, fmean(found)) if found else None

@@ -81,7 +81,7 @@ def _free_table(key: RecipeKey, table: Any) -> Iterator[str]:
 
 
 def _is_table(item: Any) -> bool:
-    """Tell whether an item is a table with a header of its own."""
+    """Return whether an item is a table with a header of its own."""
     return isinstance(item, Mapping) and not isinstance(item, InlineTable)
 
 

@@ -43,7 +43,7 @@ EXTREME_MARGIN = 2.0
 STANDARD_ERRORS = 3.0
 
 
-class Sample(NamedTuple):
+class MeasuredRollout(NamedTuple):
     """Measurement of one rollout by one validator; means and extremes by name."""
 
     commit: Digest
@@ -73,10 +73,10 @@ class Recalibration:
 def samples(
     commits: Iterable[Signed[RolloutCommit]],
     certificates: Iterable[tuple[Signed[Certificate], Sequence[Signed[Verdict]]]],
-) -> list[Sample]:
+) -> list[MeasuredRollout]:
     """Return what was measured of the rollouts of workers that were caught in no plain lie."""
     known = {commit.digest: commit for commit in commits}
-    found: list[Sample] = []
+    found: list[MeasuredRollout] = []
     liars: dict[PeerId, None] = {}
     for certificate, verdicts in certificates:
         commit = known.get(Digest(certificate.message.commit))
@@ -92,11 +92,15 @@ def samples(
                 numbers = (one / SCALE for one in (*told.means, *told.extremes))
                 values = dict(zip(names, numbers, strict=True))
                 sizes = commit.message.tokens, told.chunks
-                found.append(Sample(commit.digest, commit.signer, verdict.signer, *sizes, values))
+                found.append(
+                    MeasuredRollout(commit.digest, commit.signer, verdict.signer, *sizes, values)
+                )
     return [one for one in found if one.worker not in liars]
 
 
-def recalibrated(manifest: RunManifest, found: Sequence[Sample], margin: float) -> Recalibration:
+def recalibrated(
+    manifest: RunManifest, found: Sequence[MeasuredRollout], margin: float
+) -> Recalibration:
     """Return thresholds that fit the ``found`` samples; raises ``ValueError`` saying why not."""
     workers = {one.worker for one in found}
     validators = {one.validator for one in found}
@@ -135,7 +139,9 @@ def recalibrated(manifest: RunManifest, found: Sequence[Sample], margin: float) 
     return Recalibration(proposal, tuple(changed), *sizes)
 
 
-def _honest(rules: ToplocSection, name: str, found: Sequence[Sample], margin: float) -> HonestValue:
+def _honest(
+    rules: ToplocSection, name: str, found: Sequence[MeasuredRollout], margin: float
+) -> HonestValue:
     known: HonestValue = getattr(rules.honest, name)
     agreeing = _agreeing(name, found, lambda part: abs(_mean(name, part)), known.mean)
     worst = max(agreeing.values())
@@ -157,7 +163,9 @@ def _honest(rules: ToplocSection, name: str, found: Sequence[Sample], margin: fl
     )
 
 
-def _limit(rules: ToplocSection, name: str, found: Sequence[Sample], margin: float) -> float:
+def _limit(
+    rules: ToplocSection, name: str, found: Sequence[MeasuredRollout], margin: float
+) -> float:
     known: float = getattr(rules, name)
     agreeing = _agreeing(name, found, lambda part: max(one.values[name] for one in part), known)
     worst = max(agreeing.values())
@@ -179,15 +187,15 @@ def _limit(rules: ToplocSection, name: str, found: Sequence[Sample], margin: flo
 
 def _agreeing(
     name: str,
-    found: Sequence[Sample],
-    value: Callable[[Sequence[Sample]], float],
+    found: Sequence[MeasuredRollout],
+    value: Callable[[Sequence[MeasuredRollout]], float],
     known: float,
 ) -> dict[PeerId, float]:
     """Return the values of the workers that agree, each the median of its validators'.
 
     Raises ``ValueError`` when too few workers, or too few pairs of a worker and a validator, agree.
     """
-    pairs: defaultdict[PeerId, defaultdict[PeerId, list[Sample]]] = defaultdict(
+    pairs: defaultdict[PeerId, defaultdict[PeerId, list[MeasuredRollout]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for one in found:
@@ -207,12 +215,12 @@ def _agreeing(
     return agreeing
 
 
-def _mean(name: str, part: Sequence[Sample]) -> float:
+def _mean(name: str, part: Sequence[MeasuredRollout]) -> float:
     total = sum(one.values[name] * one.count(name) for one in part)
     return total / max(1, sum(one.count(name) for one in part))
 
 
-def _variance(name: str, part: Sequence[Sample]) -> float:
+def _variance(name: str, part: Sequence[MeasuredRollout]) -> float:
     """Return the variance of one value, such that that of a sum of ``n`` is ``n`` times it."""
     mean = _mean(name, part)
     squares = [(one.values[name] - mean) ** 2 * one.count(name) for one in part]

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from node.founding.equivalents import EQUIVALENTS
 from protocol.run.recipe import Recipe
-from protocol.run.sections import HonestValue, Section
+from protocol.run.sections import HonestValue, RecipeModel
 
 LARGE = 2**20
 """Limits from here on are written as powers of two."""
@@ -85,7 +85,7 @@ def recipe_table() -> RecipeTable:
     return _table(Recipe, {**schema["$defs"], Recipe.__name__: schema}, ())
 
 
-def attribute_docstrings(section: type[Section]) -> dict[str, str]:
+def attribute_docstrings(section: type[RecipeModel]) -> dict[str, str]:
     """Return the docstrings below the fields of a section."""
     (definition,) = ast.parse(inspect.getsource(section)).body
     found = {}
@@ -100,7 +100,7 @@ def attribute_docstrings(section: type[Section]) -> dict[str, str]:
 
 
 def _table(
-    section: type[Section], schemas: Mapping[str, Mapping[str, Any]], path: tuple[str, ...]
+    section: type[RecipeModel], schemas: Mapping[str, Mapping[str, Any]], path: tuple[str, ...]
 ) -> RecipeTable:
     properties = schemas[section.__name__]["properties"]
     meanings = attribute_docstrings(section)
@@ -127,11 +127,11 @@ def _table(
     return RecipeTable(path, _prose(section.__doc__ or ""), tuple(keys), tuple(tables))
 
 
-def _section_of(field: FieldInfo) -> type[Section] | None:
+def _section_of(field: FieldInfo) -> type[RecipeModel] | None:
     """Return the section that a field holds, if it does."""
     kind = field.annotation
     kinds = (kind, *(get_args(kind) if get_origin(kind) in {Union, UnionType} else ()))
-    found = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section))
+    found = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RecipeModel))
     return next(found, None)
 
 

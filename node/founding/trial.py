@@ -25,7 +25,7 @@ from protocol.core.crypto import digest
 from protocol.core.types import Digest, PeerId, Version
 from protocol.messages import RolloutCommit
 from protocol.rollout.assignment import SequenceAssignment, assign
-from protocol.rollout.audit import Finding, Past
+from protocol.rollout.audit import AuditResult, Past
 from protocol.rollout.body import REWARD_SCALE, RolloutSequence, encode_body
 from protocol.rollout.statistics import Measurement
 from protocol.run.manifest import RunManifest
@@ -232,7 +232,7 @@ class _Trying:
         finally:
             await engine.supervisor.close()
 
-    async def _finding(self, engine: "ChildVerification", rollout: _Rollout) -> Finding:
+    async def _finding(self, engine: "ChildVerification", rollout: _Rollout) -> AuditResult:
         manifest, worker = self._manifest, PeerId(self._manifest.genesis.creator)
         body = encode_body(rollout.sequences)
         commit = RolloutCommit(
@@ -252,7 +252,7 @@ class _Trying:
 
         judged = Judged(worker, commit, body, range(commit.sequences))
         found = await judge(manifest, self._task, judged, lambda: Past(worker), measure)
-        return found if isinstance(found, Finding) else Finding("unscorable", str(found))
+        return found if isinstance(found, AuditResult) else AuditResult("unscorable", str(found))
 
     async def _train(self, rollouts: Sequence[_Rollout]) -> tuple[Cost, int]:
         """Take steps as large as those of the run; return their cost and a version's bytes.

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from node.live.p2pd import MESSAGE_BYTES_MAX
 from node.local.addresses import CIRCUIT
-from node.network.resources.dht_call_limiter import Calls
+from node.network.resources.dht_call_limiter import DhtCallLimiter
 from protocol.core.crypto import PEER_ID_PREFIX, public_key_from_peer_id
 from protocol.core.types import PeerId
 from roles.ports.transport import Stream, TransportError
@@ -72,7 +72,7 @@ _P2P_CODE, _CIRCUIT_CODE = bytes.fromhex("a503"), bytes.fromhex("a202")
 class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
     """hivemind's view of a p2pd that somebody else owns, for its DHT; holds the persistent link."""
 
-    calls: Calls
+    calls: DhtCallLimiter
     """What others' calls may take."""
 
     @classmethod
@@ -80,7 +80,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
         """Connect like ``P2P.replicate``, with our own socket directory and message limit."""
         self = cls()
         self._alive = True
-        self.calls = Calls()
+        self.calls = DhtCallLimiter()
         self._daemon_listen_maddr = Multiaddr(f"/unix{control_path}")
         self._client_listen_maddr = Multiaddr(f"/unix{client_path}")
         self._client = await Client.create(
@@ -188,7 +188,7 @@ async def close_writer(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
 
-class Control:
+class P2pdControl:
     """The requests that we make of one p2pd."""
 
     def __init__(self, path: Path) -> None:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, harden, node_id
-from node.network.resources.dht_call_limiter import Calls
+from node.network.resources.dht_call_limiter import DhtCallLimiter
 from protocol.core.containers import SizeGauge, Table
 from protocol.core.crypto import Identity
 from protocol.core.faults import Fault
@@ -50,7 +50,7 @@ class HivemindDirectory(Directory):
         self._validator = validator
         self._keys = frozenset(buckets.keys)
         self._storage = BoundedStorage()
-        self._calls = Calls()
+        self._calls = DhtCallLimiter()
         self.tables: tuple[Table, ...] = (
             *self._calls.tables,
             SizeGauge("directory_records", OWNERS_PER_KEY_MAX, self._storage.fullest),

@@ -19,7 +19,7 @@ from typing_extensions import override
 from node.live.control import (
     STREAM_BUFFER_BYTES,
     AttachedP2P,
-    Control,
+    P2pdControl,
     P2pStream,
     close_writer,
     read_stream_header,
@@ -65,7 +65,7 @@ class HivemindTransport(Transport):
         self._identity_path = identity_path
         self._options = options
         self._sockets = SocketDirectory()
-        self._control = Control(self._sockets.path / "control.sock")
+        self._control = P2pdControl(self._sockets.path / "control.sock")
         self._streams_path = self._sockets.path / "streams.sock"
         self._server: asyncio.Server | None = None
         self._daemon: P2pd | None = None

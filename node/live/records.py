@@ -20,7 +20,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from node.network.resources.dht_call_limiter import Calls
+from node.network.resources.dht_call_limiter import DhtCallLimiter
 from protocol.core import codec
 from protocol.core.containers import LruCache
 from protocol.core.crypto import SIGNATURE_BYTES, Signer, digest, signing_bytes, verify
@@ -70,7 +70,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         self._verified = LruCache[bytes, bool](_VERIFIED_MAX)
 
     def validate(self, record: DHTRecord) -> bool:
-        """Tell whether ``record`` may be stored or believed; never raises."""
+        """Return whether ``record`` may be stored or believed; never raises."""
         try:
             return self._is_valid(record)
         except Exception:  # noqa: BLE001 - a stranger's bytes; whatever they upset is their fault
@@ -178,7 +178,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         return next(owner for owner, block in blocks.items() if crowd[block] == most)
 
     def _rank(self, owner: PeerId) -> int:
-        if self.trust.proven(owner):
+        if self.trust.trusted(owner):
             return _PROVEN
         return int(self.trust.member(owner))
 
@@ -189,7 +189,10 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
 
 
 def harden(
-    protocol: DHTProtocol, storage: BoundedStorage, validator: RecordValidator, calls: Calls
+    protocol: DHTProtocol,
+    storage: BoundedStorage,
+    validator: RecordValidator,
+    calls: DhtCallLimiter,
 ) -> None:
     """Bound what hivemind lets strangers store and ask.
 
@@ -235,7 +238,7 @@ def _keep_valid(validator: RecordValidator, key: bytes, entries: DictionaryDHTVa
 
 async def _update_bound(
     update: Callable[[Any, Any, bool], Awaitable[None]],
-    calls: Calls,
+    calls: DhtCallLimiter,
     node: DHTID | None,
     peer: Any,
     responded: bool = True,  # noqa: FBT002 - hivemind's signature

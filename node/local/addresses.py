@@ -86,7 +86,7 @@ def peer_of(address: str) -> PeerId:
 
 @lru_cache(REMEMBERED_MAX)
 def is_local(host: str) -> bool:
-    """Tell whether an IP address means something on one machine or in one network only."""
+    """Return whether an IP address means something on one machine or in one network only."""
     try:
         return not ip_address(host).is_global
     except ValueError:
@@ -94,7 +94,7 @@ def is_local(host: str) -> bool:
 
 
 def is_circuit(address: str) -> bool:
-    """Tell whether a multiaddress goes through a relay."""
+    """Return whether a multiaddress goes through a relay."""
     return CIRCUIT in address
 
 
@@ -104,7 +104,7 @@ def relay_address_of(address: str) -> str:
 
 
 @lru_cache(REMEMBERED_MAX)
-def place_of(address: str) -> str | None:
+def address_block(address: str) -> str | None:
     """Return what a multiaddress shares with its neighbours: an IPv4 address, an IPv6 /64.
 
     None where it tells nothing: a local address, a name, or a relay's, which many share.

@@ -28,7 +28,7 @@ def peak_rss_bytes(pid: int | None) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -9,7 +9,7 @@ from protocol.core.crypto import digest
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
-def place_of(datadir: DataDir) -> bytes:
+def machine_fingerprint(datadir: DataDir) -> bytes:
     """Return some bytes that stay while a directory does.
 
     A renamed directory, a restart of the machine and another container over one volume keep them.

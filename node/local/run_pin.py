@@ -70,7 +70,7 @@ def known_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedM
 
 
 def _is_pinned(datadir: DataDir, run: SignedManifest, source: str) -> bool:
-    """Tell whether the directory belongs to ``run``; raises ``NodeError`` for another one."""
+    """Return whether the directory belongs to ``run``; raises ``NodeError`` for another one."""
     pinned = pinned_run(datadir)
     if pinned is None:
         return False

@@ -28,7 +28,7 @@ def scoring_digest(manifest: RunManifest, config: NodeConfig) -> bytes:
 
 
 def scores(roles: Collection[Role]) -> bool:
-    """Tell whether a node with these roles asks the run's task for scores: a relay does not."""
+    """Return whether a node with these roles asks the run's task for scores: a relay does not."""
     return bool(set(roles) - {Role.RELAY})
 
 

@@ -82,7 +82,7 @@ def _bar(share: float | None, cells: str) -> str:
 
 
 def _shows(terminal: TextIO, text: str) -> bool:
-    """Tell whether the encoding of a terminal has the characters of ``text``."""
+    """Return whether the encoding of a terminal has the characters of ``text``."""
     try:
         text.encode(terminal.encoding or "utf-8")
     except UnicodeEncodeError:

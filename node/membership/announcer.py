@@ -11,7 +11,7 @@ import structlog
 from node.context import NodeContext
 from node.local.addresses import ADDRESS_CHARACTERS_MAX
 from node.membership.admission import OwnAdmission
-from node.membership.incarnation import Incarnation
+from node.membership.incarnation import KeyGuard
 from node.network.streams.deadline import within
 from protocol.core.types import Role, Topic
 from protocol.membership.directory_buckets import BucketReader, Buckets, bits_for
@@ -65,7 +65,7 @@ class Announcer:
     def __init__(
         self,
         context: NodeContext,
-        incarnation: Incarnation,
+        incarnation: KeyGuard,
         admission: OwnAdmission,
         about: About,
         network: Network,

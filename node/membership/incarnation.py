@@ -44,7 +44,7 @@ _TABLE = "incarnation"
 _KEY = b"own"
 
 
-class Incarnation:
+class KeyGuard:
     """Read at start; changed only by what is written to the store before it counts."""
 
     def __init__(self, context: NodeContext, machine: bytes = b"") -> None:
@@ -90,13 +90,13 @@ class Incarnation:
         return self._sequence
 
     def may_have_used(self, version: int) -> bool:
-        """Tell whether we may have used slots of a version that this disk does not know of."""
+        """Return whether we may have used slots of a version that this disk does not know of."""
         if not self._lost.is_set():
             return False
         return self._used_up_to is None or version <= self._used_up_to
 
     def may_have_judged(self, epoch: int) -> bool:
-        """Tell whether we may have signed verdicts on commits of ``epoch`` with another disk."""
+        """Return whether we may have signed verdicts on commits of ``epoch`` with another disk."""
         return epoch < self._born_epoch
 
     @property
@@ -270,7 +270,7 @@ class Incarnation:
         return True
 
     def _is_recent(self, sequence: int) -> bool:
-        """Tell whether a record with this sequence number would still count today."""
+        """Return whether a record with this sequence number would still count today."""
         lifetime_seconds = self._epochs.record_epochs * self._epochs.seconds
         return abs(self._now_ms() - sequence) <= lifetime_seconds * 1000
 

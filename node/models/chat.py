@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from node.local.errors import ExitCode, NodeError
 from node.models.dialogue import dialogue_of, pieces_of
-from node.models.subject import Subject
+from node.models.subject import EvaluatedModel
 from roles.ports.engines import EngineError, GenerationRequest
-from roles.ports.text import Message
+from roles.ports.text import ChatMessage
 
 if TYPE_CHECKING:
     from roles.engines.local_model import LocalModel
@@ -50,16 +50,16 @@ class Reply:
     cut: bool
 
 
-class Chat:
+class ChatSession:
     """A conversation: each question is asked after all those before it."""
 
-    def __init__(self, subject: Subject, options: ChatOptions) -> None:
+    def __init__(self, subject: EvaluatedModel, options: ChatOptions) -> None:
         """Load the model; raises ``NodeError``."""
         self._dialogue = dialogue_of(subject, options.system)
         self._model: LocalModel = subject.loaded(options.device)
         self._options = options
         self._tokens_max = options.tokens_max or _tokens_max(subject)
-        self._history: list[Message] = []
+        self._history: list[ChatMessage] = []
         self._seed = options.seed
         self.reply = Reply("", 0, 0, cut=False)
         """The last answer."""
@@ -98,10 +98,10 @@ class Chat:
             cut = not self._model.has_ended(tokens)
             text = self._dialogue.text(tokens)
             self.reply = Reply(text, len(tokens), len(request.prompt), cut)
-            self._history += [Message("user", question), Message("assistant", text)]
+            self._history += [ChatMessage("user", question), ChatMessage("assistant", text)]
 
 
-def converse(chat: Chat) -> None:
+def converse(chat: ChatSession) -> None:
     """Answer what is typed until it ends; where no terminal types, each line is a question."""
     typed = sys.stdin.isatty()
     if typed:
@@ -128,7 +128,7 @@ def converse(chat: Chat) -> None:
         sys.stdout.write("\n")
 
 
-def _answer(chat: Chat, question: str) -> None:
+def _answer(chat: ChatSession, question: str) -> None:
     try:
         for piece in chat.ask(question):
             _write(piece)
@@ -144,7 +144,7 @@ def _answer(chat: Chat, question: str) -> None:
         _note(f"cut after {chat.reply.tokens} tokens; --tokens raises the limit")
 
 
-def answer_once(chat: Chat, question: str, *, shown: bool) -> Reply:
+def answer_once(chat: ChatSession, question: str, *, shown: bool) -> Reply:
     """Answer one question, piece by piece on standard output if ``shown``; raises ``NodeError``."""
     try:
         pieces = chat.ask(question)
@@ -161,7 +161,7 @@ def answer_once(chat: Chat, question: str, *, shown: bool) -> Reply:
     return chat.reply
 
 
-def _tokens_max(subject: Subject) -> int:
+def _tokens_max(subject: EvaluatedModel) -> int:
     run = subject.run
     if run is None:
         return TOKENS_MAX

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from node.local.errors import ExitCode, NodeError
 from node.models.held import HeldRun
-from node.models.subject import Subject, directory_subject, held_subject
+from node.models.subject import EvaluatedModel, directory_subject, held_subject
 from node.models.tasks import GENERATORS, OWN, EvaluationTask, generated_task, own_task
 
 ROWS = ("math", "code")
@@ -14,7 +14,7 @@ ROWS = ("math", "code")
 
 def subjects_of(
     held: HeldRun | None, versions: str | None, models: Sequence[Path]
-) -> list[Subject]:
+) -> list[EvaluatedModel]:
     """Return the versions, those before the directories; the newest one where none is named.
 
     A directory without a manifest of its own is asked by the rules of the run that is ``held``.
@@ -39,7 +39,7 @@ def tasks_of(
     names: str,
     dataset: Path | None,
     held: HeldRun | None,
-    subject: Subject,
+    subject: EvaluatedModel,
     scratch: Path,
     say: Callable[[str], None],
 ) -> list[EvaluationTask]:

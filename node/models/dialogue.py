@@ -6,8 +6,8 @@ from typing import Protocol
 from typing_extensions import override
 
 from node.local.errors import ExitCode, NodeError
-from node.models.subject import Subject
-from roles.ports.text import Message, Tokenizer
+from node.models.subject import EvaluatedModel
+from roles.ports.text import ChatMessage, Tokenizer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for the first bytes of a character whose last ones are to come."""
@@ -16,7 +16,7 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 class Dialogue(Protocol):
     """The texts of a model."""
 
-    def prompt(self, question: str, before: Sequence[Message]) -> tuple[int, ...]:
+    def prompt(self, question: str, before: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Return the tokens of a question after other messages; raises ``ValueError``."""
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -26,12 +26,12 @@ class Dialogue(Protocol):
 class TextDialogue(Dialogue):
     """A chat in the model's template, after the messages ``opening``."""
 
-    def __init__(self, tokenizer: Tokenizer, opening: Sequence[Message]) -> None:
+    def __init__(self, tokenizer: Tokenizer, opening: Sequence[ChatMessage]) -> None:
         self._tokenizer = tokenizer
         self._opening = tuple(opening)
 
     @override
-    def prompt(self, question: str, before: Sequence[Message]) -> tuple[int, ...]:
+    def prompt(self, question: str, before: Sequence[ChatMessage]) -> tuple[int, ...]:
         return self._tokenizer.encode_chat(question, (*self._opening, *before))
 
     @override
@@ -54,7 +54,7 @@ class CharacterDialogue(Dialogue):
         self._task, self._end = task, END
 
     @override
-    def prompt(self, question: str, before: Sequence[Message]) -> tuple[int, ...]:
+    def prompt(self, question: str, before: Sequence[ChatMessage]) -> tuple[int, ...]:
         unknown = sorted(set(question) - set(self._task.characters))
         if unknown or not question:
             raise ValueError(
@@ -68,7 +68,7 @@ class CharacterDialogue(Dialogue):
         return self._task.text([token for token in tokens if token != self._end])
 
 
-def dialogue_of(subject: Subject, system: str | None) -> Dialogue:
+def dialogue_of(subject: EvaluatedModel, system: str | None) -> Dialogue:
     """Return the dialogue of a model.
 
     It opens with the messages that the run puts before each problem, or with ``system`` alone,
@@ -83,7 +83,7 @@ def dialogue_of(subject: Subject, system: str | None) -> Dialogue:
 
     opening = () if run is None else preamble(run.environment)
     if system is not None:
-        opening = (Message("system", system),) if system else ()
+        opening = (ChatMessage("system", system),) if system else ()
     try:
         return TextDialogue(subject.read_tokenizer(), opening)
     except ValueError as error:

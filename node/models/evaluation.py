@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from node.local.errors import ExitCode, NodeError
-from node.models.subject import Subject
+from node.models.subject import EvaluatedModel
 from node.models.tasks import EvaluationTask, problem_seeds
 from protocol.core.rng import Rng
 from protocol.rollout.evaluation import Estimate, difference, share
@@ -62,12 +62,12 @@ class EvaluationPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EvaluationResult:
     """One model on one task in one decoding."""
 
     task: EvaluationTask
     decoding: Decoding
-    subject: Subject
+    subject: EvaluatedModel
     passes: tuple[float, ...]
     """The share of the answers to each problem that score 1."""
     pass_at_1: Estimate
@@ -97,7 +97,7 @@ class Problems(NamedTuple):
     repeats: int
 
     def are_held_out(self, task: EvaluationTask) -> bool:
-        """Tell whether a run meets none of them: one that seeds repeat is met by a run, too."""
+        """Return whether a run meets none of them: one that seeds repeat is met by a run, too."""
         return task.held_out and not (task.is_generated and self.repeats)
 
 
@@ -106,7 +106,7 @@ class Evaluation:
 
     def __init__(
         self,
-        subjects: Sequence[Subject],
+        subjects: Sequence[EvaluatedModel],
         tasks: Sequence[EvaluationTask],
         plan: EvaluationPlan,
         background: Background,
@@ -120,20 +120,20 @@ class Evaluation:
         self._began_at = 0.0
         self._done = self._total = 0
 
-    def run(self) -> list[Result]:
+    def run(self) -> list[EvaluationResult]:
         """Return a result for each task, decoding and model; raises ``NodeError``."""
         try:
             return asyncio.run(self._run())
         except (EngineError, ValueError) as error:
             raise NodeError(f"the evaluation broke: {error}", ExitCode.CONFIG) from None
 
-    async def _run(self) -> list[Result]:
+    async def _run(self) -> list[EvaluationResult]:
         self._began_at = _now()
         problems = [await self._problems(task) for task in self._tasks]
         answers = sum(one.samples for one in self._plan.decodings) * len(self._subjects)
         self._total = answers * sum(len(one.different) for one in problems)
         self._note(0)
-        found: dict[tuple[int, int], list[Result]] = {}
+        found: dict[tuple[int, int], list[EvaluationResult]] = {}
         for subject in self._subjects:
             for key, result in (await self._results(subject, problems)).items():
                 results = found.setdefault(key, [])
@@ -141,8 +141,8 @@ class Evaluation:
         return [one for key in sorted(found) for one in found[key]]
 
     async def _results(
-        self, subject: Subject, problems: Sequence[Problems]
-    ) -> dict[tuple[int, int], Result]:
+        self, subject: EvaluatedModel, problems: Sequence[Problems]
+    ) -> dict[tuple[int, int], EvaluationResult]:
         """Return the results of a model by task and decoding; it is in memory meanwhile."""
         model = subject.loaded(self._plan.device)
         found = {}
@@ -154,7 +154,9 @@ class Evaluation:
         return found
 
     @asynccontextmanager
-    async def _opened(self, task: EvaluationTask, subject: Subject) -> AsyncIterator[Environment]:
+    async def _opened(
+        self, task: EvaluationTask, subject: EvaluatedModel
+    ) -> AsyncIterator[Environment]:
         """Yield a task with a model's tokenizer, ready to be asked."""
         from roles.environments.text import TextTask  # noqa: PLC0415 - tasks may be heavy
 
@@ -202,7 +204,9 @@ class _Asking:
         self._decoding = decoding
         self._note = note
 
-    async def result(self, task: EvaluationTask, subject: Subject, problems: Problems) -> Result:
+    async def result(
+        self, task: EvaluationTask, subject: EvaluatedModel, problems: Problems
+    ) -> EvaluationResult:
         """Ask all problems and score the answers."""
         samples = self._decoding.samples
         asked = [one for one in problems.different for _ in range(samples)]
@@ -211,7 +215,7 @@ class _Asking:
         known = [0.0 if isinstance(one, Unscorable) else min(1.0, max(0.0, one)) for one in scores]
         passed = [float(one == 1.0) for one in known]
         passes = tuple(fmean(passed[at : at + samples]) for at in range(0, len(passed), samples))
-        return Result(
+        return EvaluationResult(
             task,
             self._decoding,
             subject,
@@ -260,7 +264,7 @@ class _Asking:
         return scores
 
 
-def _compared(result: Result, before: Sequence[Result]) -> Result:
+def _compared(result: EvaluationResult, before: Sequence[EvaluationResult]) -> EvaluationResult:
     """Return a result with its difference to the first one, if there is one."""
     if not before:
         return result

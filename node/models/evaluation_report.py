@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from node.models.evaluation import Result
+from node.models.evaluation import EvaluationResult
 from protocol.rollout.evaluation import Estimate
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def values_of(results: Sequence[Result]) -> list[dict[str, Any]]:
+def values_of(results: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
     """Return the results as JSON values."""
     return [
         {
@@ -36,7 +36,7 @@ def values_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     ]
 
 
-def table_of(results: Sequence[Result]) -> "Table":
+def table_of(results: Sequence[EvaluationResult]) -> "Table":
     """Return the results as a table."""
     from rich.table import Table  # noqa: PLC0415 - slow to import
 
@@ -62,7 +62,7 @@ def table_of(results: Sequence[Result]) -> "Table":
     return table
 
 
-def notes_of(results: Sequence[Result]) -> list[str]:
+def notes_of(results: Sequence[EvaluationResult]) -> list[str]:
     """Return what people should know of the results, a line each."""
     lines = []
     tasks = {id(one.task): one for one in results}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class EvaluatedModel:
     """A model and how to load it; ``load`` takes a device, and both raise ``ValueError``."""
 
     name: str
@@ -36,7 +36,7 @@ class Subject:
             raise NodeError(f"{self.name} cannot be loaded: {error}", ExitCode.CONFIG) from None
 
 
-def held_subject(held: HeldRun, version: HeldVersion) -> Subject:
+def held_subject(held: HeldRun, version: HeldVersion) -> EvaluatedModel:
     """Return a version that is held in a data directory."""
     manifest = held.manifest
 
@@ -54,7 +54,7 @@ def held_subject(held: HeldRun, version: HeldVersion) -> Subject:
         path = held.run_file("bundle")
         return of_bundle(path, manifest.model.vocabulary_size, founded_at(manifest))
 
-    return Subject(
+    return EvaluatedModel(
         f"version {version.version}",
         version.version,
         version.digest.hex(),
@@ -64,7 +64,7 @@ def held_subject(held: HeldRun, version: HeldVersion) -> Subject:
     )
 
 
-def directory_subject(directory: Path, run: RunManifest | None = None) -> Subject:
+def directory_subject(directory: Path, run: RunManifest | None = None) -> EvaluatedModel:
     """Return the model of a Hugging Face directory, such as an exported one.
 
     The run is that of the directory's own manifest, or else ``run``. Raises ``NodeError``.
@@ -93,7 +93,7 @@ def directory_subject(directory: Path, run: RunManifest | None = None) -> Subjec
         date = datetime.fromtimestamp(made_at, UTC) if run is None else founded_at(run)
         return HuggingFaceTokenizer(directory, vocabulary_size, date)
 
-    return Subject(str(directory), None, None, run, load, read_tokenizer)
+    return EvaluatedModel(str(directory), None, None, run, load, read_tokenizer)
 
 
 def founded_at(run: RunManifest) -> datetime:

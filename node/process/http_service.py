@@ -15,7 +15,7 @@ from protocol.core.types import PeerId, Version
 from roles.ports.engines import Policy
 
 
-class HttpFace:
+class HttpService:
     """Takes its port when it is made, and serves when there is something to serve.
 
     ``port`` None serves nothing. Raises ``NodeError`` when the port is taken.
@@ -41,16 +41,16 @@ class HttpFace:
             return
         exchange = daemon.exchange
         catalogue = Catalogue(blobs, lambda: _policies_of(daemon))
-        proven = partial(self._is_proven, daemon.context)
-        application = Application(catalogue, exchange.upload_cap, exchange.sent, proven=proven)
+        trusted = partial(self._is_proven, daemon.context)
+        application = Application(catalogue, exchange.upload_cap, exchange.sent, trusted=trusted)
         self._server = WeightsServer(self._listener, application)
         daemon.context.tables.register(*self._server.doorkeeper.tables)
         await self._server.start()
 
     def _is_proven(self, context: NodeContext, address: str) -> bool:
-        """Tell whether a peer with standing is connected from ``address``."""
+        """Return whether a peer with standing is connected from ``address``."""
         here = (peer for peer in context.peers.connected if self._host_of(peer) == address)
-        return any(map(context.trust.proven, here))
+        return any(map(context.trust.trusted, here))
 
     async def close(self) -> None:
         """End all connections; idempotent."""

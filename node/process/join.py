@@ -9,7 +9,7 @@ from node.api.status import Stage
 from node.local.config import NodeConfig
 from node.local.errors import ExitCode, NodeError
 from node.local.status_line import StatusLine
-from node.network.connections.manager import PeerTable
+from node.network.connections.manager import ConnectionManager
 from node.process.join_prompt import agreed
 from node.replication.manifest_exchange import fetch_manifest
 from protocol.core.crypto import verify
@@ -25,7 +25,7 @@ PAUSE_SECONDS = 1.0
 
 async def find_run(
     transport: Transport,
-    peers: PeerTable,
+    peers: ConnectionManager,
     config: NodeConfig,
     tell: Callable[[Stage], None],
     line: StatusLine | None = None,
@@ -59,7 +59,9 @@ async def find_run(
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _offer_of(peer: PeerId, transport: Transport, peers: PeerTable) -> SignedManifest | None:
+async def _offer_of(
+    peer: PeerId, transport: Transport, peers: ConnectionManager
+) -> SignedManifest | None:
     """Return the run of a peer; None when it does not say, or says it wrongly."""
     try:
         manifest = await fetch_manifest(transport, peer, verify)

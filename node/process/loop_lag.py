@@ -34,7 +34,7 @@ WARNINGS_PAUSE_SECONDS = 10.0
 FRAMES_TOLD = 4
 
 
-class LoopWatch:
+class LoopLagMonitor:
     """Watches the running loop from ``start`` to ``stop``; both are called on it."""
 
     def __init__(self) -> None:

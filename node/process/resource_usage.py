@@ -16,7 +16,7 @@ LOOK_SECONDS = 5.0
 """Between two looks: asking a GPU's driver takes milliseconds."""
 
 
-class Machine:
+class ResourceUsage:
     """Of one node."""
 
     def __init__(self, datadir: DataDir) -> None:

@@ -19,15 +19,15 @@ from node.local.datadir import DataDir, load_or_create_identity, locked, open_da
 from node.local.errors import ExitCode, NodeError
 from node.local.log_tail import LogTail
 from node.local.logs import adopt_hivemind_logs, configure_logging
-from node.local.place import place_of
+from node.local.place import machine_fingerprint
 from node.local.run_pin import local_run, pin_run
 from node.local.software import SOFTWARE
 from node.local.status_line import StatusLine
-from node.process.loop_lag import LoopWatch
-from node.process.resource_usage import Machine
-from node.process.sd_notify import Supervisor
+from node.process.loop_lag import LoopLagMonitor
+from node.process.resource_usage import ResourceUsage
+from node.process.sd_notify import ServiceManager
 from node.process.signals import watch_signals
-from node.process.startup_log import StartLog
+from node.process.startup_log import StartupLog
 from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
 from protocol.run.manifest import SignedManifest
@@ -129,13 +129,13 @@ class LiveNode:
         self._started_at = 0.0
         self._stopping = asyncio.Event()
         self._addresses: tuple[str, ...] = ()
-        self._loop_watch = LoopWatch()
+        self._loop_watch = LoopLagMonitor()
         self._log_tail = LogTail()
         self._source: Any = None
         self._before = Stage("starting", "loading libraries")
-        self._start_log = StartLog(self._stage, line)
-        self._supervisor = Supervisor(self._stage, os.environ)
-        self._machine = Machine(datadir)
+        self._start_log = StartupLog(self._stage, line)
+        self._supervisor = ServiceManager(self._stage, os.environ)
+        self._machine = ResourceUsage(datadir)
 
     async def run(self) -> ExitCode:
         """Live until drained."""
@@ -173,7 +173,7 @@ class LiveNode:
 
     async def _connect(self, clock: Any) -> ExitCode:
         """Open the transport, find the run, and live in it until drained."""
-        from node.network.connections.manager import PeerTable  # noqa: PLC0415
+        from node.network.connections.manager import ConnectionManager  # noqa: PLC0415
         from node.process.setup import open_transport  # noqa: PLC0415
 
         self._before = Stage("starting", "opening the connection to other peers")
@@ -188,7 +188,7 @@ class LiveNode:
         try:
             self._addresses = tuple(await transport.addresses())
             log.info("listening", peer_id=self._identity.peer_id, addresses=self._addresses)
-            self._joining = PeerTable(transport, clock, rng.child("joining"), initial)
+            self._joining = ConnectionManager(transport, clock, rng.child("joining"), initial)
             self._before = Stage("joining", "looking for peers")
             manifest = known or await self._until_stopped(self._find_run(transport))
             if manifest is not None:
@@ -226,7 +226,7 @@ class LiveNode:
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.local.background import ThreadBackground  # noqa: PLC0415
         from node.process.disk_space import require_room  # noqa: PLC0415
-        from node.process.http_service import HttpFace  # noqa: PLC0415
+        from node.process.http_service import HttpService  # noqa: PLC0415
         from node.process.setup import about_us, open_store  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
@@ -250,7 +250,7 @@ class LiveNode:
         )
         about = await asyncio.to_thread(about_us, self._config, manifest)
         background = ThreadBackground()
-        http = HttpFace(self._config.host, self._config.http_port, transport.host_of)
+        http = HttpService(self._config.host, self._config.http_port, transport.host_of)
         about = replace(about, http_port=http.port)
         ports = Ports(
             clock=clock,
@@ -308,7 +308,7 @@ class LiveNode:
                 self._make_engines(self._config, ports.background),
                 initial_peers,
                 upload_bytes_per_second=self._config.upload_limit,
-                machine=place_of(self._datadir),
+                machine=machine_fingerprint(self._datadir),
                 p2pd_pid=lambda: ports.transport.p2pd_pid,
             )
         except ValueError as error:  # such as a task that needs what is not here

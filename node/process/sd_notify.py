@@ -18,7 +18,7 @@ DATAGRAM_BYTES_MAX = 2048
 """A status longer than that is cut: nobody reads it to the end."""
 
 
-class Supervisor:
+class ServiceManager:
     """Follows ``stage`` until cancelled; does nothing where no service manager listens.
 
     Its variables are taken out of ``environment``, so that no child process speaks for the node.

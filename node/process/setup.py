@@ -17,7 +17,7 @@ from node.local.scoring import scoring_digest
 from node.local.software import SOFTWARE
 from node.membership.admission import stored_proof, why_not
 from node.membership.announcer import About
-from node.network.connections.dial_policy import Dials
+from node.network.connections.dial_policy import DialPolicy
 from node.storage.state import SqliteStore
 from protocol.core.crypto import Identity
 from protocol.run.manifest import SignedManifest
@@ -50,7 +50,7 @@ async def open_transport(
     options = P2pdOptions(config.host, config.port, config.announce)
     transport = await HivemindTransport.create(identity, path, options)
     own = await transport.addresses()
-    if not all(map(is_local, map(host_of, own))) or Dials(initial).is_local(own):
+    if not all(map(is_local, map(host_of, own))) or DialPolicy(initial).is_local(own):
         return transport
     await transport.close()
     return await HivemindTransport.create(identity, path, replace(options, hidden=True))

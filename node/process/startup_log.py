@@ -23,7 +23,7 @@ _QUIET = ("starting", "draining")
 """Told by lines of their own."""
 
 
-class StartLog:
+class StartupLog:
     """Follows ``stage`` until cancelled; ``line`` is the bar of a terminal."""
 
     def __init__(self, stage: Callable[[], Stage], line: StatusLine | None) -> None:

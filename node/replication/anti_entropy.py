@@ -2,7 +2,7 @@
 
 A newcomer takes everything that still matters this way, a restarted node what it slept through, and
 every node now and then what gossip lost. The server lists message ids, page by page; the client
-asks for those it lacks; each envelope then passes the same door as gossip (``Inbox.take``).
+asks for those it lacks; each envelope then passes the same door as gossip (``MessageIntake.take``).
 Answers share the upload with weights: with a roster of keys that somebody made they take megabytes.
 """
 
@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import structlog
 
 from node.context import NodeContext
-from node.network.resources.stream_limiter import Bounded
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.stream_limiter import StreamLimiter
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.deadline import loop_time, within
 from node.network.streams.framing import length_prefixed, read_frame, write_frame
 from node.network.streams.protocols import IDS_MAX, REQUEST_SECONDS, SYNC
-from node.replication.inbox import Inbox, Source
-from node.replication.sync_peers import Sources
+from node.replication.inbox import MessageIntake, MessageOrigin
+from node.replication.sync_peers import SyncPeers
 from protocol.core.codec import decode, encode
 from protocol.core.containers import BoundedDict
 from protocol.core.faults import Fault, FaultCode
@@ -57,17 +57,19 @@ T = TypeVar("T")
 class AntiEntropy:
     """Serves and pulls the messages of one run."""
 
-    def __init__(self, context: NodeContext, inbox: Inbox, upload_cap: UploadCap) -> None:
+    def __init__(
+        self, context: NodeContext, inbox: MessageIntake, upload_cap: UploadScheduler
+    ) -> None:
         self._context = context
         self._upload_cap = upload_cap
         self._replica = context.replica
         self._inbox = inbox
         self._protocol = SYNC.on(context.replica.run_id)
         # The client takes a closed stream for "ask another one".
-        self._bounded = Bounded(self._serve, SYNC, context.trust)
+        self._bounded = StreamLimiter(self._serve, SYNC, context.trust)
         context.tables.register(*self._bounded.tables)
         self._review = 0
-        self._sources = Sources(context)
+        self._sources = SyncPeers(context)
         self._told = asyncio.Event()
         self._connected = asyncio.Event()
         self._taken = self._asked = 0
@@ -189,7 +191,7 @@ class AntiEntropy:
         self.answer_seconds.set_newest(peer, min(known, seconds))
 
     def _take(self, envelope: bytes, peer: PeerId) -> None:
-        received = self._inbox.take(envelope, Source.ANTI_ENTROPY, sender=peer)
+        received = self._inbox.take(envelope, MessageOrigin.ANTI_ENTROPY, sender=peer)
         if received.result is ValidationResult.REJECT:
             raise TransportError(f"the peer holds what no honest node accepts: {received.fault}")
 
@@ -230,8 +232,8 @@ class AntiEntropy:
             await self._write(stream, bytes(unsent))
 
     async def _write(self, stream: Stream, piece: bytes) -> None:
-        proven = self._context.trust.proven(stream.peer)
-        await self._upload_cap.take(len(piece), proven=proven, messages=True)
+        trusted = self._context.trust.trusted(stream.peer)
+        await self._upload_cap.take(len(piece), trusted=trusted, messages=True)
         await within(SYNC.stall_seconds, stream.write(piece))
 
 

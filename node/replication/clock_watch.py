@@ -16,7 +16,7 @@ import structlog
 from node.context import NodeContext
 from node.network.connections.peer_selection import network_of_peer
 from node.network.streams.deadline import loop_time
-from node.replication.inbox import Source
+from node.replication.inbox import MessageOrigin
 from protocol.core.containers import BoundedDict
 from protocol.core.types import PeerId
 from protocol.membership.clock_offsets import PEERS_MAX, ClockOffsets
@@ -50,10 +50,10 @@ class ClockWatch:
         """Error of our clock in words, empty when none is known."""
         context.tables.register(*self._offsets.tables)
 
-    def note(self, received: Received, source: Source) -> None:
+    def note(self, received: Received, source: MessageOrigin) -> None:
         """Take the date of a gossiped record that counts, whatever became of the record."""
         signed = received.signed
-        if source is not Source.GOSSIP or signed is None:
+        if source is not MessageOrigin.GOSSIP or signed is None:
             return
         if isinstance(signed.message, NodeRecord) and self._counts(signed.signer):
             self._offsets.note(signed.signer, signed.message.issued_at, loop_time())

@@ -8,7 +8,7 @@ from node.context import NodeContext
 from node.replication.rollout_bodies import RolloutBodies
 from protocol.ledger.commits import CommitState, Entry
 from protocol.rollout.assignment import is_evaluation
-from protocol.rollout.audit import Finding, read_body
+from protocol.rollout.audit import AuditResult, read_body
 
 log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ class EvaluationCollector:
         if body is None:
             return
         sequences = read_body(replica.manifest, message, body)
-        if isinstance(sequences, Finding):  # a committee has certified it nevertheless
+        if isinstance(sequences, AuditResult):  # a committee has certified it nevertheless
             log.warning("evaluation not read", commit=entry.commit.digest.hex()[:12])
             return
         store = self._context.ports.store

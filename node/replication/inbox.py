@@ -15,7 +15,7 @@ import structlog
 
 from node.context import NodeContext
 from node.membership.admission import AdmittedLog
-from node.membership.incarnation import Incarnation
+from node.membership.incarnation import KeyGuard
 from node.replication.message_log import MessageLog
 from protocol.core.containers import BoundedDict
 from protocol.core.faults import FaultCode
@@ -48,7 +48,7 @@ OTHER_VERSIONS_MAX = 1024
 """Members of another protocol version that are remembered."""
 
 
-class Source(Enum):
+class MessageOrigin(Enum):
     """What a message came by."""
 
     GOSSIP = auto()
@@ -61,17 +61,17 @@ class Source(Enum):
     """It came earlier, by whatever, and could not be decided then."""
 
 
-Listener = Callable[[Received, Source], None]
+Listener = Callable[[Received, MessageOrigin], None]
 
 
-class Inbox:
+class MessageIntake:
     """Takes every message; ``versions`` is told when a version has come, the roles of the rest."""
 
     def __init__(
         self,
         context: NodeContext,
         message_log: MessageLog,
-        incarnation: Incarnation,
+        incarnation: KeyGuard,
         roles: tuple[Role, ...],
         versions: ChangeSignal,
     ) -> None:
@@ -94,14 +94,14 @@ class Inbox:
         """Take back what was accepted before the last restart."""
         self._admitted_log.restore()
         for number, envelope in enumerate(self._log.replay(), start=1):
-            self.take(envelope, Source.LOG)
+            self.take(envelope, MessageOrigin.LOG)
             if number % RESTORED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
     def take(
         self,
         envelope: bytes,
-        source: Source,
+        source: MessageOrigin,
         *,
         sender: PeerId | None = None,
         topic: Topic | None = None,
@@ -112,11 +112,11 @@ class Inbox:
         is given where only one kind of message is in place.
         """
         now = self._context.ports.clock.now()
-        if source is Source.LOG:
+        if source is MessageOrigin.LOG:
             self._replica.restore(envelope)
             return Received(ValidationResult.IGNORE)
         if topic is None:
-            missed = source is Source.ANTI_ENTROPY
+            missed = source is MessageOrigin.ANTI_ENTROPY
             received = self._replica.receive(envelope, now, anti_entropy=missed)
         else:
             received = self._replica.receive_topic(topic, envelope, now)
@@ -132,7 +132,7 @@ class Inbox:
         """
         lasting = not isinstance(signed.message, NodeRecord)
         written = lasting and await self._log.keep(signed.envelope)
-        received = self.take(signed.envelope, Source.OWN)
+        received = self.take(signed.envelope, MessageOrigin.OWN)
         if received.fault is None and (not lasting or received.result is ValidationResult.ACCEPT):
             return
         if written:  # or a restart would take it for said
@@ -155,7 +155,7 @@ class Inbox:
     def advance(self) -> None:
         """Let time pass in the replica, and take what it can decide now."""
         for signed in self._replica.advance(self._context.ports.clock.now()):
-            self._follow_up(Received(ValidationResult.ACCEPT, signed), Source.WAITED)
+            self._follow_up(Received(ValidationResult.ACCEPT, signed), MessageOrigin.WAITED)
 
     async def _flush(self) -> None:
         conditions = self._context.conditions
@@ -166,23 +166,23 @@ class Inbox:
         except StorageFullError as error:
             conditions.set("messages", f"disk full: {error}; waiting for room")
 
-    def _follow_up(self, received: Received, source: Source) -> None:
+    def _follow_up(self, received: Received, source: MessageOrigin) -> None:
         signed, is_news = received.signed, received.result is ValidationResult.ACCEPT
         if signed is not None:
-            if signed.signer == self._context.signer.peer_id and source is not Source.OWN:
+            if signed.signer == self._context.signer.peer_id and source is not MessageOrigin.OWN:
                 self._incarnation.shown(signed, is_news=is_news)
             if is_news:
                 self._accept(signed, source, lasting=received.lasting)
         for listener in self._listeners:
             listener(received, source)
         for settled in received.settled:
-            self._follow_up(Received(ValidationResult.ACCEPT, settled), Source.WAITED)
+            self._follow_up(Received(ValidationResult.ACCEPT, settled), MessageOrigin.WAITED)
 
-    def _accept(self, signed: Signed[Any], source: Source, *, lasting: bool) -> None:
+    def _accept(self, signed: Signed[Any], source: MessageOrigin, *, lasting: bool) -> None:
         message = signed.message
         if isinstance(message, NodeRecord):
             return  # it comes again soon, and elections look at the clock anyway
-        if source is not Source.OWN and lasting:
+        if source is not MessageOrigin.OWN and lasting:
             if isinstance(message, Certificate):  # a commit that came late is kept from now on
                 self._log.later(
                     self._replica.ledger.entries[Digest(message.commit)].commit.envelope
@@ -190,11 +190,11 @@ class Inbox:
             self._log.later(signed.envelope)
         if isinstance(message, CheckpointManifest):
             self._versions.notify()
-        if source is Source.OWN or self._concerns_roles(message):
+        if source is MessageOrigin.OWN or self._concerns_roles(message):
             self._context.changes.notify()
 
     def _concerns_roles(self, message: Message) -> bool:
-        """Tell whether a role has something to do now, and not only at its next look."""
+        """Return whether a role has something to do now, and not only at its next look."""
         if self._judges or not isinstance(message, RolloutCommit | Certificate):
             return True
         if isinstance(message, RolloutCommit):
@@ -202,7 +202,7 @@ class Inbox:
         entry = self._replica.ledger.entries.get(Digest(message.commit))
         return entry is not None and entry.commit.signer == self._context.signer.peer_id
 
-    def _note_fault(self, received: Received, source: Source, sender: PeerId | None) -> None:
+    def _note_fault(self, received: Received, source: MessageOrigin, sender: PeerId | None) -> None:
         fault, signed = received.fault, received.signed
         if fault is None:
             return

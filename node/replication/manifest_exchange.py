@@ -1,7 +1,7 @@
 """How a newcomer learns which run its peers are in: the signed manifest, from any of them."""
 
-from node.context import Tables
-from node.network.resources.stream_limiter import Bounded
+from node.context import TableRegistry
+from node.network.resources.stream_limiter import StreamLimiter
 from node.network.streams.deadline import within
 from node.network.streams.framing import read_frame, write_frame
 from node.network.streams.protocols import MANIFEST
@@ -15,7 +15,7 @@ _SECONDS = MANIFEST.stall_seconds
 
 
 async def serve_manifest(
-    streams: Streams, manifest: SignedManifest, trust: Trust, tables: Tables
+    streams: Streams, manifest: SignedManifest, trust: Trust, tables: TableRegistry
 ) -> None:
     """Give our run's manifest to whoever asks, from now on."""
     encoded = manifest.encoded()
@@ -23,7 +23,7 @@ async def serve_manifest(
     async def serve(stream: Stream) -> None:
         await within(_SECONDS, write_frame(stream, encoded))
 
-    bounded = Bounded(serve, MANIFEST, trust)
+    bounded = StreamLimiter(serve, MANIFEST, trust)
     tables.register(*bounded.tables)
     await streams.handle(MANIFEST.name, bounded)
 

@@ -7,14 +7,14 @@ import structlog
 from typing_extensions import override
 
 from node.context import NodeContext
-from node.membership.incarnation import Incarnation
+from node.membership.incarnation import KeyGuard
 from node.network.gossip.driver import Gossip
-from node.network.resources.stream_limiter import Bounded
+from node.network.resources.stream_limiter import StreamLimiter
 from node.network.streams.deadline import within
 from node.network.streams.framing import read_frame, write_frame
 from node.network.streams.protocols import MESSAGE, REQUEST_SECONDS, topic_name
 from node.replication.anti_entropy import AntiEntropy
-from node.replication.inbox import Inbox, Source
+from node.replication.inbox import MessageIntake, MessageOrigin
 from node.replication.rollout_bodies import RolloutBodies
 from protocol.core.faults import Fault
 from protocol.core.types import PeerId, Topic, ValidationResult
@@ -30,17 +30,17 @@ SEND_SECONDS = MESSAGE.stall_seconds
 _ACKNOWLEDGED = b"\x06"
 
 
-class SwarmNetwork(Network):
+class SwarmClient(Network):
     """The swarm as the roles of one node see it."""
 
     def __init__(
         self,
         context: NodeContext,
-        inbox: Inbox,
+        inbox: MessageIntake,
         gossip: Gossip,
         bodies: RolloutBodies,
         anti_entropy: AntiEntropy,
-        incarnation: Incarnation,
+        incarnation: KeyGuard,
     ) -> None:
         self._context = context
         self._inbox = inbox
@@ -77,7 +77,7 @@ class SwarmNetwork(Network):
 
     async def start(self) -> None:
         """Serve direct messages and subscribe to every topic."""
-        bounded = Bounded(self._serve, MESSAGE, self._context.trust)
+        bounded = StreamLimiter(self._serve, MESSAGE, self._context.trust)
         self._context.tables.register(*bounded.tables)
         await self._context.peers.handle(self._protocol, bounded)
         for topic in Topic:
@@ -88,7 +88,7 @@ class SwarmNetwork(Network):
 
     def _validator(self, topic: Topic) -> Callable[[PeerId, bytes], ValidationResult]:
         def validate(_author: PeerId, envelope: bytes) -> ValidationResult:
-            return self._inbox.take(envelope, Source.GOSSIP, topic=topic).result
+            return self._inbox.take(envelope, MessageOrigin.GOSSIP, topic=topic).result
 
         return validate
 
@@ -130,7 +130,7 @@ class SwarmNetwork(Network):
         if isinstance(envelope, Fault):
             self._context.peers.blame(stream.peer, envelope)
             return
-        self._inbox.take(envelope, Source.DIRECT, sender=stream.peer)
+        self._inbox.take(envelope, MessageOrigin.DIRECT, sender=stream.peer)
         await within(SEND_SECONDS, stream.write(_ACKNOWLEDGED))
 
     # What a role asks

@@ -25,7 +25,7 @@ LOOKED_AT_MAX = 64
 """Members looked at for one that could be asked."""
 
 
-class Sources:
+class SyncPeers:
     """The peers that were asked since our start."""
 
     def __init__(self, context: NodeContext) -> None:
@@ -51,7 +51,7 @@ class Sources:
         self._failed[peer] = None
 
     def enough(self) -> bool:
-        """Tell whether those that have told are enough."""
+        """Return whether those that have told are enough."""
         told = set(self._told.values())
         if not told or self._wants_genesis():
             return False

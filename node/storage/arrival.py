@@ -17,7 +17,7 @@ from roles.ports.storage import Holding, PartialBlob
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FilePlan:
     """What an arriving blob will be: digest, length in bytes, and the digests of its chunks."""
 
     digest: Digest
@@ -34,12 +34,12 @@ class Plan:
         return min(self.chunk_bytes, self.length - index * self.chunk_bytes)
 
     def fits(self, index: int, data: bytes | bytearray) -> bool:
-        """Tell whether ``data`` is chunk ``index``."""
+        """Return whether ``data`` is chunk ``index``."""
         right_length = len(data) == self.chunk_length(index)
         return right_length and crypto.digest(data) == self.chunks[index]
 
 
-class Arrival(PartialBlob):
+class IncomingFile(PartialBlob):
     """A blob that is arriving at an offset of a file; also lets readers wait for a chunk.
 
     ``on_end`` is awaited when every chunk is here, with whether they make the promised blob.
@@ -47,11 +47,11 @@ class Arrival(PartialBlob):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: FilePlan,
         path: Path,
         offset: int,
         here: bytearray,
-        on_end: Callable[["Arrival", bool], Awaitable[None]],
+        on_end: Callable[["IncomingFile", bool], Awaitable[None]],
     ) -> None:
         self.plan = plan
         self.complete = False
@@ -161,7 +161,7 @@ class RunningDigest:
     what follows is read again from the file.
     """
 
-    def __init__(self, plan: Plan, path: Path, offset: int, here: bytearray) -> None:
+    def __init__(self, plan: FilePlan, path: Path, offset: int, here: bytearray) -> None:
         self._plan = plan
         self._path = path
         self._offset = offset

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from node.storage import files
-from node.storage.arrival import Arrival, Plan
+from node.storage.arrival import FilePlan, IncomingFile
 from node.storage.files import FilePart
 from node.storage.owners import Owners
 from node.storage.sharded_files import ShardedFile, ShardedFiles, index_of, prepare
@@ -98,7 +98,7 @@ class FileBlobs(Blobs):
             return None
 
     @override
-    async def open_file(self, index: ShardIndex, purpose: Purpose) -> Sequence[Arrival]:
+    async def open_file(self, index: ShardIndex, purpose: Purpose) -> Sequence[IncomingFile]:
         return await files.uninterrupted(self._open(index, purpose))
 
     @override
@@ -151,7 +151,7 @@ class FileBlobs(Blobs):
             raise LookupError("not every shard is here")
         return file.path
 
-    def _arrival(self, digest: Digest) -> Arrival | None:
+    def _arrival(self, digest: Digest) -> IncomingFile | None:
         """Return the arrival of a blob that is not here yet."""
         found = None if digest in self._sizes else self._files.find(digest)
         return found.arrival if found else None
@@ -237,7 +237,7 @@ class FileBlobs(Blobs):
         else:
             known.complete(path)
 
-    async def _open(self, index: ShardIndex, purpose: Purpose) -> Sequence[Arrival]:
+    async def _open(self, index: ShardIndex, purpose: Purpose) -> Sequence[IncomingFile]:
         name, _ = await self._put_index(index, purpose)
         async with self._changing:
             file = self._files.get(name) or await self._begin(name, index)
@@ -267,15 +267,15 @@ class FileBlobs(Blobs):
         self._files.add(file)
         return file
 
-    def _arrivals(self, file: ShardedFile, here: Sequence[bytearray]) -> tuple[Arrival, ...]:
+    def _arrivals(self, file: ShardedFile, here: Sequence[bytearray]) -> tuple[IncomingFile, ...]:
         """Return the arrival of each shard, of which the chunks ``here`` have come."""
         arrived = partial(self._arrived, file)
         return tuple(
-            Arrival(plan, file.path, file.offset(shard), here[shard], arrived)
+            IncomingFile(plan, file.path, file.offset(shard), here[shard], arrived)
             for shard, plan in enumerate(_plans(file.index))
         )
 
-    async def _arrived(self, file: ShardedFile, arrival: Arrival, fits: bool) -> None:
+    async def _arrived(self, file: ShardedFile, arrival: IncomingFile, fits: bool) -> None:
         """Note that a shard is here, or drop the file because chunks of it make another shard."""
         async with self._changing:
             if self._files.get(file.name) is not file or file.whole:
@@ -341,9 +341,10 @@ class FileBlobs(Blobs):
         return FilePart(paths, found.offset + offset, count)
 
 
-def _plans(index: ShardIndex) -> list[Plan]:
+def _plans(index: ShardIndex) -> list[FilePlan]:
     return [
-        Plan(shard.digest, shard.length, index.chunk_bytes, shard.chunks) for shard in index.shards
+        FilePlan(shard.digest, shard.length, index.chunk_bytes, shard.chunks)
+        for shard in index.shards
     ]
 
 

@@ -17,7 +17,14 @@ from blake3 import blake3
 
 from protocol.core.types import Digest
 from protocol.shardcast.encodings import stream
-from protocol.shardcast.encodings.stream import Base, Decoder, InOrder, ItemT, ResultT, Source
+from protocol.shardcast.encodings.stream import (
+    Base,
+    ByteReader,
+    InOrder,
+    ItemT,
+    ResultT,
+    StreamDecoder,
+)
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from roles.ports.engines import Policy
 
@@ -67,7 +74,7 @@ def in_threads() -> Iterator[InOrder]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
+def opened(path: Path) -> Iterator[ByteReader]:
     """Open a file of weights; raises ``EncodingError`` when it is not a whole one."""
     with path.open("rb") as file:
         descriptor = file.fileno()
@@ -113,7 +120,7 @@ class DecodingFile:
         self._path = path
         self._file_bytes_max = file_bytes_max
         self._open = ExitStack()
-        self._begun: tuple[Decoder, BinaryIO] | None = None
+        self._begun: tuple[StreamDecoder, BinaryIO] | None = None
         self._hasher = blake3()
 
     def feed(self, data: bytes) -> None:
@@ -140,9 +147,9 @@ class DecodingFile:
         """Close the files; idempotent."""
         self._open.close()
 
-    def _begin(self) -> tuple[Decoder, BinaryIO]:
+    def _begin(self) -> tuple[StreamDecoder, BinaryIO]:
         against = self._open.enter_context(opened_base(self._base))
         file = self._open.enter_context(self._path.open("wb"))
         in_order = self._open.enter_context(in_threads())
-        self._begun = Decoder(against, self._file_bytes_max, in_order), file
+        self._begun = StreamDecoder(against, self._file_bytes_max, in_order), file
         return self._begun

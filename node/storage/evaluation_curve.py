@@ -65,7 +65,7 @@ class EvaluationCurve:
             self._versions[one.version] = one
 
     def lacks(self, commit: Signed[RolloutCommit]) -> bool:
-        """Tell whether a rollout that evaluates a version is to be read."""
+        """Return whether a rollout that evaluates a version is to be read."""
         known = self._known(commit.message)
         if known is None:
             return True

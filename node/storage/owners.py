@@ -32,11 +32,11 @@ class Owners:
         return [owner for owner in self._digests if owner.purpose is purpose]
 
     def needs(self, owner: Owner, digest: Digest) -> bool:
-        """Tell whether a blob is stored for ``owner``."""
+        """Return whether a blob is stored for ``owner``."""
         return digest in self._digests.get(owner, {})
 
     def owned(self, digest: Digest) -> bool:
-        """Tell whether a blob is stored for anything."""
+        """Return whether a blob is stored for anything."""
         return digest in self._owners
 
     def purposes(self, digest: Digest) -> set[Purpose]:

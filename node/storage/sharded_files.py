@@ -16,7 +16,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from node.storage import files
-from node.storage.arrival import Arrival, Plan
+from node.storage.arrival import FilePlan, IncomingFile
 from protocol.core.types import Digest
 from protocol.shardcast.index import ChunkHasher, Shard, ShardIndex, shard_count, shard_length
 
@@ -28,7 +28,7 @@ class ShardedFile:
     name: Digest
     path: Path
     index: ShardIndex
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[IncomingFile, ...]
 
     @property
     def whole(self) -> bool:
@@ -64,7 +64,7 @@ class Slice:
         return self.file.index.shards[self.shard].length
 
     @property
-    def arrival(self) -> Arrival | None:
+    def arrival(self) -> IncomingFile | None:
         """Its arrival while it is not whole."""
         if self.file.whole or self.file.arrivals[self.shard].complete:
             return None
@@ -160,7 +160,7 @@ class ShardedFiles:
         self.whole_path(name).unlink(missing_ok=True)
 
 
-def prepare(path: Path, plans: Sequence[Plan]) -> list[bytearray]:
+def prepare(path: Path, plans: Sequence[FilePlan]) -> list[bytearray]:
     """Make or reopen an arriving file; return one byte per chunk of each shard, 1 for what is here.
 
     What is here has the right digest.

@@ -9,8 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from node.api.arrivals import ArrivalStatus
-from node.cli.render.downloads import share_text, to_go_text
+from node.api.arrivals import DownloadStatus
+from node.cli.render.downloads import remaining_text, share_text
 from node.cli.render.piece_map import PieceBar, piece_shares
 from node.local.units import bytes_text, duration_text
 from node.testnet.colours import ACCENT, DIM, FRAME, GOOD, WARN
@@ -31,7 +31,7 @@ class _Node:
     """How far one node is; ``arrival`` None: it has not begun."""
 
     name: str
-    arrival: ArrivalStatus | None
+    arrival: DownloadStatus | None
 
     @property
     def has_it(self) -> bool:
@@ -111,11 +111,11 @@ def _row(record: SwarmRecord, node: _Node, named: int) -> list[RenderableType]:
         share_text(arrival),
         f"{bytes_text(arrival.bytes_per_second)}/s",
         *sources,
-        Text(to_go_text(arrival), WARN if arrival.seconds_to_go is None else ""),
+        Text(remaining_text(arrival), WARN if arrival.seconds_to_go is None else ""),
     ]
 
 
-def _sources(record: SwarmRecord, arrival: ArrivalStatus, named: int) -> str:
+def _sources(record: SwarmRecord, arrival: DownloadStatus, named: int) -> str:
     """Return from whom most comes: the parents of the stripes, and who helps."""
     names = {str(node.plan.peer_id): node.plan.name for node in record.nodes.values()}
     shown = [names.get(one.name, f"…{one.name[-6:]}") for one in arrival.sources[:named]]
@@ -137,7 +137,7 @@ def _all_together(nodes: Sequence[_Node], *, wide: bool) -> list[RenderableType]
         f"{int(100 * share)} %",
         f"{bytes_text(rate)}/s",
         *have,
-        Text(to_go_text(slowest), WARN if slowest.seconds_to_go is None else ""),
+        Text(remaining_text(slowest), WARN if slowest.seconds_to_go is None else ""),
     ]
 
 

@@ -17,7 +17,7 @@ from node.local.datadir import DataDir, locked
 from node.local.errors import NodeError
 from node.local.units import parse_rate
 from node.testnet import launcher
-from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, Layout, Options
+from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, Options, SwarmLayout
 from protocol.core.types import Role
 from roles.engines.factory import EngineName
 
@@ -119,7 +119,7 @@ def run_testnet(
     directory = (
         _directory(data_dir) if founded is None else (data_dir or founded / SWARM).absolute()
     )
-    layout = Layout(directory, founded)
+    layout = SwarmLayout(directory, founded)
     # The imports of the nodes take seconds: they start before anything else is done.
     launcher.start_server(layout.log("forkserver"))
     options = Options(
@@ -149,8 +149,8 @@ def run_testnet(
 
 
 @contextlib.contextmanager
-def _cleaned_up(layout: Layout, *, keep: bool, temporary: bool) -> Iterator[bool]:
-    """Tell whether the report stays, and remove afterwards what nobody asked to keep.
+def _cleaned_up(layout: SwarmLayout, *, keep: bool, temporary: bool) -> Iterator[bool]:
+    """Return whether the report stays, and remove afterwards what nobody asked to keep.
 
     All stays of a swarm that failed; a guest's data directory stays while the guest is still here.
     """
@@ -165,7 +165,7 @@ def _cleaned_up(layout: Layout, *, keep: bool, temporary: bool) -> Iterator[bool
             _clean_up(layout, temporary=temporary)
 
 
-def _clean_up(layout: Layout, *, temporary: bool) -> None:
+def _clean_up(layout: SwarmLayout, *, temporary: bool) -> None:
     """Remove the nodes' files, and all but the trained model of a ``temporary`` directory."""
     if temporary:
         for path in layout.directory.iterdir():

@@ -7,7 +7,7 @@ from pathlib import Path
 from node.local.background import ThreadBackground
 from node.local.config import runtime_directories
 from node.local.run_pin import load_run
-from node.testnet.plan import Layout
+from node.testnet.plan import SwarmLayout
 from protocol.core.rng import Rng
 from protocol.core.types import Version
 from roles.ports.engines import Answer, Policy, Unscorable
@@ -16,12 +16,12 @@ PROBLEMS = 512
 """A share estimated from so many problems is within 0.045 of the truth, 19 times in 20."""
 
 
-def greedy_accuracy(layout: Layout, path: Path, seed: int) -> float:
+def greedy_accuracy(layout: SwarmLayout, path: Path, seed: int) -> float:
     """Return the mean score of greedy answers to problems that ``seed`` draws."""
     return asyncio.run(_greedy_accuracy(layout, path, seed))
 
 
-async def _greedy_accuracy(layout: Layout, path: Path, seed: int) -> float:
+async def _greedy_accuracy(layout: SwarmLayout, path: Path, seed: int) -> float:
     from roles.engines.files.policy import digest_of  # noqa: PLC0415 - imports torch
     from roles.engines.task_loader import task_of  # noqa: PLC0415 - keeps the parent light
     from roles.engines.training.engine import TorchTrainingEngine  # noqa: PLC0415 - imports torch

@@ -17,7 +17,7 @@ from node.local.memory import is_running
 from node.local.socket_directory import SocketDirectory
 from node.testnet import launcher
 from node.testnet.child import DRAIN_SECONDS, node_main
-from node.testnet.plan import Layout, NodePlan, Options
+from node.testnet.plan import NodePlan, Options, SwarmLayout
 from node.testnet.poll import sample
 from node.testnet.record import SwarmRecord
 from protocol.core.types import Role
@@ -58,7 +58,7 @@ class Fleet:
     """Starts nodes and keeps their record up to date."""
 
     def __init__(
-        self, layout: Layout, record: SwarmRecord, client: httpx.AsyncClient, options: Options
+        self, layout: SwarmLayout, record: SwarmRecord, client: httpx.AsyncClient, options: Options
     ) -> None:
         self._layout = layout
         self._record = record
@@ -127,7 +127,7 @@ class Fleet:
             self._record.observe(plan.name, taken)
 
     def exited(self, plan: NodePlan) -> bool:
-        """Tell whether the process that we started for a node has ended."""
+        """Return whether the process that we started for a node has ended."""
         process = self._processes.get(plan.name)
         return process is not None and process.exitcode is not None
 

@@ -17,7 +17,7 @@ from node.local.config import runtime_directories
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
-from node.testnet.plan import STEPS, Layout, NodePlan, Options
+from node.testnet.plan import STEPS, NodePlan, Options, SwarmLayout
 from protocol.core.types import Role
 from protocol.run.manifest import RunFile, RunFileName, SignedManifest
 from protocol.run.recipe import VERSIONS_MAX, EnvironmentSection, ModelSection, Recipe
@@ -79,7 +79,7 @@ def _no_tokenizer() -> NoReturn:
     raise AssertionError("a task reads its tokenizer when it is opened")
 
 
-def create_members(options: Options, layout: Layout) -> list[NodePlan]:
+def create_members(options: Options, layout: SwarmLayout) -> list[NodePlan]:
     """Make a data directory and a key for every node."""
     plans = []
     for name, role, behaviour in options.members():
@@ -98,7 +98,7 @@ class FirstPolicy:
     files: dict[RunFileName, RunFile]
 
 
-def make_first_policy(recipe: Recipe, seed: int, layout: Layout) -> FirstPolicy:
+def make_first_policy(recipe: Recipe, seed: int, layout: SwarmLayout) -> FirstPolicy:
     """Learn the first policy, and make what its task needs. Runs in a child: it needs torch.
 
     A task over characters needs weights alone; one in text gets a whole Hugging Face directory,
@@ -128,7 +128,7 @@ def make_first_policy(recipe: Recipe, seed: int, layout: Layout) -> FirstPolicy:
 
 
 def found_run(
-    recipe: Recipe, first: FirstPolicy, plans: list[NodePlan], layout: Layout
+    recipe: Recipe, first: FirstPolicy, plans: list[NodePlan], layout: SwarmLayout
 ) -> SignedManifest:
     """Sign and write the manifest; give the first policy and the run's files to the trainers.
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from node.api.status import StepsStatus
+from node.api.status import BusyTimeStatus
 
 
-def idle_share(steps: Sequence[StepsStatus], until: float) -> float | None:
+def idle_share(steps: Sequence[BusyTimeStatus], until: float) -> float | None:
     """Return the share of the time from the first step to ``until`` that was spent in no step.
 
     ``steps`` are of all processes that trained, one after another: one leads. None before a step.

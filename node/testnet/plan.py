@@ -85,7 +85,7 @@ class NodePlan:
     peer_id: PeerId
 
 
-class Layout:
+class SwarmLayout:
     """The files of a testnet.
 
     ``model`` is the Hugging Face directory of a task in text, ``task`` what its nodes need, and

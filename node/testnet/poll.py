@@ -18,7 +18,7 @@ _STATUS = TypeAdapter(NodeStatus)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StatusSample:
     """What one look at a node gave; ``status`` is None when it did not answer."""
 
     pid: int | None
@@ -30,13 +30,15 @@ class Sample:
     """In unix seconds."""
 
 
-async def sample(client: httpx.AsyncClient, directory: Path) -> Sample:
+async def sample(client: httpx.AsyncClient, directory: Path) -> StatusSample:
     """Look at the node of a data directory; never raises for what a node does or fails to do."""
     endpoint = load_api_endpoint(DataDir(directory))
     if endpoint is None or not is_running(endpoint.pid):
-        return Sample(endpoint.pid if endpoint is not None else None, running=False, status=None)
+        return StatusSample(
+            endpoint.pid if endpoint is not None else None, running=False, status=None
+        )
     status = await _status(client, endpoint.port)
-    return Sample(
+    return StatusSample(
         endpoint.pid,
         running=True,
         status=status,

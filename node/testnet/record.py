@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from node.api.arrivals import ArrivalStatus
-from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts, StepsStatus
+from node.api.arrivals import DownloadStatus
+from node.api.status import (
+    BusyTimeStatus,
+    CheckpointStatus,
+    MemberStatus,
+    NodeStatus,
+    RolloutCounts,
+)
 from node.testnet.idle import idle_share
 from node.testnet.plan import NodePlan
-from node.testnet.poll import Sample
+from node.testnet.poll import StatusSample
 from protocol.core.types import Role
 from protocol.rollout.evaluation import EvaluationPoint
 
@@ -34,7 +40,7 @@ class Observation:
     seen_at: float = 0.0
     """When it answered last, in unix seconds."""
     _weights_sent_before: int = 0
-    _steps_before: tuple[StepsStatus, ...] = ()
+    _steps_before: tuple[BusyTimeStatus, ...] = ()
 
     @property
     def weights_sent(self) -> int:
@@ -43,12 +49,12 @@ class Observation:
         return self._weights_sent_before + current
 
     @property
-    def steps(self) -> tuple[StepsStatus, ...]:
+    def steps(self) -> tuple[BusyTimeStatus, ...]:
         """What its steps took, of each process that this node was."""
         current = (self.status.steps,) if self.status is not None else ()
         return self._steps_before + current
 
-    def observe(self, sample: Sample) -> None:
+    def observe(self, sample: StatusSample) -> None:
         """Take in one look at the node."""
         self.peak_rss_bytes = max(self.peak_rss_bytes, sample.peak_rss_bytes)
         self.p2pd_peak_rss_bytes = max(self.p2pd_peak_rss_bytes, sample.p2pd_peak_rss_bytes)
@@ -73,7 +79,7 @@ class SwarmRecord:
     nodes: dict[str, Observation] = field(default_factory=dict)
     other_peak_rss_bytes: dict[str, int] = field(default_factory=dict)
     """Peak memory of processes that are no nodes, by what they are."""
-    arrived: dict[int, dict[str, ArrivalStatus]] = field(default_factory=dict)
+    arrived: dict[int, dict[str, DownloadStatus]] = field(default_factory=dict)
     """How each version came, by version and node."""
     _checkpoints: dict[int, CheckpointStatus] = field(default_factory=dict)
     _uncertified: dict[int, int] = field(default_factory=dict)
@@ -82,7 +88,7 @@ class SwarmRecord:
         """Expect a node."""
         self.nodes[plan.name] = Observation(plan)
 
-    def observe(self, name: str, sample: Sample) -> None:
+    def observe(self, name: str, sample: StatusSample) -> None:
         """Take in one look at a node."""
         node = self.nodes[name]
         node.observe(sample)
@@ -169,7 +175,7 @@ class SwarmRecord:
         )
 
     def is_slashed(self, peer_id: str) -> bool:
-        """Tell whether a node that answered has found a worker's standing to have ended."""
+        """Return whether a node that answered has found a worker's standing to have ended."""
         return any(
             member.peer_id == peer_id and member.standing == "slashed"
             for status in self.statuses

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from node.founding.expected import Outcome, Point, outcome
+from node.founding.expected import LearningOutcome, Point, outcome
 from node.testnet.record import SwarmRecord
 from node.testnet.spread import spread
 from protocol.core.types import Role
@@ -75,7 +75,7 @@ def _evaluation(record: SwarmRecord) -> list[dict[str, Any]]:
     ]
 
 
-def _expected(found: Outcome | None) -> dict[str, Any] | None:
+def _expected(found: LearningOutcome | None) -> dict[str, Any] | None:
     if found is None:
         return None
     point = found.point

@@ -3,12 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from node.api.arrivals import ArrivalStatus
+from node.api.arrivals import DownloadStatus
 from node.testnet.record import SwarmRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class WeightsSpread:
     """One version; ``arrivals`` are those that were seen to end, by name of the node.
 
     ``receivers`` are the nodes that it should come to: those that answer or had it, without who
@@ -18,7 +18,7 @@ class Spread:
     version: int
     published_at: float
     receivers: tuple[str, ...]
-    arrivals: dict[str, ArrivalStatus]
+    arrivals: dict[str, DownloadStatus]
 
     def seconds_to(self, count: int) -> float | None:
         """Return after how many seconds so many nodes had it; None if fewer did."""
@@ -61,7 +61,7 @@ class Spread:
         return Counter(one.form for one in self.arrivals.values())
 
 
-def spread(record: SwarmRecord, version: int) -> Spread | None:
+def spread(record: SwarmRecord, version: int) -> WeightsSpread | None:
     """Return how a version came to the nodes; None when it is not known or came to nobody yet."""
     arrivals = record.arrived.get(version, {})
     published = [point for point in record.checkpoints if point.version == version]
@@ -69,11 +69,11 @@ def spread(record: SwarmRecord, version: int) -> Spread | None:
         return None
     roots = [one.root for one in arrivals.values()]
     receivers = receivers_of(record, roots, arrivals)
-    return Spread(version, published[0].created_at, receivers, arrivals)
+    return WeightsSpread(version, published[0].created_at, receivers, arrivals)
 
 
 def receivers_of(
-    record: SwarmRecord, roots: list[str], arrivals: dict[str, ArrivalStatus]
+    record: SwarmRecord, roots: list[str], arrivals: dict[str, DownloadStatus]
 ) -> tuple[str, ...]:
     """Return the nodes that a version should come to, in the order of the testnet."""
     return tuple(

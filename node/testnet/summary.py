@@ -8,7 +8,7 @@ from rich.text import Text
 
 from node.local.units import bytes_text
 from node.testnet.colours import BAD, DIM, GOOD
-from node.testnet.plan import Layout
+from node.testnet.plan import SwarmLayout
 from node.testnet.record import SwarmRecord
 from node.testnet.report import honest_rejected
 
@@ -16,7 +16,7 @@ from node.testnet.report import honest_rejected
 def draw_summary(
     report: dict[str, Any],
     record: SwarmRecord,
-    layout: Layout | None,
+    layout: SwarmLayout | None,
     failure: str,
     *,
     model_stays: bool = False,

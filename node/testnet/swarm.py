@@ -29,7 +29,7 @@ from node.testnet.genesis import (
     require_task,
 )
 from node.testnet.picture import draw_reward
-from node.testnet.plan import Layout, NodePlan, Options
+from node.testnet.plan import NodePlan, Options, SwarmLayout
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report, write_report
 from node.testnet.screen import Screen
@@ -56,7 +56,7 @@ class SwarmFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SwarmOutcome:
     """What a testnet ended with; ``failure`` is empty when it went well."""
 
     report: dict[str, Any]
@@ -69,7 +69,7 @@ class SwarmRun:
     """One testnet; ``record`` and ``screen`` may be drawn at any time."""
 
     options: Options
-    layout: Layout
+    layout: SwarmLayout
     record: SwarmRecord
     screen: Screen
     recipe: Recipe
@@ -88,14 +88,14 @@ class SwarmRun:
         """
         recipe = recipe_for(options)
         require_task(recipe)
-        layout = Layout(options.directory, options.run)
+        layout = SwarmLayout(options.directory, options.run)
         record = SwarmRecord(psutil.Process().create_time())
         screen = Screen(
             recipe.environment.name, options.seed, recipe.grpo.steps, options.minutes * 60
         )
         return cls(options, layout, record, screen, recipe)
 
-    async def run(self) -> Outcome:
+    async def run(self) -> SwarmOutcome:
         """Run to the end, drain, write the report; Ctrl-C and SIGTERM end it early."""
         failure = ""
         async with httpx.AsyncClient() as client:
@@ -121,7 +121,7 @@ class SwarmRun:
                 report = await self._epilogue(failure)
                 model = None if failure else await self._keep_model()
         self.screen.stage = "failed" if failure else "done"
-        return Outcome(report, failure, model)
+        return SwarmOutcome(report, failure, model)
 
     async def _work(self, fleet: Fleet) -> None:
         await self._begin()

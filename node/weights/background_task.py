@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+async def background_task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
     """Run ``work`` as a task during the block, at whose end it is cancelled and waited for."""
     task = asyncio.create_task(work)
     try:

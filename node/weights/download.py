@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from node.network.blobs.exchange import BlobExchange
-from node.network.blobs.wire import BlobRefusedError, Kind, Status
+from node.network.blobs.wire import BlobKind, BlobRefusedError, BlobStatus
 from node.network.streams.deadline import loop_time
-from node.weights.background_task import beside
-from node.weights.download_progress import Arrivals, Label
+from node.weights.background_task import background_task
+from node.weights.download_progress import DownloadLog, Label
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
 from protocol.shardcast import forest
@@ -25,22 +25,22 @@ from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import (
     Ask,
     BadSource,
-    Cancel,
+    CancelRequest,
     CandidatesChanged,
-    ChunkBad,
-    ChunkGood,
-    Done,
+    ChunkCorrupt,
+    ChunkVerified,
     Effect,
     Event,
-    Late,
     Refusal,
     RequestFailed,
+    SourceLate,
     Tick,
+    TransferDone,
     TransferLimits,
 )
 from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import ShardIndex
-from protocol.shardcast.source_history import SourceHistory
+from protocol.shardcast.source_history import SourceReputation
 from protocol.shardcast.transfer import Transfer
 from roles.ports.storage import Blobs, PartialBlob, PolicyFiles, Purpose
 from roles.ports.transport import TransportError
@@ -66,7 +66,7 @@ class _InconsistentIndexError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class RemoteWeights:
     """What a checkpoint manifest, or the run's, says of a published file.
 
     ``version_digest`` names the version (it salts the forest), ``root`` is who published it,
@@ -94,16 +94,16 @@ class WeightsDownload:
         exchange: BlobExchange,
         blobs: Blobs,
         files: PolicyFiles,
-        weights: Weights,
+        weights: RemoteWeights,
         members: Sequence[ForestMember],
         *,
         stripes: int,
         fanout: int,
         limits: TransferLimits | None = None,
-        source_history: SourceHistory | None = None,
+        source_history: SourceReputation | None = None,
         on_blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
         on_progress: Callable[[int, int], None] = lambda _here, _total: None,
-        arrivals: Arrivals | None = None,
+        arrivals: DownloadLog | None = None,
     ) -> None:
         self._exchange = exchange
         self._blobs = blobs
@@ -112,10 +112,10 @@ class WeightsDownload:
         self._stripes = stripes
         self._fanout = fanout
         self._limits = limits or TransferLimits()
-        self._source_history = source_history or SourceHistory()
+        self._source_history = source_history or SourceReputation()
         self._on_blame = on_blame
         self._on_progress = on_progress
-        self._arrivals = arrivals or Arrivals()
+        self._arrivals = arrivals or DownloadLog()
         self._late: dict[PeerId, None] = {}
         self._bad: dict[PeerId, None] = {}
         self._delivered: dict[PeerId, None] = {}
@@ -170,7 +170,7 @@ class WeightsDownload:
         decoding: Coroutine[Any, Any, None],
     ) -> None:
         """Transfer, and decode what has come; what cannot be decoded shows at the end."""
-        async with beside(decoding) as decoded:
+        async with background_task(decoding) as decoded:
             await self._transfer(index, partials)
             await decoded
 
@@ -182,7 +182,7 @@ class WeightsDownload:
 
     def _follow(self, members: Sequence[ForestMember]) -> None:
         self._members = len(members)
-        self._strangers = frozenset(member.peer for member in members if not member.proven)
+        self._strangers = frozenset(member.peer for member in members if not member.trusted)
         self._candidates, self._helpers = self._plan(members)
 
     def _plan(
@@ -195,9 +195,9 @@ class WeightsDownload:
         for stripe in range(self._stripes):
             tree = members, weights.root, weights.version_digest, stripe, *place
             order = forest.candidates(*tree)
-            order = fosters.with_foster(order, fosters.foster(*tree))
+            order = fosters.with_failover(order, fosters.failover_parent(*tree))
             orders.append(self._source_history.ordered(order))
-        helpers = forest.helpers(
+        helpers = forest.extra_sources(
             members, weights.root, weights.version_digest, self._exchange.peer_id, self._stripes
         )
         return tuple(orders), self._source_history.ordered(helpers)
@@ -242,7 +242,7 @@ class WeightsDownload:
                 weights.index_bytes,
                 [peer],
                 patience_seconds,
-                kind=Kind.WEIGHTS,
+                kind=BlobKind.WEIGHTS,
             )
             if data is not None:
                 return data
@@ -322,15 +322,15 @@ class WeightsDownload:
                     self._arrival.asked(effect)
                     fetching = self._fetch(effect, index, partials[effect.shard])
                     self._tasks[request] = asyncio.create_task(fetching)
-                case Cancel(request=request):
+                case CancelRequest(request=request):
                     if request in self._tasks:  # else it has just ended by itself
                         self._tasks[request].cancel()
                 case BadSource(peer=peer, fault=fault):
                     self._bad[peer] = None
                     self._on_blame(peer, fault)
-                case Late(peer=peer):
+                case SourceLate(peer=peer):
                     self._late[peer] = None
-                case Done():
+                case TransferDone():
                     done = True
         return done
 
@@ -339,7 +339,7 @@ class WeightsDownload:
         try:
             await self._fetch_chunks(ask, index, partial)
         except BlobRefusedError as refused:
-            unknown = refused.status is Status.UNKNOWN
+            unknown = refused.status is BlobStatus.UNKNOWN
             self._failed(ask, Refusal.UNAVAILABLE if unknown else Refusal.BUSY, refused.held)
         except TransportError:
             self._failed(ask, Refusal.BROKEN)
@@ -360,20 +360,20 @@ class WeightsDownload:
             sum(index.chunk_length(ask.shard, chunk) for chunk in chunks),
             piece_bytes=index.chunk_bytes,
             wait=ask.wait,
-            kind=Kind.WEIGHTS,
+            kind=BlobKind.WEIGHTS,
             on_piece=lambda way, count: self._arrival.received(ask.peer, way, count, loop_time()),
         )
         asked_at = loop_time()
         async with aclosing(pieces):
             for chunk in chunks:
                 if not await partial.write_chunk(chunk, await anext(pieces)):
-                    self._events.put_nowait(ChunkBad(ask.request, chunk))
+                    self._events.put_nowait(ChunkCorrupt(ask.request, chunk))
                     return
                 if chunk == ask.first and ask.wait:
                     self._source_history.begun(loop_time() - asked_at)
                 self._delivered[ask.peer] = None
                 self._arrival.have(ask.shard, chunk)
-                self._events.put_nowait(ChunkGood(ask.request, ask.shard, chunk))
+                self._events.put_nowait(ChunkVerified(ask.request, ask.shard, chunk))
 
     def _failed(self, ask: Ask, refusal: Refusal, held: int = 0) -> None:
         self._events.put_nowait(RequestFailed(ask.request, refusal, held))

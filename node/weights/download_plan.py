@@ -19,7 +19,7 @@ ONE_SOURCE_COST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class DownloadStep:
     """One download: a version's file as it is, or ``encoding``, against ``base`` if it has one."""
 
     checkpoint: Signed[CheckpointManifest]
@@ -51,14 +51,14 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class DownloadPlan:
     """The legs to a version, the next one to take first."""
 
     cost_bytes: int
-    legs: tuple[Leg, ...]
+    legs: tuple[DownloadStep, ...]
 
 
-class Routes:
+class DownloadPlanner:
     """Finds what to download next.
 
     ``held`` returns a policy that is here. Encodings whose index is in ``useless`` have failed;
@@ -73,9 +73,9 @@ class Routes:
         self._held = held
         self.useless: dict[Digest, None] = {}
 
-    def to(self, version: int) -> Route | None:
+    def to(self, version: int) -> DownloadPlan | None:
         """Return the cheapest way to a version; None when its manifest is not known."""
-        best: dict[int, Route] = {}
+        best: dict[int, DownloadPlan] = {}
         oldest = self._rules.forms_kept(self._ledger.version).start
         for number in range(min(oldest, version), version + 1):
             checkpoint = self._ledger.checkpoint(number)
@@ -85,22 +85,22 @@ class Routes:
         return best.get(version)
 
     def _options(
-        self, checkpoint: Signed[CheckpointManifest], before: Mapping[int, Route]
-    ) -> Iterator[Route]:
+        self, checkpoint: Signed[CheckpointManifest], before: Mapping[int, DownloadPlan]
+    ) -> Iterator[DownloadPlan]:
         message = checkpoint.message
         one_source = message.version % self._rules.full_every
         file_bytes = message.total_bytes
         cost_bytes = file_bytes * (ONE_SOURCE_COST if one_source else 1)
-        yield Route(cost_bytes, (Leg(checkpoint),))
+        yield DownloadPlan(cost_bytes, (DownloadStep(checkpoint),))
         for encoding in message.encodings:
             if Digest(encoding.index) in self.useless or encoding.total_bytes >= file_bytes:
                 continue
             if not encoding.base:
-                yield Route(encoding.total_bytes, (Leg(checkpoint, encoding),))
+                yield DownloadPlan(encoding.total_bytes, (DownloadStep(checkpoint, encoding),))
                 continue
             base, way = self._held(encoding.base_version), before.get(encoding.base_version)
-            leg = Leg(checkpoint, encoding, base)
+            leg = DownloadStep(checkpoint, encoding, base)
             if base is not None and base.digest == encoding.base:
-                yield Route(encoding.total_bytes, (leg,))
+                yield DownloadPlan(encoding.total_bytes, (leg,))
             elif way is not None and way.legs[-1].checkpoint.message.policy == encoding.base:
-                yield Route(way.cost_bytes + encoding.total_bytes, (*way.legs, leg))
+                yield DownloadPlan(way.cost_bytes + encoding.total_bytes, (*way.legs, leg))

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from node.network.blobs.traffic_stats import Tally
-from node.network.blobs.transport_choice import Way
-from node.network.blobs.wire import Kind
+from node.network.blobs.traffic_stats import TrafficStats
+from node.network.blobs.transport_choice import BlobTransport
+from node.network.blobs.wire import BlobKind
 from protocol.core.types import PeerId
 from protocol.shardcast.events import Ask
 from protocol.shardcast.index import ShardIndex
-from roles.runtime.metrics import Durations
+from roles.runtime.metrics import Histogram
 
 ARRIVED_KEPT = 8
 """Arrivals that are remembered; a guess: who looks once a second misses none of a fast run."""
@@ -45,7 +45,7 @@ class Label:
     spared_bytes: int = 0
 
 
-class Arrival:
+class DownloadProgress:
     """One download from its beginning on; ``root`` is who feeds the forest."""
 
     def __init__(self, label: Label, root: PeerId, stripes: int, now: float) -> None:
@@ -55,7 +55,7 @@ class Arrival:
         self.arrived_at: float | None = None
         self.parents = [PeerId("")] * stripes
         """Of each stripe, who was asked last as the one that feeds us; empty before."""
-        self.sources = Tally()
+        self.sources = TrafficStats()
         self.from_root_bytes = 0
         self.total_bytes = 0
         """0 until the index is here, as long as there are no ``pieces``."""
@@ -83,9 +83,9 @@ class Arrival:
         if ask.wait:
             self.parents[ask.stripe] = ask.peer
 
-    def received(self, peer: PeerId, way: Way, count: int, now: float) -> None:
+    def received(self, peer: PeerId, way: BlobTransport, count: int, now: float) -> None:
         """Note bytes that a source sent, good or not."""
-        self.sources.note(peer, Kind.WEIGHTS, way, count, now)
+        self.sources.note(peer, BlobKind.WEIGHTS, way, count, now)
         if peer == self.root:
             self.from_root_bytes += count
 
@@ -107,23 +107,23 @@ class Arrival:
         return self.bytes_missing / rate if rate and self.pieces else None
 
 
-class Arrivals:
+class DownloadLog:
     """Those of one node: on their way, and the last that came."""
 
     def __init__(self) -> None:
-        self.under_way: list[Arrival] = []
-        self.arrived: deque[Arrival] = deque(maxlen=ARRIVED_KEPT)
+        self.under_way: list[DownloadProgress] = []
+        self.arrived: deque[DownloadProgress] = deque(maxlen=ARRIVED_KEPT)
         """Of versions alone, the last one last."""
-        self.durations = {form: Durations(SECONDS_BOUNDS) for form in Form}
+        self.durations = {form: Histogram(SECONDS_BOUNDS) for form in Form}
         """Of versions alone."""
 
-    def begin(self, label: Label, root: PeerId, stripes: int, now: float) -> Arrival:
+    def begin(self, label: Label, root: PeerId, stripes: int, now: float) -> DownloadProgress:
         """Return the record of a download that begins now."""
-        arrival = Arrival(label, root, stripes, now)
+        arrival = DownloadProgress(label, root, stripes, now)
         self.under_way.append(arrival)
         return arrival
 
-    def complete(self, arrival: Arrival, now: float) -> None:
+    def complete(self, arrival: DownloadProgress, now: float) -> None:
         """Note that a file is here, whole."""
         arrival.arrived_at = now
         if arrival.label.version < 0:
@@ -131,6 +131,6 @@ class Arrivals:
         self.arrived.append(arrival)
         self.durations[arrival.label.form].add(now - arrival.began_at)
 
-    def end(self, arrival: Arrival) -> None:
+    def end(self, arrival: DownloadProgress) -> None:
         """Note that a download is over, for whatever reason."""
         self.under_way.remove(arrival)

@@ -6,13 +6,13 @@ from functools import partial
 
 from node.context import Ports
 from node.network.blobs.exchange import BlobExchange
-from node.weights.download import Weights, WeightsDownload
-from node.weights.download_progress import Arrivals
-from protocol.ledger.reputation import has_standing
+from node.weights.download import RemoteWeights, WeightsDownload
+from node.weights.download_progress import DownloadLog
+from protocol.ledger.reputation import has_reputation
 from protocol.membership.measured_capacity import forest_members
 from protocol.replica.replica import Replica
 from protocol.shardcast.forest import ForestMember, ForestMembers
-from protocol.shardcast.source_history import SourceHistory
+from protocol.shardcast.source_history import SourceReputation
 
 MEMBERS_SECONDS = 1.0
 """Until a roster that has changed is looked at again, at least."""
@@ -23,7 +23,7 @@ SECONDS_PER_MEMBER = 0.005
 
 
 @dataclass(slots=True)
-class Progress:
+class TransferProgress:
     """What a download has brought, and when it last brought anything."""
 
     brought_at: float
@@ -42,8 +42,8 @@ class Downloads:
         self._ports = ports
         self._replica = replica
         self._exchange = exchange
-        self._source_history = SourceHistory()
-        self.arrivals = Arrivals()
+        self._source_history = SourceReputation()
+        self.arrivals = DownloadLog()
         """What is seen of the downloads."""
         self._members = ForestMembers(())
         self._state: tuple[int, ...] | None = None
@@ -66,9 +66,9 @@ class Downloads:
         is_new = roster.changes != self._roster_changes
         pause = max(MEMBERS_SECONDS, SECONDS_PER_MEMBER * len(roster))
         if state != self._state or (is_new and now >= self._roster_seen_at + pause):
-            proven = partial(has_standing, manifest=manifest, ledger=ledger)
+            trusted = partial(has_reputation, manifest=manifest, ledger=ledger)
             counts = partial(replica.counts, version=ledger.version, epoch=epoch)
-            members = forest_members(roster.live(now), manifest, proven, counts)
+            members = forest_members(roster.live(now), manifest, trusted, counts)
             self._state = state
             self._roster_changes, self._roster_seen_at = roster.changes, now
             self._members = self._members if members == self._members else members
@@ -76,7 +76,7 @@ class Downloads:
 
     def make(
         self,
-        weights: Weights,
+        weights: RemoteWeights,
         members: Sequence[ForestMember],
         on_progress: Callable[[int, int], None] = lambda _here, _total: None,
     ) -> WeightsDownload:

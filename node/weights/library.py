@@ -20,9 +20,9 @@ from typing_extensions import override
 
 from node.context import Ports
 from node.network.blobs.exchange import BlobExchange
-from node.weights.background_task import beside
-from node.weights.download import Weights, WeightsDownload
-from node.weights.download_plan import Leg, Routes
+from node.weights.background_task import background_task
+from node.weights.download import RemoteWeights, WeightsDownload
+from node.weights.download_plan import DownloadPlanner, DownloadStep
 from node.weights.downloads import Downloads
 from node.weights.optimizer_states import TrainerStates, published_states
 from node.weights.publish import offer_file, publish_encoding
@@ -105,7 +105,7 @@ _TABLE = "policies"
 
 @dataclass(slots=True)
 class _Arriving:
-    leg: Leg
+    leg: DownloadStep
     root: PeerId
     members: Sequence[ForestMember]
     weights: WeightsDownload
@@ -138,7 +138,7 @@ class PolicyLibrary(Policies):
         self._held: dict[int, Policy] = {}
         self._in_use: Counter[int] = Counter()
         self._arriving: dict[int, _Arriving] = {}
-        self._routes = Routes(replica.ledger, replica.manifest.shardcast, self.get)
+        self._routes = DownloadPlanner(replica.ledger, replica.manifest.shardcast, self.get)
         self._bases: set[int] = set()
         """Versions on the way to one that is wanted."""
         self._refusals: dict[Digest, int] = {}
@@ -251,7 +251,7 @@ class PolicyLibrary(Policies):
 
     async def run(self) -> None:
         """Keep what the swarm uses until cancelled."""
-        async with beside(self._states.run()) as states:
+        async with background_task(self._states.run()) as states:
             try:
                 while True:
                     if states.done():
@@ -286,7 +286,7 @@ class PolicyLibrary(Policies):
         await self._cancel(ended)
 
     def _has_changed(self, arriving: _Arriving) -> bool:
-        """Tell whether a later term means another policy, or its root feeds nobody any more."""
+        """Return whether a later term means another policy, or its root feeds nobody any more."""
         checkpoint = arriving.leg.checkpoint
         current = self._replica.ledger.checkpoint(checkpoint.message.version)
         superseded = current is None or current.digest != checkpoint.digest
@@ -341,13 +341,17 @@ class PolicyLibrary(Policies):
         ]
         return holders or ([] if ours else [publisher])
 
-    def _download(self, leg: Leg, root: PeerId, members: Sequence[ForestMember]) -> WeightsDownload:
+    def _download(
+        self, leg: DownloadStep, root: PeerId, members: Sequence[ForestMember]
+    ) -> WeightsDownload:
         form = leg.form
         sizes = form.index_bytes, form.total_bytes
-        weights = Weights(leg.checkpoint.digest, Digest(form.index), *sizes, root, label=leg.label)
+        weights = RemoteWeights(
+            leg.checkpoint.digest, Digest(form.index), *sizes, root, label=leg.label
+        )
         return self._downloads.make(weights, members)
 
-    async def _fetch(self, leg: Leg, weights: WeightsDownload) -> None:
+    async def _fetch(self, leg: DownloadStep, weights: WeightsDownload) -> None:
         message = leg.checkpoint.message
         started_at = self._ports.clock.now()
         decoded: list[Digest] = []
@@ -386,7 +390,7 @@ class PolicyLibrary(Policies):
             await offer_file(self._ports, rules, policy, Digest(message.index))
 
     async def _decode(
-        self, leg: Leg, decoded: list[Digest], encoding: AsyncIterator[bytes], path: Path
+        self, leg: DownloadStep, decoded: list[Digest], encoding: AsyncIterator[bytes], path: Path
     ) -> None:
         """Make the file of an encoding; add to ``decoded`` what was decoded."""
         message = leg.checkpoint.message
@@ -396,7 +400,7 @@ class PolicyLibrary(Policies):
             )
         )
 
-    async def _patch_of(self, leg: Leg, decoded: Digest) -> Patch | None:
+    async def _patch_of(self, leg: DownloadStep, decoded: Digest) -> Patch | None:
         """Keep the patch that was decoded for engines, if it is one and there is room."""
         if leg.encoding is None or leg.base is None:
             return None
@@ -409,7 +413,7 @@ class PolicyLibrary(Policies):
             return None
         return Patch(leg.base.digest, path, decoded)
 
-    def _give_up(self, leg: Leg, reason: str) -> None:
+    def _give_up(self, leg: DownloadStep, reason: str) -> None:
         """Note what its trainer has signed and cannot be used: an encoding, or a version."""
         log.error("a version cannot be used", version=leg.version, reason=reason)
         if leg.encoding is None:

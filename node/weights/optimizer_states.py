@@ -13,10 +13,10 @@ import structlog
 
 from node.context import Ports
 from node.network.streams.deadline import loop_time
-from node.weights.background_task import beside
-from node.weights.download import Weights
+from node.weights.background_task import background_task
+from node.weights.download import RemoteWeights
 from node.weights.download_progress import Label
-from node.weights.downloads import Downloads, Progress
+from node.weights.downloads import Downloads, TransferProgress
 from protocol.core.types import Digest, PeerId, Role
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica.replica import Replica
@@ -75,7 +75,7 @@ class TrainerStates:
         root = self._root(checkpoint.signer)
         if root is None and not self._ports.blobs.has_file(Digest(message.state)):
             return None
-        weights = Weights(
+        weights = RemoteWeights(
             checkpoint.digest,
             Digest(message.state),
             message.state_index_bytes,
@@ -87,11 +87,11 @@ class TrainerStates:
         is_trainer = self._replica.manifest.is_trainer
         members = [one for one in self._downloads.members() if is_trainer(one.peer)]
         async with self._fetching:
-            progress = Progress(loop_time())
+            progress = TransferProgress(loop_time())
             download = self._downloads.make(
                 weights, members, lambda here_bytes, _: progress.note(here_bytes, loop_time())
             )
-            async with beside(download.run(path)) as task:
+            async with background_task(download.run(path)) as task:
                 while not task.done() and loop_time() < progress.brought_at + PATIENCE_SECONDS:
                     await asyncio.wait([task], timeout=YIELD_SECONDS)
                 try:
@@ -107,7 +107,7 @@ class TrainerStates:
             or message.state_bytes > STATE_PER_WEIGHTS * message.total_bytes
         ):
             return
-        async with beside(self.fetch(checkpoint)) as task:
+        async with background_task(self.fetch(checkpoint)) as task:
             while not task.done() and self._line_is_free():
                 await asyncio.wait([task], timeout=YIELD_SECONDS)
             try:

@@ -11,10 +11,10 @@ import structlog
 
 from node.context import Ports
 from node.network.streams.deadline import loop_time
-from node.weights.background_task import beside
-from node.weights.download import Weights, WeightsDownload
+from node.weights.background_task import background_task
+from node.weights.download import RemoteWeights, WeightsDownload
 from node.weights.download_progress import Label
-from node.weights.downloads import Downloads, Progress
+from node.weights.downloads import Downloads, TransferProgress
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId
 from protocol.replica.replica import Replica
@@ -63,7 +63,7 @@ class RunFiles:
             return False
 
     async def _is_here(self, name: RunFileName, file: RunFile) -> bool:
-        """Tell whether a file is here; if it is, others can have it when this returns."""
+        """Return whether a file is here; if it is, others can have it when this returns."""
         path = self._ports.files.run_file(name)
         if self._ports.files.size(path) is None:
             return False
@@ -86,8 +86,8 @@ class RunFiles:
             return False
         digest = Digest(bytes.fromhex(file.index))
         sizes = file.index_bytes, file.total_bytes
-        weights = Weights(digest, digest, *sizes, root, Purpose.RUN_FILE, Label(name))
-        progress = Progress(loop_time())
+        weights = RemoteWeights(digest, digest, *sizes, root, Purpose.RUN_FILE, Label(name))
+        progress = TransferProgress(loop_time())
 
         def show(here_bytes: int, total_bytes: int) -> None:
             progress.note(here_bytes, loop_time())
@@ -105,12 +105,12 @@ class RunFiles:
         return isinstance(arrived, Path)
 
     async def _carry_out(
-        self, download: WeightsDownload, path: Path, root: PeerId, progress: Progress
+        self, download: WeightsDownload, path: Path, root: PeerId, progress: TransferProgress
     ) -> Path | Fault | None:
         """Download to ``path``, following the roster; None when another root should feed it."""
         epoch_seconds = self._replica.manifest.epochs.seconds
         patience_seconds = max(PATIENCE_SECONDS, 2 * epoch_seconds)
-        async with beside(download.run(path)) as task:
+        async with background_task(download.run(path)) as task:
             while not task.done():
                 await asyncio.wait([task], timeout=epoch_seconds)
                 if not task.done() and loop_time() - progress.brought_at > patience_seconds:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from protocol.consensus.electorate import ViewElectorate
+from protocol.consensus.electorate import LocalElectorate
 from protocol.core.crypto import digest
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
@@ -64,7 +64,7 @@ class Committee:
 
 def draw(
     manifest: RunManifest,
-    electorate: ViewElectorate,
+    electorate: LocalElectorate,
     commit: Signed[RolloutCommit],
     candidates: tuple[PeerId, ...] | None = None,
 ) -> Committee | None:
@@ -109,7 +109,7 @@ class Outcome:
         )
 
 
-class Tally:
+class VerdictPool:
     """The verdicts on one commit that a node holds."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Tally:
         return None
 
     def disputed(self, committee: Committee) -> bool:
-        """Tell whether a first member rejected, so that the larger committee must look."""
+        """Return whether a first member rejected, so that the larger committee must look."""
         return any(
             not self.verdicts[peer].message.accept
             for peer in committee.first

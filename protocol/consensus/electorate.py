@@ -4,17 +4,19 @@ Certified rosters would come in here. Until then two nodes may differ by a membe
 or gone, which ``committee.VIEW_SLACK`` absorbs.
 """
 
-from protocol.consensus.equivocation import Equivocators
+from protocol.consensus.equivocation import EquivocationTracker
 from protocol.core.types import Digest, PeerId, Role
 from protocol.membership.roster import Roster
 from protocol.run.beacon import EPOCHS_KEPT, beacon
 from protocol.run.manifest import RunManifest
 
 
-class ViewElectorate:
+class LocalElectorate:
     """The electorate as this node sees it."""
 
-    def __init__(self, manifest: RunManifest, roster: Roster, equivocators: Equivocators) -> None:
+    def __init__(
+        self, manifest: RunManifest, roster: Roster, equivocators: EquivocationTracker
+    ) -> None:
         self._run_id = manifest.run_id
         self._roster = roster
         self._equivocators = equivocators

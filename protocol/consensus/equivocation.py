@@ -15,7 +15,7 @@ from protocol.messages import Evidence, RolloutCommit, Signed, Verdict, open_env
 from protocol.run.manifest import RunManifest
 
 
-class Equivocators:
+class EquivocationTracker:
     """The evidence that counts: for each validator the piece that excludes it earliest."""
 
     def __init__(self, manifest: RunManifest, verify: Verifier) -> None:

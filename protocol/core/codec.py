@@ -59,7 +59,7 @@ _PLAIN = frozenset({type(None), bool, int, str, bytes})
 
 
 def _is_canonical(value: Any, depth: int) -> bool:
-    """Tell whether an unpacked value has sorted string keys and nothing that has no encoding."""
+    """Return whether an unpacked value has sorted string keys and nothing that has no encoding."""
     kind = type(value)
     if depth == 0:
         raise ValueError(f"nested deeper than {DEPTH_MAX}")

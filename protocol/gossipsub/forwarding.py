@@ -22,7 +22,7 @@ from protocol.core.rng import Rng
 from protocol.core.types import PeerId
 from protocol.gossipsub.events import Effect, FlushLater, Priority, Send, send_each
 from protocol.gossipsub.mesh import PeerSet
-from protocol.gossipsub.message import Message
+from protocol.gossipsub.message import GossipMessage
 from protocol.gossipsub.message_cache import MessageCache
 from protocol.gossipsub.params import Params
 from protocol.gossipsub.rpc import Rpc, encode_rpc
@@ -43,7 +43,7 @@ class Batches:
         self._sizes: dict[PeerId, int] = {}
 
     def __bool__(self) -> bool:
-        """Tell whether a message came since the last ``take_fresh``."""
+        """Return whether a message came since the last ``take_fresh``."""
         return bool(self._fresh)
 
     def add(
@@ -88,12 +88,12 @@ class Batches:
 
 
 class Flood:
-    """Chooses the receivers of own messages; whoever is ``proven`` comes before strangers."""
+    """Chooses the receivers of own messages; whoever is ``trusted`` comes before strangers."""
 
-    def __init__(self, peers_max: int, rng: Rng, proven: PeerSet) -> None:
+    def __init__(self, peers_max: int, rng: Rng, trusted: PeerSet) -> None:
         self._peers_max = peers_max
         self._rng = rng
-        self._proven = proven
+        self._proven = trusted
 
     def receivers(self, mesh: Collection[PeerId], subscribers: list[PeerId]) -> list[PeerId]:
         """Return those of ``subscribers`` to send to, the proven first.
@@ -101,12 +101,12 @@ class Flood:
         All, if there are no more than ``peers_max``; else the mesh, proven ones, and strangers at
         random, in this order.
         """
-        proven = self._proven()
+        trusted = self._proven()
         if len(subscribers) > self._peers_max:
             drawn = self._rng.shuffled(subscribers)
-            drawn.sort(key=lambda peer: (peer not in mesh, peer not in proven))
+            drawn.sort(key=lambda peer: (peer not in mesh, peer not in trusted))
             subscribers = drawn[: self._peers_max]
-        return sorted(subscribers, key=proven.__contains__, reverse=True)
+        return sorted(subscribers, key=trusted.__contains__, reverse=True)
 
 
 LANE_BYTES = 6 << 10
@@ -117,7 +117,7 @@ LANE_WAITING_BYTES_MAX = 512 << 10
 """Waits for one peer; a guess: what 80 heartbeats carry."""
 
 
-class NewcomerLane:
+class UntrustedForwardQueue:
     """The newest message of each author that waits for a peer; an author keeps its turn."""
 
     def __init__(self) -> None:
@@ -128,12 +128,12 @@ class NewcomerLane:
         """What waits for the peer for which most does."""
         return max((waiting.size_bytes for waiting in self._waiting.values()), default=0)
 
-    def add(self, message: Message, peers: Collection[PeerId]) -> None:
+    def add(self, message: GossipMessage, peers: Collection[PeerId]) -> None:
         """Let a message wait for ``peers``; what its author said before waits no longer."""
         for peer in peers:
             self._waiting.setdefault(peer, _Waiting()).add(message)
 
-    def drop(self, peer: PeerId, message: Message) -> None:
+    def drop(self, peer: PeerId, message: GossipMessage) -> None:
         """Note that ``peer`` has a message."""
         if (waiting := self._waiting.get(peer)) is not None:
             waiting.drop(message)
@@ -157,24 +157,24 @@ class _Waiting:
     __slots__ = ("_messages", "size_bytes")
 
     def __init__(self) -> None:
-        self._messages: dict[bytes, Message] = {}
+        self._messages: dict[bytes, GossipMessage] = {}
         self.size_bytes = 0
 
-    def add(self, message: Message) -> None:
+    def add(self, message: GossipMessage) -> None:
         before = self._messages.get(message.source)
         self._messages[message.source] = message  # in the place of the one before
         self.size_bytes += len(message.encoded) - (0 if before is None else len(before.encoded))
         while self.size_bytes > LANE_WAITING_BYTES_MAX:
             self._remove(next(iter(self._messages.values())))
 
-    def drop(self, message: Message) -> None:
+    def drop(self, message: GossipMessage) -> None:
         held = self._messages.get(message.source)
         if held is not None and held.seqno == message.seqno:
             self._remove(held)
 
     def take(self) -> tuple[bytes, ...]:
         """Remove and return the first messages: at least one, then up to ``LANE_BYTES``."""
-        taken: list[Message] = []
+        taken: list[GossipMessage] = []
         size = 0
         for message in self._messages.values():
             size += len(message.encoded)
@@ -185,12 +185,12 @@ class _Waiting:
             self._remove(message)
         return tuple(message.encoded for message in taken)
 
-    def _remove(self, message: Message) -> None:
+    def _remove(self, message: GossipMessage) -> None:
         del self._messages[message.source]
         self.size_bytes -= len(message.encoded)
 
 
-class Relay:
+class Forwarder:
     """Holds what waits; a message enters ``cache`` when it leaves, to be advertised from then.
 
     What may wait and is of an author without ``standing`` is not advertised.
@@ -203,7 +203,7 @@ class Relay:
         self._rng = rng
         self._cache = cache
         self._standing = standing
-        self._lanes: dict[str, NewcomerLane] = {}
+        self._lanes: dict[str, UntrustedForwardQueue] = {}
         """Of the topics that may wait."""
         self._for_heartbeat = Batches()
         self._for_flush = Batches()
@@ -215,7 +215,7 @@ class Relay:
 
     def subscribe(self, topic: str) -> None:
         """Let the messages of a topic wait for the heartbeat."""
-        self._lanes[topic] = NewcomerLane()
+        self._lanes[topic] = UntrustedForwardQueue()
 
     def unsubscribe(self, topic: str) -> None:
         """Forget that a topic may wait; idempotent."""
@@ -227,10 +227,10 @@ class Relay:
         self._for_flush.forget(peer)
 
     def may_wait(self, topic: str) -> bool:
-        """Tell whether the messages of a topic may wait."""
+        """Return whether the messages of a topic may wait."""
         return topic in self._lanes
 
-    def drop(self, peer: PeerId, message: Message) -> None:
+    def drop(self, peer: PeerId, message: GossipMessage) -> None:
         """Note that a peer has a message."""
         lane = self._lanes.get(message.topic)
         if lane is not None:
@@ -238,7 +238,7 @@ class Relay:
         waiting = self._for_flush if lane is None else self._for_heartbeat
         waiting.drop(peer, message.message_id)
 
-    def add(self, message: Message, peers: list[PeerId]) -> list[Effect]:
+    def add(self, message: GossipMessage, peers: list[PeerId]) -> list[Effect]:
         """Send a message to ``peers``, or let it wait."""
         effects: list[Effect] = []
         message_id, topic, encoded = message.message_id, message.topic, message.encoded

@@ -40,14 +40,14 @@ class _Shares:
 class LazyGossip:
     """Holds the messages that can be served, and what was asked for in this heartbeat.
 
-    Who is not ``proven`` shares what is served, and what is asked for, with all others that are
+    Who is not ``trusted`` shares what is served, and what is asked for, with all others that are
     not.
     """
 
-    def __init__(self, params: Params, rng: Rng, proven: PeerSet) -> None:
+    def __init__(self, params: Params, rng: Rng, trusted: PeerSet) -> None:
         self._params = params
         self._rng = rng
-        self._proven = proven
+        self._proven = trusted
         self._asked: dict[bytes, None] = {}
         self._ids_asked = _Shares(params.asked_stranger_ids_max)
         self._bytes_served = _Shares(params.iwant_stranger_bytes_max)

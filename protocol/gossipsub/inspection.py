@@ -10,7 +10,7 @@ from protocol.gossipsub.params import Params
 from protocol.gossipsub.peer_score import PeerCounts, Scores
 
 
-class Level(StrEnum):
+class ScoreLevel(StrEnum):
     """What a peer's score denies it; each level all that those before it do."""
 
     GOOD = "good"
@@ -26,7 +26,7 @@ class PeerReport:
 
     peer: PeerId
     score: float
-    level: Level
+    level: ScoreLevel
     chosen: bool
     """Whether we dialled it by our own choice."""
     mesh: tuple[str, ...]
@@ -35,15 +35,15 @@ class PeerReport:
     counts: PeerCounts
 
 
-def level_of(score: float, params: Params) -> Level:
+def level_of(score: float, params: Params) -> ScoreLevel:
     """Return what a score denies."""
     if score >= 0:
-        return Level.GOOD
+        return ScoreLevel.GOOD
     if score >= params.gossip_score_min:
-        return Level.NO_MESH
+        return ScoreLevel.NO_MESH
     if score >= params.publish_score_min:
-        return Level.NO_GOSSIP
-    return Level.NO_PUBLISH if score >= params.graylist_score_min else Level.GRAYLISTED
+        return ScoreLevel.NO_GOSSIP
+    return ScoreLevel.NO_PUBLISH if score >= params.graylist_score_min else ScoreLevel.GRAYLISTED
 
 
 def reports(

@@ -68,13 +68,13 @@ class Mesh:
         rng: Rng,
         scores: Scores,
         chosen: PeerSet,
-        proven: PeerSet,
+        trusted: PeerSet,
     ) -> None:
         self._params = params
         self._rng = rng
         self._scores = scores
         self.chosen = chosen
-        self.proven = proven
+        self.trusted = trusted
         self._opportunity_at: float | None = None
         self._sought: dict[tuple[str, int], _Search] = {}
         """When a topic's mesh last asked for what one of its quotas lacked."""
@@ -101,7 +101,7 @@ class Mesh:
         return list(self._members.get(topic, ()))
 
     def holds(self, peer: PeerId) -> bool:
-        """Tell whether a peer is a member of any."""
+        """Return whether a peer is a member of any."""
         return any(peer in members for members in self._members.values())
 
     def waiting(self, now: float) -> dict[PeerId, dict[str, float]]:
@@ -278,14 +278,14 @@ class Mesh:
         ]
 
     def _quotas(self) -> Quotas:
-        proven, chosen = frozenset(self.proven()), frozenset(self.chosen())  # as they are now
-        return [(self._params.mesh_standing, proven), (self._params.mesh_outbound, chosen)]
+        trusted, chosen = frozenset(self.trusted()), frozenset(self.chosen())  # as they are now
+        return [(self._params.mesh_standing, trusted), (self._params.mesh_outbound, chosen)]
 
     def _full(self, members: Mapping[PeerId, None], peer: PeerId) -> bool:
         if len(members) < self._params.mesh_high or peer in self.chosen():
             return False
-        proven = self.proven()
-        return peer not in proven or len(proven & members.keys()) >= self._params.mesh_standing
+        trusted = self.trusted()
+        return peer not in trusted or len(trusted & members.keys()) >= self._params.mesh_standing
 
     def _add(self, topic: str, peers: list[PeerId], now: float) -> list[PeerId]:
         for peer in peers:

@@ -45,7 +45,7 @@ _SIGNATURE_FIELD_BYTES = 2 + SIGNATURE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class GossipMessage:
     """One well-formed message; its signature is not checked yet."""
 
     source: bytes
@@ -68,7 +68,7 @@ class Message:
         return _peer_id(self.source)
 
 
-Decoded = LruCache[bytes, Message]
+Decoded = LruCache[bytes, GossipMessage]
 """Well-formed messages by their canonical bytes."""
 
 
@@ -77,26 +77,26 @@ def source_bytes(peer_id: PeerId) -> bytes:
     return base58.b58decode(peer_id)
 
 
-def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> Message:
+def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> GossipMessage:
     """Return a signed message; ``seqno`` is below 2**64 and never used twice by one key."""
     source = source_bytes(signer.peer_id)
-    unsigned = Message(source, data, seqno.to_bytes(SEQNO_BYTES, "big"), topic, b"")
+    unsigned = GossipMessage(source, data, seqno.to_bytes(SEQNO_BYTES, "big"), topic, b"")
     signature = signer.sign(SIGN_PREFIX + _encode_unsigned(unsigned))
-    return Message(source, data, unsigned.seqno, topic, signature)
+    return GossipMessage(source, data, unsigned.seqno, topic, signature)
 
 
-def verify_message(message: Message, verifier: Verifier) -> bool:
+def verify_message(message: GossipMessage, verifier: Verifier) -> bool:
     """Check the author's signature."""
     unsigned = message.encoded[:-_SIGNATURE_FIELD_BYTES] or _encode_unsigned(message)
     return verifier(message.author, SIGN_PREFIX + unsigned, message.signature)
 
 
-def encode_message(message: Message) -> bytes:
+def encode_message(message: GossipMessage) -> bytes:
     """Return the canonical bytes of a signed message."""
     return _encode_unsigned(message) + length_field(5, message.signature)
 
 
-def decode_message(data: bytes, decoded: Decoded | None = None) -> Message | Fault:
+def decode_message(data: bytes, decoded: Decoded | None = None) -> GossipMessage | Fault:
     """Return the message that ``data`` spells canonically, or a ``Fault``; no signature check.
 
     What is in ``decoded`` is not decoded again, and what is found good is put there.
@@ -104,7 +104,7 @@ def decode_message(data: bytes, decoded: Decoded | None = None) -> Message | Fau
     return _decode(data) if decoded is None else decoded.get_or_compute(data, lambda: _decode(data))
 
 
-def _decode(data: bytes) -> Message | Fault:
+def _decode(data: bytes) -> GossipMessage | Fault:
     try:
         fields = _fields(data)
         topic = topic_text(fields.pop(4, b""))
@@ -119,7 +119,7 @@ def _decode(data: bytes) -> Message | Fault:
         return Fault(FaultCode.MESSAGE_SEQNO, f"{len(seqno)} bytes")
     if len(signature) != SIGNATURE_BYTES:
         return Fault(FaultCode.MESSAGE_SIGNATURE, f"{len(signature)} bytes")
-    message = Message(source, body, seqno, topic, signature, data)
+    message = GossipMessage(source, body, seqno, topic, signature, data)
     if encode_message(message) != data:
         return Fault(FaultCode.MESSAGE_NOT_CANONICAL)
     return message
@@ -134,7 +134,7 @@ def _fields(data: bytes) -> dict[int, bytes]:
     return fields
 
 
-def _encode_unsigned(message: Message) -> bytes:
+def _encode_unsigned(message: GossipMessage) -> bytes:
     return b"".join(
         (
             length_field(1, message.source),
@@ -155,7 +155,7 @@ DECODED_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class Decoders:
     """Many nodes in one process share ``messages``; ``rpc`` may also tell what it takes."""
 
     messages: Decoded = field(default_factory=lambda: Decoded(DECODED_MAX))

@@ -99,7 +99,7 @@ class TopicStats:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _PeerStats:
     """What is known of one peer."""
 
     topics: dict[str, TopicStats] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class _Standing:
 
 @dataclass(frozen=True, slots=True)
 class _Retained:
-    standing: _Standing
+    standing: _PeerStats
     score: float
     until: float
 
@@ -127,7 +127,7 @@ class Scores:
     def __init__(self, params: ScoreParams, opinions: Opinions = no_opinions) -> None:
         self._params = params
         self._opinions = opinions
-        self._standings: dict[PeerId, _Standing] = {}
+        self._standings: dict[PeerId, _PeerStats] = {}
         self._retained: dict[PeerId, _Retained] = {}
         self._at_address: dict[str, int] = {}
         self._aged_at: float | None = None
@@ -150,11 +150,11 @@ class Scores:
         return score
 
     def below(self, peer: PeerId, bound: float) -> bool:
-        """Tell whether the score of a connected peer is below a bound, which is 0 at most."""
+        """Return whether the score of a connected peer is below a bound, which is 0 at most."""
         return self._lowest < bound and self(peer) < bound
 
     def any_below(self, bound: float) -> bool:
-        """Tell whether a score may be below a bound, which is 0 at most."""
+        """Return whether a score may be below a bound, which is 0 at most."""
         return self._lowest < bound
 
     def at_least(self, bound: float, peers: Iterable[PeerId]) -> list[PeerId]:
@@ -182,7 +182,7 @@ class Scores:
             max((self._at_address[each] for each in standing.addresses), default=1) - 1,
         )
 
-    def _behaviour(self, standing: _Standing) -> float:
+    def _behaviour(self, standing: _PeerStats) -> float:
         """Return P1 to P4 and P7."""
         topic = self._params.topic
         score = 0.0
@@ -192,7 +192,7 @@ class Scores:
         excess = max(0.0, standing.breaches - self._params.behaviour_threshold)
         return score + self._params.behaviour_weight * excess**2
 
-    def _colocation(self, standing: _Standing) -> float:
+    def _colocation(self, standing: _PeerStats) -> float:
         """Return P6."""
         score = 0.0
         for address in standing.addresses:
@@ -208,7 +208,7 @@ class Scores:
             return
         retained = self._retained.pop(peer, None)
         fits = retained is not None and now < retained.until
-        standing = self._standings[peer] = retained.standing if retained and fits else _Standing()
+        standing = self._standings[peer] = retained.standing if retained and fits else _PeerStats()
         standing.application = self._opinions().get(peer, 0.0)
         self._changed(peer, standing)
 
@@ -334,7 +334,7 @@ class Scores:
                 self._changed(peer, standing)
         self._retained = {peer: kept for peer, kept in self._retained.items() if now < kept.until}
 
-    def _age(self, standing: _Standing, factors: _Factors, now: float) -> None:
+    def _age(self, standing: _PeerStats, factors: _Factors, now: float) -> None:
         params = self._params.topic
         standing.topics = {
             topic: stats
@@ -344,12 +344,12 @@ class Scores:
         if standing.breaches:
             standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
 
-    def _may_be_low(self, standing: _Standing) -> bool:
-        """Tell whether anything counts against a peer; what speaks for it fades to 0."""
+    def _may_be_low(self, standing: _PeerStats) -> bool:
+        """Return whether anything counts against a peer; what speaks for it fades to 0."""
         burdened = standing.application < 0 or _to_answer_for(standing)
         return burdened or self._colocation(standing) < 0
 
-    def _changed(self, peer: PeerId, standing: _Standing) -> None:
+    def _changed(self, peer: PeerId, standing: _PeerStats) -> None:
         """Note that a score is to be summed up again, and may be lower."""
         standing.score = None
         if self._may_be_low(standing):
@@ -385,7 +385,7 @@ def _decayed(counter: float, factor: float, zero: float) -> float:
     return counter if counter >= zero else 0.0
 
 
-def _to_answer_for(standing: _Standing) -> bool:
+def _to_answer_for(standing: _PeerStats) -> bool:
     if standing.breaches > 0:
         return True
     for stats in standing.topics.values():  # ``any`` takes twice as long

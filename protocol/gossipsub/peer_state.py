@@ -19,7 +19,7 @@ class PeerState:
     fields_read: int = 0
 
 
-class Peers:
+class PeerStates:
     """Peers and, the other way round, the subscribers of each topic; both bounded."""
 
     def __init__(self, params: Params) -> None:

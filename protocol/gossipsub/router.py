@@ -36,13 +36,13 @@ from protocol.gossipsub.events import (
     Validated,
     send_each,
 )
-from protocol.gossipsub.forwarding import LANE_WAITING_BYTES_MAX, Flood, Relay
+from protocol.gossipsub.forwarding import LANE_WAITING_BYTES_MAX, Flood, Forwarder
 from protocol.gossipsub.gossip import LazyGossip, Promises
 from protocol.gossipsub.inspection import PeerReport, reports
 from protocol.gossipsub.mesh import GraftAnswer, Mesh, PeerSet, nobody
 from protocol.gossipsub.message import (
-    Decoding,
-    Message,
+    Decoders,
+    GossipMessage,
     decode_message,
     encode_message,
     sign_message,
@@ -52,17 +52,17 @@ from protocol.gossipsub.message import (
 from protocol.gossipsub.message_cache import SeenCache
 from protocol.gossipsub.params import Params
 from protocol.gossipsub.peer_score import Deliveries, Opinions, Scores, no_opinions
-from protocol.gossipsub.peer_state import Peers, PeerState
+from protocol.gossipsub.peer_state import PeerState, PeerStates
 from protocol.gossipsub.rpc import Prune, Rpc, Subscription, check_topic, encode_rpc, only_message
 
 _NANOSECONDS = 10**9
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingValidation:
     """A message at the application validator, and everybody who sent it to us."""
 
-    message: Message
+    message: GossipMessage
     senders: dict[PeerId, None]
 
 
@@ -70,7 +70,7 @@ class Router:
     """One node's gossip state; ``signer`` is also who we are.
 
     ``opinions`` are what the application thinks of peers, ``chosen`` whom it dialled by choice,
-    ``proven`` those with standing, and ``standing`` tells whether an author has any.
+    ``trusted`` those with standing, and ``standing`` tells whether an author has any.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Router:
         verifier: Verifier = verify,
         opinions: Opinions = no_opinions,
         chosen: PeerSet = nobody,
-        proven: PeerSet = nobody,
-        decoding: Decoding | None = None,
+        trusted: PeerSet = nobody,
+        decoding: Decoders | None = None,
         *,
         standing: Callable[[PeerId], bool] = lambda _author: False,
     ) -> None:
@@ -92,22 +92,22 @@ class Router:
         self._score = Scores(params.score, opinions)
         self._deliveries = Deliveries(params.score, self._score)
         self._promises = Promises(params.score, rng.child("promises"))
-        self._decoding = decoding or Decoding()
+        self._decoding = decoding or Decoders()
         self._own_source = source_bytes(signer.peer_id)
         self._seqno = 0
-        self._peers = Peers(params)
-        self._mesh = Mesh(params, rng.child("mesh"), self._score, chosen, proven)
+        self._peers = PeerStates(params)
+        self._mesh = Mesh(params, rng.child("mesh"), self._score, chosen, trusted)
         self.is_meshed = self._mesh.holds
         """Tells whether a peer is in any mesh of ours."""
         self.mesh_peers = self._mesh.members
         """Returns the mesh of a topic; empty when we are not subscribed."""
         self.score: Callable[[PeerId], float] = self._score
         """Returns the score of a peer."""
-        self._flood = Flood(params.flood_peers_max, rng.child("flood"), proven)
-        self._lazy = LazyGossip(params, rng.child("lazy"), proven)
+        self._flood = Flood(params.flood_peers_max, rng.child("flood"), trusted)
+        self._lazy = LazyGossip(params, rng.child("lazy"), trusted)
         self._seen = SeenCache(params.seen_seconds, params.seen_max)
-        self._pending: dict[bytes, _Pending] = {}
-        self._relay = Relay(params, rng.child("relay"), self._lazy.cache, standing)
+        self._pending: dict[bytes, _PendingValidation] = {}
+        self._relay = Forwarder(params, rng.child("relay"), self._lazy.cache, standing)
         self.tables: tuple[Table, ...] = (
             self._mesh.backoffs,
             *self._deliveries.tables,
@@ -126,7 +126,7 @@ class Router:
         """Our subscriptions."""
         return self._mesh.topics
 
-    def heeded(self, peers: Iterable[PeerId]) -> list[PeerId]:
+    def gossip_ok(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """Return those of the peers to which we gossip, as far as it depends on their scores."""
         return self._score.at_least(self._params.gossip_score_min, peers)
 
@@ -279,7 +279,7 @@ class Router:
             return [PeerFault(sender, Fault(FaultCode.MESSAGE_SIGNATURE, "does not verify"))]
         self._seen.add(message_id, now)
         self._promises.fulfil(message_id)
-        self._pending[message_id] = _Pending(message, {sender: None})
+        self._pending[message_id] = _PendingValidation(message, {sender: None})
         return [Validate(message_id, sender, message.author, topic, message.data)]
 
     def _on_validated(
@@ -299,7 +299,7 @@ class Router:
             case _:
                 assert_never(verdict)
 
-    def _accept(self, pending: _Pending, now: float) -> list[Effect]:
+    def _accept(self, pending: _PendingValidation, now: float) -> list[Effect]:
         message = pending.message
         if message.topic not in self._mesh:
             return []  # we left the topic in between
@@ -381,7 +381,7 @@ class Router:
         """Return the subscribers that may hear of our messages, outside and inside the mesh."""
         members = dict.fromkeys(self._mesh.members(topic))
         outside = [peer for peer in self._peers.subscribers(topic) if peer not in members]
-        return self.heeded(outside), self.heeded(members)
+        return self.gossip_ok(outside), self.gossip_ok(members)
 
 
 def _grafting(grafts: dict[PeerId, list[str]]) -> list[Effect]:

@@ -5,7 +5,7 @@ from collections import deque
 from protocol.gossipsub.events import Priority
 
 
-class Outbox:
+class SendQueue:
     """Frames by priority; over a limit the oldest of the least important class leaves."""
 
     def __init__(self, frames_max: int, bytes_max: int) -> None:

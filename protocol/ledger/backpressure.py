@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from protocol.core.types import Digest, PeerId
 from protocol.ledger.chain import Chain
 from protocol.ledger.commits import CommitState, Entry
-from protocol.ledger.worker_stats import Counts
+from protocol.ledger.worker_stats import WorkerStats
 from protocol.rollout.assignment import is_evaluation
 from protocol.run.manifest import RunManifest
 
 
-class Demand:
+class Backpressure:
     """The commits that are certified or may still be, and that no version has learned from."""
 
     def __init__(self, manifest: RunManifest, chain: Chain) -> None:
@@ -45,7 +45,7 @@ class Demand:
         self._unlearned.pop(commit, None)
 
     def is_current(self, entry: Entry) -> bool:
-        """Tell whether the next version, or the ones after it, may learn from such a commit."""
+        """Return whether the next version, or the ones after it, may learn from such a commit."""
         if entry.version < self._chain.version - self._async_level:
             return False
         checkpoint = self._chain.get(entry.version)
@@ -80,7 +80,7 @@ class Demand:
         return sorted(entries, key=_age)
 
     def backlog(
-        self, epoch: int, workers: Mapping[PeerId, Counts], slashed: Callable[[PeerId], bool]
+        self, epoch: int, workers: Mapping[PeerId, WorkerStats], slashed: Callable[[PeerId], bool]
     ) -> int:
         """Return how many fresh commits are certified or on their way and not learned from.
 

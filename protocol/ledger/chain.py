@@ -116,7 +116,7 @@ class Chain:
         return None
 
     def takes_word_for(self, manifest: Signed[CheckpointManifest], is_live: IsLive) -> Fault | bool:
-        """Tell whether its trainer's word makes this the newest version; its parent is here."""
+        """Return whether its trainer's word makes this the newest version; its parent is here."""
         message = manifest.message
         known = self.get(message.version)
         before = known or self.get(message.version - 1)

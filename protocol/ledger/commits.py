@@ -56,7 +56,7 @@ class Entry:
         self.epoch, self.version = message.epoch, message.version
 
     def is_outranked_by(self, certificate: Certificate) -> bool:
-        """Tell whether a checked certificate takes the place of the outcome that is here.
+        """Return whether a checked certificate takes the place of the outcome that is here.
 
         Two may contradict each other, if a few validators collude. The larger committee's counts
         more, and of two equal ones the rejection: the same outcome everywhere, in whatever order.
@@ -90,7 +90,7 @@ class CommitRules:
         self._window_epochs = window_epochs(manifest)
 
     def is_timely(self, commit: Signed[RolloutCommit], epoch: int) -> bool:
-        """Tell whether a commit may still be announced in our ``epoch``."""
+        """Return whether a commit may still be announced in our ``epoch``."""
         return epoch <= commit.message.epoch + self._window_epochs
 
     def fault(
@@ -130,7 +130,7 @@ def _key(commit: Signed[RolloutCommit]) -> _Key:
     return commit.signer, commit.message.version, commit.message.checkpoint
 
 
-class Slots:
+class SlotTable:
     """The first commit that was seen for each slot."""
 
     def __init__(self) -> None:
@@ -143,12 +143,12 @@ class Slots:
         return None if first == commit.digest else first
 
     def follows(self, commit: Signed[RolloutCommit]) -> bool:
-        """Tell whether the commit of the slot before is here, and is the one that is named."""
+        """Return whether the commit of the slot before is here, and is the one that is named."""
         slots, slot = self._used.get(_key(commit), {}), commit.message.slot
         return slot == 0 or slots.get(slot - 1) == commit.message.previous
 
     def is_last(self, commit: Signed[RolloutCommit]) -> bool:
-        """Tell whether no later slot is used."""
+        """Return whether no later slot is used."""
         slots = self._used.get(_key(commit), {})
         return slots.get(max(slots, default=0)) == commit.digest
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from protocol.core.types import Digest
 from protocol.ledger.chain import Chain
 from protocol.messages import CheckpointManifest, NodeRecord, Signed
-from protocol.messages.pending import Waiting
+from protocol.messages.pending import PendingPool
 from protocol.run.recipe import VERSIONS_MAX
 
 VERSIONS_WAITING_MAX = 2 * VERSIONS_MAX
@@ -31,7 +31,7 @@ in it than an honest trainer, and displaces itself. About 2 KB each, 25 with the
 Branch = list[Signed[CheckpointManifest]]
 
 
-class Branches(Waiting):
+class ForkChoice(PendingPool):
     """The versions that wait, seen from a chain of those that were taken."""
 
     def __init__(self, chain: Chain) -> None:
@@ -99,7 +99,7 @@ class Branches(Waiting):
         records: Sequence[Signed[NodeRecord]],
         names_min: int,
     ) -> bool:
-        """Tell whether fewer validators name our own branch, or what nobody has shown us yet."""
+        """Return whether fewer validators name our own branch, or what nobody has shown us yet."""
         first, names = branch[0], support[branch[-1].digest]
         against = sum(self._is_against(record, first.message.version) for record in records)
         rival = self._chain.get(first.message.version)
@@ -130,6 +130,6 @@ class Branches(Waiting):
         return branch[::-1] if self._chain.place(digest) is not None else []
 
     def _is_newer(self, record: Signed[NodeRecord], first: Signed[CheckpointManifest]) -> bool:
-        """Tell whether a record was made when our own version in place of ``first`` was known."""
+        """Return whether a record was made when our own version in place of ``first`` was known."""
         rivals = self._chain.checkpoints[first.message.version :]
         return not rivals or record.message.issued_at >= rivals[0].taken_at

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from protocol.core.containers import SizeGauge, Table
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
-from protocol.ledger.backpressure import Demand
+from protocol.ledger.backpressure import Backpressure
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
-from protocol.ledger.commits import CommitRules, CommitState, Entry, Slots, agreed_reason
-from protocol.ledger.fork_choice import Branches
-from protocol.ledger.worker_stats import UNCERTIFIED_MAX, Counts, Decisions, Workers
+from protocol.ledger.commits import CommitRules, CommitState, Entry, SlotTable, agreed_reason
+from protocol.ledger.fork_choice import ForkChoice
+from protocol.ledger.worker_stats import UNCERTIFIED_MAX, Decisions, WorkerStats, WorkerTable
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
 from protocol.rollout.assignment import is_evaluation
 from protocol.rollout.statistics import agreed
@@ -36,14 +36,14 @@ class Ledger:
         self._manifest = manifest
         self._rules = CommitRules(manifest)
         self._chain = Chain(manifest)
-        self.branches = Branches(self._chain)
-        self._demand = Demand(manifest, self._chain)
+        self.branches = ForkChoice(self._chain)
+        self._demand = Backpressure(manifest, self._chain)
         self.entries: dict[Digest, Entry] = {}
-        self.totals = Counts()
-        self._workers = Workers()
+        self.totals = WorkerStats()
+        self._workers = WorkerTable()
         self.kept: dict[Digest, Entry] = {}
         """Commits that ``entries`` has forgotten and a restart could not do without."""
-        self._slots = Slots()
+        self._slots = SlotTable()
         self._in_flight: dict[PeerId, dict[Digest, None]] = {}
         self.epoch = 0
         self._decisions, self._decided_in = Decisions(), (-1, 0, 0, 0)
@@ -58,7 +58,7 @@ class Ledger:
         )
 
     @property
-    def workers(self) -> dict[PeerId, Counts]:
+    def workers(self) -> dict[PeerId, WorkerStats]:
         """What became of the commits of each worker that is remembered."""
         return self._workers.counts
 
@@ -83,7 +83,7 @@ class Ledger:
         return self._chain.version
 
     def is_taken(self, checkpoint: bytes) -> bool:
-        """Tell whether the version with this manifest is one of ours."""
+        """Return whether the version with this manifest is one of ours."""
         return self._chain.place(checkpoint) is not None
 
     def checkpoint(self, version: int) -> Signed[CheckpointManifest] | None:
@@ -141,7 +141,7 @@ class Ledger:
             counts.trained += entry.trained_in is not None
 
     def predecessor_known(self, commit: Signed[RolloutCommit]) -> bool:
-        """Tell whether the commit of the slot before is here, so that order is proven.
+        """Return whether the commit of the slot before is here, so that order is proven.
 
         Not asked when a commit is taken: what a node holds must not depend on which came first.
         """
@@ -171,7 +171,7 @@ class Ledger:
         return max(map(len, self._in_flight.values()), default=0)
 
     def slashed(self, worker: PeerId) -> bool:
-        """Tell whether a proven lie, or two commits for one slot, ended a worker's standing.
+        """Return whether a proven lie, or two commits for one slot, ended a worker's standing.
 
         Nobody checks what it commits to then, but all take it: some may have heard it before.
         """
@@ -183,7 +183,7 @@ class Ledger:
         return [one for key, one in self.kept.items() if is_proof(one.commit.signer, key)]
 
     def was_judged(self, worker: PeerId, version: int) -> bool:
-        """Tell whether a committee has judged ``worker`` for a version, or an older one."""
+        """Return whether a committee has judged ``worker`` for a version, or an older one."""
         return self._workers.was_judged(worker, version)
 
     def decisions(self) -> Decisions:
@@ -393,5 +393,5 @@ class Ledger:
         signers = [entry.commit.signer for entry in known if entry is not None]
         return signers.count(worker) / max(1, len(signers))
 
-    def _counts(self, worker: PeerId) -> tuple[Counts, Counts]:
+    def _counts(self, worker: PeerId) -> tuple[WorkerStats, WorkerStats]:
         return self.totals, self._workers.of(worker)

@@ -17,8 +17,8 @@ WORTH_MIN = 0.5
 """Certified rollouts: one gives standing for a day of epochs of a minute, a hundred for a week."""
 
 
-def has_standing(peer: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
-    """Tell whether a key has shown that it is worth something.
+def has_reputation(peer: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
+    """Return whether a key has shown that it is worth something.
 
     The genesis names it, or what it has had certified of late outweighs what it has wasted, and it
     is not slashed.
@@ -30,7 +30,7 @@ def has_standing(peer: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
     return worth >= WORTH_MIN and not ledger.slashed(peer)
 
 
-class StrangerCommits:
+class UntrustedCommits:
     """The commits of workers without standing that have no outcome yet, all together."""
 
     def __init__(self, manifest: RunManifest, ledger: Ledger) -> None:
@@ -42,12 +42,12 @@ class StrangerCommits:
         self.tables = (SizeGauge("stranger_commits", STRANGER_COMMITS_MAX, self.__len__),)
 
     def has_room_for(self, worker: PeerId) -> bool:
-        """Tell whether one more commit of a worker may wait for an outcome."""
+        """Return whether one more commit of a worker may wait for an outcome."""
         # Counted only where it could be too many: most of a large run's workers have standing.
         if sum(self._ledger.unsettled.values()) < STRANGER_COMMITS_MAX:
             return True
-        proven = has_standing(worker, self._manifest, self._ledger)
-        return proven or len(self) < STRANGER_COMMITS_MAX
+        trusted = has_reputation(worker, self._manifest, self._ledger)
+        return trusted or len(self) < STRANGER_COMMITS_MAX
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -56,6 +56,6 @@ class StrangerCommits:
         state = (totals.committed, *outcomes, ledger.epoch, len(ledger.forks))
         if state != self._state:
             waiting = ledger.unsettled.items()
-            strange = (n for one, n in waiting if not has_standing(one, self._manifest, ledger))
+            strange = (n for one, n in waiting if not has_reputation(one, self._manifest, ledger))
             self._state, self._count = state, sum(strange)
         return self._count

@@ -13,7 +13,7 @@ from itertools import islice
 from protocol.core.containers import DecayingSum
 from protocol.core.types import MEMBERS_MAX, Digest, PeerId
 from protocol.ledger.commits import CommitState, Entry
-from protocol.rollout.audit import LIES
+from protocol.rollout.audit import SLASHABLE_REASONS
 from protocol.rollout.fit import Decided, Fit, fit_of
 from protocol.run.recipe import ToplocSection
 
@@ -36,7 +36,7 @@ found the time to check it."""
 
 
 @dataclass(slots=True)
-class Counts:
+class WorkerStats:
     """Commits by outcome; ``committed`` counts all of them."""
 
     committed: int = 0
@@ -104,11 +104,11 @@ UNCERTIFIED_MAX = 4096
 new key is. Who has had a rollout certified has its place beside them."""
 
 
-class Workers:
+class WorkerTable:
     """The workers of one ledger."""
 
     def __init__(self) -> None:
-        self.counts: dict[PeerId, Counts] = {}
+        self.counts: dict[PeerId, WorkerStats] = {}
         """In the order in which they were first heard of."""
         self.forks: dict[PeerId, tuple[Digest, Digest]] = {}
         """Workers that signed two commits for one slot, with the evidence."""
@@ -118,31 +118,35 @@ class Workers:
         self.uncertified = 0
         """Remembered keys without a certified rollout of which no commit is here."""
 
-    def of(self, worker: PeerId) -> Counts:
+    def of(self, worker: PeerId) -> WorkerStats:
         """Return the counts of a worker, new ones if there are none."""
-        return self.counts.setdefault(worker, Counts())
+        return self.counts.setdefault(worker, WorkerStats())
 
     def judged(self, worker: PeerId, version: int) -> None:
         """Note that a committee has judged a commit for a version."""
         self._judged_from[worker] = min(version, self._judged_from.get(worker, version))
 
     def was_judged(self, worker: PeerId, version: int) -> bool:
-        """Tell whether a committee has judged ``worker`` for a version, or an older one."""
+        """Return whether a committee has judged ``worker`` for a version, or an older one."""
         return self._judged_from.get(worker, version + 1) <= version
 
     def rejected(self, worker: PeerId, commit: Digest, reason: str) -> None:
         """Note a rejected commit: a lie is kept as long as its worker is."""
-        if reason in LIES:
+        if reason in SLASHABLE_REASONS:
             self._lies.setdefault(worker, commit)
 
     def is_proof(self, worker: PeerId, commit: Digest) -> bool:
-        """Tell whether a commit proves a fault of its worker."""
+        """Return whether a commit proves a fault of its worker."""
         return commit == self._lies.get(worker) or commit in self.forks.get(worker, ())
 
     def is_guilty(self, worker: PeerId) -> bool:
-        """Tell whether a worker has lied, or signed two commits for one slot."""
+        """Return whether a worker has lied, or signed two commits for one slot."""
         counts = self.counts.get(worker)
-        lied = counts is not None and counts.rejected and not LIES.isdisjoint(+counts.reasons)
+        lied = (
+            counts is not None
+            and counts.rejected
+            and not SLASHABLE_REASONS.isdisjoint(+counts.reasons)
+        )
         return bool(lied) or worker in self.forks
 
     def forget(self, busy: Collection[PeerId]) -> None:

@@ -71,11 +71,11 @@ class AdmittedKeys:
         self.changes: dict[PeerId, Admission | None] = {}
 
     def needs_proof(self, peer: PeerId) -> bool:
-        """Tell whether ``peer`` must prove something to take part."""
+        """Return whether ``peer`` must prove something to take part."""
         return self._asks_proof and not self._manifest.is_exempt(peer)
 
     def can_check(self, now: float) -> bool:
-        """Tell whether another proof of work may be checked now."""
+        """Return whether another proof of work may be checked now."""
         return self._budget.has_room(now)
 
     def offer(self, peer: PeerId, proof: bytes, now: float) -> Fault | bool:
@@ -165,11 +165,11 @@ class AdmittedKeys:
         return self._known.get(peer)
 
     def knows(self, peer: PeerId) -> bool:
-        """Tell whether ``peer`` has been admitted, or need not be."""
+        """Return whether ``peer`` has been admitted, or need not be."""
         return not self.needs_proof(peer) or peer in self._known
 
     def counts(self, peer: PeerId, made: int, epoch: int, *, judged: bool = False) -> bool:
-        """Tell whether what ``peer`` does in ``epoch`` for a version of epoch ``made`` counts.
+        """Return whether what ``peer`` does in ``epoch`` for a version of epoch ``made`` counts.
 
         ``judged``: others have found that its probation was over before that version.
         """
@@ -195,7 +195,7 @@ class _Budget:
         self._at = -math.inf
 
     def has_room(self, now: float) -> bool:
-        """Tell whether a check may be made now."""
+        """Return whether a check may be made now."""
         passed_seconds = min(1.0, max(0.0, now - self._at))  # clocks may be set back
         self._at = now
         self._left = min(self._per_second, self._left + passed_seconds * self._per_second)

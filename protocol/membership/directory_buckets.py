@@ -57,7 +57,7 @@ class Buckets:
         return self.key(bits, self._number_of(peer, bits))
 
     def may_list(self, key: str, peer: PeerId) -> bool:
-        """Tell whether ``peer`` may be listed under ``key``, one of ``keys``."""
+        """Return whether ``peer`` may be listed under ``key``, one of ``keys``."""
         bits, number = self._numbers[key]
         return self._number_of(peer, bits) == number
 

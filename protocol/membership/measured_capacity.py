@@ -29,10 +29,10 @@ a crowd of keys does not come into the forest with the version that it wants to 
 def forest_members(
     live: Sequence[Member],
     manifest: RunManifest,
-    proven: Callable[[PeerId], bool],
+    trusted: Callable[[PeerId], bool],
     counts: Callable[[PeerId], bool],
 ) -> ForestMembers:
-    """Return the live members as their witnesses have found them; ``proven``: ``has_standing``.
+    """Return the live members as their witnesses have found them; ``trusted``: ``has_standing``.
 
     ``counts`` tells whose probation is over; who is on it feeds nobody.
 
@@ -40,7 +40,7 @@ def forest_members(
     to it; its rate is the lower median of what these saw, the manifest's most at most, and no more
     than it says itself. Of a key of the genesis its own word will do until enough have spoken.
     """
-    standing = {member.peer: proven(member.peer) for member in live}
+    standing = {member.peer: trusted(member.peer) for member in live}
     said = _said(live, standing)
     witnesses = sum(standing.values())
     most = manifest.shardcast.upload_bytes_per_second_max

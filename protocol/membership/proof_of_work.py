@@ -29,7 +29,7 @@ def work_epoch(proof: bytes) -> int | None:
 
 
 def is_solved(rules: AdmissionSection, run_id: RunId, peer: PeerId, proof: bytes) -> bool:
-    """Tell whether a proof of ``WORK_BYTES`` is that of the work for this run, key and epoch."""
+    """Return whether a proof of ``WORK_BYTES`` is that of the work for this run, key and epoch."""
     if not rules.work_bits:
         return True
     epoch = int.from_bytes(proof[:8], "big")

@@ -155,14 +155,14 @@ class Roster:
         return None
 
     def _is_news(self, record: Signed[NodeRecord], known: Member) -> bool:
-        """Tell whether a member's next record is due, or says that it leaves."""
+        """Return whether a member's next record is due, or says that it leaves."""
         leaves = record.message.leaving and not known.record.message.leaving
         pause_seconds = 0.0 if leaves else self.pause_seconds
         newer = record.message.sequence > known.record.message.sequence
         return newer and record.message.issued_at >= known.seen_at + pause_seconds
 
     def _room_for(self, peer: PeerId) -> bool:
-        """Tell whether a newcomer fits; keys that the manifest names always do."""
+        """Return whether a newcomer fits; keys that the manifest names always do."""
         manifest = self._manifest
         named = manifest.is_of_genesis(peer) or peer in manifest.admission.workers
         return named or len(self._members) < MEMBERS_MAX
@@ -180,7 +180,7 @@ class Roster:
         return taken
 
     def is_unchecked(self, digest: Digest) -> bool:
-        """Tell whether a record is one of those that wait."""
+        """Return whether a record is one of those that wait."""
         return digest in self._unchecked
 
     def _forget(self, now: float) -> None:
@@ -199,7 +199,7 @@ class Roster:
         return len(self._members)
 
     def __contains__(self, peer: PeerId) -> bool:
-        """Tell whether a record of ``peer`` is held."""
+        """Return whether a record of ``peer`` is held."""
         return peer in self._members
 
     def get(self, peer: PeerId) -> Member | None:
@@ -217,7 +217,7 @@ class Roster:
         return [member for peer in peers if now <= (member := members[peer]).live_until]
 
     def is_live(self, peer: PeerId, now: float) -> bool:
-        """Tell whether ``live`` would have ``peer``, without looking at anybody else."""
+        """Return whether ``live`` would have ``peer``, without looking at anybody else."""
         member = self._members.get(peer)
         return member is not None and now <= member.live_until
 

@@ -7,7 +7,7 @@ from protocol.core.types import Digest
 from protocol.messages.envelope import Signed
 
 
-class Waiting:
+class PendingPool:
     """Messages with the time of their arrival, oldest first, and never more than ``limit``."""
 
     def __init__(self, limit: int, name: str) -> None:

@@ -10,7 +10,7 @@ certificate's signers: no record tells which validators were live in an old epoc
 from collections.abc import Sequence
 
 from protocol.consensus.committee import check_certificate, draw
-from protocol.consensus.electorate import ViewElectorate
+from protocol.consensus.electorate import LocalElectorate
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId
 from protocol.ledger.commits import agreed_reason
@@ -18,8 +18,8 @@ from protocol.ledger.ledger import Ledger
 from protocol.ledger.worker_stats import UNCERTIFIED_MAX
 from protocol.membership.roster import Roster
 from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
-from protocol.messages.pending import Waiting
-from protocol.rollout.audit import LIES
+from protocol.messages.pending import PendingPool
+from protocol.rollout.audit import SLASHABLE_REASONS
 from protocol.run.manifest import RunManifest
 
 OLD_COMMITS_MAX = 1024
@@ -37,13 +37,13 @@ class LateEvidence:
         manifest: RunManifest,
         ledger: Ledger,
         roster: Roster,
-        electorate: ViewElectorate,
+        electorate: LocalElectorate,
     ) -> None:
         self._manifest = manifest
         self._ledger = ledger
         self._roster = roster
         self._electorate = electorate
-        self._commits = Waiting(OLD_COMMITS_MAX, "old_commits")
+        self._commits = PendingPool(OLD_COMMITS_MAX, "old_commits")
         self.tables = (self._commits,)
 
     def __contains__(self, commit: object) -> bool:
@@ -54,7 +54,7 @@ class LateEvidence:
         self._commits.expire(oldest)
 
     def is_old(self, commit: Signed[RolloutCommit], epoch: int) -> bool:
-        """Tell whether a commit that is not here can be nothing but evidence in our ``epoch``."""
+        """Return whether a commit that is not here can be nothing but evidence in our ``epoch``."""
         if commit.digest in self._ledger.entries or not self._manifest.credit.slash:
             return False
         return commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
@@ -76,7 +76,7 @@ class LateEvidence:
         return ()
 
     def wants(self, certificate: Signed[Certificate]) -> bool:
-        """Tell whether a certificate may make an old commit evidence: it is worth opening."""
+        """Return whether a certificate may make an old commit evidence: it is worth opening."""
         waiting = self._commits.entries.get(Digest(certificate.message.commit))
         rejects = not certificate.message.accepted
         return waiting is not None and rejects and not self._ledger.slashed(waiting[0].signer)
@@ -99,7 +99,7 @@ class LateEvidence:
         if fault is not None:
             return fault
         messages = [verdict.message for verdict in verdicts]
-        if agreed_reason(messages) not in LIES or not self._take([commit]):
+        if agreed_reason(messages) not in SLASHABLE_REASONS or not self._take([commit]):
             return False
         return self._ledger.offer_certificate(certificate, messages)
 

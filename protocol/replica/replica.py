@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from protocol.consensus.committee import Committee, Tally, check_certificate, draw
-from protocol.consensus.electorate import ViewElectorate
-from protocol.consensus.equivocation import Equivocators
+from protocol.consensus.committee import Committee, VerdictPool, check_certificate, draw
+from protocol.consensus.electorate import LocalElectorate
+from protocol.consensus.equivocation import EquivocationTracker
 from protocol.core.containers import Table
 from protocol.core.crypto import Verifier
 from protocol.core.faults import Blame, Fault, FaultCode
 from protocol.core.types import Digest, PeerId, Role, Topic, ValidationResult
 from protocol.ledger.ledger import Ledger
-from protocol.ledger.reputation import StrangerCommits
+from protocol.ledger.reputation import UntrustedCommits
 from protocol.membership.roster import Roster
 from protocol.messages import (
     OPENED_MAX,
@@ -37,7 +37,7 @@ from protocol.messages import (
     envelope_kind,
     open_envelope,
 )
-from protocol.messages.pending import Waiting
+from protocol.messages.pending import PendingPool
 from protocol.replica.late_evidence import LateEvidence
 from protocol.run.manifest import RunManifest
 
@@ -87,18 +87,18 @@ class Replica:
     ) -> None:
         self.manifest, self.run_id = manifest, manifest.run_id
         self.roster = Roster(manifest, verify)
-        self._equivocators = Equivocators(manifest, verify)
-        self.electorate = ViewElectorate(manifest, self.roster, self._equivocators)
+        self._equivocators = EquivocationTracker(manifest, verify)
+        self.electorate = LocalElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
-        self.stranger_commits = StrangerCommits(manifest, self.ledger)
+        self.stranger_commits = UntrustedCommits(manifest, self.ledger)
         # The awaited rollouts arrive, or expire, by then.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
-        self._tallies: dict[Digest, Tally] = {}
+        self._tallies: dict[Digest, VerdictPool] = {}
         self._evidence_due: dict[PeerId, Evidence] = {}
-        self._early_certificates = Waiting(WAITING_MAX, "waiting")
-        self._early_verdicts = Waiting(WAITING_MAX, "waiting")
+        self._early_certificates = PendingPool(WAITING_MAX, "waiting")
+        self._early_verdicts = PendingPool(WAITING_MAX, "waiting")
         self._late = LateEvidence(manifest, self.ledger, self.roster, self.electorate)
         self.tables: tuple[Table, ...] = (
             *self.ledger.tables,
@@ -168,7 +168,7 @@ class Replica:
         for commit in [key for key in self._tallies if key not in self.ledger.entries]:
             del self._tallies[commit]
         oldest = now - self._waits_seconds
-        early: tuple[tuple[Waiting, _Take], ...] = (
+        early: tuple[tuple[PendingPool, _Take], ...] = (
             (self._early_verdicts, self._verdict),
             (self._early_certificates, self._certificate),
         )
@@ -216,7 +216,7 @@ class Replica:
         return self.ledger.branches.behind or bool(self._early_certificates)
 
     def is_waiting(self, digest: Digest) -> bool:
-        """Tell whether a message is here that cannot be decided yet: it need not come again."""
+        """Return whether a message is here that cannot be decided yet: it need not come again."""
         early = digest in self._early_certificates or self.roster.is_unchecked(digest)
         return early or digest in self.ledger.branches or digest in self._late
 
@@ -256,7 +256,7 @@ class Replica:
         return draw(self.manifest, self.electorate, commit)
 
     def counts(self, worker: PeerId, version: int, epoch: int) -> bool:
-        """Tell whether commits of ``worker`` in ``epoch`` to a version are judged here.
+        """Return whether commits of ``worker`` in ``epoch`` to a version are judged here.
 
         A version that is not here may be as old as any; whom a committee has judged for an older
         one was here before this one.
@@ -267,13 +267,13 @@ class Replica:
         return self.roster.admitted.counts(worker, made, epoch, judged=judged)
 
     @property
-    def tallies(self) -> Mapping[Digest, Tally]:
+    def tallies(self) -> Mapping[Digest, VerdictPool]:
         """The verdicts on each commit of which some are here."""
         return self._tallies
 
-    def tally(self, commit: Digest) -> Tally:
+    def tally(self, commit: Digest) -> VerdictPool:
         """Return the verdicts on a commit."""
-        return self._tallies.setdefault(commit, Tally())
+        return self._tallies.setdefault(commit, VerdictPool())
 
     def leader(self, now: float) -> PeerId | None:
         """Return the trainer whose turn it is: the first live one in the manifest's order.
@@ -309,12 +309,12 @@ class Replica:
         return replace(_received(commit, result), lasting=entry is None or entry.timely)
 
     def _is_certified(self, commit: Signed[RolloutCommit]) -> bool:
-        """Tell whether a certificate waits for a commit."""
+        """Return whether a certificate waits for a commit."""
         waiting = self._early_certificates.entries.values()
         return any(certificate.message.commit == commit.digest for certificate, _ in waiting)
 
     def _has_room_for_unknown(self, stranger: PeerId) -> bool:
-        """Tell whether commits of a key may wait for the outcome that proves it was admitted."""
+        """Return whether commits of a key may wait for the outcome that proves it was admitted."""
         knows = self.roster.admitted.knows
         strangers = [worker for worker in self.ledger.unsettled if not knows(worker)]
         return stranger in strangers or len(strangers) < STRANGERS_MAX

@@ -48,7 +48,7 @@ from protocol.run.manifest import RunManifest
 
 ACCEPTED = "accepted"
 
-LIES = frozenset({"format", "termination", "computation", HISTORY, REWARD_HISTORY})
+SLASHABLE_REASONS = frozenset({"format", "termination", "computation", HISTORY, REWARD_HISTORY})
 """Reasons of a rejection that end a worker; the others cost it the rollout."""
 
 _REASONS = ("proofs", "proofs", "proofs", "logprobs", "sampling")
@@ -79,7 +79,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditResult:
     """A verdict in the making; ``sums`` and ``extremes`` are there if something was measured."""
 
     reason: str
@@ -120,42 +120,44 @@ def audited(beacon: Digest, commit: Digest, count: int, share: float) -> list[in
 
 def read_body(
     manifest: RunManifest, commit: RolloutCommit, body: bytes
-) -> list[RolloutSequence] | Finding:
+) -> list[RolloutSequence] | AuditResult:
     """Return what a body claims, or why it is none of what its commit promised.
 
     ``body_bytes`` is the exact length: a number that a worker could choose would let it look for a
     commit whose committee and audit it likes.
     """
     if len(body) != commit.body_bytes:
-        return Finding("format", f"{len(body)} bytes, its commit says {commit.body_bytes}")
+        return AuditResult("format", f"{len(body)} bytes, its commit says {commit.body_bytes}")
     sequences = decode_body(body, manifest)
-    return Finding("format", str(sequences)[:200]) if isinstance(sequences, Fault) else sequences
+    return (
+        AuditResult("format", str(sequences)[:200]) if isinstance(sequences, Fault) else sequences
+    )
 
 
 def check_claims(
     manifest: RunManifest,
     commit: RolloutCommit,
     sequences: Sequence[RolloutSequence],
-) -> Finding | None:
+) -> AuditResult | None:
     """Check what needs neither a model nor the task."""
     if sum(len(item.tokens) for item in sequences) != commit.tokens:
-        return Finding("format", "token count differs from the commit")
+        return AuditResult("format", "token count differs from the commit")
     end_tokens, vocabulary_size = manifest.model.end_tokens, manifest.model.vocabulary_size
     for index, item in enumerate(sequences):
         if any(not 0 <= token < vocabulary_size for token in item.tokens):
-            return Finding("format", f"sequence {index}: a token is not in the vocabulary")
+            return AuditResult("format", f"sequence {index}: a token is not in the vocabulary")
         if any(token in end_tokens for token in item.tokens[:-1]):
-            return Finding("format", f"sequence {index}: tokens after an end token")
+            return AuditResult("format", f"sequence {index}: tokens after an end token")
     limit = manifest.sampling.tokens_max
     for index, item in enumerate(sequences):
         if item.tokens[-1] not in end_tokens and len(item.tokens) < limit:
-            return Finding("termination", f"sequence {index} stops without an end token")
+            return AuditResult("termination", f"sequence {index} stops without an end token")
     return None
 
 
 def check_rewards(
     manifest: RunManifest, sequences: Sequence[RolloutSequence], rewards: Sequence[int], past: Past
-) -> Finding | None:
+) -> AuditResult | None:
     """Compare claimed rewards with our own ``rewards``, in millionths.
 
     However many sequences differ it is one disagreement: answers to one problem share their cause,
@@ -175,8 +177,8 @@ def check_rewards(
     share = manifest.credit.reward_disagreement_rate
     many = found > disagreements_max(share, count, rules.slash_rate)
     if many and past.fit.ends(past.worker, {REWARD}):
-        return Finding(REWARD_HISTORY, f"in {found} of {count} rollouts; {detail}")
-    return Finding(REWARD, detail)
+        return AuditResult(REWARD_HISTORY, f"in {found} of {count} rollouts; {detail}")
+    return AuditResult(REWARD, detail)
 
 
 def _is_disagreement(rollout: Decided) -> bool:
@@ -188,8 +190,8 @@ def decide(
     measurements: Sequence[Measurement],
     claims: Sequence[Hashable],
     past: Past,
-    rewards: Finding | None = None,
-) -> Finding:
+    rewards: AuditResult | None = None,
+) -> AuditResult:
     """Decide about measured sequences, of whose ``rewards`` something may have been found.
 
     ``claims`` are prompt and tokens of each: what its states follow from.
@@ -197,12 +199,12 @@ def decide(
     rules = manifest.toploc
     for index, measurement in enumerate(measurements):
         if measurement.proof_fault is not None:
-            return Finding("format", f"sequence {index}: {measurement.proof_fault}")
+            return AuditResult("format", f"sequence {index}: {measurement.proof_fault}")
     sums = of_rollout(measurements, claims)
     extremes = Extremes(*map(max, zip(*(item.extremes for item in measurements), strict=True)))
 
-    def finding(reason: str, detail: str = "") -> Finding:
-        return Finding(reason, detail, sums, extremes)
+    def finding(reason: str, detail: str = "") -> AuditResult:
+        return AuditResult(reason, detail, sums, extremes)
 
     unrelated = _unrelated(manifest, measurements)
     if 2 * unrelated > len(measurements):

@@ -102,7 +102,7 @@ class Fit:
         return sorted(doubtful, key=lambda one: (-one.workers, one.direction))
 
     def ends(self, worker: PeerId, off: AbstractSet[str]) -> bool:
-        """Tell whether to be ``off`` again and again ends ``worker``.
+        """Return whether to be ``off`` again and again ends ``worker``.
 
         Some other worker must fit: of one that is alone nobody can tell whether it is wrong or the
         thresholds are.

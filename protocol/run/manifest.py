@@ -15,13 +15,13 @@ from protocol.core.crypto import Signer, Verifier, digest, public_key_from_peer_
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, Epoch, PeerId, RunId
 from protocol.run.recipe import Recipe
-from protocol.run.sections import Count, HexDigest, Section
+from protocol.run.sections import Count, HexDigest, RecipeModel
 from protocol.run.toml import ManifestError, first_error, parsed, validated
 
 MANIFEST_BYTES_MAX = 256 * 1024
 
 
-class RunFile(Section):
+class RunFile(RecipeModel):
     """A file that every node of a run has: it travels as weights do, by the index of its shards."""
 
     index: HexDigest
@@ -33,7 +33,7 @@ RunFileName = Literal["bundle", "dataset"]
 """The model's small files (``protocol.run.model_files``); the rows of the task, in parquet."""
 
 
-class Genesis(Section):
+class Genesis(RecipeModel):
     """How a run began: its creator, time, first policy, files, and the keys it trusts."""
 
     creator: str
@@ -89,7 +89,7 @@ class RunManifest(Recipe):
         return Digest(bytes.fromhex(self.genesis.policy))
 
     def is_trainer(self, peer: PeerId) -> bool:
-        """Tell whether the genesis lists ``peer`` as a trainer."""
+        """Return whether the genesis lists ``peer`` as a trainer."""
         return peer in self.genesis.trainers
 
     def term_of(self, trainer: PeerId, least: int) -> int:
@@ -102,20 +102,20 @@ class RunManifest(Recipe):
         return least + (trainers.index(trainer) - least) % len(trainers)
 
     def is_validator(self, peer: PeerId) -> bool:
-        """Tell whether the genesis lists ``peer`` as a validator."""
+        """Return whether the genesis lists ``peer`` as a validator."""
         return peer in self.genesis.validators
 
     def is_of_genesis(self, peer: PeerId) -> bool:
-        """Tell whether the genesis lists ``peer`` at all."""
+        """Return whether the genesis lists ``peer`` at all."""
         genesis = self.genesis
         return peer in genesis.trainers or peer in genesis.validators
 
     def is_exempt(self, peer: PeerId) -> bool:
-        """Tell whether ``peer`` takes part without admission: the genesis names it."""
+        """Return whether ``peer`` takes part without admission: the genesis names it."""
         return self.is_of_genesis(peer) or peer == self.genesis.creator
 
     def admits_worker(self, peer: PeerId) -> bool:
-        """Tell whether ``peer`` may commit rollouts, if it proves what the rule asks."""
+        """Return whether ``peer`` may commit rollouts, if it proves what the rule asks."""
         admission = self.admission
         return admission.rule != "allowlist" or peer in admission.workers or self.is_exempt(peer)
 

@@ -26,9 +26,9 @@ from protocol.run.sections import (
     HonestSection,
     Name,
     Rate,
+    RecipeModel,
     RuntimeSection,
     Seconds,
-    Section,
     Share,
 )
 
@@ -87,7 +87,7 @@ def _tokens(ends: Any) -> tuple[Any, ...]:
     return ends if isinstance(ends, tuple) else (ends,)
 
 
-class ModelSection(Section):
+class ModelSection(RecipeModel):
     """The model: a Hugging Face architecture with its sizes; the weights are the genesis policy."""
 
     name: str = Field(max_length=128)
@@ -151,7 +151,7 @@ class ModelSection(Section):
         return _tokens(self.config["eos_token_id"])
 
 
-class ExampleSection(Section):
+class ExampleSection(RecipeModel):
     """A question and its answer, shown to the model before the problem."""
 
     question: Annotated[str, Field(min_length=1, max_length=PREAMBLE_CHARACTERS_MAX)]
@@ -160,7 +160,7 @@ class ExampleSection(Section):
     """Text of the assistant's turn."""
 
 
-class EnvironmentSection(Section):
+class EnvironmentSection(RecipeModel):
     """The task. A task in text has a data set or a generator after a slash."""
 
     name: TaskName
@@ -198,7 +198,7 @@ class EnvironmentSection(Section):
         return self
 
 
-class SamplingSection(Section):
+class SamplingSection(RecipeModel):
     """Sampling of a rollout, the unit that a worker generates and validators check."""
 
     temperature: Annotated[float, Field(gt=0, le=10)]
@@ -215,7 +215,7 @@ class SamplingSection(Section):
     """Reward that an answer loses for each token between its length and its target."""
 
 
-class GrpoSection(Section):
+class GrpoSection(RecipeModel):
     """Asynchronous GRPO with two-sided clipping, and the batches of its steps."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1)]
@@ -266,7 +266,7 @@ class GrpoSection(Section):
         return self
 
 
-class ToplocSection(Section):
+class ToplocSection(RecipeModel):
     """Proof format, and the differences between honest engines that validators allow.
 
     The limits called ``_max`` hold for every chunk or token and are loose: the statistics decide.
@@ -318,7 +318,7 @@ class ToplocSection(Section):
         return self
 
 
-class EpochSection(Section):
+class EpochSection(RecipeModel):
     """Length of an epoch, and the lifetime of membership records."""
 
     seconds: Seconds
@@ -329,7 +329,7 @@ class EpochSection(Section):
     """Epochs after which a node signs and publishes a new record."""
 
 
-class ShardcastSection(Section):
+class ShardcastSection(RecipeModel):
     """Distribution of weights: shards, the trees that carry them, and retention."""
 
     shard_bytes: Annotated[int, Field(ge=4096, le=2**32)]
@@ -364,7 +364,7 @@ class ShardcastSection(Section):
         return self
 
 
-class EvaluationSection(Section):
+class EvaluationSection(RecipeModel):
     """Certified rollouts that measure versions on held-out problems; no version learns from them.
 
     Without the section no version is evaluated, and no row of a data set is held out.
@@ -378,7 +378,7 @@ class EvaluationSection(Section):
     """Consecutive rows of a data set of which one is held out."""
 
 
-class Recipe(Section):
+class Recipe(RecipeModel):
     """What a run creator decides; see ``configs/runs``."""
 
     name: Name

@@ -31,13 +31,13 @@ LEFT_OUT_WHEN_EMPTY = Field(exclude_if=operator.not_)
 """Of fields that protocol version 1 began without: manifests that do not use them keep their id."""
 
 
-class Section(BaseModel):
+class RecipeModel(BaseModel):
     """A table of a recipe or manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class HonestValue(Section):
+class HonestValue(RecipeModel):
     """Difference between an honest worker and an honest validator in one quantity.
 
     ``mean`` is the largest mean of any honest pair of engines, ``variance`` that of one value, such
@@ -52,7 +52,7 @@ class HonestValue(Section):
     """Largest value that counts."""
 
 
-class HonestSection(Section):
+class HonestSection(RecipeModel):
     """Statistics of honest workers; ``run create`` measures them.
 
     Each has ``mean``, the largest of any honest pair of engines, ``variance`` of one value, and
@@ -77,7 +77,7 @@ class HonestSection(Section):
     """Mean error of the mantissas of a chunk, in units of the last place."""
 
 
-class CommitteeSection(Section):
+class CommitteeSection(RecipeModel):
     """Committees that check rollouts: their sizes and deadlines."""
 
     size: Count
@@ -104,7 +104,7 @@ REWARD_DISAGREEMENT_RATE = 1e-3
 """Left out of a manifest, as protocol version 1 began without this key."""
 
 
-class CreditSection(Section):
+class CreditSection(RecipeModel):
     """Consequences of a rejected rollout for its worker."""
 
     slash: bool
@@ -122,7 +122,7 @@ PackageName = Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9]+([.-][a-z0
 PackageVersion = Annotated[str, Field(max_length=32, pattern=r"^[0-9][0-9a-z.+!]*$")]
 
 
-class RuntimeSection(Section):
+class RuntimeSection(RecipeModel):
     """Scoring runtime that every machine which scores must have."""
 
     python: Annotated[str, Field(max_length=8, pattern=r"^3\.[1-9][0-9]?$", examples=["3.12"])]
@@ -157,7 +157,7 @@ QUOTA_MAX = 1000
 Epochs = Annotated[int, Field(ge=0, le=2**31)]
 
 
-class AdmissionSection(Section):
+class AdmissionSection(RecipeModel):
     """Admission of keys that the genesis does not name."""
 
     rule: Literal["open", "invite", "allowlist"]

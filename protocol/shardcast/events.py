@@ -16,7 +16,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkGood:
+class ChunkVerified:
     """A chunk came with ``request``, fits its digest and is stored."""
 
     request: int
@@ -25,7 +25,7 @@ class ChunkGood:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkBad:
+class ChunkCorrupt:
     """A chunk came with ``request`` and does not fit its digest; the request is over."""
 
     request: int
@@ -61,7 +61,7 @@ class Tick:
     """Time has passed; also the first event."""
 
 
-Event = ChunkGood | ChunkBad | RequestFailed | CandidatesChanged | Tick
+Event = ChunkVerified | ChunkCorrupt | RequestFailed | CandidatesChanged | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelRequest:
     """Stop ``request``; chunks of it that still come in are welcome."""
 
     request: int
@@ -96,18 +96,18 @@ class BadSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class SourceLate:
     """``peer`` has let a request stand still and has not delivered anything in this transfer."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TransferDone:
     """Every chunk is here; the last effect of all."""
 
 
-Effect = Ask | Cancel | BadSource | Late | Done
+Effect = Ask | CancelRequest | BadSource | SourceLate | TransferDone
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,13 +69,13 @@ _TREES_MAX = 64
 class ForestMember(NamedTuple):
     """One member of the roster, as witnessed (``protocol.shardcast.capacity``).
 
-    ``proven``: whether its key has standing. Who is not ``reachable`` feeds nobody.
+    ``trusted``: whether its key has standing. Who is not ``reachable`` feeds nobody.
     """
 
     peer: PeerId
     upload_bytes_per_second: int
     reachable: bool
-    proven: bool = True
+    trusted: bool = True
 
 
 class ForestMembers(Sequence[ForestMember]):
@@ -156,7 +156,7 @@ def candidates(
     return list(dict.fromkeys([*([parent] if parent else []), *order, root]))
 
 
-def helpers(
+def extra_sources(
     members: Sequence[ForestMember],
     root: PeerId,
     version_digest: Digest,
@@ -214,11 +214,11 @@ def tree(
     peers = dict.fromkeys(
         member.peer
         for member in members
-        if member.peer != root and (member.proven or member.peer in may_feed)
+        if member.peer != root and (member.trusted or member.peer in may_feed)
     )
     inner = dealt[stripe][: max(1, -(-(len(peers) - 1) // fanout))]
     salt = version_digest + stripe.to_bytes(4, "big")
-    seats = _Seats(salt, inner, len(peers), 2 * max(fanout, stripes))
+    seats = _ChildSlots(salt, inner, len(peers), 2 * max(fanout, stripes))
     by_root = max(1, len(peers) - seats.count)  # the first in the line
     parents: dict[PeerId, PeerId] = {}
     for place, member in enumerate(inner):
@@ -249,7 +249,7 @@ def _dealt(
     drawn = {member.peer: _words(version_digest, member.peer, 2) for member in able}
     feeding = sorted(
         _admitted(able, drawn),
-        key=lambda m: (-rate_class(m.upload_bytes_per_second), not m.proven, drawn[m.peer]),
+        key=lambda m: (-rate_class(m.upload_bytes_per_second), not m.trusted, drawn[m.peer]),
     )
     lines: list[list[ForestMember]] = [[] for _ in range(stripes)]
     total = len(feeding)
@@ -274,14 +274,14 @@ def _admitted(
 
     A newcomer counts for no more than what three of four of the proven ones can do at most.
     """
-    proven = [member for member in able if member.proven]
-    newcomers = [member for member in able if not member.proven]
+    trusted = [member for member in able if member.trusted]
+    newcomers = [member for member in able if not member.trusted]
     newcomers.sort(key=lambda member: drawn[member.peer])
-    del newcomers[max(NEWCOMERS_MIN, len(proven) // NEWCOMERS_SHARE) :]
-    rates = sorted(member.upload_bytes_per_second for member in proven)
+    del newcomers[max(NEWCOMERS_MIN, len(trusted) // NEWCOMERS_SHARE) :]
+    rates = sorted(member.upload_bytes_per_second for member in trusted)
     most = rates[3 * (len(rates) - 1) // 4] if rates else 0
     return [
-        *proven,
+        *trusted,
         *(
             m._replace(upload_bytes_per_second=min(m.upload_bytes_per_second, most))
             for m in newcomers
@@ -301,7 +301,7 @@ def _shares(
     return tuple(rates), tuple(accumulate(rates.values()))
 
 
-class _Seats:
+class _ChildSlots:
     """The seats of one stripe's inner nodes on their circle, and who has been given one."""
 
     def __init__(
@@ -396,7 +396,7 @@ def _words(salt: bytes, peer: PeerId, count: int) -> tuple[int, ...]:
 _SIBLINGS_MAX = 64
 
 
-def foster(
+def failover_parent(
     members: Sequence[ForestMember],
     root: PeerId,
     version_digest: Digest,
@@ -426,7 +426,7 @@ def foster(
     return None
 
 
-def with_foster(candidates: Sequence[PeerId], taken_in_by: PeerId | None) -> list[PeerId]:
+def with_failover(candidates: Sequence[PeerId], taken_in_by: PeerId | None) -> list[PeerId]:
     """Return the candidates of a stripe with the foster parent after the parent."""
     if taken_in_by is None or not candidates:
         return list(candidates)

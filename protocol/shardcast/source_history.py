@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from protocol.core.types import PeerId
-from protocol.shardcast.transfer_state import Timer
+from protocol.shardcast.transfer_state import RttEstimator
 
 DOUBT_VERSIONS = 16
 DOUBT_VERSIONS_MAX = 256
@@ -36,25 +36,25 @@ sent nothing, among eight nodes of a testnet, held up every other version by 6 s
 
 
 @dataclass(slots=True)
-class _Doubt:
+class _Suspicion:
     versions: int  # that it lasts
     until: int
 
 
-class SourceHistory:
+class SourceReputation:
     """Doubts about sources, and the time that they take to begin; of all transfers of one node."""
 
     def __init__(self) -> None:
-        self._doubts: dict[PeerId, _Doubt] = {}  # the newest last
+        self._doubts: dict[PeerId, _Suspicion] = {}  # the newest last
         self._transfers = 0
-        self._begin = Timer()
+        self._begin = RttEstimator()
 
     def ordered(self, candidates: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Return ``candidates`` with those that are doubted last."""
         return tuple(sorted(candidates, key=self.is_doubted))
 
     def is_doubted(self, peer: PeerId) -> bool:
-        """Tell whether ``peer`` failed us lately."""
+        """Return whether ``peer`` failed us lately."""
         doubt = self._doubts.get(peer)
         return doubt is not None and self._transfers < doubt.until
 
@@ -99,4 +99,4 @@ class SourceHistory:
         versions = DOUBT_VERSIONS if before is None else before.versions
         if before is not None and self._transfers > before.until:  # it was trusted, and failed
             versions = min(2 * versions, DOUBT_VERSIONS_MAX)
-        self._doubts[peer] = _Doubt(versions, self._transfers + versions)
+        self._doubts[peer] = _Suspicion(versions, self._transfers + versions)

@@ -31,21 +31,21 @@ from protocol.core.types import PeerId
 from protocol.shardcast.events import (
     Ask,
     BadSource,
-    Cancel,
+    CancelRequest,
     CandidatesChanged,
-    ChunkBad,
-    ChunkGood,
-    Done,
+    ChunkCorrupt,
+    ChunkVerified,
     Effect,
     Event,
-    Late,
     Refusal,
     RequestFailed,
+    SourceLate,
     Tick,
+    TransferDone,
     TransferLimits,
 )
 from protocol.shardcast.index import ShardIndex
-from protocol.shardcast.transfer_state import Hold, Lane, Request, Source
+from protocol.shardcast.transfer_state import ChunkRequest, RetryState, SourceState, StripeState
 
 
 class Transfer:
@@ -70,12 +70,12 @@ class Transfer:
         self._chunks_per_request = max(1, self._limits.request_bytes // index.chunk_bytes)
         self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
         self._unasked = list(self._missing)
-        self._stripes = [Lane(tuple(order)) for order in candidates]
-        self._ahead = Lane(())
+        self._stripes = [StripeState(tuple(order)) for order in candidates]
+        self._ahead = StripeState(())
         self._lanes = [*self._stripes, self._ahead]
-        self._peers: dict[PeerId, Source] = {}
-        self._sources: dict[PeerId, Source] = {}  # those of them that stand in a list now
-        self._requests: dict[int, Request] = {}
+        self._peers: dict[PeerId, SourceState] = {}
+        self._sources: dict[PeerId, SourceState] = {}  # those of them that stand in a list now
+        self._requests: dict[int, ChunkRequest] = {}
         self._requests_made = 0
         self._finished = False
         self._ahead_at: float | None = None
@@ -90,13 +90,13 @@ class Transfer:
         )
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what to do now; nothing follows ``Done``."""
+        """Take one event and return what to do now; nothing follows ``TransferDone``."""
         if self._finished:
             return []
         effects: list[Effect] = []
-        if isinstance(event, ChunkGood):
+        if isinstance(event, ChunkVerified):
             self._chunk_good(event, now, effects)
-        elif isinstance(event, ChunkBad):
+        elif isinstance(event, ChunkCorrupt):
             self._chunk_bad(event, effects)
         elif isinstance(event, RequestFailed):
             self._request_failed(event, now)
@@ -106,7 +106,11 @@ class Transfer:
             self._give_up_late(now, effects)
         if not self.bytes_missing:
             self._finished = True
-            return [*effects, *(Cancel(request) for request in self._requests), Done()]
+            return [
+                *effects,
+                *(CancelRequest(request) for request in self._requests),
+                TransferDone(),
+            ]
         self._fill(now, effects)
         if isinstance(event, Tick):
             self._ask_ahead(now, effects)
@@ -115,7 +119,7 @@ class Transfer:
 
     # What happened
 
-    def _chunk_good(self, event: ChunkGood, now: float, effects: list[Effect]) -> None:
+    def _chunk_good(self, event: ChunkVerified, now: float, effects: list[Effect]) -> None:
         shard, bit = event.shard, 1 << event.chunk
         if self._missing[shard] & bit:
             self._missing[shard] &= ~bit
@@ -132,9 +136,9 @@ class Transfer:
                 if not request.mask:
                     self._end(number)
                     if number != event.request:
-                        effects.append(Cancel(number))
+                        effects.append(CancelRequest(number))
 
-    def _credit(self, request: Request, now: float) -> None:
+    def _credit(self, request: ChunkRequest, now: float) -> None:
         peer, stripe = self._peers[request.ask.peer], self._lanes[request.ask.stripe]
         stripe.gap.measure(max(0.0, now - request.touched))
         request.touched = now
@@ -142,7 +146,7 @@ class Transfer:
         stripe.late = 0
         stripe.holds.pop(request.ask.peer, None)
 
-    def _chunk_bad(self, event: ChunkBad, effects: list[Effect]) -> None:
+    def _chunk_bad(self, event: ChunkCorrupt, effects: list[Effect]) -> None:
         request = self._requests.get(event.request)
         if request is None:
             return
@@ -154,7 +158,7 @@ class Transfer:
         for number, other in list(self._requests.items()):
             if other.ask.peer == culprit:
                 self._end(number)
-                effects.append(Cancel(number))
+                effects.append(CancelRequest(number))
 
     def _request_failed(self, event: RequestFailed, now: float) -> None:
         request = self._requests.get(event.request)
@@ -165,7 +169,7 @@ class Transfer:
             self._peers[request.ask.peer].pause(now, self._limits)
         elif request.ask.wait:
             holds = self._lanes[request.ask.stripe].holds
-            hold = holds.setdefault(request.ask.peer, Hold(now, now))
+            hold = holds.setdefault(request.ask.peer, RetryState(now, now))
             patient = now - hold.since < self._limits.patience_seconds
             retry = self._limits.retry_seconds if patient else now - hold.since
             hold.retry_at = now + min(retry, self._limits.pause_seconds_max)
@@ -197,11 +201,11 @@ class Transfer:
             late = waited_seconds >= patience_seconds
             if late or (request.unlisted and waited_seconds >= self._limits.patience_seconds):
                 self._end(number)
-                effects.append(Cancel(number))
+                effects.append(CancelRequest(number))
             if late:
                 self._peers[name].pause(now, self._limits)
                 self._lanes[request.ask.stripe].late += 1
-                effects += [] if self._peers[name].delivered else [Late(name)]
+                effects += [] if self._peers[name].delivered else [SourceLate(name)]
 
     # What to do now
 
@@ -217,7 +221,7 @@ class Transfer:
                         break
                     effects.append(ask)
 
-    def _next_ask(self, number: int, stripe: Lane, now: float) -> Ask | None:
+    def _next_ask(self, number: int, stripe: StripeState, now: float) -> Ask | None:
         shard = stripe.shards[0] if stripe.shards else self._to_help(number)
         if shard is None:
             return None
@@ -244,7 +248,7 @@ class Transfer:
                     break
         return None if last < 0 else last
 
-    def _choose(self, stripe: Lane, now: float) -> tuple[PeerId | None, bool]:
+    def _choose(self, stripe: StripeState, now: float) -> tuple[PeerId | None, bool]:
         """Return the candidate to ask, or None, and whether one may make us wait."""
         for name in stripe.candidates:
             peer = self._peers[name]
@@ -320,8 +324,8 @@ class Transfer:
                 ask = self._ask(request.ask.stripe, second, shard, wanted, wait=False, now=now)
                 effects.append(ask)
 
-    def _is_shared(self, request: Request) -> bool:
-        """Tell whether another request is to bring some of the same chunks."""
+    def _is_shared(self, request: ChunkRequest) -> bool:
+        """Return whether another request is to bring some of the same chunks."""
         return any(
             other is not request
             and other.ask.shard == request.ask.shard
@@ -340,7 +344,7 @@ class Transfer:
         count = min((run & -run).bit_length() - 1, self._chunks_per_request)
         taken = ((1 << count) - 1) << first
         ask = Ask(self._requests_made, stripe, peer, shard, first, count, wait)
-        self._requests[ask.request] = Request(ask, taken, now)
+        self._requests[ask.request] = ChunkRequest(ask, taken, now)
         self._requests_made += 1
         self._peers[peer].in_flight += 1
         self._lanes[stripe].in_flight += 1
@@ -367,15 +371,15 @@ class Transfer:
             shards.remove(shard)
         self._unasked[shard] = mask
 
-    def _has_room(self, peer: Source) -> bool:
+    def _has_room(self, peer: SourceState) -> bool:
         return peer.in_flight < (1 if peer.failures else self._limits.requests_per_peer)
 
     def _note_peers(self) -> None:
         listed = (name for stripe in self._stripes for name in stripe.candidates)
         names = [*self._helpers, *listed]
-        self._sources = {name: self._peers.setdefault(name, Source()) for name in names}
+        self._sources = {name: self._peers.setdefault(name, SourceState()) for name in names}
 
-    def _late_seconds(self, stripe: Lane) -> float:
+    def _late_seconds(self, stripe: StripeState) -> float:
         late = stripe.gap.late_seconds
         if late is None:
             return self._limits.late_seconds_initial

@@ -12,7 +12,7 @@ from protocol.shardcast.events import Ask, TransferLimits
 
 
 @dataclass(slots=True)
-class Source:
+class SourceState:
     """One peer; times are of the transfer's clock."""
 
     in_flight: int = 0
@@ -43,7 +43,7 @@ class Source:
 
 
 @dataclass(slots=True)
-class Timer:
+class RttEstimator:
     """Follows a duration, and says from when on it is unusual."""
 
     _mean_seconds: float | None = None
@@ -67,7 +67,7 @@ class Timer:
 
 
 @dataclass(slots=True)
-class Request:
+class ChunkRequest:
     """One that has not ended."""
 
     ask: Ask
@@ -77,7 +77,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Hold:
+class RetryState:
     """A candidate of a stripe that has not got the bytes yet."""
 
     since: float
@@ -85,12 +85,12 @@ class Hold:
 
 
 @dataclass(slots=True)
-class Lane:
+class StripeState:
     """A stripe with its candidates, or what is asked of anyone, who has none."""
 
     candidates: tuple[PeerId, ...]
     shards: list[int] = field(default_factory=list)  # with chunks to ask for, ascending
     in_flight: int = 0
     late: int = 0  # requests given up since the last chunk
-    gap: Timer = field(default_factory=Timer)  # between chunks of a request
-    holds: dict[PeerId, Hold] = field(default_factory=dict)
+    gap: RttEstimator = field(default_factory=RttEstimator)  # between chunks of a request
+    holds: dict[PeerId, RetryState] = field(default_factory=dict)

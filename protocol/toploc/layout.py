@@ -82,7 +82,7 @@ class ProofFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ProofLayout:
     """The parameters that fix how a sequence is cut into chunks and how long a proof is."""
 
     variant: Variant

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.toploc.field import PRIME, evaluate, interpolate
-from protocol.toploc.layout import CHUNK_TOKENS, TOP_K, Layout, ProofFault, Variant, Words
+from protocol.toploc.layout import CHUNK_TOKENS, TOP_K, ProofFault, ProofLayout, Variant, Words
 from protocol.toploc.results import NO_EQUAL_EXPONENT, ChunkResult
 from protocol.toploc.selection import Bits, Selection, find_moduli, select_top
 
@@ -105,7 +105,7 @@ def proof_fault(
     Needs no states, so a validator calls it before its prefill. No content of ``proofs`` makes it
     raise; ``ValueError`` means that the other arguments are impossible.
     """
-    layout = Layout(variant, chunk_tokens, top_k)
+    layout = ProofLayout(variant, chunk_tokens, top_k)
     return layout.fault(proofs, layout.chunk_sizes(tokens, hidden))
 
 
@@ -131,7 +131,7 @@ def build_covered_proofs(
 
     Raises ``ValueError`` for values that are not finite.
     """
-    layout = Layout(variant, CHUNK_TOKENS, top_k)
+    layout = ProofLayout(variant, CHUNK_TOKENS, top_k)
     proofs: list[bytes] = []
     for start in range(0, len(chunks), _BLOCK_CHUNKS):
         members = chunks[start : start + _BLOCK_CHUNKS]
@@ -182,18 +182,18 @@ def verify_proofs_batch(
 
 def _prepare(
     sequences: Sequence[States], chunk_tokens: int, top_k: int
-) -> tuple[Layout, list[NDArray[np.int64]]]:
+) -> tuple[ProofLayout, list[NDArray[np.int64]]]:
     """Check the shapes and dtypes of all sequences; return their layout and chunk sizes."""
     variant = variant_of(sequences[0])
     if any(variant_of(states) is not variant for states in sequences):
         raise ValueError("sequences of one batch have one dtype")
     if any(states.ndim != 2 for states in sequences):
         raise ValueError("states are [tokens, hidden]")
-    layout = Layout(variant, chunk_tokens, top_k)
+    layout = ProofLayout(variant, chunk_tokens, top_k)
     return layout, [layout.chunk_sizes(*states.shape) for states in sequences]
 
 
-def _blocks(sequences: Sequence[States], layout: Layout) -> Iterator[_Block]:
+def _blocks(sequences: Sequence[States], layout: ProofLayout) -> Iterator[_Block]:
     """Yield the covered values of all chunks, in order, ``_BLOCK_CHUNKS`` at a time."""
     chunks = _chunks(sequences, layout)
     while members := list(islice(chunks, _BLOCK_CHUNKS)):
@@ -215,7 +215,7 @@ def _check_finite(values: NDArray[np.integer], variant: Variant) -> None:
         raise ValueError("states must be finite")
 
 
-def _proofs(block: _Block, layout: Layout) -> list[bytes]:
+def _proofs(block: _Block, layout: ProofLayout) -> list[bytes]:
     """Draw the polynomials through the covered values."""
     moduli = find_moduli(block.selection, block.sizes)
     points = _points(block.selection, moduli)
@@ -229,7 +229,7 @@ def _proofs(block: _Block, layout: Layout) -> list[bytes]:
     return layout.encode(moduli, coefficients.reshape(planes, *points.shape))
 
 
-def _chunks(sequences: Sequence[States], layout: Layout) -> Iterator[Bits]:
+def _chunks(sequences: Sequence[States], layout: ProofLayout) -> Iterator[Bits]:
     for states in sequences:
         bf16 = layout.variant is Variant.BF16
         bits: Bits = states.view(np.uint16) if bf16 else states.view(np.uint32)

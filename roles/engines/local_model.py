@@ -16,7 +16,7 @@ from roles.engines.architectures.architecture import Config
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import shapes_of
 from roles.engines.bootstrap.huggingface_import import read_directory
-from roles.engines.builtin.batching import Batch, Continuation, Lengths, Noise
+from roles.engines.builtin.batching import Continuation, DecodeBatch, Lengths, Noise
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import prepare_thread
 from roles.engines.builtin.generation import STEPS_PER_LOOK, STEPS_PER_LOOK_ELSEWHERE
@@ -84,7 +84,7 @@ class LocalModel:
         return int(self.config.max_position_embeddings)
 
     def has_ended(self, tokens: Sequence[int]) -> bool:
-        """Tell whether an answer has an end token, rather than reached its limit."""
+        """Return whether an answer has an end token, rather than reached its limit."""
         return bool(tokens) and tokens[-1] in self._decoder.end_tokens
 
     def stream(self, request: GenerationRequest, temperature: float) -> Iterator[int]:
@@ -114,7 +114,7 @@ class LocalModel:
         Raises ``EngineError``.
         """
         noise: Noise = self._noise.at if temperature else _no_noise
-        batch = Batch(
+        batch = DecodeBatch(
             self._decoder,
             noise,
             Lengths(),

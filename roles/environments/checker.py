@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import roles
-from roles.environments.jail import Jail, Jailed, places
+from roles.environments.jail import Jail, Jailed, jail_slots
 from roles.environments.jailed.serve import LENGTH_BYTES, REPLY_BYTES_MAX
-from roles.environments.limits import Limits, Use
+from roles.environments.limits import JailLimits, Use
 from roles.environments.runtime import Interpreter
 from roles.ports.engines import Unscorable
 
-LIMITS = Limits(
+LIMITS = JailLimits(
     cpu_soft_seconds=2.0,
     cpu_hard_seconds=8,
     memory_soft_bytes=384 << 20,
@@ -40,7 +40,7 @@ class Checker:
     def __init__(
         self,
         module: str,
-        limits: Limits = LIMITS,
+        limits: JailLimits = LIMITS,
         settings: Mapping[str, Any] | None = None,
         sources: Mapping[str, Path] | None = None,
         interpreter: Interpreter | None = None,
@@ -61,7 +61,7 @@ class Checker:
         )
         self._arguments = () if settings is None else (json.dumps(settings),)
         self._limits = limits
-        self._places = places()
+        self._places = jail_slots()
         self._idle: list[Jailed] = []
 
     async def ask(self, question: dict[str, Any]) -> Any | Unscorable:

@@ -13,7 +13,7 @@ from roles.ports.engines import Score, Unscorable
 from roles.ports.text import Tokenizer
 
 
-class AskedTask(TextTask):
+class CheckerTask(TextTask):
     """A checker that knows problems: with ``answers`` to one it gives a list of their scores."""
 
     def __init__(

@@ -20,8 +20,8 @@ from typing_extensions import override
 from protocol.core.crypto import digest
 from roles.environments.fences import blocks
 from roles.environments.held_out import SplitRows
-from roles.environments.jail import Jail, places
-from roles.environments.limits import Ended, Limits, Use
+from roles.environments.jail import Jail, jail_slots
+from roles.environments.limits import Ended, JailLimits, Use
 from roles.environments.text import RowTask
 from roles.ports.background import Background
 from roles.ports.engines import Score, Unscorable
@@ -37,7 +37,7 @@ PROGRAM_BYTES_MAX = 64 << 10
 OUTPUT_BYTES_MAX = 4 << 20
 """Four times what a row of a data set may hold, and so more than any expected output."""
 
-LIMITS = Limits(
+LIMITS = JailLimits(
     cpu_soft_seconds=5.0,
     cpu_hard_seconds=20,
     memory_soft_bytes=768 << 20,
@@ -75,7 +75,7 @@ class Test:
         return digest(f"{self.asserts}\0{program}".encode(errors="replace")).hex()
 
     def passed(self, program: str, ended: Ended, tolerance: float = 0.0) -> bool:
-        """Tell whether a program did what it must; blanks at the ends of lines are free."""
+        """Return whether a program did what it must; blanks at the ends of lines are free."""
         if ended.status != 0:
             return False
         written = _lines(ended.output.decode(errors="replace"))
@@ -100,7 +100,7 @@ class Code(RowTask):
         read_tokenizer: Callable[[], Tokenizer],
         background: Background,
         jail: Jail,
-        limits: Limits = LIMITS,
+        limits: JailLimits = LIMITS,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """Raise ``ValueError`` for other ``options`` than a ``tolerance``."""
@@ -108,7 +108,7 @@ class Code(RowTask):
         self._jail = jail
         self._limits = limits
         self._tolerance = read_tolerance(options or {})
-        self._places = places()
+        self._places = jail_slots()
 
     @override
     async def grade(self, seed: int, answer: str) -> Score:
@@ -206,7 +206,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _close(written: list[str], expected: list[str], tolerance: float) -> bool:
-    """Tell whether the words of two lines are equal, numbers within a tolerance.
+    """Return whether the words of two lines are equal, numbers within a tolerance.
 
     It is absolute and relative; where a whole number is expected, absolute alone.
     """

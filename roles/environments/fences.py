@@ -9,7 +9,7 @@ _LANGUAGE = re.compile(r"^[{.\s]*([\w+#-]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FencedBlock:
     """One fenced block; it ends at its closing fence or with the text."""
 
     language: str
@@ -20,7 +20,7 @@ class Block:
     """First and last character of its lines in the whole text."""
 
 
-def blocks(text: str) -> Iterator[Block]:
+def blocks(text: str) -> Iterator[FencedBlock]:
     """Return the fenced blocks of a text, in order.
 
     Lines end at line feeds alone: a program may hold other separators in its strings. A fence may
@@ -50,9 +50,9 @@ def _closes(line: str, fence: str) -> bool:
     return len(stripped) >= len(fence) and not stripped.strip(fence[0])
 
 
-def _block(opened: re.Match[str], lines: list[str], start: int, end: int) -> Block:
+def _block(opened: re.Match[str], lines: list[str], start: int, end: int) -> FencedBlock:
     indentation = re.compile(f"[ \\t]{{0,{len(opened[1])}}}")
     language = "".join(_LANGUAGE.findall(opened[3])[:1]).lower()
-    return Block(
+    return FencedBlock(
         language, "\n".join(indentation.sub("", line, count=1) for line in lines), start, end
     )

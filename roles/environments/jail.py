@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from roles.environments.jailed.serve import READY
-from roles.environments.limits import Ended, Limits, Use
+from roles.environments.limits import Ended, JailLimits, Use
 from roles.environments.runtime import Interpreter, own_interpreter
 from roles.environments.seccomp import one_process
 from roles.environments.walls import NOBODY, VARIABLES, Shown, make_walls
@@ -46,7 +46,7 @@ class NoJailError(ValueError):
     """This machine has no jail: what is missing, in one line."""
 
 
-def places() -> asyncio.Semaphore:
+def jail_slots() -> asyncio.Semaphore:
     """Return room for one jail on every two cores.
 
     Processor time is what counts, but deadlines must not be met by waiting for a core.
@@ -146,7 +146,7 @@ class Jail:
             self._prove(limits)
 
     def _command(
-        self, limits: Limits, program: str, arguments: Sequence[str], *, lasting: bool = False
+        self, limits: JailLimits, program: str, arguments: Sequence[str], *, lasting: bool = False
     ) -> list[str]:
         ceilings = {
             "as": limits.address_space_bytes,
@@ -169,7 +169,7 @@ class Jail:
         return [*walls, *inside, *arguments]
 
     async def start(
-        self, program: str, arguments: Sequence[str], limits: Limits, *, lasting: bool = False
+        self, program: str, arguments: Sequence[str], limits: JailLimits, *, lasting: bool = False
     ) -> Jailed:
         """Run Python source in a jail, and return once it has said ``READY``.
 
@@ -229,7 +229,7 @@ class Jail:
         return jailed
 
     async def run(
-        self, program: str, arguments: Sequence[str], given: bytes, limits: Limits
+        self, program: str, arguments: Sequence[str], given: bytes, limits: JailLimits
     ) -> Ended:
         """Run Python source on ``given`` input to its end or to a limit; see ``start``."""
         jailed = await self.start(program, arguments, limits)
@@ -253,7 +253,7 @@ class Jail:
         flooded = len(output) > limits.output_bytes_max
         return Ended(status, bytes(output), use, flooded=flooded, expired=expired)
 
-    def _prove(self, limits: Limits) -> None:
+    def _prove(self, limits: JailLimits) -> None:
         """Look whether the walls hold; raises ``NoJailError``."""
         hidden = os.path.expanduser("~")  # noqa: PTH111 - text for the other side
         tasks = [str(limits.processes_max), str(limits.threads_max)]
@@ -334,7 +334,7 @@ def _spawn(command: list[str], files: Sequence[int | None]) -> int:
     )
 
 
-_PROBE_TREE = Limits(5, 10, 64 << 20, 128 << 20, PROBE_SECONDS, 4096)
+_PROBE_TREE = JailLimits(5, 10, 64 << 20, 128 << 20, PROBE_SECONDS, 4096)
 _PROBE_THREADS = replace(_PROBE_TREE, processes_max=1, threads_max=8)
 
 _FILTER_PLACE = 4

@@ -9,7 +9,7 @@ SIGKILLED = 128 + 9
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class JailLimits:
     """What a program may use, all its processes together if nothing else is said.
 
     Between soft and hard honest machines may differ; beyond hard all of them end it. Times are
@@ -47,12 +47,12 @@ class Use:
         memory_bytes = max(self.memory_bytes, other.memory_bytes)
         return Use(self.cpu_seconds + other.cpu_seconds, memory_bytes)
 
-    def over(self, limits: Limits) -> bool:
-        """Tell whether a hard limit was passed: so it is on every honest machine."""
+    def over(self, limits: JailLimits) -> bool:
+        """Return whether a hard limit was passed: so it is on every honest machine."""
         cpu = self.cpu_seconds >= limits.cpu_hard_seconds
         return cpu or self.memory_bytes >= limits.memory_hard_bytes
 
-    def between(self, limits: Limits) -> Unscorable | None:
+    def between(self, limits: JailLimits) -> Unscorable | None:
         """Return why honest machines may differ, if they may."""
         if self.cpu_seconds >= limits.cpu_soft_seconds:
             return Unscorable(f"{self.cpu_seconds:.1f} s of processor time")
@@ -76,5 +76,5 @@ class Ended:
 
     @property
     def killed(self) -> bool:
-        """Tell whether it was killed, by itself or by a machine without memory."""
+        """Return whether it was killed, by itself or by a machine without memory."""
         return self.status == SIGKILLED

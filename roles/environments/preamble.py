@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from protocol.run.recipe import EnvironmentSection
-from roles.ports.text import Message, Tokenizer
+from roles.ports.text import ChatMessage, Tokenizer
 
 
-def preamble(section: EnvironmentSection) -> tuple[Message, ...]:
+def preamble(section: EnvironmentSection) -> tuple[ChatMessage, ...]:
     """Return the messages before each problem of a task, in order; none if the recipe has none."""
-    system = (Message("system", section.system),) if section.system else ()
+    system = (ChatMessage("system", section.system),) if section.system else ()
     turns = (
         message
         for example in section.examples
-        for message in (Message("user", example.question), Message("assistant", example.answer))
+        for message in (
+            ChatMessage("user", example.question),
+            ChatMessage("assistant", example.answer),
+        )
     )
     return (*system, *turns)
 
@@ -31,7 +34,7 @@ def primed(tokenizer: Tokenizer, section: EnvironmentSection) -> Tokenizer:
 class PreambleTokenizer(Tokenizer):
     """A tokenizer whose chats begin with fixed messages."""
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[Message]) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[ChatMessage]) -> None:
         self._tokenizer = tokenizer
         self._before = tuple(before)
 
@@ -41,7 +44,7 @@ class PreambleTokenizer(Tokenizer):
         return self._tokenizer.vocabulary_size
 
     @override
-    def encode_chat(self, question: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
+    def encode_chat(self, question: str, before: Sequence[ChatMessage] = ()) -> tuple[int, ...]:
         return self._tokenizer.encode_chat(question, (*self._before, *before))
 
     @override

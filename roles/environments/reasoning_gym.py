@@ -12,7 +12,7 @@ from typing_extensions import override
 from protocol.core.crypto import digest
 from protocol.run.recipe import EnvironmentSection
 from roles.environments.checker import Checker
-from roles.environments.checker_task import AskedTask
+from roles.environments.checker_task import CheckerTask
 from roles.environments.text import require
 from roles.ports.background import Background
 from roles.ports.text import Tokenizer
@@ -124,7 +124,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class ReasoningGym(AskedTask):
+class ReasoningGym(CheckerTask):
     """One data set; its score is from 0 to 1."""
 
     def __init__(

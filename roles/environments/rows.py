@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from roles.ports.text import Chat, Message, Rows
+from roles.ports.text import Chat, ChatMessage, Rows
 
 ROW_BYTES_MAX = 1 << 20
 """UTF-8 bytes of a question and its tests; a guess, ten times what published sets of programs have
@@ -145,17 +145,17 @@ def chat_of(row: Mapping[str, str]) -> Chat:
     return Chat(row["prompt"], read_messages(messages))
 
 
-def read_messages(messages: Any) -> tuple[Message, ...]:
+def read_messages(messages: Any) -> tuple[ChatMessage, ...]:
     """Return messages given as JSON; raises ``UnusableRowError`` for what is none."""
     if not isinstance(messages, list):
         raise UnusableRowError("a chat must be a list of messages")
     return tuple(map(_message, messages))
 
 
-def _message(item: Any) -> Message:
+def _message(item: Any) -> ChatMessage:
     match item:
         case {"role": str(role), "content": str(content)} if len(item) == 2 and role in ROLES:
-            return Message(role, content)
+            return ChatMessage(role, content)
         case _:
             raise UnusableRowError(
                 f"a message of a chat must have a role ({', '.join(ROLES)}) and a content that is "

@@ -104,7 +104,7 @@ class Interpreter:
         return runtime_digest(self.version, self.packages)
 
     def fits(self, runtime: RuntimeSection) -> bool:
-        """Tell whether this is a runtime; it must have been asked for all its packages."""
+        """Return whether this is a runtime; it must have been asked for all its packages."""
         return self.minor == runtime.python and self.packages == runtime.packages
 
 

@@ -21,19 +21,19 @@ from typing_extensions import override
 from protocol.run.recipe import EnvironmentSection
 from protocol.run.toml import first_error
 from roles.environments.checker import Checker
-from roles.environments.checker_task import AskedTask
+from roles.environments.checker_task import CheckerTask
 from roles.environments.held_out import HoldOut, row_of
 from roles.environments.jailed.installed import package_digest
-from roles.environments.limits import Limits
+from roles.environments.limits import JailLimits
 from roles.environments.text import require
 from roles.ports.background import Background
 from roles.ports.engines import EngineError
-from roles.ports.text import Chat, Message, Tokenizer
+from roles.ports.text import Chat, ChatMessage, Tokenizer
 
 LIBRARIES = ("math-verify", "verifiers")
 """What every package scores with: verifiers itself, and what it reads mathematics with."""
 
-LIMITS = Limits(
+LIMITS = JailLimits(
     cpu_soft_seconds=2.0,
     cpu_hard_seconds=8,
     memory_soft_bytes=768 << 20,
@@ -173,10 +173,10 @@ def _chat_of(name: str, said: Any) -> Chat:
     if not isinstance(said, list):
         raise ValueError(f"{name} has no such problem: {said}")  # noqa: TRY004
     *before, (_, question) = said
-    return Chat(question, tuple(Message(role, content) for role, content in before))
+    return Chat(question, tuple(ChatMessage(role, content) for role, content in before))
 
 
-class Verifiers(AskedTask):
+class Verifiers(CheckerTask):
     """One package; its score is the sum of its rewards, from 0 to 1."""
 
     _row_of: Callable[[int], int]

@@ -18,7 +18,7 @@ from protocol.messages import RolloutCommit, message_id
 from protocol.rollout.assignment import is_evaluation
 from protocol.rollout.body import RolloutSequence, encode_body
 from roles.inference.policy_staging import Staging
-from roles.inference.slots import Making, SlotsInTheMaking
+from roles.inference.slots import RolloutPipeline, RolloutTask
 from roles.ports.engines import (
     EngineError,
     Environment,
@@ -51,7 +51,7 @@ class InferenceFlow:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._making = SlotsInTheMaking(context, engine, Task(context.manifest, environment))
+        self._making = RolloutPipeline(context, engine, Task(context.manifest, environment))
         self._staging = Staging(context.policies, engine)
         self._failures = Failures(context, "inference")
         self._rest_until = -math.inf
@@ -153,7 +153,7 @@ class InferenceFlow:
         return policy if usable else None
 
     def _is_wanted(self, slot: int, checkpoint: Digest, version: Version) -> bool:
-        """Tell whether a slot should be begun now, if the engine has a place for it."""
+        """Return whether a slot should be begun now, if the engine has a place for it."""
         if any(one.checkpoint == checkpoint and one.slot > slot for one in self._making):
             return True  # it failed before, and those after it wait for it
         ledger, me = self._context.replica.ledger, self._context.peer_id
@@ -185,7 +185,7 @@ class InferenceFlow:
         return max(1 / max(1, len(workers)), context.replica.ledger.share(context.peer_id))
 
     def _counts_for(self, version: Version) -> bool:
-        """Tell whether others judge what we make of a version: not while our key is too new."""
+        """Return whether others judge what we make of a version: not while our key is too new."""
         context = self._context
         if context.replica.counts(context.peer_id, version, context.epoch()):
             return True
@@ -194,14 +194,14 @@ class InferenceFlow:
         return False
 
     def _slots_are_known(self, version: Version) -> bool:
-        """Tell whether our slots of a version are in the ledger: two commits to one end us."""
+        """Return whether our slots of a version are in the ledger: two commits to one end us."""
         if not self._context.network.may_have_used(version):
             return True
         self._context.conditions.set("inference", "our disk was lost; waiting for a newer version")
         return False
 
     def _has_scores(self, checkpoint: Digest, version: Version) -> bool:
-        """Tell whether our next slot of a checkpoint is not one that has no score, or after it.
+        """Return whether our next slot of a checkpoint is not one that has no score, or after it.
 
         It would end the same way each time: problem and noise follow from the slot. Slots are used
         in order, else workers would pass over those they dislike, and a commit without a score
@@ -223,7 +223,7 @@ class InferenceFlow:
         return next(slot for slot in count(first) if slot not in begun)
 
     def _can_be_checked(self) -> bool:
-        """Tell whether there are enough validators: without a committee a commit only expires."""
+        """Return whether there are enough validators: without a committee a commit only expires."""
         context = self._context
         validators = context.replica.electorate.validators(context.epoch())
         return len(validators) >= context.manifest.committee.roster_min
@@ -315,8 +315,8 @@ class InferenceFlow:
             ):
                 self._making.drop(making)
 
-    def _waits(self, making: Making) -> bool:
-        """Tell whether a slot before one in the making is neither used nor in the making."""
+    def _waits(self, making: RolloutTask) -> bool:
+        """Return whether a slot before one in the making is neither used nor in the making."""
         return self._next_slot(making.checkpoint, making.version) < making.slot
 
     async def _commit_made(self) -> None:
@@ -336,7 +336,7 @@ class InferenceFlow:
             self._making.drop(making)
             self._failures.end()
 
-    def _end_at(self, making: Making, unscorable: Unscorable) -> None:
+    def _end_at(self, making: RolloutTask, unscorable: Unscorable) -> None:
         """Give up a slot without a score and all after it: slots are used in order."""
         self._unscorable = making.checkpoint, making.slot, unscorable.reason
         log.warning(
@@ -350,7 +350,7 @@ class InferenceFlow:
                 self._making.drop(other)
 
     async def _commit(
-        self, making: Making, sequences: list[RolloutSequence], previous: bytes
+        self, making: RolloutTask, sequences: list[RolloutSequence], previous: bytes
     ) -> None:
         context = self._context
         body = encode_body(sequences)

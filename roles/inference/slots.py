@@ -26,7 +26,7 @@ Made = list[RolloutSequence] | Unscorable
 
 
 @dataclass(eq=False, slots=True)
-class Making:
+class RolloutTask:
     """A slot in the making; its place in the engine is free once it is not ``generating``."""
 
     version: Version
@@ -37,24 +37,24 @@ class Making:
     generating: bool = True
 
 
-class SlotsInTheMaking:
+class RolloutPipeline:
     """Begins, ends and drops slots; its loop's time, in seconds, does not follow any clock."""
 
     def __init__(self, context: RoleContext, engine: GenerationEngine, task: Task) -> None:
         self._context = context
         self._engine = engine
         self._task = task
-        self._slots: list[Making] = []
+        self._slots: list[RolloutTask] = []
         self._broke_at = -math.inf
         self.concurrency = Concurrency()
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __contains__(self, making: Making) -> bool:
+    def __contains__(self, making: RolloutTask) -> bool:
         return making in self._slots
 
-    def __iter__(self) -> Iterator[Making]:
+    def __iter__(self) -> Iterator[RolloutTask]:
         """Yield them in the order in which they are committed to."""
         return iter(sorted(self._slots, key=lambda one: (one.version, one.slot)))
 
@@ -76,12 +76,12 @@ class SlotsInTheMaking:
 
     def begin(self, version: Version, checkpoint: Digest, slot: int) -> None:
         """Begin to make a slot of a checkpoint, whose policy the engine must hold."""
-        making = Making(version, checkpoint, slot, asyncio.get_running_loop().time())
+        making = RolloutTask(version, checkpoint, slot, asyncio.get_running_loop().time())
         making.work = asyncio.create_task(self._make(making))
         making.work.add_done_callback(self._ended)
         self._slots.append(making)
 
-    def drop(self, making: Making) -> None:
+    def drop(self, making: RolloutTask) -> None:
         """Give up a slot, made or not."""
         making.generating = False
         making.work.cancel()
@@ -115,7 +115,7 @@ class SlotsInTheMaking:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _make(self, making: Making) -> Made:
+    async def _make(self, making: RolloutTask) -> Made:
         manifest = self._context.manifest
         assignments = assign(
             manifest, making.checkpoint, self._context.peer_id, making.slot, making.version

@@ -42,7 +42,7 @@ class Holding:
     mask: int
 
     def covers(self, offset: int, length: int) -> bool:
-        """Tell whether every byte of a range is here."""
+        """Return whether every byte of a range is here."""
         first, last = offset // self.chunk_bytes, (offset + length - 1) // self.chunk_bytes
         wanted = (1 << last + 1) - (1 << first)
         return self.mask & wanted == wanted
@@ -104,10 +104,10 @@ class Blobs(Protocol):
         """Return the length in bytes of a blob that is here or arriving, else None."""
 
     def has(self, digest: Digest) -> bool:
-        """Tell whether the blob is here completely."""
+        """Return whether the blob is here completely."""
 
     def has_file(self, index: Digest) -> bool:
-        """Tell whether all shards of the file of an index are here."""
+        """Return whether all shards of the file of an index are here."""
 
     def holding(self, digest: Digest) -> Holding | None:
         """Return which chunks of a blob are here, None when it is not arriving."""

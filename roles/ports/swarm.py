@@ -24,10 +24,10 @@ class Network(Protocol):
         """Whether a peer has told us since our start what we had missed."""
 
     def may_have_used(self, version: int) -> bool:
-        """Tell whether we may have used slots of a version that this disk does not know of."""
+        """Return whether we may have used slots of a version that this disk does not know of."""
 
     def may_have_judged(self, epoch: int) -> bool:
-        """Tell whether we may have signed verdicts on commits of ``epoch`` with another disk."""
+        """Return whether we may have signed verdicts on commits of ``epoch`` with another disk."""
 
     async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
         """Sign, store durably, apply to our own replica, and gossip; in this order.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
-class Message(NamedTuple):
+class ChatMessage(NamedTuple):
     """What somebody says in a chat."""
 
     role: str
@@ -16,7 +16,7 @@ class Chat(NamedTuple):
     """What a user asks, and the messages before it."""
 
     question: str
-    before: tuple[Message, ...] = ()
+    before: tuple[ChatMessage, ...] = ()
 
 
 class Tokenizer(Protocol):
@@ -26,7 +26,7 @@ class Tokenizer(Protocol):
     def vocabulary_size(self) -> int:
         """How many tokens there are; ids are below it."""
 
-    def encode_chat(self, question: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
+    def encode_chat(self, question: str, before: Sequence[ChatMessage] = ()) -> tuple[int, ...]:
         """Return a chat in which a user asks ``question`` and the assistant is to begin."""
 
     def decode(self, tokens: tuple[int, ...]) -> str:

@@ -106,7 +106,7 @@ class HttpRanges(Protocol):
     """Ranges of blobs from the HTTP face of a connected peer; nothing here authenticates it."""
 
     def reaches(self, peer: PeerId) -> bool:
-        """Tell whether the host that a peer is connected from is known by now."""
+        """Return whether the host that a peer is connected from is known by now."""
 
     async def open(
         self, peer: PeerId, port: int, digest: Digest, offset: int, length: int, *, wait: bool
@@ -128,7 +128,7 @@ class Directory(Protocol):
 class Trust:
     """What a node knows of whoever opens streams to it."""
 
-    proven: Callable[[PeerId], bool] = lambda _peer: False
+    trusted: Callable[[PeerId], bool] = lambda _peer: False
     """Whether a peer has standing."""
     block: Callable[[PeerId], Hashable] = lambda peer: peer
     """What it shares with others who are probably the same: its address block, if known."""

@@ -11,7 +11,7 @@ from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.swarm import Network, Policies
-from roles.runtime.metrics import RolloutDurations, Uptakes
+from roles.runtime.metrics import PolicySwapLatency, RolloutHistograms
 from roles.runtime.training_steps import TrainingSteps
 
 
@@ -51,7 +51,7 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class Health:
     """What work waits for that is on its way: nothing is wrong."""
 
     reason: str
@@ -64,7 +64,7 @@ class Conditions:
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
-        self._awaited: dict[str, Awaited] = {}
+        self._awaited: dict[str, Health] = {}
         self._resigned: dict[Role, None] = {}
         self._preparing: dict[Role, str] = {}
 
@@ -76,7 +76,7 @@ class Conditions:
     def wait(self, name: str, reason: str, share: float | None = None) -> None:
         """State that ``name`` holds work up until what is on its way is here."""
         self._reasons.pop(name, None)
-        self._awaited[name] = Awaited(reason, share)
+        self._awaited[name] = Health(reason, share)
 
     def clear(self, name: str) -> None:
         """State that ``name`` no longer holds work up."""
@@ -105,7 +105,7 @@ class Conditions:
         self._resigned.pop(role, None)
 
     def has_resigned(self, role: Role) -> bool:
-        """Tell whether others should not count on us in ``role``."""
+        """Return whether others should not count on us in ``role``."""
         return role in self._resigned
 
     @property
@@ -114,7 +114,7 @@ class Conditions:
         return "; ".join(self._reasons.values())
 
     @property
-    def awaited(self) -> Awaited | None:
+    def awaited(self) -> Health | None:
         """What is waited for; the first of several, None when nothing is."""
         return next(iter(self._awaited.values()), None)
 
@@ -142,8 +142,8 @@ class RoleContext:
     policies: Policies
     changes: ChangeSignal
     conditions: Conditions
-    uptakes: Uptakes = field(default_factory=Uptakes)
-    durations: RolloutDurations = field(default_factory=RolloutDurations)
+    uptakes: PolicySwapLatency = field(default_factory=PolicySwapLatency)
+    durations: RolloutHistograms = field(default_factory=RolloutHistograms)
     training: TrainingSteps = field(default_factory=TrainingSteps)
 
     @property

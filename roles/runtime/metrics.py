@@ -21,7 +21,7 @@ CHECK_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60
 """Seconds: a check is one prefill, many times faster than the generation that it repeats."""
 
 
-class Durations:
+class Histogram:
     """How long something took: ``counts`` up to each of ``bounds``, and the longer ones last.
 
     A duration that equals a bound belongs to it; ``seconds`` are the sum of all.
@@ -39,7 +39,7 @@ class Durations:
 
 
 @dataclass(slots=True)
-class Steps:
+class BusyTime:
     """For how long a trainer's engine was in steps."""
 
     began_at: float | None = None
@@ -58,14 +58,14 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutDurations:
+class RolloutHistograms:
     """What one node did with rollouts, since its start."""
 
-    generations: Durations = field(default_factory=lambda: Durations(GENERATION_BOUNDS))
+    generations: Histogram = field(default_factory=lambda: Histogram(GENERATION_BOUNDS))
     """Of own rollouts: from their beginning to their last token, beside others in the engine."""
-    checks: Durations = field(default_factory=lambda: Durations(CHECK_BOUNDS))
+    checks: Histogram = field(default_factory=lambda: Histogram(CHECK_BOUNDS))
     """Of what was judged: without the fetch of the body, and without the wait for our turn."""
-    steps: Steps = field(default_factory=Steps)
+    steps: BusyTime = field(default_factory=BusyTime)
     """Of a trainer: what it learned from them."""
 
 
@@ -76,7 +76,7 @@ UPTAKE_BOUNDS = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Uptake:
+class PolicySwap:
     """One version, in seconds since its manifest was known: weights here, swapped in, first token.
 
     The last is None until it is known.
@@ -88,17 +88,17 @@ class Uptake:
     first_token_seconds: float | None = None
 
 
-class Uptakes:
+class PolicySwapLatency:
     """The last versions that this node went over to; times are those of the node's clock."""
 
     def __init__(self) -> None:
         self._here_at: tuple[int, float] = (-1, 0.0)
-        self._last: deque[Uptake] = deque(maxlen=UPTAKES_KEPT)
-        self.durations = Durations(UPTAKE_BOUNDS)
+        self._last: deque[PolicySwap] = deque(maxlen=UPTAKES_KEPT)
+        self.durations = Histogram(UPTAKE_BOUNDS)
         """Until first tokens."""
 
     @property
-    def newest(self) -> Uptake | None:
+    def newest(self) -> PolicySwap | None:
         """The newest version that was swapped in."""
         return self._last[-1] if self._last else None
 
@@ -119,7 +119,7 @@ class Uptakes:
         """Note that the engine has gone over to a version whose manifest was known at a time."""
         here_version, here_at = self._here_at
         weights_at = here_at if here_version == version else now
-        self._last.append(Uptake(version, weights_at - known_at, now - known_at))
+        self._last.append(PolicySwap(version, weights_at - known_at, now - known_at))
 
     def sampled(self, version: int, seconds: float) -> None:
         """Note for how long a version had been swapped in at its first token; idempotent."""

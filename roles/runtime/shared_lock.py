@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class SharedLock:
     """Lets in by order of arrival: whoever comes after one who must be alone waits for that one."""
 
     def __init__(self) -> None:

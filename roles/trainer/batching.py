@@ -22,7 +22,7 @@ from protocol.core.crypto import digest
 from protocol.core.types import Digest
 from protocol.ledger.commits import Entry
 from protocol.rollout.assignment import assign
-from protocol.rollout.audit import Finding, check_claims, read_body
+from protocol.rollout.audit import AuditResult, check_claims, read_body
 from protocol.rollout.body import REWARD_SCALE
 from roles.ports.engines import (
     EngineError,
@@ -41,7 +41,7 @@ _Drawn = dict[Digest, list[TrainingSequence]]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """What one step learns from."""
 
     commits: tuple[Digest, ...]
@@ -79,7 +79,7 @@ class Batching:
         self._used = dict.fromkeys(commits)
         self._read = {}
 
-    async def next(self, version: int, policy: bytes) -> Batch | None:
+    async def next(self, version: int, policy: bytes) -> TrainingBatch | None:
         """Return a batch for a step from ``version``, or None while there are too few rollouts.
 
         ``policy`` is the digest of the weights of that version: nobody knew it when they committed
@@ -114,7 +114,7 @@ class Batching:
         versions = {entry.commit.digest: entry.version for entry in candidates}
         if self._recomputes and not await self._recompute(numbered, versions):
             return None
-        return Batch(
+        return TrainingBatch(
             tuple(numbered),
             [item for own in numbered.values() for item in own],
             tuple(version - versions[commit] for commit in numbered),
@@ -192,7 +192,7 @@ class Batching:
         if body is None or checkpoint is None or checkpoint.digest != message.checkpoint:
             return None
         sequences = read_body(context.manifest, message, body)
-        if isinstance(sequences, Finding):
+        if isinstance(sequences, AuditResult):
             return None
         assignments = assign(
             context.manifest, checkpoint.digest, entry.commit.signer, message.slot, message.version

@@ -8,7 +8,7 @@ from protocol.rollout.body import REWARD_SCALE
 from roles.ports.engines import EngineError, Environment, StepMetrics, TrainingEngine
 from roles.runtime.context import RoleContext
 from roles.runtime.retry import Failures
-from roles.trainer.batching import Batch, Batching
+from roles.trainer.batching import Batching, TrainingBatch
 from roles.trainer.leadership import Leadership
 from roles.trainer.publication import Publication
 from roles.trainer.statistics import StepTimer, training_step
@@ -93,7 +93,7 @@ class TrainerFlow:
                 return
         await self._publication.settle()
 
-    async def _learn(self, batch: Batch) -> bool:
+    async def _learn(self, batch: TrainingBatch) -> bool:
         """Make the next version, beside the publication of the one before; False if that failed."""
         context = self._context
         with context.durations.steps.part(context.clock.now()):
@@ -112,7 +112,7 @@ class TrainerFlow:
         self._batching.use(batch.commits)
         return True
 
-    async def _record(self, batch: Batch, metrics: StepMetrics) -> None:
+    async def _record(self, batch: TrainingBatch, metrics: StepMetrics) -> None:
         """Keep the statistics of a step, and warn of one that taught nothing."""
         context = self._context
         step = training_step(

@@ -25,7 +25,7 @@ guess at what loading and a first step take."""
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ResumePoint:
     """Where training goes on from, and what the next version is published with."""
 
     version: int
@@ -48,7 +48,7 @@ class Leadership:
         """The newest version while nobody can give it to us, and since when."""
 
     def is_ours(self) -> bool:
-        """Tell whether it is our turn, once we know what we may have missed."""
+        """Return whether it is our turn, once we know what we may have missed."""
         context = self._context
         genesis = context.manifest.genesis
         if context.peer_id != genesis.trainers[0]:
@@ -60,7 +60,7 @@ class Leadership:
         return context.network.synchronised and context.replica.leader(now) == context.peer_id
 
     def has_heirs(self) -> bool:
-        """Tell whether another trainer is here that could go on from the newest version."""
+        """Return whether another trainer is here that could go on from the newest version."""
         context = self._context
         trainers = context.replica.roster.live(context.clock.now(), Role.TRAINER)
         published = context.replica.ledger.head is not None
@@ -80,7 +80,7 @@ class Leadership:
             await context.tick(context.changes.count)
         context.conditions.take_up(Role.TRAINER)
 
-    async def resume(self) -> Position | None:
+    async def resume(self) -> ResumePoint | None:
         """Load the newest version that can be had; None while we wait for one."""
         context = self._context
         head = context.replica.ledger.head
@@ -99,7 +99,7 @@ class Leadership:
         else:  # above what an earlier trainer, or we before we lost our disk, may have published
             term = context.manifest.term_of(context.peer_id, term + 1)
         log.info("training resumed", version=found.message.version, term=term)
-        return Position(found.message.version, term, found.digest, found.message.policy)
+        return ResumePoint(found.message.version, term, found.digest, found.message.policy)
 
     async def _load_own_state(self, head: Signed[CheckpointManifest]) -> bool:
         """Load our newest state, with the weights of ``head`` if it is of an earlier version."""
@@ -115,7 +115,7 @@ class Leadership:
             return policy is not None and await self._load_state(path, made, policy)
         return False
 
-    async def _begin(self) -> Position | None:
+    async def _begin(self) -> ResumePoint | None:
         """Load the genesis weights, if version 0 is ours to publish."""
         context = self._context
         path = context.files.genesis
@@ -131,7 +131,7 @@ class Leadership:
             context.conditions.set("trainer", f"{path} is not the genesis policy of this run")
             await asyncio.sleep(context.epoch_seconds)
             return None
-        return Position(-1, 0, b"", b"")
+        return ResumePoint(-1, 0, b"", b"")
 
     async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
         """Load what was published, the optimiser's state too if it can be had; False if nothing.
@@ -183,7 +183,7 @@ class Leadership:
         return None
 
     def _is_held(self, version: int) -> bool:
-        """Tell whether a node of the genesis says that it holds ``version`` or a later one."""
+        """Return whether a node of the genesis says that it holds ``version`` or a later one."""
         context = self._context
         manifest = context.manifest
         return any(

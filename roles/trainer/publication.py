@@ -17,7 +17,7 @@ from roles.ports.engines import EngineError, Policy, TrainingEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.runtime.context import RoleContext
-from roles.trainer.leadership import Position
+from roles.trainer.leadership import ResumePoint
 
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ class Publication:
         self.policy = b""
         """Digest of its weights."""
 
-    def start_from(self, position: Position) -> None:
+    def start_from(self, position: ResumePoint) -> None:
         """Let the next version be the one after ``position``."""
         self.version, self._term, self._parent = position.version, position.term, position.parent
         self.policy = position.policy

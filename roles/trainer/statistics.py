@@ -7,15 +7,15 @@ from itertools import groupby
 from statistics import fmean, pstdev
 
 from roles.ports.engines import StepMetrics, TrainingSequence
-from roles.runtime.metrics import Steps
+from roles.runtime.metrics import BusyTime
 from roles.runtime.training_steps import TrainingStep
-from roles.trainer.batching import Batch
+from roles.trainer.batching import TrainingBatch
 
 
 class StepTimer:
     """Divides the time between the ends of two steps into computing and waiting."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: BusyTime) -> None:
         self._steps = steps
         self.start()
 
@@ -34,7 +34,7 @@ class StepTimer:
 def training_step(
     version: int,
     ended_at: float,
-    batch: Batch,
+    batch: TrainingBatch,
     metrics: StepMetrics,
     seconds: tuple[float, float],
     end_tokens: Collection[int],

@@ -6,7 +6,7 @@ import structlog
 
 from protocol.core.types import Digest, Version
 from protocol.messages import RolloutCommit, Signed
-from protocol.rollout.audit import Finding, Past, audited
+from protocol.rollout.audit import AuditResult, Past, audited
 from protocol.rollout.statistics import Measurement
 from roles.ports.engines import (
     Environment,
@@ -22,7 +22,7 @@ from roles.validator.judgement import Judged, judge
 log = structlog.get_logger()
 
 
-class Examination:
+class RolloutVerifier:
     """Judges bodies with the engine, one at a time."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Examination:
 
     async def examine(
         self, commit: Signed[RolloutCommit], body: bytes
-    ) -> Finding | Unscorable | None:
+    ) -> AuditResult | Unscorable | None:
         """Judge a body; None when it cannot be judged here and now, which is no fault of it.
 
         ``Unscorable`` when the task has no score for it. Raises ``EngineError`` when the engine or

@@ -12,15 +12,15 @@ import structlog
 from protocol.consensus.committee import Committee
 from protocol.core.types import Digest, PeerId, Topic
 from protocol.ledger.commits import CommitState, Entry
-from protocol.ledger.reputation import has_standing
+from protocol.ledger.reputation import has_reputation
 from protocol.messages import RolloutCommit, Signed, Verdict
-from protocol.rollout.audit import Finding
+from protocol.rollout.audit import AuditResult
 from roles.ports.engines import EngineError, Environment, Unscorable, VerificationEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.runtime.context import RoleContext
 from roles.runtime.retry import Failures, pause_epochs
-from roles.validator.check import Examination
+from roles.validator.check import RolloutVerifier
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ class ValidatorFlow:
         self, context: RoleContext, engine: VerificationEngine, environment: Environment
     ) -> None:
         self._context = context
-        self._examination = Examination(context, engine, environment)
+        self._examination = RolloutVerifier(context, engine, environment)
         self._checking: dict[Digest, asyncio.Task[None]] = {}
         self._workers: Counter[PeerId] = Counter()
         self._attempts: Counter[Digest] = Counter()
@@ -125,7 +125,7 @@ class ValidatorFlow:
         )
 
     def _has_standing(self, worker: PeerId) -> bool:
-        return has_standing(worker, self._context.manifest, self._context.replica.ledger)
+        return has_reputation(worker, self._context.manifest, self._context.replica.ledger)
 
     def _forget(self) -> None:
         ledger = self._context.replica.ledger
@@ -189,7 +189,7 @@ class ValidatorFlow:
         check.add_done_callback(lambda _: self._context.changes.notify())  # its place is free
 
     def _has_place(self, worker: PeerId) -> bool:
-        """Tell whether one more check may begin for a worker."""
+        """Return whether one more check may begin for a worker."""
         if len(self._checking) >= CHECKS_AT_ONCE or self._workers[worker] >= CHECKS_PER_WORKER:
             return False
         if self._has_standing(worker):
@@ -199,7 +199,7 @@ class ValidatorFlow:
         return strangers < STRANGER_CHECKS
 
     def _is_due(self, entry: Entry) -> bool:
-        """Tell whether a check is of use, and all that it needs besides the body is here."""
+        """Return whether a check is of use, and all that it needs besides the body is here."""
         ledger = self._context.replica.ledger
         # Slot order may not be proven yet; synchronisation brings the predecessor.
         ordered = ledger.predecessor_known(entry.commit)
@@ -262,11 +262,11 @@ class ValidatorFlow:
         self._retry_at[commit.digest] = asyncio.get_running_loop().time() + pause_seconds
 
     def _is_settled(self, entry: Entry) -> bool:
-        """Tell whether a verdict of ours is stored or an outcome known."""
+        """Return whether a verdict of ours is stored or an outcome known."""
         own = self._context.replica.tally(entry.commit.digest).verdicts.get(self._context.peer_id)
         return own is not None or entry.state is not CommitState.COMMITTED
 
-    async def _give_verdict(self, commit: Signed[RolloutCommit], finding: Finding) -> bool:
+    async def _give_verdict(self, commit: Signed[RolloutCommit], finding: AuditResult) -> bool:
         """Sign and store our verdict; False when that was not possible."""
         context = self._context
         try:

@@ -7,8 +7,8 @@ from protocol.core.types import Digest, PeerId
 from protocol.messages import RolloutCommit
 from protocol.rollout.assignment import assign
 from protocol.rollout.audit import (
-    LIES,
-    Finding,
+    SLASHABLE_REASONS,
+    AuditResult,
     Past,
     check_claims,
     check_rewards,
@@ -40,7 +40,7 @@ async def judge(
     judged: Judged,
     past: Callable[[], Past],
     measure: Measure,
-) -> Finding | Unscorable | None:
+) -> AuditResult | Unscorable | None:
     """Return what a body is worth; None when ``measure`` returns None, which is no fault of it.
 
     ``past`` is asked again after each wait, since the ledger goes on meanwhile. Returns
@@ -49,7 +49,7 @@ async def judge(
     """
     commit = judged.commit
     sequences = read_body(manifest, commit, judged.body)
-    if isinstance(sequences, Finding):
+    if isinstance(sequences, AuditResult):
         return sequences
     finding = check_claims(manifest, commit, sequences)
     if finding is not None:
@@ -61,7 +61,7 @@ async def judge(
     if isinstance(rewards, Unscorable):
         return rewards
     differing = check_rewards(manifest, sequences, rewards, past())
-    if differing is not None and differing.reason in LIES:
+    if differing is not None and differing.reason in SLASHABLE_REASONS:
         return differing
     prompts = await task.prompts([assignments[index] for index in judged.audited])
     requests = [

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from typing_extensions import override
 
-from node.network.blobs.wire import Kind, Request
+from node.network.blobs.wire import BlobKind, BlobRequest
 from node.network.streams.deadline import within
 from node.network.streams.framing import length_prefixed
 from node.network.streams.protocols import GOSSIP
@@ -95,7 +95,9 @@ class FloodingTransport(GossipingTransport):
     def _blob_request(self, *, known: bool) -> bytes:
         held = list(self.parts.disk.blobs) if known else []
         digest = self._rng.sample(held, 1)[0] if held else Digest(self._rng.bytes(DIGEST_BYTES))
-        request = encode(asdict(Request(digest, 0, RANGE_BYTES, wait=True, kind=Kind.WEIGHTS)))
+        request = encode(
+            asdict(BlobRequest(digest, 0, RANGE_BYTES, wait=True, kind=BlobKind.WEIGHTS))
+        )
         return length_prefixed(request, length_bytes=2)
 
 

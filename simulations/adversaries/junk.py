@@ -7,7 +7,7 @@ from node.network.streams.protocols import topic_name
 from protocol.core.crypto import SIGNATURE_BYTES, Signer
 from protocol.core.rng import Rng
 from protocol.core.types import DIGEST_BYTES, Topic
-from protocol.gossipsub.message import MESSAGE_ID_BYTES, Message, encode_message, sign_message
+from protocol.gossipsub.message import MESSAGE_ID_BYTES, GossipMessage, encode_message, sign_message
 from protocol.gossipsub.rpc import (
     RPC_BYTES_MAX,
     IHave,
@@ -125,11 +125,11 @@ class Junk:
         )
         return frame(encode_rpc(rpc))
 
-    def _signed(self, topic: Topic, data: bytes) -> Message:
+    def _signed(self, topic: Topic, data: bytes) -> GossipMessage:
         self._seqno += 1
         name = topic_name(topic, self._replica.run_id)
         return sign_message(self._signer, name, data, self._seqno)
 
 
-def _published(message: Message) -> bytes:
+def _published(message: GossipMessage) -> bytes:
     return frame(encode_rpc(Rpc(publish=(encode_message(message),))))

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from typing_extensions import override
 
-from node.network.blobs.wire import Status, read_request, reply
+from node.network.blobs.wire import BlobStatus, read_request, reply
 from protocol.core.faults import Fault
 from protocol.core.rng import Rng
 from protocol.core.types import Digest
@@ -81,7 +81,7 @@ class StallingTransport(PassingTransport):
         ):
             await hold(stream)
             return
-        await reply(stream, Status.OK, len(content))
+        await reply(stream, BlobStatus.OK, len(content))
         while True:
             await asyncio.sleep(TRICKLE_SECONDS)
             await stream.write(content[request.offset : request.offset + 1])

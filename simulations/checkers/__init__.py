@@ -15,7 +15,7 @@ from simulations.checkers.convergence import Convergence, Progress
 from simulations.checkers.durability import Durability
 from simulations.checkers.excluded import Excluded
 from simulations.checkers.history import Violation
-from simulations.checkers.limits import Limits
+from simulations.checkers.limits import TableLimits
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.slots import Slots
 from simulations.checkers.storage import Storage
@@ -24,18 +24,18 @@ from simulations.checkers.versions import Versions
 from simulations.checkers.watch import Watch
 from simulations.checkers.weights import Weights
 
-__all__ = ["Patience", "Violation", "Watch", "attach_checkers"]
+__all__ = ["CheckerTolerances", "Violation", "Watch", "attach_checkers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class CheckerTolerances:
     """How many epochs after the end of all faults the swarm may take to be well again."""
 
     converge_epochs: int
     progress_epochs: int
 
 
-def attach_checkers(watch: Watch, patience: Patience) -> Certificates:
+def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Certificates:
     """Attach every checker to ``watch``; return the one whose findings are also numbers."""
     quorum = Quorum(watch)
     certificates = Certificates(watch, quorum)
@@ -48,6 +48,6 @@ def attach_checkers(watch: Watch, patience: Patience) -> Certificates:
     Storage(watch)
     Convergence(watch, patience.converge_epochs)
     Progress(watch, patience.progress_epochs)
-    Limits(watch)
+    TableLimits(watch)
     Backoff(watch)
     return certificates

@@ -144,7 +144,7 @@ class Certificates:
         self._watch.report("no-false-rollout-certified", node, what, (commit,))
 
     def _is_true(self, commit: bytes) -> bool | None:
-        """Tell whether a rollout is honest; None when nobody knows its author."""
+        """Return whether a rollout is honest; None when nobody knows its author."""
         message = self._watch.wire.message(commit)
         author = None if message is None else self._watch.swarm.by_peer.get(message.signer)
         return None if author is None else author.honest or author.behaviour in HARMLESS

@@ -45,7 +45,7 @@ LIMITS = {
 """Facts of a sample and the most that each may be; written down again here on purpose."""
 
 
-class Limits:
+class TableLimits:
     """Compares samples and stored messages with what the design allows."""
 
     def __init__(self, watch: Watch) -> None:

@@ -123,7 +123,7 @@ class Storage:
         return "which may be learned from" if accepted and young and not contested else None
 
     def _is_contested(self, manifest: Opened) -> bool:
-        """Tell whether terms disagree about a version or the one before it.
+        """Return whether terms disagree about a version or the one before it.
 
         Or a later term has begun below it: the shorter branch of two may be the one that stays.
         """

@@ -27,7 +27,7 @@ class TracedNode:
         return not self.behaviour
 
     def steady_since(self, at: float, now: float) -> bool:
-        """Tell whether it ran without a break from ``at`` to ``now``."""
+        """Return whether it ran without a break from ``at`` to ``now``."""
         return self.up_since is not None and self.up_since <= at <= now
 
 
@@ -59,7 +59,7 @@ class Swarm:
         return [member for member in self.members.values() if member.up_since is not None]
 
     def honest(self, peer: str) -> bool:
-        """Tell whether ``peer`` runs the daemon as it is; strangers do not."""
+        """Return whether ``peer`` runs the daemon as it is; strangers do not."""
         member = self.by_peer.get(peer)
         return member is not None and member.honest
 

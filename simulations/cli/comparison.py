@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from simulations.study.study import Plan
+from simulations.study.study import RunPlan
 
 NOT_COMPARED = ("seed", "violations", "causes", "plan")
 
@@ -70,9 +70,9 @@ def _comparable(values: Mapping[str, Any]) -> dict[str, float | str | None]:
     return {name: numbers["median"] for name, numbers in summary.items()}
 
 
-def plan_of(result: Mapping[str, Any]) -> Plan:
+def plan_of(result: Mapping[str, Any]) -> RunPlan:
     """Return the plan that a result keeps; raises ``ValueError`` when it has none."""
     try:
-        return Plan.of_values(result["plan"])
+        return RunPlan.of_values(result["plan"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the result of one run: it lacks {error}") from None

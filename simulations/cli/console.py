@@ -22,7 +22,7 @@ from simulations.cli.comparison import Difference, flattened
 from simulations.cluster.world import Actor
 from simulations.scenario.scenario import Scenario, scenario_names
 from simulations.study.regressions import Regression, add_regression
-from simulations.study.study import Plan, RunOutcome, run_plan
+from simulations.study.study import RunOutcome, RunPlan, run_plan
 from simulations.study.sweep import Sweep, run_sweep
 
 CHANGE_SHOWN_MIN = 0.02
@@ -67,7 +67,7 @@ def _progress(title: str, counted: ProgressColumn) -> Progress:
     )
 
 
-def show_run(plan: Plan, actors: Sequence[Actor] = ()) -> RunOutcome:
+def show_run(plan: RunPlan, actors: Sequence[Actor] = ()) -> RunOutcome:
     """Run a plan, with a bar of virtual and wall time on a terminal."""
     with _progress(f"{plan.scenario}, seed {plan.seed}", _VirtualTime()) as bar:
         task = bar.add_task("", total=plan.load().seconds)
@@ -85,7 +85,7 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def show_sweep(plans: Sequence[Plan], processes: int) -> Sweep:
+def show_sweep(plans: Sequence[RunPlan], processes: int) -> Sweep:
     """Run plans, so many at once, with a bar on a terminal."""
     with _progress(plans[0].scenario, MofNCompleteColumn()) as bar:
         task = bar.add_task("", total=len(plans))

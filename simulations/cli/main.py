@@ -12,7 +12,7 @@ from node.local.errors import ExitCode, NodeError
 
 if TYPE_CHECKING:
     from simulations.cluster.world import Actor
-    from simulations.study.study import Plan, RunOutcome
+    from simulations.study.study import RunOutcome, RunPlan
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -95,9 +95,9 @@ def run(
     ] = None,
 ) -> None:
     """Run a scenario once."""
-    from simulations.study.study import Plan  # noqa: PLC0415 - when it is called
+    from simulations.study.study import RunPlan  # noqa: PLC0415 - when it is called
 
-    plan = Plan(
+    plan = RunPlan(
         scenario,
         seed,
         nodes,
@@ -138,9 +138,11 @@ def sweep(
     """Run a scenario with one seed after another."""
     from simulations.cli.comparison import summarise  # noqa: PLC0415 - when it is called
     from simulations.cli.console import show_sweep, stdout, sweep_table  # noqa: PLC0415 - as above
-    from simulations.study.study import Plan  # noqa: PLC0415 - as above
+    from simulations.study.study import RunPlan  # noqa: PLC0415 - as above
 
-    plans = [Plan(scenario, seed, nodes, minutes) for seed in range(first_seed, first_seed + seeds)]
+    plans = [
+        RunPlan(scenario, seed, nodes, minutes) for seed in range(first_seed, first_seed + seeds)
+    ]
     _check(plans[0])
     swept = show_sweep(plans, processes)
     results = [outcome.result.to_json() for outcome in swept.outcomes]
@@ -214,14 +216,14 @@ def _repeat_all(file: Path) -> None:
 # What the commands share
 
 
-def _run(plan: "Plan", *actors: "Actor") -> "RunOutcome":
+def _run(plan: "RunPlan", *actors: "Actor") -> "RunOutcome":
     from simulations.cli.console import show_run  # noqa: PLC0415 - when a command needs it
 
     _check(plan)
     return show_run(plan, actors)
 
 
-def _check(plan: "Plan") -> None:
+def _check(plan: "RunPlan") -> None:
     """End with exit code 78 when the scenario cannot be used."""
     from simulations.scenario.scenario import ScenarioError  # noqa: PLC0415 - when a command needs it
 

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Mapping
 
 from protocol.core.rng import Rng
-from simulations.cluster.machine import Machine
+from simulations.cluster.machine import SimMachine
 from simulations.scenario.plans import Adversaries, RoleName
 from simulations.scenario.scenario import Scenario
 
-AddStranger = Callable[[RoleName], Machine]
+AddStranger = Callable[[RoleName], SimMachine]
 """Makes a machine beside the scenario's nodes."""
 
 
 def appoint(
-    scenario: Scenario, machines: Mapping[str, Machine], add_stranger: AddStranger, rng: Rng
+    scenario: Scenario, machines: Mapping[str, SimMachine], add_stranger: AddStranger, rng: Rng
 ) -> None:
     """Give machines the behaviours that the scenario plans, and make those that come beside."""
     for number, plan in enumerate(scenario.adversaries):
@@ -29,7 +29,7 @@ def appoint(
                 machine.acts_until = 60 * plan.until_minute
 
 
-def _drawn(plan: Adversaries, machines: Mapping[str, Machine], rng: Rng) -> list[Machine]:
+def _drawn(plan: Adversaries, machines: Mapping[str, SimMachine], rng: Rng) -> list[SimMachine]:
     """Return those that a plan names, or draws from the honest ones of its role."""
     there = [machine for machine in machines.values() if machine.role == plan.role]
     honest = [machine for machine in there if not machine.behaviour]

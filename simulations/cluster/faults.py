@@ -16,10 +16,10 @@ from simulations.scenario.plans import (
     Flapping,
     FlashCrowd,
     Leave,
+    NodeSelection,
     OneWay,
     Partition,
     RollingRestart,
-    Selection,
     Skew,
     Stall,
 )
@@ -40,7 +40,7 @@ def fault_actor(plan: FaultPlan, number: int) -> Actor:
     return act
 
 
-def chosen(world: World, selection: Selection, rng: Rng) -> list[str]:
+def chosen(world: World, selection: NodeSelection, rng: Rng) -> list[str]:
     """Return the names of the nodes that a selection means now, in the order they were added.
 
     By name they need not run; otherwise they are drawn from those that do.

@@ -14,7 +14,7 @@ from simulations.scenario.scenario import Compute
 
 
 @dataclass(slots=True)
-class Machine:
+class SimMachine:
     """A node, whether its daemon runs or not."""
 
     name: str

@@ -9,7 +9,7 @@ from node.daemon import Daemon
 from protocol.core.types import PeerId, Topic
 from protocol.shardcast.forest import tree
 from roles.ports.storage import Put
-from simulations.cluster.machine import Machine
+from simulations.cluster.machine import SimMachine
 from simulations.ports.signing import Sighting
 from simulations.ports.storage import OnPut, Session
 from simulations.runtime.loop import START
@@ -90,7 +90,7 @@ class Recorder:
 
         return sighting
 
-    async def sample(self, machines: Mapping[str, Machine]) -> None:
+    async def sample(self, machines: Mapping[str, SimMachine]) -> None:
         """Record the numbers of every node now and then, until cancelled."""
         while True:
             await asyncio.sleep(self._scenario.sample_seconds)
@@ -104,7 +104,7 @@ class Recorder:
                         if bad and not machine.behaviour:
                             self._look_at_forest(machine, machine.daemon, bad)
 
-    def _sample(self, machine: Machine, daemon: Daemon) -> None:
+    def _sample(self, machine: SimMachine, daemon: Daemon) -> None:
         snapshot = daemon.snapshot()
         self.emit(
             machine.name,
@@ -134,7 +134,7 @@ class Recorder:
                 received=meter.received,
             )
 
-    def _ask(self, machine: Machine, daemon: Daemon) -> None:
+    def _ask(self, machine: SimMachine, daemon: Daemon) -> None:
         """Record which committees a node draws, once per epoch of its."""
         replica = daemon.replica
         epoch = replica.manifest.epoch_at(machine.host.clock.now()) - AFTER_EPOCHS
@@ -148,7 +148,7 @@ class Recorder:
                 members = blake3("/".join(drawn).encode()).hexdigest()[:16]
                 self.emit(machine.name, "committee", commit=entry.commit.digest, members=members)
 
-    def _look_at_forest(self, machine: Machine, daemon: Daemon, bad: Collection[PeerId]) -> None:
+    def _look_at_forest(self, machine: SimMachine, daemon: Daemon, bad: Collection[PeerId]) -> None:
         """Record, once per version, of how many honest members a dishonest one is the parent."""
         replica = daemon.replica
         head = replica.ledger.head

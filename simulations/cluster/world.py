@@ -14,11 +14,11 @@ from node.membership.announcer import About
 from protocol.core.crypto import Signer
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId, Role
-from protocol.gossipsub.message import DECODED_MAX, Decoded, Decoding
+from protocol.gossipsub.message import DECODED_MAX, Decoded, Decoders
 from protocol.messages import OPENED_MAX, Hardware, Opened
 from protocol.run.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
 from simulations.cluster.appointment import appoint
-from simulations.cluster.machine import Machine
+from simulations.cluster.machine import SimMachine
 from simulations.cluster.placement import Placement, bytes_per_second
 from simulations.cluster.recorder import Recorder
 from simulations.network.connections import LinkConditions
@@ -82,7 +82,7 @@ class World:
         self.emit = self._recorder.emit
         """Records an event, as actors do of what they bring about."""
         self.rng = Rng(seed.to_bytes(8, "big")).child(scenario.name)
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, SimMachine] = {}
         """By name, in the order they were added."""
         self._behaviours = behaviours
         self._accomplices: dict[str, dict[PeerId, Signer]] = {}
@@ -137,7 +137,7 @@ class World:
             if machine.role == "relay" and not machine.stranger
         ]
         known = rng.child("bootstrap").sample(relays, self.scenario.nodes.bootstrap_peers)
-        self.machines[name] = Machine(
+        self.machines[name] = SimMachine(
             name,
             role,
             host,
@@ -148,7 +148,7 @@ class World:
         )
         return name
 
-    def _add_stranger(self, role: RoleName) -> Machine:
+    def _add_stranger(self, role: RoleName) -> SimMachine:
         return self.machines[self.add(role, stranger=True)]
 
     def _found_run(self) -> SignedManifest:
@@ -235,7 +235,7 @@ class World:
             self.emit(name, "node-down", how="leave")
             self._end_session(machine)
 
-    def _end_session(self, machine: Machine) -> None:
+    def _end_session(self, machine: SimMachine) -> None:
         machine.session.alive = False
         machine.daemon = None
         self.network.detach(machine.name)
@@ -245,7 +245,7 @@ class World:
         if error is not None and session.alive:
             self.halt(NodeFailedError(f"{name}: {_root(error)!r}"), error)
 
-    def _daemon(self, machine: Machine, session: Session, emit: Emit) -> Daemon:
+    def _daemon(self, machine: SimMachine, session: Session, emit: Emit) -> Daemon:
         rng = self.rng.child(f"life/{machine.name}/{machine.starts}")
         transport = self.network.attach(machine.name, self._handler_failed)
         sighting = self._recorder.sighting(emit)
@@ -301,7 +301,7 @@ class World:
             machine.bootstrap,
             verifier=traced(self._scheme.verifier, sighting, machine.host.core),
             opened=self._opened,
-            decoding=Decoding(self._decoded, charged(machine.host.core)),
+            decoding=Decoders(self._decoded, charged(machine.host.core)),
             upload_bytes_per_second=upload_limit,
         )
 
@@ -382,7 +382,7 @@ class World:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _starts_first(machine: Machine) -> bool:
+def _starts_first(machine: SimMachine) -> bool:
     """Tell whether a machine is there at once: bootstrap peers, and who attacks from the start."""
     if machine.stranger:
         return bool(machine.behaviour) and machine.acts_from <= machine.joins_at

@@ -39,7 +39,7 @@ class VersionSpread:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenTransfer:
     spread: VersionSpread
     """Without an end."""
     waiting: int
@@ -54,7 +54,7 @@ class Makespans:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenTransfer] = {}
         self._finished: dict[int, VersionSpread] = {}
         watch.on_message("checkpoint-manifest", self._on_manifest)
         watch.on("weights", self._on_weights)
@@ -85,7 +85,7 @@ class Makespans:
         relays = sum(1 << other.number for other in audience if other.role == "relay")
         self._finished.pop(version, None)  # superseded by a later term
         spread = VersionSpread(version, event.at, math.inf, math.inf, ideal, len(audience))
-        self._open[version] = _Open(spread, waiting, relays, event.at)
+        self._open[version] = _OpenTransfer(spread, waiting, relays, event.at)
 
     def _on_weights(self, event: Event) -> None:
         member, newest = self._watch.swarm.members.get(event.node), event.facts["version"]
@@ -102,7 +102,7 @@ class Makespans:
             for version, item in list(self._open.items()):
                 self._leave(version, item, member)
 
-    def _leave(self, version: int, item: _Open, member: TracedNode) -> None:
+    def _leave(self, version: int, item: _OpenTransfer, member: TracedNode) -> None:
         item.waiting &= ~(1 << member.number)
         seconds = item.last_at - item.spread.published_at
         if not item.waiting & ~item.relays and math.isinf(item.spread.working_seconds):

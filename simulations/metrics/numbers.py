@@ -12,7 +12,7 @@ from simulations.checkers.swarm import TracedNode
 from simulations.checkers.wire import Opened
 from simulations.metrics.makespan import Makespans, round_trips_least
 from simulations.metrics.series import Series
-from simulations.metrics.spread import Spread
+from simulations.metrics.spread import SpreadTracker
 from simulations.runtime.trace import Event
 
 
@@ -52,7 +52,7 @@ class WeightsNumbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     """One run; ``to_json`` is the output of ``simulate run --json``."""
 
     plan: Mapping[str, Any]
@@ -80,14 +80,14 @@ class Result:
         return asdict(self)
 
 
-class Meter:
+class RunMeter:
     """Counts while the trace goes by."""
 
     def __init__(self, watch: Watch, certificates: Certificates, round_trip_seconds: float) -> None:
         self._round_trip_seconds = round_trip_seconds
         self._watch = watch
         self._certificates = certificates
-        self._spread = Spread(watch)
+        self._spread = SpreadTracker(watch)
         self._makespans = Makespans(watch)
         self.series = Series(watch, certificates)
         self._commits: dict[bytes, tuple[int, bool]] = {}
@@ -155,11 +155,11 @@ class Meter:
         events: int,
         trace_digest: str,
         peak_rss_mb: int,
-    ) -> Result:
+    ) -> RunResult:
         """Return the numbers of the run that ends now; ``plan`` has scenario and seed at least."""
         watch = self._watch
         violation = watch.violation
-        return Result(
+        return RunResult(
             plan=plan,
             scenario=plan["scenario"],
             seed=plan["seed"],

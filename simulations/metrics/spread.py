@@ -59,7 +59,7 @@ class _Message:
     delays: list[float]
 
 
-class Spread:
+class SpreadTracker:
     """Follows every gossiped message until it is old; nodes are bits of an integer.
 
     What most nodes know already is not passed on, as a second certificate of one commit. So a
@@ -86,12 +86,12 @@ class Spread:
         return self._duplicates / self._arrivals if self._arrivals else 0.0
 
     def counts(self, event: Event, author: TracedNode) -> bool:
-        """Tell whether what is published by ``author`` counts."""
+        """Return whether what is published by ``author`` counts."""
         del event, author
         return True
 
     def listens(self, node: TracedNode) -> bool:
-        """Tell whether it matters if a node hears."""
+        """Return whether it matters if a node hears."""
         del node
         return True
 

@@ -10,7 +10,7 @@ from simulations.checkers import Watch
 from simulations.checkers.limits import LIMITS
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.wire import Opened
-from simulations.metrics.spread import Spread
+from simulations.metrics.spread import SpreadTracker
 from simulations.runtime.trace import Event
 
 NEWS = {"rollout-commit": "commits", "checkpoint-manifest": "checkpoints"}
@@ -38,7 +38,7 @@ class AttackNumbers:
     dishonest, for keys that are not there."""
 
 
-class HonestSpread(Spread):
+class HonestSpread(SpreadTracker):
     """What honest nodes tell each other that is news, in a part of the time.
 
     A commit that is said again goes to its author's peers alone, who know it, and these are not all

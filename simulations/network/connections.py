@@ -7,7 +7,7 @@ from functools import partial
 
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId
-from simulations.network.links import Line, Meter, SimClock, Way
+from simulations.network.links import Line, LineMeter, LinkPath, SimClock
 from simulations.network.streams import Pipe, PipeMaker
 from simulations.runtime.cores import BULK, Core
 from simulations.runtime.loop import VirtualLoop
@@ -63,15 +63,15 @@ class Host:
     clock: SimClock
     core: Core
     stalled: bool = False
-    meters: defaultdict[str, Meter] = field(default_factory=lambda: defaultdict(Meter))
+    meters: defaultdict[str, LineMeter] = field(default_factory=lambda: defaultdict(LineMeter))
     """By protocol."""
-    connections: "dict[PeerId, Connection]" = field(default_factory=dict)
+    connections: "dict[PeerId, SimConnection]" = field(default_factory=dict)
     """By the other end, oldest first."""
     kept: frozenset[PeerId] = frozenset()
     """Whose connections end last."""
 
 
-class Connection:
+class SimConnection:
     """An authenticated connection; ``latency`` is one way, in seconds."""
 
     def __init__(
@@ -90,8 +90,8 @@ class Connection:
         self._loop = loop
         delay = partial(conditions.delay, latency)
         pace = conditions.pace_bytes_per_second(latency)
-        self._there = Way(opener.name, acceptor.name, opener.up, acceptor.down, delay, pace)
-        self._back = Way(acceptor.name, opener.name, acceptor.up, opener.down, delay, pace)
+        self._there = LinkPath(opener.name, acceptor.name, opener.up, acceptor.down, delay, pace)
+        self._back = LinkPath(acceptor.name, opener.name, acceptor.up, opener.down, delay, pace)
         self._blocked_since: float | None = None
 
     @property

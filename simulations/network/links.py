@@ -38,7 +38,7 @@ class SimClock(Clock):
 
 
 @dataclass(slots=True)
-class Meter:
+class LineMeter:
     """Bytes of one protocol through one machine."""
 
     sent: int = 0
@@ -75,7 +75,7 @@ class Line:
 
 
 @dataclass(slots=True, eq=False)
-class Way:
+class LinkPath:
     """One direction of a connection, as the streams on it see it."""
 
     source: str

@@ -26,7 +26,7 @@ _READ_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class MeshControl:
     """A router takes the other one into its mesh of a topic, or out of it.
 
     A PRUNE asks the other one to keep away for so many seconds.
@@ -47,7 +47,7 @@ class MeshPipe(Pipe):
         super().__init__(*pipe)
         self._record = record
         self._came_bytes = 0
-        self._untold: deque[tuple[int, Control]] = deque()
+        self._untold: deque[tuple[int, MeshControl]] = deque()
         """PRUNEs that have come, each with where the write that holds it ends."""
 
     def _send(self, data: bytes) -> None:
@@ -74,7 +74,7 @@ class MeshPipe(Pipe):
                 self._tell(self._way.target, self._way.source, "prune-in", prune)
         return Pipe.read(self, bytes_max)  # super() would cost each read of gossip more
 
-    def _tell(self, node: str, peer: str, kind: str, control: Control) -> None:
+    def _tell(self, node: str, peer: str, kind: str, control: MeshControl) -> None:
         backoff = {} if control.kind == "graft" else {"backoff": control.backoff_seconds}
         self._record(node, kind, peer=peer, topic=control.topic, **backoff)
 
@@ -85,9 +85,9 @@ def mesh_pipes(record: Record) -> PipeMaker:
 
 
 @lru_cache(maxsize=_READ_KEPT)
-def mesh_control(data: bytes) -> tuple[Control, ...]:
+def mesh_control(data: bytes) -> tuple[MeshControl, ...]:
     """Return the mesh control in a write of whole frames; what is no RPC holds none."""
-    found: list[Control] = []
+    found: list[MeshControl] = []
     try:
         for frame in _frames(data):
             for number, field in _fields(frame):
@@ -98,7 +98,7 @@ def mesh_control(data: bytes) -> tuple[Control, ...]:
     return tuple(found)
 
 
-def _control(data: bytes) -> Iterator[Control]:
+def _control(data: bytes) -> Iterator[MeshControl]:
     for number, field in _fields(data):
         if number in (_GRAFT, _PRUNE) and isinstance(field, bytes):
             values = dict(_fields(field))
@@ -106,7 +106,11 @@ def _control(data: bytes) -> Iterator[Control]:
             if not isinstance(topic, bytes) or not isinstance(backoff, int):
                 raise ValueError("fields of other types")
             name = topic.decode().rpartition("/")[2]
-            yield Control("graft", name) if number == _GRAFT else Control("prune", name, backoff)
+            yield (
+                MeshControl("graft", name)
+                if number == _GRAFT
+                else MeshControl("prune", name, backoff)
+            )
 
 
 def _frames(data: bytes) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId
 from roles.ports.transport import TransportError
-from simulations.network.connections import Connection, Host, LinkConditions
+from simulations.network.connections import Host, LinkConditions, SimConnection
 from simulations.network.links import Line, SimClock
 from simulations.network.streams import PipeMaker
 from simulations.network.transport import SimTransport
@@ -170,7 +170,7 @@ class SimNetwork:
         if acceptor.peer_id in opener.connections:
             return
         latency = self._latency(opener, acceptor)
-        connection = Connection(self._loop, self._conditions, opener, acceptor, latency)
+        connection = SimConnection(self._loop, self._conditions, opener, acceptor, latency)
         opener.connections[acceptor.peer_id] = connection
         acceptor.connections[opener.peer_id] = connection
         for host in (opener, acceptor):
@@ -242,7 +242,7 @@ class SimNetwork:
         for connection in self._connections(one, other):
             connection.close()
 
-    def _connections(self, one: str, other: str | None) -> list[Connection]:
+    def _connections(self, one: str, other: str | None) -> list[SimConnection]:
         connections = self.hosts[one].connections
         if other is None:
             return list(connections.values())
@@ -271,7 +271,7 @@ class SimNetwork:
         self.hosts[name].clock.skew_seconds = seconds
 
     def cut(self, source: Host, target: Host) -> bool:
-        """Tell whether nothing passes from one machine to another now."""
+        """Return whether nothing passes from one machine to another now."""
         return (
             source.stalled
             or target.stalled

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from protocol.core.types import PeerId
 from roles.ports.transport import TransportError
-from simulations.network.links import SMALL_BYTES, Meter, Way
+from simulations.network.links import SMALL_BYTES, LineMeter, LinkPath
 from simulations.runtime.content import joined
 from simulations.runtime.cores import BYTE_SECONDS, READ_SECONDS, Core
 from simulations.runtime.loop import VirtualLoop
@@ -28,10 +28,10 @@ class Pipe:
     """One direction of a stream; ``on_end`` hears that its writer has closed it."""
 
     _loop: VirtualLoop
-    _way: Way
-    _back: Way
-    _sent: Meter
-    _received: Meter
+    _way: LinkPath
+    _back: LinkPath
+    _sent: LineMeter
+    _received: LineMeter
     _on_end: "Callable[[Pipe], None]"
     _items: deque[bytes] = field(default_factory=deque, init=False)
     _held: list[bytes] = field(default_factory=list, init=False)
@@ -245,7 +245,9 @@ class Pipe:
         self.wake_writers()
 
 
-PipeMaker = Callable[[VirtualLoop, Way, Way, Meter, Meter, Callable[[Pipe], None]], Pipe]
+PipeMaker = Callable[
+    [VirtualLoop, LinkPath, LinkPath, LineMeter, LineMeter, Callable[[Pipe], None]], Pipe
+]
 """``Pipe`` itself, or what makes one that is watched."""
 
 

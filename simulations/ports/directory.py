@@ -19,7 +19,7 @@ from simulations.scenario.scenario import DirectoryQuality
 
 
 @dataclass(slots=True)
-class _Stored:
+class _StoredRecord:
     value: bytes
     visible_at: float
     expires_at: float
@@ -39,7 +39,7 @@ class SharedDirectory:
         self._clock = clock
         self.quality = quality
         self._reaches = reaches
-        self._stored: dict[str, dict[PeerId, _Stored]] = {}
+        self._stored: dict[str, dict[PeerId, _StoredRecord]] = {}
 
     def directory(self, owner: PeerId, rng: Rng) -> "SimDirectory":
         """Return one node's ``Directory`` port."""
@@ -55,7 +55,9 @@ class SharedDirectory:
         if known is None and len(records) >= OWNERS_PER_KEY_MAX:
             return False
         previous = None if known is None else _visible(known, now)
-        records[owner] = _Stored(value, now + self.quality.delay_seconds, expires_at, previous)
+        records[owner] = _StoredRecord(
+            value, now + self.quality.delay_seconds, expires_at, previous
+        )
         return True
 
     def read(self, key: str, reader: PeerId) -> dict[PeerId, bytes]:
@@ -70,7 +72,7 @@ class SharedDirectory:
             if value is not None and self._reaches(reader, owner)
         }
 
-    def _forget_expired(self, records: dict[PeerId, _Stored], now: float) -> None:
+    def _forget_expired(self, records: dict[PeerId, _StoredRecord], now: float) -> None:
         for owner in [owner for owner, stored in records.items() if stored.expires_at <= now]:
             del records[owner]
 
@@ -105,5 +107,5 @@ class SimDirectory(Directory):
         await asyncio.sleep(self._quality.lookup_seconds * (0.5 + self._rng.uniform()))
 
 
-def _visible(stored: _Stored, now: float) -> bytes | None:
+def _visible(stored: _StoredRecord, now: float) -> bytes | None:
     return stored.value if stored.visible_at <= now else stored.previous

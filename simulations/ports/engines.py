@@ -32,7 +32,7 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
-from roles.runtime.shared_lock import Turns
+from roles.runtime.shared_lock import SharedLock
 from simulations.ports.background import SimBackground
 from simulations.ports.rounding import Rounding, recorded
 from simulations.ports.storage import Disk, Session
@@ -65,7 +65,7 @@ class SimGeneration(GenerationEngine):
     def __init__(self, machine: "SimEngines", rng: Rng) -> None:
         self._machine = machine
         self._rng = rng
-        self._turns = Turns()
+        self._turns = SharedLock()
         self._throughput = SharedThroughput(machine.compute.generation_rate)
         self._seed: bytes | None = None
         self._policy = Digest(b"")

@@ -42,7 +42,7 @@ class Disk:
 
     tables: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
     blobs: dict[Digest, bytes] = field(default_factory=dict)
-    arrivals: dict[Digest, "Arrival"] = field(default_factory=dict)
+    arrivals: dict[Digest, "SimIncomingFile"] = field(default_factory=dict)
     owners: dict[Owner, dict[Digest, None]] = field(default_factory=dict)
     files: dict[Path, bytes] = field(default_factory=dict)
     quota_bytes: int | None = None
@@ -129,7 +129,7 @@ class SimStore(Store):
         yield from sorted(self._disk.tables.get(table, {}).items())
 
 
-class Arrival(PartialBlob):
+class SimIncomingFile(PartialBlob):
     """A blob that comes chunk by chunk; ``on_complete`` hears of it when it is whole."""
 
     def __init__(
@@ -142,7 +142,7 @@ class Arrival(PartialBlob):
         self.chunk_bytes = chunk_bytes
         self.chunks = tuple(chunks)
         self.abandoned = False
-        self.on_complete: Callable[[Arrival, bytes | None], None] | None = None
+        self.on_complete: Callable[[SimIncomingFile, bytes | None], None] | None = None
         self._here: list[bytes | None] = [None] * len(chunks)
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
 
@@ -170,7 +170,7 @@ class Arrival(PartialBlob):
         return True
 
     def fits(self, index: int, data: bytes) -> bool:
-        """Tell whether ``data`` is chunk ``index``."""
+        """Return whether ``data`` is chunk ``index``."""
         return digest_of(data) == self.chunks[index]
 
     def _finish(self) -> None:
@@ -298,17 +298,17 @@ class SimBlobs(Blobs):
         return arrival.holding() if arrival else None
 
     @override
-    async def open_file(self, index: ShardIndex, purpose: Purpose) -> list[Arrival]:
+    async def open_file(self, index: ShardIndex, purpose: Purpose) -> list[SimIncomingFile]:
         data = shard_index.encode(index)
         owner = Owner(purpose, await self.put(data, Owner(purpose, digest_of(data))))
         return [self._open(shard, index.chunk_bytes, owner) for shard in index.shards]
 
-    def _open(self, shard: Shard, chunk_bytes: int, owner: Owner) -> Arrival:
+    def _open(self, shard: Shard, chunk_bytes: int, owner: Owner) -> SimIncomingFile:
         """Return an arrival of a shard, which is all here if the blob is."""
         whole = self._disk.blobs.get(shard.digest)
         arrival = self._disk.arrivals.get(shard.digest)
         if arrival is None:
-            arrival = Arrival(shard.digest, shard.length, chunk_bytes, shard.chunks)
+            arrival = SimIncomingFile(shard.digest, shard.length, chunk_bytes, shard.chunks)
         if whole is not None:
             arrival.fill(whole)
         elif self._session.alive:
@@ -320,7 +320,7 @@ class SimBlobs(Blobs):
             self._claim(shard.digest, owner)
         return arrival
 
-    def _completed(self, arrival: Arrival, whole: bytes | None) -> None:
+    def _completed(self, arrival: SimIncomingFile, whole: bytes | None) -> None:
         """Make a whole arrival a blob; ``None`` when its chunks make another one."""
         if not self._session.alive or self._disk.arrivals.pop(arrival.digest, None) is None:
             return

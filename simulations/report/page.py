@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from simulations.checkers import Violation
-from simulations.metrics.numbers import Result
+from simulations.metrics.numbers import RunResult
 from simulations.metrics.series import Series
 from simulations.report.plots import draw_all
 
@@ -60,7 +60,7 @@ td:first-child { color: var(--soft); width: 50%; }
 """
 
 
-def write_report(directory: Path, result: Result, series: Series, command: str) -> Path:
+def write_report(directory: Path, result: RunResult, series: Series, command: str) -> Path:
     """Write the report of a run, which ``command`` repeats; return the page's path."""
     directory.mkdir(parents=True, exist_ok=True)
     pictures = draw_all(series)
@@ -73,7 +73,9 @@ def write_report(directory: Path, result: Result, series: Series, command: str) 
     return page
 
 
-def render_page(result: Result, series: Series, pictures: Mapping[str, bytes], command: str) -> str:
+def render_page(
+    result: RunResult, series: Series, pictures: Mapping[str, bytes], command: str
+) -> str:
     """Return the page of one run, which ``command`` repeats."""
     title = f"{result.scenario}, seed {result.seed}"
     sub = (
@@ -115,7 +117,7 @@ def _verdict(violations: tuple[Violation, ...]) -> str:
     return "\n".join(parts)
 
 
-def _tiles(result: Result) -> str:
+def _tiles(result: RunResult) -> str:
     rollouts = result.rollouts
     lost_share = rollouts.lost / rollouts.committed if rollouts.committed else None
     tiles = (
@@ -147,7 +149,7 @@ def _pictures(pictures: Mapping[str, bytes]) -> str:
     return f'<div class="pictures">{"".join(figures)}</div>'
 
 
-def _rows(result: Result) -> Iterable[tuple[str, str]]:
+def _rows(result: RunResult) -> Iterable[tuple[str, str]]:
     rollouts, gossip, weights = result.rollouts, result.gossip, result.weights
     return (
         ("rollouts committed", f"{rollouts.committed:,}"),

@@ -3,9 +3,9 @@
 import asyncio
 
 from node.api.v1.node_source import NodeSource
-from node.api.v1.recording import Recorded, record
+from node.api.v1.recording import RecordedSwarm, record
 from node.daemon import Daemon
-from simulations.cluster.machine import Machine
+from simulations.cluster.machine import SimMachine
 from simulations.cluster.world import World
 
 LOOK_SECONDS = 1.0
@@ -17,7 +17,7 @@ class ViewRecorder:
     """An actor of a world; ``recorded`` is there when the run came to its end."""
 
     def __init__(self) -> None:
-        self.recorded: Recorded | None = None
+        self.recorded: RecordedSwarm | None = None
         self._daemon: Daemon | None = None
         self._source: NodeSource | None = None
 
@@ -45,6 +45,6 @@ class ViewRecorder:
             self._source.look()
 
 
-def _sees_all(machine: Machine) -> bool:
-    """Tell whether a machine is an honest validator that runs: they hold many bodies."""
+def _sees_all(machine: SimMachine) -> bool:
+    """Return whether a machine is an honest validator that runs: they hold many bodies."""
     return machine.running and machine.role == "validator" and not machine.behaviour

@@ -1,7 +1,7 @@
 """The parts of a scenario that say what goes wrong: churn, faults and adversaries, as data.
 
 Times are minutes where a name says ``minute`` and seconds else; shares are of the nodes that a
-``Selection`` leaves.
+``NodeSelection`` leaves.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ ALL_ROLES: tuple[RoleName, ...] = ("inference", "validator", "trainer", "relay")
 CHURNING: tuple[RoleName, ...] = ("inference", "validator", "relay")
 
 
-class Section(BaseModel):
+class ScenarioModel(BaseModel):
     """A table of a scenario file: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -29,14 +29,14 @@ class Section(BaseModel):
 # Durations
 
 
-class Exponential(Section):
+class Exponential(ScenarioModel):
     """Memoryless durations."""
 
     kind: Literal["exponential"]
     mean_seconds: PositiveSeconds
 
 
-class Weibull(Section):
+class Weibull(ScenarioModel):
     """Durations with a heavy tail (shape below 1), as measured in peer-to-peer networks."""
 
     kind: Literal["weibull"]
@@ -44,7 +44,7 @@ class Weibull(Section):
     scale_seconds: PositiveSeconds
 
 
-class Recorded(Section):
+class Recorded(ScenarioModel):
     """Measured durations, of which each draw takes one at random.
 
     ``file`` is a CSV beside the scenario file with a number of seconds at the start of each line.
@@ -71,7 +71,7 @@ class Recorded(Section):
 Duration = Annotated[Exponential | Weibull | Recorded, Field(discriminator="kind")]
 
 
-class Churn(Section):
+class Churn(ScenarioModel):
     """Nodes that come and go for themselves."""
 
     session: Duration
@@ -88,7 +88,7 @@ class Churn(Section):
 # Faults
 
 
-class Selection(Section):
+class NodeSelection(ScenarioModel):
     """Which nodes: by name, or a random share or count of those that have one of the roles."""
 
     names: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Selection(Section):
         return there if self.share is None else round(self.share * there)
 
 
-class _Fault(Section):
+class _Fault(ScenarioModel):
     minute: Minute
     """When it begins."""
 
@@ -124,8 +124,8 @@ class OneWay(_Lasting):
     """Nothing passes from ``source`` to ``target``."""
 
     kind: Literal["one-way"]
-    source: Selection
-    target: Selection
+    source: NodeSelection
+    target: NodeSelection
 
 
 class Flapping(_Lasting):
@@ -140,14 +140,14 @@ class Stall(_Lasting):
     """Machines whose bytes stand still both ways."""
 
     kind: Literal["stall"]
-    nodes: Selection
+    nodes: NodeSelection
 
 
 class BreakStreams(_Fault):
     """Reset every stream of some machines once, or their connections too."""
 
     kind: Literal["break-streams"]
-    nodes: Selection
+    nodes: NodeSelection
     connections: bool = False
 
 
@@ -155,7 +155,7 @@ class Capacity(_Lasting):
     """Other access lines for a while."""
 
     kind: Literal["capacity"]
-    nodes: Selection
+    nodes: NodeSelection
     upload_mbit: Mbits
     download_mbit: Mbits
 
@@ -164,7 +164,7 @@ class Skew(_Lasting):
     """Clocks that are off by up to ``skew_seconds`` either way."""
 
     kind: Literal["skew"]
-    nodes: Selection
+    nodes: NodeSelection
     skew_seconds: Annotated[float, Field(ge=-3600, le=3600)]
 
 
@@ -172,14 +172,14 @@ class DiskFull(_Lasting):
     """No room for anything new."""
 
     kind: Literal["disk-full"]
-    nodes: Selection
+    nodes: NodeSelection
 
 
 class Crash(_Fault):
     """Some nodes, or half of all of them, die at once and perhaps come back."""
 
     kind: Literal["crash"]
-    nodes: Selection
+    nodes: NodeSelection
     lose_state: bool = False
     return_after_seconds: Seconds | None = None
 
@@ -188,7 +188,7 @@ class Leave(_Fault):
     """Some nodes leave in order and perhaps come back."""
 
     kind: Literal["leave"]
-    nodes: Selection
+    nodes: NodeSelection
     return_after_seconds: Seconds | None = None
 
 
@@ -204,7 +204,7 @@ class RollingRestart(_Fault):
     """Nodes leave and come back one after another."""
 
     kind: Literal["rolling-restart"]
-    nodes: Selection
+    nodes: NodeSelection
     pause_seconds: Seconds
     """Between the starts of two restarts."""
     down_seconds: Seconds = 5.0
@@ -275,7 +275,7 @@ FIRST_TIMED = "withheld-body"
 """From here on ``BEHAVIOURS`` can begin and end while their daemons run."""
 
 
-class Adversaries(Section):
+class Adversaries(ScenarioModel):
     """Nodes of one role that run the real daemon with one part of it replaced."""
 
     behaviour: str

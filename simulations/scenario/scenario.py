@@ -23,8 +23,8 @@ from simulations.scenario.plans import (
     FaultPlan,
     Mbits,
     RoleName,
+    ScenarioModel,
     Seconds,
-    Section,
     Share,
 )
 
@@ -47,7 +47,7 @@ class ScenarioError(ValueError):
     """A scenario that cannot be used; the message is one line and names the key."""
 
 
-class Nodes(Section):
+class Nodes(ScenarioModel):
     """How many nodes of each role there are at the start."""
 
     relay: Annotated[int, Field(ge=1, le=1000)] = 2
@@ -69,7 +69,7 @@ class Nodes(Section):
         return int(getattr(self, role))
 
 
-class LineClass(Section):
+class LineClass(ScenarioModel):
     """An access line and the share of nodes that have it."""
 
     name: str
@@ -81,7 +81,7 @@ class LineClass(Section):
     roles: tuple[RoleName, ...] = ALL_ROLES
 
 
-class Compute(Section):
+class Compute(ScenarioModel):
     """How fast a machine is."""
 
     generate_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
@@ -125,7 +125,7 @@ ROUND_TRIP_MS = {"eu-us": 90.0, "asia-eu": 180.0, "asia-us": 150.0}
 """Rounded from public cloud ping tables."""
 
 
-class NetworkSection(Section):
+class NetworkSection(ScenarioModel):
     """Distances and quality of the network; round trips in milliseconds between regions."""
 
     regions: dict[str, Share] = Field(default_factory=REGIONS.copy)
@@ -161,7 +161,7 @@ class NetworkSection(Section):
         ) / (total * total)
 
 
-class DirectoryQuality(Section):
+class DirectoryQuality(ScenarioModel):
     """How bad the modelled DHT is."""
 
     delay_seconds: Seconds = 1.0
@@ -174,7 +174,7 @@ class DirectoryQuality(Section):
     """Of the calls, those that achieve nothing."""
 
 
-class Workload(Section):
+class Workload(ScenarioModel):
     """Sizes of what is moved and computed."""
 
     weights_bytes: Annotated[int, Field(ge=4096)] = 8_000_000
@@ -220,7 +220,7 @@ The workers of ``quiet-20`` make a quarter more than its trainer can learn from.
 """
 
 
-class Scenario(Section):
+class Scenario(ScenarioModel):
     """One file of ``simulations/scenarios``."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tomlkit
 
-from simulations.study.study import Plan
+from simulations.study.study import RunPlan
 
 FILE = Path("simulations") / "regressions.toml"
 """Within a checkout."""
@@ -19,7 +19,7 @@ FILE = Path("simulations") / "regressions.toml"
 class Regression:
     """A plan, and the rule that did not hold when it was found."""
 
-    plan: Plan
+    plan: RunPlan
     rule: str
     what: str
 
@@ -35,7 +35,7 @@ def load_regressions(path: Path) -> list[Regression]:
     try:
         entries = tomllib.loads(path.read_text()).get("regression", [])
         return [
-            Regression(Plan.of_values(entry), entry["rule"], entry["what"]) for entry in entries
+            Regression(RunPlan.of_values(entry), entry["rule"], entry["what"]) for entry in entries
         ]
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not TOML: {error}") from None

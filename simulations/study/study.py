@@ -12,12 +12,12 @@ from typing import Any
 import structlog
 
 from simulations.adversaries import BEHAVIOURS
-from simulations.checkers import Patience, Violation, Watch, attach_checkers
+from simulations.checkers import CheckerTolerances, Violation, Watch, attach_checkers
 from simulations.cluster.calm import announce_attack, announce_calm
 from simulations.cluster.churn import churn_actor
 from simulations.cluster.faults import fault_actor
 from simulations.cluster.world import Actor, NodeFailedError, World
-from simulations.metrics.numbers import Meter, Result
+from simulations.metrics.numbers import RunMeter, RunResult
 from simulations.metrics.series import Series
 from simulations.metrics.under_attack import AttackNumbers, UnderAttack
 from simulations.runtime.loop import run_virtual
@@ -25,7 +25,7 @@ from simulations.runtime.trace import Event, Trace
 from simulations.scenario.plans import Adversaries
 from simulations.scenario.scenario import Nodes, Scenario, load_scenario
 
-PATIENCE = Patience(converge_epochs=24, progress_epochs=36)
+PATIENCE = CheckerTolerances(converge_epochs=24, progress_epochs=36)
 """Guesses: three rounds of the synchronisation that repairs what gossip lost; the life of a record,
 after which a trainer takes over, and several steps of one that has to wait for rollouts first."""
 
@@ -37,7 +37,7 @@ Progress = Callable[[float, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """A scenario by name or path, and everything that differs from its file.
 
     Each field but ``scenario`` is an option of ``simulate run``. Results and regressions keep all
@@ -70,7 +70,7 @@ class Plan:
         return shlex.join(words)
 
     @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> "Plan":
+    def of_values(cls, values: Mapping[str, Any]) -> "RunPlan":
         """Return the plan whose fields are in ``values``, beside others.
 
         Raises ``KeyError`` when scenario or seed are missing.
@@ -109,8 +109,8 @@ class Plan:
 class RunOutcome:
     """What a run came to."""
 
-    plan: Plan
-    result: Result
+    plan: RunPlan
+    result: RunResult
     series: Series | None
     """None for a run of a sweep."""
     attack: AttackNumbers | None = None
@@ -127,17 +127,19 @@ class ViolationError(Exception):
 
 
 def run_plan(
-    plan: Plan,
+    plan: RunPlan,
     *,
     clock: Callable[[], float],
     on_progress: Progress = lambda _now, _end: None,
     actors: Sequence[Actor] = (),
-    patience: Patience = PATIENCE,
+    patience: CheckerTolerances = PATIENCE,
 ) -> RunOutcome:
     """Run a plan to its end or first violation, timed by ``clock``; raises ``ScenarioError``."""
     scenario = plan.load()
     trace, watch = Trace(), Watch(_end_simulation)
-    meter = Meter(watch, attach_checkers(watch, patience), scenario.network.mean_round_trip_seconds)
+    meter = RunMeter(
+        watch, attach_checkers(watch, patience), scenario.network.mean_round_trip_seconds
+    )
     attack = scenario.attack_seconds
     under_attack = None if attack is None else UnderAttack(watch, attack)
     trace.listen(watch.see)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 
-from simulations.study.study import Plan, RunOutcome, run_plan
+from simulations.study.study import RunOutcome, RunPlan, run_plan
 
 KILL_SECONDS = 0.1
 """Between two looks for processes of a sweep that is given up; one may just begin."""
@@ -26,7 +26,7 @@ class Sweep:
     """Whether that was because of Ctrl-C."""
 
 
-def run_sweep(plans: Sequence[Plan], processes: int, on_end: Callable[[], None]) -> Sweep:
+def run_sweep(plans: Sequence[RunPlan], processes: int, on_end: Callable[[], None]) -> Sweep:
     """Run plans, so many at once; ``on_end`` is called, from any thread, when one has ended.
 
     Ctrl-C gives up those that have not. Who dies, for memory as a rule, takes no other along.
@@ -53,7 +53,7 @@ def _give_up(futures: Sequence[Future[RunOutcome | None]]) -> None:
             process.kill()
 
 
-def _run_apart(plan: Plan) -> RunOutcome | None:
+def _run_apart(plan: RunPlan) -> RunOutcome | None:
     """Run a plan in a fresh interpreter, which gives back all memory; None when that died."""
     with ProcessPoolExecutor(1, get_context("spawn"), _end_with_sweep) as process:
         # The process inherits this from the thread that starts it: Ctrl-C is the sweep's to handle.
@@ -75,6 +75,6 @@ def _end_with_sweep() -> None:
     Thread(target=wait_for_sweep, daemon=True).start()
 
 
-def _run_quietly(plan: Plan) -> RunOutcome:
+def _run_quietly(plan: RunPlan) -> RunOutcome:
     """Run a plan; what happened over time stays here."""
     return replace(run_plan(plan, clock=time.perf_counter), series=None)

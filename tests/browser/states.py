@@ -6,10 +6,8 @@ from dataclasses import replace
 from node.api.status import RolloutCounts
 from node.api.v1.answers import (
     Drawn,
+    EncodingDetail,
     Forest,
-    FormShown,
-    Happening,
-    History,
     Limit,
     MachineGpu,
     MachinePage,
@@ -17,17 +15,19 @@ from node.api.v1.answers import (
     PeerPage,
     PeerRow,
     RewardPoint,
+    RolloutDetail,
     RolloutRow,
-    RolloutShown,
+    RunEvent,
     RunPage,
-    SequenceShown,
+    SampleHistory,
+    SequenceDetail,
     TrainingPage,
     Usage,
-    VerdictShown,
-    VersionShown,
+    VerdictDetail,
+    VersionDetail,
     WeightsPage,
 )
-from node.api.v1.recording import Recorded
+from node.api.v1.recording import RecordedSwarm
 from node.api.v1.samples import COLUMNS
 from node.api.v1.training import POINTS_MAX
 from protocol.core.crypto import Identity
@@ -79,7 +79,7 @@ def rollout(number, worker, validators, *, state="certified", reason="", text=("
     draw = random.Random(number)
     honest = state != "rejected"
     verdicts = tuple(
-        VerdictShown(
+        VerdictDetail(
             validator,
             place,
             accept=honest,
@@ -114,11 +114,11 @@ def rollout(number, worker, validators, *, state="certified", reason="", text=("
     )
     prompt, completion = text
     sequences = tuple(
-        SequenceShown(group, 12, 12, float(index % 2), prompt, completion)
+        SequenceDetail(group, 12, 12, float(index % 2), prompt, completion)
         for group in range(2)
         for index in range(4)
     )
-    return RolloutShown(
+    return RolloutDetail(
         row=row,
         checkpoint="c4" * 32,
         previous="9e" * 32 if row.slot else "",
@@ -168,9 +168,9 @@ def ready(count=14, versions=41, steps=60):
         )
     rejected = [one.row for one in found if one.row.state == "rejected"]
     happened = [
-        Happening("leader/0", STARTED_AT, "leader", peers[0], "published the first version"),
+        RunEvent("leader/0", STARTED_AT, "leader", peers[0], "published the first version"),
         *(
-            Happening(
+            RunEvent(
                 f"slashed/{row.worker}",
                 row.at + 2,
                 "slashed",
@@ -181,7 +181,7 @@ def ready(count=14, versions=41, steps=60):
             )
             for row in rejected
         ),
-        Happening("state/1", STARTED_AT + 100, "paused", me, "this node is paused: disk full"),
+        RunEvent("state/1", STARTED_AT + 100, "paused", me, "this node is paused: disk full"),
     ]
     pace = 20 if versions > POINTS_MAX else 2
     seconds = range(0, 180 * pace, pace)
@@ -215,7 +215,7 @@ def ready(count=14, versions=41, steps=60):
     )
     roles = {role: sum(role in row.roles for row in rows) for role in {*ROLES, "inference"}}
     published = tuple(
-        VersionShown(
+        VersionDetail(
             version,
             STARTED_AT + 3 * version,
             peers[0],
@@ -224,12 +224,12 @@ def ready(count=14, versions=41, steps=60):
             "90" * 32,
             0.8,
             4,
-            (FormShown("file", -1, 4_900_000), FormShown("patch", version - 1, 310_000)),
+            (EncodingDetail("file", -1, 4_900_000), EncodingDetail("patch", version - 1, 310_000)),
             here=version > versions - 6,
         )
         for version in range(versions, max(0, versions - 60), -1)
     )
-    return Recorded(
+    return RecordedSwarm(
         title="arithmetic-testnet",
         overview=Overview(
             peer_id=me,
@@ -261,7 +261,7 @@ def ready(count=14, versions=41, steps=60):
             evaluation=evaluated(rewards),
             happened=tuple(reversed(happened)),
         ),
-        history=History(float(pace), tuple(STARTED_AT + at for at in seconds), columns),
+        history=SampleHistory(float(pace), tuple(STARTED_AT + at for at in seconds), columns),
         rollouts=tuple(reversed(found)),
         peers=PeerPage(rows, count, count, min(32, count - 1), 1, roles),
         weights=WeightsPage(published, (ARRIVING, ARRIVED), (), {}, (), forest_of(peers, versions)),
@@ -342,12 +342,12 @@ def joining():
     me = peers_of(1)[0]
     reason = "no bootstrap peer answers; trying again"
     known = ready()
-    return Recorded(
+    return RecordedSwarm(
         title="",
         overview=Overview(
             me, ("inference",), "", "", "joining", reason, STARTED_AT, STARTED_AT + 12
         ),
-        history=History(),
+        history=SampleHistory(),
         rollouts=(),
         peers=PeerPage(),
         weights=WeightsPage(),
@@ -362,7 +362,7 @@ def slashed():
     known = ready()
     me = known.overview.peer_id
     reason = "a rollout of ours was rejected; `prime-node why` shows it"
-    lie = Happening(
+    lie = RunEvent(
         f"slashed/{me}",
         STARTED_AT + 700,
         "slashed",

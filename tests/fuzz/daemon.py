@@ -132,7 +132,7 @@ class Swarm:
         return handler
 
     def ignores(self, remote: UntrustedPeer) -> bool:
-        """Tell whether the relay ignores this peer's gossip now."""
+        """Return whether the relay ignores this peer's gossip now."""
         return self.daemon._gossip._ignored(remote.signer.peer_id)
 
     def open(self, remote: UntrustedPeer) -> tuple[SimStream, SimStream]:

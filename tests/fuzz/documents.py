@@ -11,7 +11,7 @@ from protocol.core.crypto import signing_bytes, verify
 from protocol.core.faults import Fault
 from protocol.core.types import Role
 from protocol.gossipsub.message import (
-    Message,
+    GossipMessage,
     decode_message,
     encode_message,
     sign_message,
@@ -215,7 +215,7 @@ def _message() -> Decoder:
         message = sign_message(author, topic, rng.randbytes(rng.randrange(60)), rng.getrandbits(64))
         if rng.random() < 0.3:
             other = mutated_bytes(message.source, rng, seeds, 60)
-            message = Message(other, message.data, message.seqno, topic, message.signature)
+            message = GossipMessage(other, message.data, message.seqno, topic, message.signature)
         return encode_message(message)
 
     def read(data: bytes) -> bool:

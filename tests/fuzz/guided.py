@@ -24,7 +24,7 @@ MODULES = ("documents", "signed", "weights", "outside")
 
 
 def is_there() -> bool:
-    """Tell whether atheris is installed."""
+    """Return whether atheris is installed."""
     try:
         import atheris  # noqa: F401, PLC0415 - an extra
     except ImportError:

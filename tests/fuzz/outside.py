@@ -23,9 +23,9 @@ from node.live.records import (
     key_id,
 )
 from node.live.tls_probe import key_of
-from node.local.addresses import check_peer_address, host_of, is_local, place_of
+from node.local.addresses import address_block, check_peer_address, host_of, is_local
 from node.local.invite_token import invite_token, read_invite
-from node.network.connections.dial_policy import HOSTS_MAX, Dials
+from node.network.connections.dial_policy import HOSTS_MAX, DialPolicy
 from node.network.http.client import check_head
 from node.network.http.range_response import Resource, answer
 from protocol.core import codec
@@ -102,7 +102,7 @@ class _Addresses(Decoder):
     """Reads addresses as records name them, and notes dials there."""
 
     def __init__(self) -> None:
-        self._dials, self._count = Dials(()), 0
+        self._dials, self._count = DialPolicy(()), 0
         seeds = [
             f"/{kind}/{host}/tcp/4001/p2p/{OWNER.peer_id}".encode()
             for kind in ("ip4", "ip6", "dns4", "unix")
@@ -117,7 +117,7 @@ class _Addresses(Decoder):
     def _read(self, data: bytes) -> bool:
         text, self._count = data.decode(errors="replace"), self._count + 1
         is_local(host_of(text))
-        place_of(text)
+        address_block(text)
         now = self._count / 100
         self._dials.note(text, now, answered=False)
         self._dials.allowed([text], [text], now)
@@ -250,14 +250,14 @@ def _invite() -> Decoder:
 
 
 def _child_frames(names: Any) -> Decoder:
-    said: list[wire.Message] = [
+    said: list[wire.EngineMessage] = [
         wire.Hello(version=1, software="x"),
         wire.Item(id=1, value={"tokens": [1, 2], "logprobs": [-0.5]}),
         wire.Failed(id=None, error="ValueError", reason="x", trace=""),
-        wire.Beat(memory_bytes=1, tokens=2),
-        wire.FirstToken(version=1, seconds=0.5),
+        wire.Heartbeat(memory_bytes=1, tokens=2),
+        wire.FirstTokenNotice(version=1, seconds=0.5),
         wire.Call(id=1, method="load", arguments=(1, "x")),
-        wire.Cancel(id=1),
+        wire.CancelCall(id=1),
     ]
     seeds = [wire.encode(one, 1 << 16)[4:] for one in said if type(one).__name__ in names]
     values = [(type(one).__name__, one.model_dump()) for one in said if type(one).__name__ in names]

@@ -10,10 +10,10 @@ from contextlib import aclosing
 from random import Random
 from typing import Any
 
-from node.network.blobs.wire import Kind
+from node.network.blobs.wire import BlobKind
 from node.network.reachability.autonat import dialled_back
-from node.network.relay.wire import HOP_SHAPE, CircuitMessage, Status
-from node.network.relay.wire import Kind as CircuitKind
+from node.network.relay.wire import HOP_SHAPE, CircuitMessage, CircuitStatus
+from node.network.relay.wire import CircuitMessageKind as CircuitKind
 from node.network.relay.wire import ask as ask_circuit
 from node.network.relay.wire import encode as encode_circuit
 from node.network.streams.protocols import (
@@ -184,7 +184,7 @@ async def _ask_blobs(swarm: Swarm, peer: PeerId, choice: int) -> bool:
     if choice % 2:
         return await exchange.fetch(digest, 100_000, [peer], 30.0) is not None
     pieces = exchange.fetch_range(
-        peer, digest, 0, 500, piece_bytes=64, wait=choice % 4 == 0, kind=Kind.WEIGHTS
+        peer, digest, 0, 500, piece_bytes=64, wait=choice % 4 == 0, kind=BlobKind.WEIGHTS
     )
     length = 0
     async with aclosing(pieces) as coming:
@@ -364,7 +364,7 @@ async def _ask_hop(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
         return False
     finally:
         await stream.close()
-    return answer.status == Status.OK
+    return answer.status == CircuitStatus.OK
 
 
 def _served(protocol: StreamProtocol, *draws: Draw) -> Target:

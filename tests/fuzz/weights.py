@@ -12,10 +12,9 @@ from protocol.rollout.audit import check_claims, read_body
 from protocol.rollout.body import RolloutSequence, encode_body
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.encodings import block, framing, stream, tensor_file
-from protocol.shardcast.encodings.stream import Base, PatchReader
-from protocol.shardcast.encodings.stream import Decoder as StreamDecoder
+from protocol.shardcast.encodings.stream import Base, PatchReader, StreamDecoder
 from protocol.shardcast.encodings.tensor_file import EncodingError
-from protocol.toploc.layout import Layout, Variant
+from protocol.toploc.layout import ProofLayout, Variant
 from protocol.toploc.proof import build_proofs_batch, proof_fault, verify_proofs_batch
 from tests.fuzz.documents import packed
 from tests.fuzz.mutation import Values, mutated_bytes
@@ -248,7 +247,7 @@ def _tensor_file() -> Decoder:
 
 def _body() -> Decoder:
     manifest = run_manifest()
-    proof = Layout(Variant.BF16, 32, manifest.toploc.top_k).proof_bytes
+    proof = ProofLayout(Variant.BF16, 32, manifest.toploc.top_k).proof_bytes
     sequences = [
         RolloutSequence((2 + n, 3, 1), (-0.5, -0.25 * n, 0.0), 1_000_000 * (n % 2), (bytes(proof),))
         for n in range(4)

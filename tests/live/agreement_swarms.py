@@ -177,7 +177,7 @@ def rollouts_of(name):
 
 
 def is_over(replica):
-    """Tell whether a node knows how everything ended."""
+    """Return whether a node knows how everything ended."""
     totals = replica.ledger.totals
     outcomes = (replica.ledger.version, totals.certified, totals.rejected)
     return outcomes == (1, SLOTS * len(HONEST), len(LIARS))

@@ -11,14 +11,14 @@ import pytest
 
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
-from node.network.connections.manager import PeerTable
+from node.network.connections.manager import ConnectionManager
 from node.network.gossip.driver import Gossip
 from node.network.streams.protocols import GOSSIP
 from protocol.core.crypto import Identity, verify
 from protocol.core.faults import Fault
 from protocol.core.rng import Rng
 from protocol.core.types import ValidationResult
-from protocol.gossipsub.message import Message, encode_message, sign_message, verify_message
+from protocol.gossipsub.message import GossipMessage, encode_message, sign_message, verify_message
 from protocol.gossipsub.params import Params
 from protocol.gossipsub.rpc import (
     Deframer,
@@ -71,7 +71,7 @@ async def start_ours(stack, path: Path, number: int, validate=None) -> Ours:
     transport = await start_transport(stack, path, number)
     identity = Identity(bytes([number]) * 32)
     rng = Rng(bytes([number]))
-    peers = PeerTable(transport, SystemClock(), rng, [])
+    peers = ConnectionManager(transport, SystemClock(), rng, [])
     ours = Ours(transport, Gossip(peers, identity, SystemClock(), rng, params=PARAMS))
     await ours.gossip.start()
     looking = asyncio.create_task(peers.run())
@@ -97,7 +97,7 @@ def verified(message) -> bool:
     """Check the signature of what Go hands to its subscriber."""
     (topic,) = message.topicIDs
     source = getattr(message, "from")
-    ours = Message(source, message.data, message.seqno, topic, message.signature)
+    ours = GossipMessage(source, message.data, message.seqno, topic, message.signature)
     return verify_message(ours, verify)
 
 

@@ -14,8 +14,8 @@ from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pdOptions, binary_path
 from node.local.addresses import CIRCUIT, is_circuit
 from node.network.relay.relay import CircuitRelay
-from node.network.relay.wire import HOP_SHAPE, CircuitMessage, Kind, ask
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.relay.wire import HOP_SHAPE, CircuitMessage, CircuitMessageKind, ask
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.protocols import HOP
 from protocol.core.rng import Rng
 from protocol.replica.replica import Replica
@@ -120,7 +120,7 @@ async def serve_circuits(transport, *members):
         assert replica.roster.offer(record, now) is True
     ports = Ports(SystemClock(), Rng(b"1"), transport, *[None] * 5)
     context = NodeContext(None, replica, ports, Peers(transport), ChangeSignal(), Conditions())
-    relay = CircuitRelay(context, UploadCap(None))
+    relay = CircuitRelay(context, UploadScheduler(None))
     await relay.start()
     return relay
 
@@ -164,7 +164,7 @@ async def test_a_circuit_becomes_a_direct_connection_where_the_nats_allow_it(
         for address in addresses:
             await home.connect(address)
         stream = await home.open_stream(public[0].peer_id, HOP.name)
-        await ask(stream, CircuitMessage(Kind.RESERVE), HOP_SHAPE)
+        await ask(stream, CircuitMessage(CircuitMessageKind.RESERVE), HOP_SHAPE)
         await stream.close()
     await two.handle(ECHO, echo)
     await asyncio.sleep(2)

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from node.cli.doctor.engine import check_engine
-from node.cli.doctor.finding import Level
+from node.cli.doctor.finding import FindingLevel
 from protocol.core.types import Version
 from protocol.rollout.statistics import added, beyond, compared_extremes
 from roles.engines.architectures.configuration import configuration
@@ -26,7 +26,7 @@ from roles.engines.bootstrap.huggingface_export import config_of, export_weights
 from roles.engines.factory import TransformersEngines
 from roles.engines.files.policy import DTYPES, write_policy
 from roles.engines.subprocess.client import ChildEngines
-from roles.engines.subprocess.connection import Patience
+from roles.engines.subprocess.connection import CallTimeouts
 from roles.engines.subprocess.process import EngineProcesses
 from roles.ports.engines import GenerationRequest, Policy, claims_of
 from simulations.ports.background import SimBackground
@@ -54,7 +54,7 @@ MANIFEST = run_manifest(
     model={"config": CONFIG | SIZES, "dtype": "fp32"},
     toploc={"precision": "fp32", "top_k": 16, "chunk_tokens": 8},
 )
-PATIENCE = Patience(start_seconds=180, silence_seconds=10, call_seconds=60)
+PATIENCE = CallTimeouts(start_seconds=180, silence_seconds=10, call_seconds=60)
 TEMPERATURE = 0.9
 
 
@@ -210,7 +210,7 @@ def test_two_workers_with_half_of_the_weights_each_draw_the_same_and_leave_with_
 async def test_doctor_lets_it_try_itself():
     recipe = ROOT / "configs" / "runs" / "testnet.toml"
     finding = await check_engine("cpu", recipe, "vllm", PYTHON)
-    assert finding.level is Level.OK, finding
+    assert finding.level is FindingLevel.OK, finding
 
 
 @pytest.mark.timeout(900)

@@ -38,7 +38,7 @@ def expected(name, tensors):
 
 @torch.inference_mode()
 def is_same(model, name, parameter, tensors):
-    """Tell whether a parameter of vLLM's is that of the file, bit for bit."""
+    """Return whether a parameter of vLLM's is that of the file, bit for bit."""
     own = expected(name, tensors)
     if parameter.dtype != own.dtype:
         return False

@@ -46,7 +46,7 @@ class Engines:
         return Policy(Version(version), write_policy(tensors, path), path)
 
     async def same(self, version, requests, temperature=0.9):
-        """Tell whether both give the same tokens under a policy that vLLM has."""
+        """Return whether both give the same tokens under a policy that vLLM has."""
         await self.ours.load(self.policy(version))
         theirs = await self.vllm.generate(requests, temperature)
         own = await self.ours.generate(requests, temperature)

@@ -52,7 +52,7 @@ async def test_a_node_that_has_too_many_connections_asks_gossip_whose_to_end():
     world.start_all()
     await world.reach(1, "relay-0")
     daemon = world.daemon("relay-0")
-    assert daemon._peers.heeded == daemon._gossip.heeded
+    assert daemon._peers.gossip_ok == daemon._gossip.gossip_ok
     assert daemon._peers.meshed == daemon._gossip.meshed
     await world.finish()
 

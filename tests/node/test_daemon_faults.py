@@ -9,7 +9,7 @@ from protocol.core.crypto import digest
 from protocol.core.types import Topic
 from protocol.messages import RolloutCommit
 from roles.inference.flow import InferenceFlow
-from simulations.ports.storage import Arrival
+from simulations.ports.storage import SimIncomingFile
 from simulations.runtime.content import Extent
 from tests.worlds.messages import all_certified
 from tests.worlds.network import eventually
@@ -259,7 +259,7 @@ async def test_withheld_bodies_hold_up_neither_validators_nor_workers():
         for slot in range(16):
             body = digest(f"{name} {slot}".encode())
             # Promised to whoever asks, and never delivered.
-            world.machines[name].disk.arrivals[body] = Arrival(body, 1000, 1000, [body])
+            world.machines[name].disk.arrivals[body] = SimIncomingFile(body, 1000, 1000, [body])
             previous = (await commit(world, name, 2, slot, previous, body)).digest
     await asyncio.sleep(2)
     await world.more(8, seconds=25)  # before those have expired

@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 
 from node.network.connections.gater import PEERS_MAX, Bans
-from node.network.resources.read_limiter import ACCOUNTS_MAX, Reading, ReadRates
+from node.network.resources.read_limiter import ACCOUNTS_MAX, ReadRateLimiter, ReadRates
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.rng import Rng
 from protocol.core.types import MEMBERS_MAX, PeerId, Role
@@ -149,7 +149,7 @@ def bans():
 
 
 def reading():
-    table = Reading(ReadRates(), lambda _peer: False)
+    table = ReadRateLimiter(ReadRates(), lambda _peer: False)
 
     def fill():
         for peer in peer_ids():

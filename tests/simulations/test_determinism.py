@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
 QUIET = """
 name = "small"
@@ -116,7 +116,7 @@ def numbers(result):
 
 
 def run(file, seed=5):
-    outcome = run_plan(Plan(file, seed), clock=time.perf_counter)
+    outcome = run_plan(RunPlan(file, seed), clock=time.perf_counter)
     # As a process prints it.
     return numbers(json.loads(json.dumps(outcome.result.to_json()))), outcome.series.moments
 

@@ -13,12 +13,12 @@ import pytest
 from node.cli import loading
 from node.cli.main import main
 from node.replication.rollout_bodies import RolloutBodies
-from protocol.consensus.committee import Outcome, Tally
+from protocol.consensus.committee import Outcome, VerdictPool
 from protocol.gossipsub.mesh import Mesh
-from protocol.ledger.backpressure import Demand
-from simulations.ports.storage import Arrival
+from protocol.ledger.backpressure import Backpressure
+from simulations.ports.storage import SimIncomingFile
 from simulations.runtime.content import joined
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
 SMALL = """
 name = "planted"
@@ -76,7 +76,7 @@ def simulate(tmp_path):
 
     def simulate(text, seed=1):
         file.write_text(text)
-        outcome = run_plan(Plan(str(file), seed), clock=time.perf_counter)
+        outcome = run_plan(RunPlan(str(file), seed), clock=time.perf_counter)
         assert outcome.result.events > 300  # it lived
         return outcome
 
@@ -117,7 +117,7 @@ def test_a_trainer_that_does_not_wait_for_certificates_is_seen(monkeypatch, simu
         return [entry for entry in demand._unlearned.values() if demand.is_current(entry)]
 
     assert simulate(SMALL).violation is None
-    monkeypatch.setattr(Demand, "usable", usable)
+    monkeypatch.setattr(Backpressure, "usable", usable)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "certified-only"
     assert outcome.violation.node == "trainer-0"
@@ -131,7 +131,7 @@ def test_a_committee_that_nobody_counts_is_seen(monkeypatch, simulate, repeat):
         accepting = tuple(verdict for verdict in heard[:1] if verdict.message.accept)
         return Outcome(accepted=True, escalated=False, verdicts=accepting) if accepting else None
 
-    monkeypatch.setattr(Tally, "outcome", first_word)
+    monkeypatch.setattr(VerdictPool, "outcome", first_word)
     monkeypatch.setattr("protocol.replica.replica.check_certificate", lambda *_: None)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "certified-only"
@@ -149,8 +149,8 @@ def test_a_transfer_that_does_not_check_digests_is_seen(monkeypatch, simulate, r
         arrival.on_complete(arrival, joined(arrival._here))
 
     assert simulate(BAD_RELAYS).violation is None
-    monkeypatch.setattr(Arrival, "fits", lambda *_: True)
-    monkeypatch.setattr(Arrival, "_finish", finish)
+    monkeypatch.setattr(SimIncomingFile, "fits", lambda *_: True)
+    monkeypatch.setattr(SimIncomingFile, "_finish", finish)
     outcome = simulate(BAD_RELAYS)
     assert outcome.violation.rule == "right-weights"
     assert not outcome.violation.node.startswith("relay")

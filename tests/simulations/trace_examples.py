@@ -7,13 +7,13 @@ import msgpack
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from simulations.checkers import Patience, Watch, attach_checkers
+from simulations.checkers import CheckerTolerances, Watch, attach_checkers
 from simulations.runtime.trace import Event
 
 START = 1_700_000_000.0
 EPOCH_SECONDS = 2.0
 GENESIS = bytes(31) + b"g"
-PATIENCE = Patience(converge_epochs=5, progress_epochs=20)
+PATIENCE = CheckerTolerances(converge_epochs=5, progress_epochs=20)
 
 
 def packed(value) -> bytes:

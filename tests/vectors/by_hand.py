@@ -331,15 +331,15 @@ def whole_class(rate: int) -> int:
 
 def who_feeds(members: list[Member], root: str, version: bytes) -> list[tuple[str, int]]:
     """Return who may be inner and the least rate of its class, in the order of the page."""
-    there = {peer: (upload, proven) for peer, upload, able, proven in members if able}
+    there = {peer: (upload, trusted) for peer, upload, able, trusted in members if able}
     there.pop(root, None)
     drawn = {peer: words(version, peer, 2) for peer in there}
-    proven = [peer for peer in there if there[peer][1]]
+    trusted = [peer for peer in there if there[peer][1]]
     new = sorted((peer for peer in there if not there[peer][1]), key=lambda peer: drawn[peer])
-    rates = sorted(there[peer][0] for peer in proven)
+    rates = sorted(there[peer][0] for peer in trusted)
     most = rates[3 * (len(rates) - 1) // 4] if rates else 0
-    counted = {peer: whole_class(there[peer][0]) for peer in proven}
-    for peer in new[: max(1, len(proven) // 4)]:
+    counted = {peer: whole_class(there[peer][0]) for peer in trusted}
+    for peer in new[: max(1, len(trusted) // 4)]:
         counted[peer] = whole_class(min(there[peer][0], most))
     return sorted(
         counted.items(), key=lambda item: (-item[1], not there[item[0]][1], drawn[item[0]])
@@ -377,7 +377,7 @@ def parents(
 ) -> dict[str, str]:
     """Return child -> parent of one stripe."""
     feeding = who_feeds(members, root, version)
-    placed = {peer for peer, _ in feeding} | {peer for peer, *_, proven in members if proven}
+    placed = {peer for peer, _ in feeding} | {peer for peer, *_, trusted in members if trusted}
     others = list(dict.fromkeys(peer for peer, *_ in members if peer in placed - {root}))
     count, salt = len(others), version + stripe.to_bytes(4, "big")
     dealt = stripe_of_each(feeding, version, stripes)

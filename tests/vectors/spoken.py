@@ -8,18 +8,18 @@ from typing import Any
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.serializer import MSGPackSerializer
 
-from node.context import Tables
+from node.context import TableRegistry
 from node.live.records import RecordValidator, key_id
 from node.network.blobs.exchange import BlobExchange
 from node.network.reachability.autonat import dialled_back
-from node.network.reachability.observations import Witness
+from node.network.reachability.observations import ReachabilityProber
 from node.network.relay.relay import RESERVATION_SECONDS, CircuitRelay
-from node.network.relay.wire import HOP_SHAPE, CircuitMessage, Kind, ask
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.relay.wire import HOP_SHAPE, CircuitMessage, CircuitMessageKind, ask
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.protocols import BLOBS, DIAL_BACK, HOP, topic_name
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.manifest_exchange import fetch_manifest, serve_manifest
-from node.replication.swarm_client import SwarmNetwork
+from node.replication.swarm_client import SwarmClient
 from protocol.core.crypto import Identity, verify
 from protocol.core.rng import Rng
 from protocol.core.types import Topic, ValidationResult
@@ -126,7 +126,7 @@ class End:
 
 
 async def manifest_exchange(opener: Streams, acceptor: Streams) -> None:
-    await serve_manifest(acceptor, SIGNED_MANIFEST, Trust(), Tables())
+    await serve_manifest(acceptor, SIGNED_MANIFEST, Trust(), TableRegistry())
     assert await fetch_manifest(opener, ACCEPTOR.peer_id, verify) == SIGNED_MANIFEST
 
 
@@ -176,7 +176,7 @@ class Door:
 
 def context(signer: Identity, streams: Streams, state: Replica) -> Any:
     ports = SimpleNamespace(clock=Fixed())
-    trust, tables = Trust(), Tables()
+    trust, tables = Trust(), TableRegistry()
     return SimpleNamespace(
         signer=signer, peers=streams, replica=state, ports=ports, trust=trust, tables=tables
     )
@@ -186,7 +186,7 @@ async def message_exchange(opener: Streams, acceptor: Streams) -> None:
     """Hand over a verdict."""
     gossip = SimpleNamespace(subscribe=lambda *_, **__: None)
     asking, serving = (
-        SwarmNetwork(context(one, streams, state), Door(state), gossip, None, None, None)
+        SwarmClient(context(one, streams, state), Door(state), gossip, None, None, None)
         for one, streams, state in ((OPENER, opener, replica()), (ACCEPTOR, acceptor, replica()))
     )
     await serving.start()
@@ -198,8 +198,10 @@ async def sync_exchange(opener: Streams, acceptor: Streams) -> None:
     here, there = Replica(MANIFEST, verify), replica()
     for kind in ("certificate", "evidence"):
         assert there.receive(messages()[kind].envelope, now(2)).result is ValidationResult.ACCEPT
-    await AntiEntropy(context(ACCEPTOR, acceptor, there), Door(there), UploadCap(None)).start()
-    assert await AntiEntropy(context(OPENER, opener, here), Door(here), UploadCap(None)).pull(
+    await AntiEntropy(
+        context(ACCEPTOR, acceptor, there), Door(there), UploadScheduler(None)
+    ).start()
+    assert await AntiEntropy(context(OPENER, opener, here), Door(here), UploadScheduler(None)).pull(
         ACCEPTOR.peer_id
     )
     assert here.ledger.entries[COMMIT.digest].certificate is not None
@@ -227,7 +229,7 @@ async def dial_back_exchange(opener: Streams, acceptor: Streams) -> None:
     """Be dialled back, and send a sample of a hundred bytes."""
     serving = context(ACCEPTOR, acceptor, replica())
     serving.ports.transport = Where()
-    await Witness(serving).start()
+    await ReachabilityProber(serving).start()
     stream = await opener.open_stream(ACCEPTOR.peer_id, DIAL_BACK.on(MANIFEST.run_id))
     assert await dialled_back(stream, [Where.ADDRESS], 100)
     await stream.close()
@@ -237,9 +239,9 @@ async def hop_exchange(opener: Streams, acceptor: Streams) -> None:
     """Ask a relay for a place."""
     serving = context(ACCEPTOR, acceptor, replica())
     serving.ports.transport = Where()
-    await CircuitRelay(serving, UploadCap(None)).start()
+    await CircuitRelay(serving, UploadScheduler(None)).start()
     stream = await opener.open_stream(ACCEPTOR.peer_id, HOP.name)
-    answer = await ask(stream, CircuitMessage(Kind.RESERVE), HOP_SHAPE)
+    answer = await ask(stream, CircuitMessage(CircuitMessageKind.RESERVE), HOP_SHAPE)
     assert answer.expires_at == round(now(0) + RESERVATION_SECONDS)
     await stream.close()
 

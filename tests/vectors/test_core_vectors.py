@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from protocol.consensus.committee import draw
-from protocol.consensus.electorate import ViewElectorate
-from protocol.consensus.equivocation import Equivocators
+from protocol.consensus.electorate import LocalElectorate
+from protocol.consensus.equivocation import EquivocationTracker
 from protocol.core.codec import decode, encode
 from protocol.core.crypto import Identity, digest, policy_digest, public_key_from_peer_id, verify
 from protocol.core.rng import Rng
@@ -90,7 +90,7 @@ def test_committee_ranking(manifest, commit):
         )
         assert roster.offer(seal(record, manifest.run_id, identity(index)), now) is True
     committee = draw(
-        manifest, ViewElectorate(manifest, roster, Equivocators(manifest, verify)), commit
+        manifest, LocalElectorate(manifest, roster, EquivocationTracker(manifest, verify)), commit
     )
     assert list(committee.ranking) == VECTORS["ranking"]
 

@@ -229,7 +229,7 @@ def forged(signed, **fields) -> bytes:
 
 
 def all_certified(ledger) -> bool:
-    """Tell whether all that versions learned from is certified, where it is not forgotten."""
+    """Return whether all that versions learned from is certified, where it is not forgotten."""
     learned = [commit for entry in ledger.checkpoints for commit in entry.manifest.message.batch]
     known = [ledger.entries[commit] for commit in learned if commit in ledger.entries]
     return all(entry.state is CommitState.CERTIFIED for entry in known)

@@ -109,7 +109,7 @@ class Hub:
         self.network.break_connections(one, other)
 
     def connected(self, one: PeerId, other: PeerId) -> bool:
-        """Tell whether two nodes have a connection."""
+        """Return whether two nodes have a connection."""
         return other in self.network.hosts[one].connections
 
     def break_streams(self, one: PeerId, other: PeerId) -> None:

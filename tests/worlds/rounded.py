@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from protocol.core.rng import Rng
-from protocol.rollout.audit import Finding, Past, decide
+from protocol.rollout.audit import AuditResult, Past, decide
 from protocol.rollout.fit import Decided, fit_of
 from protocol.rollout.statistics import measured
 from simulations.ports.rounding import CHUNK_TOKENS, Rounding, recorded
@@ -41,14 +41,14 @@ class Judged:
     workers: int
     distort: object = lambda _worker, own: own
     seed: str = "rounded"
-    findings: dict[str, list[Finding]] = field(default_factory=dict)
+    findings: dict[str, list[AuditResult]] = field(default_factory=dict)
 
     def __post_init__(self):
         rng = Rng(bytes(32)).child(self.seed)
         self._rounding = Rounding(recorded("rounding-bf16"), rng)
         self.findings = {f"worker {n}": [] for n in range(self.workers)}
 
-    def examined(self, worker) -> Finding:
+    def examined(self, worker) -> AuditResult:
         """Return what one validator finds of one more rollout."""
         claimed = [-0.5] * (8 * CHUNK_TOKENS)
         own = [self.distort(worker, self._rounding.recomputed(claimed)) for _ in range(SEQUENCES)]

@@ -13,7 +13,7 @@ from node.daemon import Daemon
 from protocol.replica.replica import Replica
 from protocol.run.toml import load_recipe
 from simulations.adversaries import BEHAVIOURS
-from simulations.checkers import Patience, Watch, attach_checkers
+from simulations.checkers import CheckerTolerances, Watch, attach_checkers
 from simulations.cluster.world import World
 from simulations.runtime.trace import Trace
 from simulations.scenario.scenario import (
@@ -36,7 +36,7 @@ QUICK = {
     "grpo": {"steps": 200},
     "committee": {"escalated_size": 2},
 }
-PATIENCE = Patience(converge_epochs=60, progress_epochs=60)
+PATIENCE = CheckerTolerances(converge_epochs=60, progress_epochs=60)
 STORAGE_EVENTS = ("blob-owned", "blobs-released", "blob-deleted")
 ROLES = ("inference", "validator", "trainer", "relay")
 

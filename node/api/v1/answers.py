@@ -7,7 +7,7 @@ are null.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
+from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus
 from node.api.status import RolloutCounts, State
 from protocol.rollout.evaluation import EvaluationPoint
 from roles.runtime.training_steps import TrainingStep
@@ -49,7 +49,7 @@ class RewardPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class RunEvent:
     """Something that people want to know of; ``key`` is the same after a restart.
 
     ``evidence`` are digests of signed messages, ``rollout`` is the commit that it is about.
@@ -103,11 +103,11 @@ class Overview:
     """Why this trainer's newest step did not change the policy; empty if it did."""
     evaluation: tuple[EvaluationPoint, ...] = ()
     """Versions on held-out problems, ascending; empty in a run that evaluates none."""
-    happened: tuple[Happening, ...] = ()
+    happened: tuple[RunEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SampleHistory:
     """Counters at even intervals, one list each, all as long as ``at``."""
 
     interval_seconds: float = 1.0
@@ -159,7 +159,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictShown:
+class VerdictDetail:
     """One signed verdict; ``place`` is its validator's in the draw, from 0 on."""
 
     validator: str
@@ -172,7 +172,7 @@ class VerdictShown:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceShown:
+class SequenceDetail:
     """One sequence as people read it; ``cut`` tells that a text is longer."""
 
     group: int
@@ -195,7 +195,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutShown:
+class RolloutDetail:
     """A rollout with all that the node knows of it."""
 
     row: RolloutRow
@@ -204,10 +204,10 @@ class RolloutShown:
     body: str
     body_bytes: int
     committee: Drawn
-    verdicts: tuple[VerdictShown, ...] = ()
+    verdicts: tuple[VerdictDetail, ...] = ()
     certificate: str = ""
     certified_by: str = ""
-    sequences: tuple[SequenceShown, ...] = ()
+    sequences: tuple[SequenceDetail, ...] = ()
     sequences_total: int = 0
     note: str = ""
     """Why there is no text, or less than all of it."""
@@ -255,7 +255,7 @@ class PeerPage:
 
 
 @dataclass(frozen=True, slots=True)
-class FormShown:
+class EncodingDetail:
     """One way in which a version travels; ``base_version`` -1 for none."""
 
     form: str
@@ -264,7 +264,7 @@ class FormShown:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionShown:
+class VersionDetail:
     """A published version."""
 
     version: int
@@ -275,7 +275,7 @@ class VersionShown:
     policy: str
     reward: float
     commits: int
-    forms: tuple[FormShown, ...]
+    forms: tuple[EncodingDetail, ...]
     here: bool
 
 
@@ -298,10 +298,10 @@ class Forest:
 class WeightsPage:
     """Versions, the newest first, and how they get here."""
 
-    versions: tuple[VersionShown, ...] = ()
-    arrivals: tuple[ArrivalStatus, ...] = ()
-    receivers: tuple[PartyStatus, ...] = ()
-    durations: dict[str, DurationsStatus] = field(default_factory=dict)
+    versions: tuple[VersionDetail, ...] = ()
+    arrivals: tuple[DownloadStatus, ...] = ()
+    receivers: tuple[PeerTrafficStatus, ...] = ()
+    durations: dict[str, HistogramStatus] = field(default_factory=dict)
     duration_bounds: tuple[float, ...] = ()
     forest: Forest | None = None
     note: str = ""
@@ -382,12 +382,12 @@ class RunPage:
 class EventsPage:
     """What happened, the newest first."""
 
-    rows: tuple[Happening, ...] = ()
+    rows: tuple[RunEvent, ...] = ()
     kinds: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Tick:
     """What a page that watches is told each second."""
 
     state: State
@@ -402,16 +402,16 @@ class Look:
 ANSWERS: dict[str, type] = {
     "meta": Meta,
     "overview": Overview,
-    "history": History,
+    "history": SampleHistory,
     "rollouts": RolloutPage,
-    "rollout": RolloutShown,
+    "rollout": RolloutDetail,
     "peers": PeerPage,
     "weights": WeightsPage,
     "training": TrainingPage,
     "node": MachinePage,
     "run": RunPage,
     "events": EventsPage,
-    "look": Look,
-    "happened": Happening,
+    "look": Tick,
+    "happened": RunEvent,
 }
 """By what they are called in the schema."""

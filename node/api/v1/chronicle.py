@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from node.api.status import Snapshot
-from node.api.v1.answers import EventKind, Happening
-from node.api.v1.happenings import Happenings
-from node.replication.inbox import Source
+from node.api.v1.answers import EventKind, RunEvent
+from node.api.v1.happenings import EventLog
+from node.replication.inbox import MessageOrigin
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, ValidationResult
 from protocol.ledger.commits import CommitState, Entry
@@ -24,16 +24,16 @@ from protocol.messages import (
     open_envelope,
 )
 from protocol.replica.replica import Received, Replica
-from protocol.rollout.audit import LIES
+from protocol.rollout.audit import SLASHABLE_REASONS
 
 RESTORED_MAX = 256
 """Escalations found again after a restart: the newest ones; what is rarer is found completely."""
 
 
-class Chronicle:
+class EventRecorder:
     """Tells ``happenings`` what happens at one node, whose id is ``me``."""
 
-    def __init__(self, replica: Replica, happenings: Happenings, me: str) -> None:
+    def __init__(self, replica: Replica, happenings: EventLog, me: str) -> None:
         self._replica = replica
         self._happenings = happenings
         self._me = me
@@ -52,7 +52,7 @@ class Chronicle:
         for happening in sorted((*found, *rare, *escalated), key=lambda one: one.at):
             self._happenings.add(happening)
 
-    def note(self, received: Received, _source: Source, now: float) -> None:
+    def note(self, received: Received, _source: MessageOrigin, now: float) -> None:
         """Look at what a message has changed."""
         accepted = received.result is ValidationResult.ACCEPT
         for signed in (*((received.signed,) if accepted else ()), *received.settled):
@@ -69,9 +69,9 @@ class Chronicle:
         text = f"this node is {snapshot.state}" + (f": {reason}" if reason else "")
         kind: EventKind = "paused" if snapshot.state == "paused" else "state"
         key = f"state/{self._me}/{now:.3f}"
-        self._happenings.add(Happening(key, now, kind, self._me, text))
+        self._happenings.add(RunEvent(key, now, kind, self._me, text))
 
-    def _of(self, signed: Signed[Any] | None, now: float) -> Iterator[Happening]:
+    def _of(self, signed: Signed[Any] | None, now: float) -> Iterator[RunEvent]:
         ledger = self._replica.ledger
         match signed.message if signed is not None else None:
             case Certificate(commit=commit):
@@ -87,7 +87,7 @@ class Chronicle:
             case _:
                 pass
 
-    def _outcome(self, entry: Entry, now: float | None) -> Iterator[Happening]:
+    def _outcome(self, entry: Entry, now: float | None) -> Iterator[RunEvent]:
         """Tell of an outcome that is not the usual one; ``now`` is None for an old one."""
         certificate, worker = entry.certificate, entry.commit.signer
         if certificate is None:
@@ -98,18 +98,18 @@ class Chronicle:
         if certificate.message.escalated:
             said = "certified" if certificate.message.accepted else f"rejected: {entry.reason}"
             text = f"the larger committee looked at a rollout: {said}"
-            yield Happening(f"escalated/{commit}", at, "escalated", worker, text, evidence, commit)
-        lied = entry.state is CommitState.REJECTED and entry.reason in LIES
+            yield RunEvent(f"escalated/{commit}", at, "escalated", worker, text, evidence, commit)
+        lied = entry.state is CommitState.REJECTED and entry.reason in SLASHABLE_REASONS
         if lied and self._replica.manifest.credit.slash:
             text = f"slashed for {entry.reason}: nobody checks what it commits to any more"
-            yield Happening(f"slashed/{worker}", at, "slashed", worker, text, evidence, commit)
+            yield RunEvent(f"slashed/{worker}", at, "slashed", worker, text, evidence, commit)
         if entry.state is CommitState.REJECTED and entry.trained_in is not None:
             text = f"version {entry.trained_in} learned from a rollout that is rejected"
-            yield Happening(
+            yield RunEvent(
                 f"trained/{commit}", at, "rejected-trained", worker, text, evidence, commit
             )
 
-    def _fork(self, worker: str, commits: tuple[Digest, Digest], now: float) -> Happening:
+    def _fork(self, worker: str, commits: tuple[Digest, Digest], now: float) -> RunEvent:
         entry = self._replica.ledger.entries.get(commits[1])
         at, slot = now, ""
         if entry is not None:
@@ -118,13 +118,13 @@ class Chronicle:
             slot = f" {message.slot} of version {message.version}"
         evidence = tuple(commit.hex() for commit in commits)
         text = f"signed two commits for slot{slot}: slashed"
-        return Happening(f"fork/{worker}", at, "fork", worker, text, evidence, evidence[1])
+        return RunEvent(f"fork/{worker}", at, "fork", worker, text, evidence, evidence[1])
 
-    def _leaders(self) -> Iterator[Happening]:
+    def _leaders(self) -> Iterator[RunEvent]:
         for version in range(self._replica.ledger.version + 1):
             yield from self._leader(version)
 
-    def _leader(self, version: int) -> Iterator[Happening]:
+    def _leader(self, version: int) -> Iterator[RunEvent]:
         """Tell of a version whose publisher is not that of the one before."""
         ledger = self._replica.ledger
         manifest, before = ledger.checkpoint(version), ledger.checkpoint(version - 1)
@@ -134,9 +134,9 @@ class Chronicle:
         if before is not None:
             text = f"took over as trainer with version {version}, term {manifest.message.term}"
         at, digest = manifest.message.created_at / 1000, manifest.digest.hex()
-        yield Happening(f"leader/{digest}", at, "leader", manifest.signer, text, (digest,))
+        yield RunEvent(f"leader/{digest}", at, "leader", manifest.signer, text, (digest,))
 
-    def _excluded(self, now: float) -> Iterator[Happening]:
+    def _excluded(self, now: float) -> Iterator[RunEvent]:
         """Tell of validators that contradicted themselves."""
         for evidence in self._replica.evidence:
             run_id, digest = self._replica.run_id, evidence.digest.hex()
@@ -146,7 +146,7 @@ class Chronicle:
                 continue
             text = "signed an accepting and a rejecting verdict on one rollout: excluded"
             commit = verdict.message.commit.hex()
-            yield Happening(
+            yield RunEvent(
                 f"excluded/{verdict.signer}",
                 now,
                 "excluded",

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from heapq import nlargest
 
-from node.api.v1.answers import EventsPage, Happening
+from node.api.v1.answers import EventsPage, RunEvent
 from node.api.v1.queries import EventQuery
 
 HAPPENINGS_MAX = 512
@@ -20,19 +20,19 @@ ROUTINE = "escalated"
 """Some of every honest worker's rollouts go to a larger committee: it happens all day."""
 
 
-class Happenings:
+class EventLog:
     """The last of them, each key once; what is ``ROUTINE`` is forgotten first."""
 
-    def __init__(self, boot: str, known: Iterable[Happening] = ()) -> None:
+    def __init__(self, boot: str, known: Iterable[RunEvent] = ()) -> None:
         self.boot = boot
-        self._kept: deque[tuple[int, Happening]] = deque()
+        self._kept: deque[tuple[int, RunEvent]] = deque()
         self._keys: dict[str, None] = {}
         self._number = 0
         self._news = asyncio.Event()
         for happening in known:
             self.add(happening)
 
-    def add(self, happening: Happening) -> None:
+    def add(self, happening: RunEvent) -> None:
         """Take one in, unless it is known."""
         if happening.key in self._keys:
             return
@@ -45,7 +45,7 @@ class Happenings:
             self._kept.remove(forgotten)
             del self._keys[forgotten[1].key]
 
-    def after(self, boot: str, number: int) -> list[tuple[int, Happening]]:
+    def after(self, boot: str, number: int) -> list[tuple[int, RunEvent]]:
         """Return what came after a number of a boot, all of it for another boot."""
         if boot != self.boot:
             return list(self._kept)
@@ -70,7 +70,7 @@ class Happenings:
             return False
         return True
 
-    def rare(self, count: int) -> tuple[Happening, ...]:
+    def rare(self, count: int) -> tuple[RunEvent, ...]:
         """Return the last ones by their time, the newest first, without the ``ROUTINE``."""
         items = (happening for _, happening in self._kept if happening.kind != ROUTINE)
         return tuple(nlargest(count, items, key=lambda one: one.at))

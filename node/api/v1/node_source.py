@@ -11,28 +11,28 @@ from node.api.rollout_counts import counted
 from node.api.status import NodeStatus, RolloutCounts
 from node.api.v1.answers import (
     EventsPage,
-    History,
-    Look,
     MachinePage,
     Meta,
     Overview,
     PeerPage,
     RewardPoint,
+    RolloutDetail,
     RolloutPage,
-    RolloutShown,
     RunPage,
+    SampleHistory,
+    Tick,
     TrainingPage,
     WeightsPage,
 )
-from node.api.v1.chronicle import Chronicle
-from node.api.v1.happenings import Happenings
+from node.api.v1.chronicle import EventRecorder
+from node.api.v1.happenings import EventLog
 from node.api.v1.machine import MachineReader
-from node.api.v1.peers import Peers
+from node.api.v1.peers import PeerReader
 from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
 from node.api.v1.queues import queues
-from node.api.v1.rollouts import Rollouts
-from node.api.v1.samples import Sample, Samples
-from node.api.v1.source import Source
+from node.api.v1.rollouts import RolloutReader
+from node.api.v1.samples import ResourceSample, ResourceSamples
+from node.api.v1.source import DataSource
 from node.api.v1.training import POINTS_MAX, training_page
 from node.api.v1.view import NodeView
 from node.api.v1.weights import WeightsReader
@@ -56,7 +56,7 @@ class _EpochNumbers:
     slashed: int
 
 
-class NodeSource(Source):
+class NodeSource(DataSource):
     """One node; until ``join`` there is its status alone. ``machine`` is None where none is."""
 
     def __init__(
@@ -69,22 +69,22 @@ class NodeSource(Source):
         self._status = status
         self._clock = clock
         self._machine = machine
-        self._samples = Samples()
+        self._samples = ResourceSamples()
         self._view: NodeView | None = None
         self._looks = self._looks_idle = 0
         self._restored = False
         self._numbers = _EpochNumbers(-1, {}, 0, 0)
         self._rewards: tuple[bytes, tuple[RewardPoint, ...]] = b"", ()
-        self.happenings = Happenings(boot)
+        self.happenings = EventLog(boot)
 
     def join(self, view: NodeView) -> None:
         """Read a daemon from now on."""
         self._view = view
         context, me = view.observer.context, view.observer.context.signer.peer_id
-        self._rollouts = Rollouts(context, view.task)
-        self._peers = Peers(view.observer, view.forest, view.round_trips)
+        self._rollouts = RolloutReader(context, view.task)
+        self._peers = PeerReader(view.observer, view.forest, view.round_trips)
         self._weights = WeightsReader(view.observer, view.forest)
-        self._chronicle = Chronicle(context.replica, self.happenings, me)
+        self._chronicle = EventRecorder(context.replica, self.happenings, me)
         view.observer.inbox.listen(
             lambda received, source: self._chronicle.note(received, source, self._clock.now())
         )
@@ -113,7 +113,7 @@ class NodeSource(Source):
             self._chronicle.restore(now)
         self._chronicle.look(snapshot, view.observer.reason(), now)
         self._samples.note(
-            Sample(
+            ResourceSample(
                 at=round(now, 3),
                 committed=snapshot.committed,
                 certified=snapshot.certified,
@@ -139,14 +139,14 @@ class NodeSource(Source):
         return Meta("live", self.happenings.boot, title)
 
     @override
-    def look_now(self) -> Look:
+    def look_now(self) -> Tick:
         """Return what pages that watch are told each second."""
         if self._view is None:
             status = self._status()
-            return Look(status.state, status.reason, 0, -1, 0, 0, 0)
+            return Tick(status.state, status.reason, 0, -1, 0, 0, 0)
         observer = self._view.observer
         snapshot = observer.snapshot()
-        return Look(
+        return Tick(
             state=snapshot.state,
             reason=observer.reason(),
             epoch=self._view.manifest.manifest.epoch_at(self._clock.now()),
@@ -227,7 +227,7 @@ class NodeSource(Source):
         return self._rewards[1]
 
     @override
-    def history(self) -> History:
+    def history(self) -> SampleHistory:
         return self._samples.history()
 
     @override
@@ -235,7 +235,7 @@ class NodeSource(Source):
         return RolloutPage() if self._view is None else await self._rollouts.page(query)
 
     @override
-    async def rollout(self, commit: str) -> RolloutShown | None:
+    async def rollout(self, commit: str) -> RolloutDetail | None:
         return None if self._view is None else await self._rollouts.shown(commit)
 
     @override

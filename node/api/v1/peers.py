@@ -10,7 +10,7 @@ from node.api.v1.queries import PeerQuery
 from node.local.units import bytes_text
 from protocol.core.types import PeerId
 from protocol.gossipsub.inspection import PeerReport
-from protocol.ledger.reputation import has_standing
+from protocol.ledger.reputation import has_reputation
 from protocol.membership.roster import Member
 from protocol.messages import Hardware
 from protocol.shardcast.forest import ForestMembers
@@ -31,7 +31,7 @@ _ORDERS: dict[str, Callable[[PeerRow], tuple[object, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class PeerReader:
     """Reads one node; ``forest`` returns what was witnessed of the members."""
 
     observer: Observer
@@ -97,7 +97,7 @@ class Peers:
             return "slashed"
         if replica.manifest.is_of_genesis(peer):
             return "genesis"
-        return "proven" if has_standing(peer, replica.manifest, replica.ledger) else "newcomer"
+        return "proven" if has_reputation(peer, replica.manifest, replica.ledger) else "newcomer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def selected(rows: Iterable[PeerRow], query: PeerQuery) -> list[PeerRow]:
 
 
 def _is_wanted(row: PeerRow, query: PeerQuery) -> bool:
-    """Tell whether a row is asked for; the text is looked for in ids, addresses and software."""
+    """Return whether a row is asked for; the text is looked for in ids, addresses and software."""
     text = query.text.lower()
     return (
         (not query.role or query.role in row.roles)

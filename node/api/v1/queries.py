@@ -29,7 +29,7 @@ class RolloutQuery:
     limit: int = 50
 
     def takes(self, state: str, worker: str, version: int, reason: str) -> bool:
-        """Tell whether a rollout is one of them."""
+        """Return whether a rollout is one of them."""
         return (
             (not self.state or state == self.state)
             and (not self.worker or worker.endswith(self.worker) or worker.startswith(self.worker))

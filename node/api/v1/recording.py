@@ -8,20 +8,20 @@ from typing_extensions import override
 
 from node.api.v1.answers import (
     EventsPage,
-    Happening,
-    History,
-    Look,
     MachinePage,
     Meta,
     Overview,
     PeerPage,
+    RolloutDetail,
     RolloutPage,
-    RolloutShown,
+    RunEvent,
     RunPage,
+    SampleHistory,
+    Tick,
     TrainingPage,
     WeightsPage,
 )
-from node.api.v1.happenings import Happenings
+from node.api.v1.happenings import EventLog
 from node.api.v1.node_source import NodeSource
 from node.api.v1.peers import selected
 from node.api.v1.queries import (
@@ -31,7 +31,7 @@ from node.api.v1.queries import (
     RolloutQuery,
     WeightsQuery,
 )
-from node.api.v1.source import Source
+from node.api.v1.source import DataSource
 from node.local.errors import ExitCode, NodeError
 
 RECORDING_NAME = "view.json"
@@ -41,27 +41,27 @@ ROLLOUTS_MAX = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedSwarm:
     """Everything that was recorded of one node, at one time."""
 
     title: str
     overview: Overview
-    history: History
-    rollouts: tuple[RolloutShown, ...]
+    history: SampleHistory
+    rollouts: tuple[RolloutDetail, ...]
     peers: PeerPage
     weights: WeightsPage
     machine: MachinePage
     run: RunPage
-    happened: tuple[Happening, ...]
+    happened: tuple[RunEvent, ...]
     training: TrainingPage = field(default_factory=TrainingPage)
 
 
-_RECORDED = TypeAdapter(Recorded)
+_RECORDED = TypeAdapter(RecordedSwarm)
 
 
-async def record(source: NodeSource, title: str) -> Recorded:
+async def record(source: NodeSource, title: str) -> RecordedSwarm:
     """Return what a node answers now."""
-    found: list[RolloutShown] = []
+    found: list[RolloutDetail] = []
     after = ""
     while len(found) < ROLLOUTS_MAX:
         page = await source.rollouts(RolloutQuery(after=after, limit=50))
@@ -74,7 +74,7 @@ async def record(source: NodeSource, title: str) -> Recorded:
     rows = list(peers.rows)
     while len(rows) < peers.total:
         rows += source.peers(PeerQuery(offset=len(rows), limit=LIMIT_MAX)).rows
-    return Recorded(
+    return RecordedSwarm(
         title,
         source.overview(),
         source.history(),
@@ -88,12 +88,12 @@ async def record(source: NodeSource, title: str) -> Recorded:
     )
 
 
-def write_recording(directory: Path, recorded: Recorded) -> None:
+def write_recording(directory: Path, recorded: RecordedSwarm) -> None:
     """Write the file that ``read_recording`` reads."""
     (directory / RECORDING_NAME).write_bytes(_RECORDED.dump_json(recorded))
 
 
-def read_recording(directory: Path) -> Recorded:
+def read_recording(directory: Path) -> RecordedSwarm:
     """Read what a report holds; raises ``NodeError``."""
     path = directory / RECORDING_NAME
     try:
@@ -110,22 +110,22 @@ def read_recording(directory: Path) -> Recorded:
         raise NodeError(f"{path} is damaged, or of another version", ExitCode.USAGE) from None
 
 
-class Recording(Source):
+class Recording(DataSource):
     """A recorded node; another ``boot`` tells pages that are open to look again."""
 
-    def __init__(self, recorded: Recorded, boot: str = "recorded") -> None:
+    def __init__(self, recorded: RecordedSwarm, boot: str = "recorded") -> None:
         self._recorded = recorded
         self._rollouts = {one.row.commit: one for one in recorded.rollouts}
-        self.happenings = Happenings(boot, reversed(recorded.happened))
+        self.happenings = EventLog(boot, reversed(recorded.happened))
 
     @override
     def meta(self) -> Meta:
         return Meta("recorded", self.happenings.boot, self._recorded.title)
 
     @override
-    def look_now(self) -> Look:
+    def look_now(self) -> Tick:
         seen = self._recorded.overview
-        return Look(
+        return Tick(
             seen.state,
             seen.reason,
             seen.epoch,
@@ -140,7 +140,7 @@ class Recording(Source):
         return self._recorded.overview
 
     @override
-    def history(self) -> History:
+    def history(self) -> SampleHistory:
         return self._recorded.history
 
     @override
@@ -158,7 +158,7 @@ class Recording(Source):
         return RolloutPage(tuple(chosen), len(wanted), older, tuple(sorted(reasons)))
 
     @override
-    async def rollout(self, commit: str) -> RolloutShown | None:
+    async def rollout(self, commit: str) -> RolloutDetail | None:
         return self._rollouts.get(commit)
 
     @override

@@ -6,11 +6,11 @@ from dataclasses import replace
 from node.api.v1.answers import (
     Drawn,
     Limit,
+    RolloutDetail,
     RolloutPage,
     RolloutRow,
-    RolloutShown,
-    SequenceShown,
-    VerdictShown,
+    SequenceDetail,
+    VerdictDetail,
 )
 from node.api.v1.queries import RolloutQuery
 from node.context import NodeContext
@@ -43,7 +43,7 @@ NO_BODY = (
 NO_TASK = "This node holds no task, so it cannot tell what the tokens say."
 
 
-class Rollouts:
+class RolloutReader:
     """The rollouts of one node; ``task`` returns the run's task, None while it is not here."""
 
     def __init__(self, context: NodeContext, task: Callable[[], Environment | None]) -> None:
@@ -133,7 +133,7 @@ class Rollouts:
                 found.setdefault(signer, verdict)
         return list(found.values())
 
-    async def shown(self, commit: str) -> RolloutShown | None:
+    async def shown(self, commit: str) -> RolloutDetail | None:
         """Return everything about a commit, given in hexadecimal; None for an unknown one."""
         ledger, digest = self._context.replica.ledger, _digest(commit)
         entry = ledger.entries.get(digest) or ledger.kept.get(digest)
@@ -145,7 +145,7 @@ class Rollouts:
         sequences, note = await self._sequences(entry, body)
         rewards = [one.reward for one in body or ()]
         mean = sum(rewards) / len(rewards) / REWARD_SCALE if rewards else None
-        return RolloutShown(
+        return RolloutDetail(
             row=replace(self.row(entry), reward=mean),
             checkpoint=message.checkpoint.hex(),
             previous=message.previous.hex(),
@@ -167,11 +167,11 @@ class Rollouts:
             return Drawn(epoch)
         return Drawn(epoch, committee.first, committee.escalated, committee.quorum)
 
-    def _verdicts_shown(self, entry: Entry, drawn: Drawn) -> tuple[VerdictShown, ...]:
+    def _verdicts_shown(self, entry: Entry, drawn: Drawn) -> tuple[VerdictDetail, ...]:
         ranks = {peer: rank for rank, peer in enumerate(drawn.escalated)}
         rules, tokens = self._context.replica.manifest.toploc, entry.commit.message.tokens
         shown = [
-            VerdictShown(
+            VerdictDetail(
                 validator=verdict.signer,
                 place=ranks.get(verdict.signer),
                 accept=verdict.message.accept,
@@ -189,7 +189,7 @@ class Rollouts:
 
     async def _sequences(
         self, entry: Entry, body: Sequence[RolloutSequence] | None
-    ) -> tuple[tuple[SequenceShown, ...], str]:
+    ) -> tuple[tuple[SequenceDetail, ...], str]:
         """Return the text of a rollout, and what is missing from it."""
         if body is None:
             return (), NO_BODY
@@ -232,8 +232,8 @@ class Rollouts:
 
 def _sequence(
     assignment: SequenceAssignment, claimed: RolloutSequence, prompt: str, completion: str
-) -> SequenceShown:
-    return SequenceShown(
+) -> SequenceDetail:
+    return SequenceDetail(
         group=assignment.group,
         tokens=len(claimed.tokens),
         length_target=assignment.length_target,

@@ -20,8 +20,8 @@ from node.api.v1.queries import (
     WeightsQuery,
     parse,
 )
-from node.api.v1.source import Source
-from node.api.v1.stream import Streams, resume_from
+from node.api.v1.source import DataSource
+from node.api.v1.stream import EventStreams, resume_from
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {shape: TypeAdapter(shape) for shape in ANSWERS.values()}
 _HEADERS = {"Cache-Control": "no-store"}
@@ -30,9 +30,9 @@ _JSON = "application/json"
 Answer = Callable[[Request], Awaitable[Any]]
 
 
-def api_v1(source: Source) -> Mount:
+def api_v1(source: DataSource) -> Mount:
     """Return the routes that answer from ``source``."""
-    streams = Streams(source)
+    streams = EventStreams(source)
 
     async def rollout(request: Request) -> Any:
         return await source.rollout(request.path_params["commit"])

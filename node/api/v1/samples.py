@@ -7,7 +7,7 @@ rate between any two samples that are left is still exact.
 from collections import deque
 from dataclasses import dataclass, fields
 
-from node.api.v1.answers import History
+from node.api.v1.answers import SampleHistory
 
 SAMPLES_MAX = 720
 """A chart is about as many pixels wide; at one a second it is full after 12 minutes. 0.2 MB."""
@@ -18,7 +18,7 @@ EARLY_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ResourceSample:
     """What a node counted up to ``at``; ``looks_idle`` are the looks at which the trainer waited.
 
     ``version``, ``backlog``, ``connected``, ``members`` and ``rss_bytes`` are as they were then.
@@ -40,19 +40,19 @@ class Sample:
     rss_bytes: int
 
 
-COLUMNS = tuple(field.name for field in fields(Sample) if field.name != "at")
+COLUMNS = tuple(field.name for field in fields(ResourceSample) if field.name != "at")
 
 
-class Samples:
+class ResourceSamples:
     """The samples of one node."""
 
     def __init__(self, interval_seconds: float = 1.0, samples_max: int = SAMPLES_MAX) -> None:
         self._interval_seconds = interval_seconds
         self._samples_max = samples_max
-        self._kept: list[Sample] = []
-        self._recent: deque[Sample] = deque(maxlen=RECENT_SECONDS + 1)
+        self._kept: list[ResourceSample] = []
+        self._recent: deque[ResourceSample] = deque(maxlen=RECENT_SECONDS + 1)
 
-    def note(self, sample: Sample) -> None:
+    def note(self, sample: ResourceSample) -> None:
         """Take a sample; it is kept when the last one that was is old enough."""
         self._recent.append(sample)
         if self._kept and sample.at < self._kept[-1].at + self._interval_seconds - EARLY_SECONDS:
@@ -78,11 +78,11 @@ class Samples:
         first, last = self._kept[0], self._kept[-1]
         return (last.looks_idle - first.looks_idle) / (last.looks - first.looks)
 
-    def _ends(self) -> tuple[Sample | None, Sample | None]:
+    def _ends(self) -> tuple[ResourceSample | None, ResourceSample | None]:
         return (self._recent[0], self._recent[-1]) if self._recent else (None, None)
 
-    def history(self) -> History:
+    def history(self) -> SampleHistory:
         """Return what is kept."""
         kept = self._kept
         columns = {name: tuple(getattr(one, name) for one in kept) for name in COLUMNS}
-        return History(self._interval_seconds, tuple(one.at for one in kept), columns)
+        return SampleHistory(self._interval_seconds, tuple(one.at for one in kept), columns)

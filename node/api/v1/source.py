@@ -4,44 +4,44 @@ from typing import Protocol
 
 from node.api.v1.answers import (
     EventsPage,
-    History,
-    Look,
     MachinePage,
     Meta,
     Overview,
     PeerPage,
+    RolloutDetail,
     RolloutPage,
-    RolloutShown,
     RunPage,
+    SampleHistory,
+    Tick,
     TrainingPage,
     WeightsPage,
 )
-from node.api.v1.happenings import Happenings
+from node.api.v1.happenings import EventLog
 from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """A node, or what was recorded of one. Nothing here changes anything."""
 
-    happenings: Happenings
+    happenings: EventLog
     """What happened, and who is told of it."""
 
     def meta(self) -> Meta:
         """Return who answers."""
 
-    def look_now(self) -> Look:
+    def look_now(self) -> Tick:
         """Return what pages that watch are told each second."""
 
     def overview(self) -> Overview:
         """Return the first page."""
 
-    def history(self) -> History:
+    def history(self) -> SampleHistory:
         """Return what was counted over time."""
 
     async def rollouts(self, query: RolloutQuery) -> RolloutPage:
         """Return a page of rollouts."""
 
-    async def rollout(self, commit: str) -> RolloutShown | None:
+    async def rollout(self, commit: str) -> RolloutDetail | None:
         """Return the rollout of a commit; None when it is not known any more."""
 
     def peers(self, query: PeerQuery) -> PeerPage:

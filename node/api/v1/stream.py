@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 from pydantic import TypeAdapter
 
-from node.api.v1.answers import Happening, Look
-from node.api.v1.source import Source
+from node.api.v1.answers import RunEvent, Tick
+from node.api.v1.source import DataSource
 
 STREAMS_MAX = 16
 """At once; each is one of the server's connections."""
@@ -20,7 +20,7 @@ RETRY_MILLISECONDS = 2_000
 SILENCE_SECONDS = 15.0
 """Then a comment tells that the line is alive: what was recorded has nothing more to tell."""
 
-_LOOK, _HAPPENING = TypeAdapter(Look), TypeAdapter(Happening)
+_LOOK, _HAPPENING = TypeAdapter(Tick), TypeAdapter(RunEvent)
 
 
 def resume_from(last_event_id: str) -> tuple[str, int]:
@@ -29,10 +29,10 @@ def resume_from(last_event_id: str) -> tuple[str, int]:
     return (boot, int(number)) if boot and number.isascii() and number.isdigit() else ("", 0)
 
 
-class Streams:
+class EventStreams:
     """The open streams of one server."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: DataSource) -> None:
         self._source = source
         self._open = 0
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
+from node.api.arrivals_observer import download_statuses, durations_statuses, receiver_statuses
 from node.api.observer import Observer
-from node.api.v1.answers import Forest, FormShown, VersionShown, WeightsPage
+from node.api.v1.answers import EncodingDetail, Forest, VersionDetail, WeightsPage
 from node.api.v1.queries import WeightsQuery
 from node.weights.download_progress import SECONDS_BOUNDS
 from protocol.messages import CheckpointManifest, Signed
@@ -39,7 +39,7 @@ class WeightsReader:
             forest = self._forest(manifest, members)
         return WeightsPage(
             tuple(map(self._version, reversed(newest))),
-            arrival_statuses(observer.arrivals, monotonic, now),
+            download_statuses(observer.arrivals, monotonic, now),
             receiver_statuses(observer.exchange.sent, monotonic),
             durations_statuses(observer.arrivals),
             SECONDS_BOUNDS,
@@ -47,13 +47,13 @@ class WeightsReader:
             note,
         )
 
-    def _version(self, manifest: Signed[CheckpointManifest]) -> VersionShown:
+    def _version(self, manifest: Signed[CheckpointManifest]) -> VersionDetail:
         message = manifest.message
-        forms = [FormShown("file", -1, message.total_bytes)]
+        forms = [EncodingDetail("file", -1, message.total_bytes)]
         for encoding in message.encodings:
             form = "patch" if encoding.base else "planes"
-            forms.append(FormShown(form, encoding.base_version, encoding.total_bytes))
-        return VersionShown(
+            forms.append(EncodingDetail(form, encoding.base_version, encoding.total_bytes))
+        return VersionDetail(
             version=message.version,
             at=message.created_at / 1000,
             publisher=manifest.signer,

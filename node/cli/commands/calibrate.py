@@ -20,7 +20,7 @@ from node.founding.calibration import (
     CalibrationPlan,
     calibrate_run,
 )
-from node.founding.creation import Rows, import_run
+from node.founding.creation import TaskRows, import_run
 from node.founding.found import draft
 from node.founding.recipes import toploc_toml
 from node.founding.task import pinned_recipe
@@ -113,7 +113,7 @@ def _measure(
 ) -> "Calibration":
     """Measure with a run that nobody founds; raises ``ValueError``."""
     policy, task = folder / "genesis.safetensors", folder / "task"
-    made = import_run(model, Rows(dataset), recipe, policy, task, _say)
+    made = import_run(model, TaskRows(dataset), recipe, policy, task, _say)
     manifest = draft(made.recipe, made.policy, made.task.files, int(time.time()))
     with background() as thread, progress_of("calibrating", "tokens") as progress:
         return calibrate_run(manifest, policy, task, plan, thread, progress, _say if lies else None)

@@ -55,7 +55,7 @@ def chat(
         raise NodeError("--model excludes --version and --data-dir", ExitCode.USAGE)
     if as_json and prompt is None:
         raise NodeError("--json is for one answer; add -p TEXT", ExitCode.USAGE)
-    from node.models.chat import Chat, ChatOptions, answer_once, converse  # noqa: PLC0415 - slow
+    from node.models.chat import ChatOptions, ChatSession, answer_once, converse  # noqa: PLC0415 - slow
     from node.models.held import open_held_run  # noqa: PLC0415 - the same
     from node.models.subject import directory_subject, held_subject  # noqa: PLC0415 - the same
 
@@ -64,7 +64,7 @@ def chat(
     else:
         held = open_held_run(data_dir_of(ctx, data_dir).root)
         subject = held_subject(held, held.version(version))
-    opened = Chat(subject, ChatOptions(tokens, temperature, seed, system, device))
+    opened = ChatSession(subject, ChatOptions(tokens, temperature, seed, system, device))
     if prompt is None:
         run = "" if subject.run is None else f" of run {subject.run.name}"
         typer.echo(f"{subject.name}{run}", err=True)

@@ -113,7 +113,7 @@ def tunnel_command(port: int) -> str:
 
 
 def _has_screen() -> bool:
-    """Tell whether a browser that starts here would be seen."""
+    """Return whether a browser that starts here would be seen."""
     if "SSH_CONNECTION" in os.environ or not sys.stdout.isatty():
         return False
     return sys.platform == "darwin" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ))

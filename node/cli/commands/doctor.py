@@ -11,7 +11,7 @@ import typer
 
 from node.cli import options
 from node.cli.commands.context import print_json, print_rich
-from node.cli.doctor.finding import Finding, Level
+from node.cli.doctor.finding import Finding, FindingLevel
 from node.cli.options import Json
 from node.founding.model import needs_of_run
 from node.local.datadir import DataDir, load_identity
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red"}
-_SIGNS = {Level.OK: "✓", Level.WARNING: "!", Level.FAILURE: "✗"}
+_STYLES = {FindingLevel.OK: "green", FindingLevel.WARNING: "yellow", FindingLevel.FAILURE: "red"}
+_SIGNS = {FindingLevel.OK: "✓", FindingLevel.WARNING: "!", FindingLevel.FAILURE: "✗"}
 
 
 @app.command()
@@ -71,13 +71,13 @@ def doctor(
     found, manifest = _look(node)
     if not no_engine and set(node.roles) != {Role.RELAY}:
         typer.echo("an engine is trying itself …", err=True)
-        too_large = any(one.level is Level.FAILURE for one in found)
+        too_large = any(one.level is FindingLevel.FAILURE for one in found)
         found.append(_try_engine(node, None if too_large else manifest))
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:
         _print(found)
-    if any(finding.level is Level.FAILURE for finding in found):
+    if any(finding.level is FindingLevel.FAILURE for finding in found):
         raise typer.Exit(ExitCode.CONFIG)
 
 
@@ -101,7 +101,7 @@ def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
         try:
             needs = needs_of_run(manifest)
         except NodeError as error:
-            found.append(Finding("model", Level.FAILURE, error.message))
+            found.append(Finding("model", FindingLevel.FAILURE, error.message))
     looked = [
         *found,
         check_clock(),
@@ -123,7 +123,7 @@ def _look_at_daemon(datadir: DataDir) -> list[Finding]:
         clock = fetch_status(datadir).clock
     except NodeError:
         return []
-    return [Finding("clock", Level.FAILURE, clock)] if clock else []
+    return [Finding("clock", FindingLevel.FAILURE, clock)] if clock else []
 
 
 def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
@@ -135,11 +135,11 @@ def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]
         signed = known_run(datadir, node.run, node.run_id)
         if signed is None:
             unknown = "not known here: the peers will offer it; --run RUN.toml compares it now"
-            return [Finding("run", Level.OK, unknown)], None
+            return [Finding("run", FindingLevel.OK, unknown)], None
     except NodeError as error:
-        return [Finding("run", Level.FAILURE, error.message)], None
+        return [Finding("run", FindingLevel.FAILURE, error.message)], None
     manifest = signed.manifest
-    found = [Finding("run", Level.OK, f"{manifest.name}, {manifest.run_id.hex()[:16]}…")]
+    found = [Finding("run", FindingLevel.OK, f"{manifest.name}, {manifest.run_id.hex()[:16]}…")]
     return found + _look_at_key(datadir, node, manifest), manifest
 
 
@@ -152,7 +152,7 @@ def _look_at_key(datadir: DataDir, node: "NodeConfig", manifest: RunManifest) ->
     named = {Role.TRAINER: manifest.is_trainer, Role.VALIDATOR: manifest.is_validator}
     advice = "ask the run's creator, or use the data dir whose key it names"
     return [
-        Finding("key", Level.FAILURE, f"the run does not name this key as a {role}", advice)
+        Finding("key", FindingLevel.FAILURE, f"the run does not name this key as a {role}", advice)
         for role in node.roles
         if role in named and not named[role](peer)
     ]

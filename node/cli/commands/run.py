@@ -13,7 +13,7 @@ from node.cli.commands.recalibrate import recalibrate
 from node.cli.commands.recipes import recipe, recipes
 from node.cli.options import Json
 from node.founding.calibration import MARGIN, MINUTES, CalibrationPlan
-from node.founding.creation import CALIBRATION, MANIFEST, Creation, Members, Rows, staging
+from node.founding.creation import CALIBRATION, MANIFEST, Creation, Members, TaskRows, staging
 from node.founding.model import needs_of_run
 from node.founding.needs import Needs
 from node.founding.task import pinned_recipe
@@ -124,7 +124,7 @@ def create(
     members = Members(trainers, validators, trainer or (), validator or ())
     _say(f"reading {model}")
     with staging(out) as directory, background() as thread:
-        rows = Rows(dataset, skip_bad_rows)
+        rows = TaskRows(dataset, skip_bad_rows)
         made = Creation.begin(model, rows, rules, directory, creator_key, members, _say)
         measured_at = calibration or out.with_name(f"{out.name}.{CALIBRATION}")
         if not (uncalibrated or dry_run):

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from node.cli.doctor.finding import Finding, Level
+from node.cli.doctor.finding import Finding, FindingLevel
 
 ENGINE_SECONDS = 180.0
 """Importing torch takes 6 s, and several times that on a machine that reads it for the first time;
@@ -43,11 +43,13 @@ async def check_engine(
         child.kill()
         await child.wait()
         found = f"computed nothing on {device} in {ENGINE_SECONDS:g} s"
-        return Finding("engine", Level.FAILURE, found, "look at the device's driver")
+        return Finding("engine", FindingLevel.FAILURE, found, "look at the device's driver")
     if child.returncode:
         lines = errors.decode(errors="replace").strip().splitlines() or ["no word"]
         reason = f"exit code {child.returncode}: {lines[-1][:_ERROR_CHARACTERS_MAX]}"
-        return Finding("engine", Level.FAILURE, reason, "look at the device's driver and memory")
+        return Finding(
+            "engine", FindingLevel.FAILURE, reason, "look at the device's driver and memory"
+        )
     values = json.loads(output)
     model = "a small model" if run is None else f"a model of the size of {run}"
     found = (
@@ -56,5 +58,5 @@ async def check_engine(
     )
     if values["excess"] and run is None:
         advice = f"{values['excess']}: measure with prime-node calibrate before founding a run"
-        return Finding("engine", Level.WARNING, f"{found}, and rounds unlike others", advice)
-    return Finding("engine", Level.OK, found)
+        return Finding("engine", FindingLevel.WARNING, f"{found}, and rounds unlike others", advice)
+    return Finding("engine", FindingLevel.OK, found)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Level(StrEnum):
+class FindingLevel(StrEnum):
     """How well it is."""
 
     OK = "ok"
@@ -19,6 +19,6 @@ class Finding:
     """What was looked at, what was found, and what to do about it (empty when nothing)."""
 
     what: str
-    level: Level
+    level: FindingLevel
     found: str
     advice: str = ""

@@ -1,6 +1,6 @@
 """The jail for programs and checkers of tasks in text."""
 
-from node.cli.doctor.finding import Finding, Level
+from node.cli.doctor.finding import Finding, FindingLevel
 from protocol.run.manifest import RunManifest
 
 
@@ -13,5 +13,7 @@ def check_jail(manifest: RunManifest | None) -> Finding:
         Jail(libraries=False)
     except NoJailError as error:
         advice = "install bubblewrap, and allow user namespaces; only tasks in text need it"
-        return Finding("jail", Level.FAILURE if needed else Level.WARNING, str(error), advice)
-    return Finding("jail", Level.OK, "untrusted code can be kept in one")
+        return Finding(
+            "jail", FindingLevel.FAILURE if needed else FindingLevel.WARNING, str(error), advice
+        )
+    return Finding("jail", FindingLevel.OK, "untrusted code can be kept in one")

@@ -5,7 +5,7 @@ import os
 import time
 from dataclasses import replace
 
-from node.cli.doctor.finding import Finding, Level
+from node.cli.doctor.finding import Finding, FindingLevel
 from node.live.p2pd import P2pd, P2pdError, P2pdOptions
 from node.local.datadir import load_or_create_identity
 from node.local.socket_directory import SocketDirectory
@@ -25,21 +25,23 @@ async def check_p2pd(host: str, port: int) -> Finding:
         await child.stop()
     except P2pdError as error:
         advice = "choose another --port" if port else "see that it may be executed"
-        return Finding("p2pd", Level.FAILURE, str(error), advice)
+        return Finding("p2pd", FindingLevel.FAILURE, str(error), advice)
     finally:
         sockets.close()
     where = f"{host}:{port}" if port else f"{host}, a free port"
-    return Finding("p2pd", Level.OK, f"listened at {where} after {time.monotonic() - began:.1f} s")
+    return Finding(
+        "p2pd", FindingLevel.OK, f"listened at {where} after {time.monotonic() - began:.1f} s"
+    )
 
 
 def check_reachable(port: int, public_ip: str | None) -> Finding:
     """Say whether others could dial us; whether they can, only they know."""
     if public_ip and port:
         found = f"peers are told {public_ip}, port {port}: let it through your router or firewall"
-        return Finding("reachable", Level.OK, found)
+        return Finding("reachable", FindingLevel.OK, found)
     return Finding(
         "reachable",
-        Level.WARNING,
+        FindingLevel.WARNING,
         "peers are told no fixed public address, so they reach us through relays alone",
         "with a public address: --port PORT --public-ip IP",
     )
@@ -48,11 +50,13 @@ def check_reachable(port: int, public_ip: str | None) -> Finding:
 async def check_peers(addresses: tuple[str, ...]) -> list[Finding]:
     """Connect to each address; who answers there shows when the node joins."""
     found = await asyncio.gather(*map(_check_peer, addresses))
-    if all(finding.level is Level.FAILURE for finding in found):
+    if all(finding.level is FindingLevel.FAILURE for finding in found):
         return found
     # One that answers is enough.
     return [
-        replace(finding, level=Level.WARNING) if finding.level is Level.FAILURE else finding
+        replace(finding, level=FindingLevel.WARNING)
+        if finding.level is FindingLevel.FAILURE
+        else finding
         for finding in found
     ]
 
@@ -61,7 +65,7 @@ async def _check_peer(address: str) -> Finding:
     parts = address.split("/")
     what = f"peer …{address[-8:]}"
     if parts[1] not in ("ip4", "dns", "dns4") or parts[3:4] != ["tcp"]:
-        return Finding(what, Level.WARNING, f"{address} is not tried here", "")
+        return Finding(what, FindingLevel.WARNING, f"{address} is not tried here", "")
     began = time.monotonic()
     try:
         connecting = asyncio.open_connection(parts[2], int(parts[4]))
@@ -75,6 +79,6 @@ async def _check_peer(address: str) -> Finding:
         writer.close()
         seconds = time.monotonic() - began
         found = f"{parts[2]}:{parts[4]} answers in {1000 * seconds:.0f} ms"
-        return Finding(what, Level.OK, found)
+        return Finding(what, FindingLevel.OK, found)
     advice = "check the address, and that your network lets it out"
-    return Finding(what, Level.FAILURE, f"{parts[2]}:{parts[4]}: {reason}", advice)
+    return Finding(what, FindingLevel.FAILURE, f"{parts[2]}:{parts[4]}: {reason}", advice)

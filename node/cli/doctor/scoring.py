@@ -2,7 +2,7 @@
 
 import os
 
-from node.cli.doctor.finding import Finding, Level
+from node.cli.doctor.finding import Finding, FindingLevel
 from node.local.config import NodeConfig, runtime_directories
 from node.local.scoring import run_options, scores
 from protocol.run.manifest import RunManifest
@@ -17,8 +17,8 @@ def check_scoring(config: NodeConfig, manifest: RunManifest | None) -> list[Find
         found = interpreter_of(manifest.environment, runtime_directories(os.environ))
     except NoRuntimeError as error:
         remedy = error.remedy(run_options(config.run, config.data_dir))
-        return [Finding("scoring", Level.FAILURE, error.needs, remedy)]
+        return [Finding("scoring", FindingLevel.FAILURE, error.needs, remedy)]
     except ValueError as error:
-        return [Finding("scoring", Level.FAILURE, str(error))]
+        return [Finding("scoring", FindingLevel.FAILURE, str(error))]
     text = f"{manifest.environment.runtime}, by {found.executable} (Python {found.version})"
-    return [Finding("scoring", Level.OK, text)]
+    return [Finding("scoring", FindingLevel.OK, text)]

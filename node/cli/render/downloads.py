@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from node.api.arrivals import ArrivalStatus, PartyStatus
+from node.api.arrivals import DownloadStatus, PeerTrafficStatus
 from node.cli.render.piece_map import PieceBar, piece_shares
 from node.cli.render.style import DIM, GOOD, WARN, plain, short_peer
 from node.local.units import bytes_text, duration_text
@@ -15,25 +15,25 @@ from node.local.units import bytes_text, duration_text
 PARTIES_SHOWN = 4
 
 
-def arrivals_view(arrivals: Sequence[ArrivalStatus]) -> RenderableType | None:
+def downloads_view(arrivals: Sequence[DownloadStatus]) -> RenderableType | None:
     """Return, of each version on its way, a line with its map and one with its sources."""
     coming = [_arrival(one) for one in arrivals if one.arrived_at is None]
     return Group(*coming) if coming else None
 
 
-def sending_text(receivers: Sequence[PartyStatus]) -> str:
+def sending_text(receivers: Sequence[PeerTrafficStatus]) -> str:
     """Return to whom bytes go now, and how fast."""
     rate = sum(party.bytes_per_second for party in receivers)
     count = f"{len(receivers)} peer{'s' * (len(receivers) != 1)}"
     return f"{bytes_text(rate)}/s to {count}: {_parties(receivers, {})}"
 
 
-def share_text(arrival: ArrivalStatus) -> str:
+def share_text(arrival: DownloadStatus) -> str:
     """Return how much is here, rounded down: all of it only when it is."""
     return f"{100 * arrival.bytes_here // max(1, arrival.total_bytes)} %"
 
 
-def to_go_text(arrival: ArrivalStatus) -> str:
+def remaining_text(arrival: DownloadStatus) -> str:
     """Return how long the rest takes, or what is waited for."""
     if not arrival.stripes:
         return "no index yet"
@@ -44,7 +44,7 @@ def to_go_text(arrival: ArrivalStatus) -> str:
     return f"{duration_text(arrival.seconds_to_go)} left"
 
 
-def _arrival(arrival: ArrivalStatus) -> RenderableType:
+def _arrival(arrival: DownloadStatus) -> RenderableType:
     line = Table.grid(expand=True, padding=(0, 2, 0, 0))
     line.add_column(no_wrap=True)
     line.add_column(ratio=1)
@@ -55,12 +55,12 @@ def _arrival(arrival: ArrivalStatus) -> RenderableType:
         PieceBar([piece_shares(stripe) for stripe in arrival.stripes], GOOD),
         share_text(arrival),
         f"{bytes_text(arrival.bytes_per_second)}/s",
-        Text(to_go_text(arrival), WARN if arrival.seconds_to_go is None else ""),
+        Text(remaining_text(arrival), WARN if arrival.seconds_to_go is None else ""),
     )
     return Group(line, Padding(Text(_origin(arrival), style=DIM), (0, 0, 0, 2)))
 
 
-def _origin(arrival: ArrivalStatus) -> str:
+def _origin(arrival: DownloadStatus) -> str:
     spared = f", spares {bytes_text(arrival.spared_bytes)}" if arrival.spared_bytes > 0 else ""
     size = f"{bytes_text(arrival.bytes_here)} of {bytes_text(arrival.total_bytes)}"
     stripes: dict[str, list[int]] = {}
@@ -70,19 +70,19 @@ def _origin(arrival: ArrivalStatus) -> str:
     return f"{arrival.form}{spared}: {size}{sources}"
 
 
-def _parties(parties: Sequence[PartyStatus], stripes: dict[str, list[int]]) -> str:
+def _parties(parties: Sequence[PeerTrafficStatus], stripes: dict[str, list[int]]) -> str:
     shown = [_party(party, stripes.get(party.name, [])) for party in parties[:PARTIES_SHOWN]]
     hidden = len(parties) - len(shown)
     return ", ".join(shown) + (f" and {hidden} more" if hidden > 0 else "")
 
 
-def _party(party: PartyStatus, stripes: Sequence[int]) -> str:
+def _party(party: PeerTrafficStatus, stripes: Sequence[int]) -> str:
     fed = f", stripe{'s' * (len(stripes) > 1)} {' '.join(map(str, stripes))}" if stripes else ""
     moved = f"{bytes_text(party.http_bytes + party.stream_bytes)} by {_way(party)}"
     return f"{short_peer(party.name)} {bytes_text(party.bytes_per_second)}/s ({moved}{fed})"
 
 
-def _way(party: PartyStatus) -> str:
+def _way(party: PeerTrafficStatus) -> str:
     if not party.http_bytes:
         return "stream"
     return "HTTP and stream" if party.stream_bytes else "HTTP"

@@ -18,7 +18,7 @@ from node.api.status import (
     State,
 )
 from node.api.why import FailedRollout, VerdictFinding, Why
-from node.cli.render.downloads import arrivals_view, sending_text
+from node.cli.render.downloads import downloads_view, sending_text
 from node.cli.render.style import BAD, DIM, GOOD, WARN, plain, short_peer
 from node.local.units import bytes_text, duration_text
 from protocol.core.types import Role
@@ -255,7 +255,7 @@ def _sending(status: NodeStatus) -> list[tuple[str, str]]:
 
 
 def _arriving(status: NodeStatus) -> list[RenderableType]:
-    view = arrivals_view(status.arrivals)
+    view = downloads_view(status.arrivals)
     return [] if view is None else [Padding(view, (0, 0, 1, 2))]
 
 

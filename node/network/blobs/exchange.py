@@ -14,19 +14,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from node.network.blobs.config import WORTH_BYTES, ExchangeLimits
-from node.network.blobs.traffic_stats import Tally
-from node.network.blobs.transport_choice import Way, Ways
+from node.network.blobs.traffic_stats import TrafficStats
+from node.network.blobs.transport_choice import BlobTransport, TransportChooser
 from node.network.blobs.wire import (
+    BlobKind,
     BlobRefusedError,
-    Kind,
-    Request,
-    Status,
+    BlobRequest,
+    BlobStatus,
     ask,
     read_request,
     reply,
 )
-from node.network.resources.stream_limiter import Bounded
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.stream_limiter import StreamLimiter
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.deadline import loop_time, within
 from node.network.streams.protocols import BLOBS, REQUEST_SECONDS
 from protocol.core import crypto
@@ -80,16 +80,16 @@ class BlobExchange:
         self._blobs = blobs
         self._http = http
         self._http_port = http_port if http is not None else lambda _peer: 0
-        self._ways = Ways()
+        self._ways = TransportChooser()
         self._limits = limits or ExchangeLimits()
         self._protocol = protocol
         self.on_fault = on_fault
         self._on_worth = on_worth
-        self.upload_cap = UploadCap(self._limits.upload_bytes_per_second)
+        self.upload_cap = UploadScheduler(self._limits.upload_bytes_per_second)
         """Of all blobs that leave this node."""
         self._expected: dict[Digest, asyncio.Event] = {}
         self._trust = trust or Trust()
-        self._bounded = Bounded(
+        self._bounded = StreamLimiter(
             self._serve,
             self._limits,
             self._trust,
@@ -98,9 +98,9 @@ class BlobExchange:
             turns=self._limits.turns,
         )
         self.tables = (*self._bounded.tables, *self._ways.tables)
-        self.sent = Tally()
+        self.sent = TrafficStats()
         """Blob bytes sent so far."""
-        self.received = Tally()
+        self.received = TrafficStats()
         """Blob bytes received so far, good or not."""
 
     @property
@@ -135,7 +135,7 @@ class BlobExchange:
         sources: Sequence[PeerId],
         deadline_seconds: float,
         *,
-        kind: Kind = Kind.BODY,
+        kind: BlobKind = BlobKind.BODY,
     ) -> bytes | None:
         """Return a whole blob, from here or from the first of ``sources`` that has it, or None.
 
@@ -182,11 +182,11 @@ class BlobExchange:
         length_max: int,
         assembly: _Assembly,
         patience: float,
-        kind: Kind,
+        kind: BlobKind,
     ) -> bool:
         """Add to ``assembly`` what ``peer`` sends; True when all bytes are there."""
         offset = len(assembly.data)
-        request = Request(digest, offset, length_max - offset, wait=True, kind=kind)
+        request = BlobRequest(digest, offset, length_max - offset, wait=True, kind=kind)
         try:
             stream, total_bytes = await self._open(peer, request, patience)
         except TransportError:
@@ -206,7 +206,7 @@ class BlobExchange:
                 if not piece:
                     return False
                 now = loop_time()
-                self.received.note(peer, kind, Way.STREAM, len(piece), now)
+                self.received.note(peer, kind, BlobTransport.STREAM, len(piece), now)
                 assembly.data += piece
         except TransportError:
             return False
@@ -223,28 +223,28 @@ class BlobExchange:
         *,
         piece_bytes: int,
         wait: bool = True,
-        kind: Kind = Kind.BODY,
-        on_piece: Callable[[Way, int], None] = lambda _way, _count: None,
+        kind: BlobKind = BlobKind.BODY,
+        on_piece: Callable[[BlobTransport, int], None] = lambda _way, _count: None,
     ) -> AsyncGenerator[bytes | bytearray, None]:
         """Yield ``length`` bytes from ``offset`` on, in pieces of ``piece_bytes``; unchecked.
 
         A piece is there until the next one is asked for: its memory is used again. ``on_piece``
         hears by which way each came, and its length.
 
-        Use within ``contextlib.aclosing``. Weights come by HTTP where that is faster (``Ways``),
-        and what HTTP does not bring comes over a stream. Raises ``BlobRefusedError``, or
-        ``TransportError`` when the peer breaks off, has a shorter blob, or lets a piece take
-        ``stall_seconds``.
+        Use within ``contextlib.aclosing``. Weights come by HTTP where that is faster
+        (``TransportChooser``), and what HTTP does not bring comes over a stream. Raises
+        ``BlobRefusedError``, or ``TransportError`` when the peer breaks off, has a shorter blob, or
+        lets a piece take ``stall_seconds``.
         """
-        request = Request(digest, offset, length, wait, kind)
-        port = self._http_port(peer) if kind is Kind.WEIGHTS else 0
-        way = self._ways.choose(peer, loop_time()) if port else Way.STREAM
+        request = BlobRequest(digest, offset, length, wait, kind)
+        port = self._http_port(peer) if kind is BlobKind.WEIGHTS else 0
+        way = self._ways.choose(peer, loop_time()) if port else BlobTransport.STREAM
         refused = False
         while request.length:
             waited_seconds, before = -loop_time(), request.length
             try:
                 source = await self._source(way, peer, port, request)
-                if refused and way is Way.STREAM:
+                if refused and way is BlobTransport.STREAM:
                     self._ways.failed(peer, loop_time())
                 try:
                     while request.length:
@@ -260,22 +260,24 @@ class BlobExchange:
                 finally:
                     await source.close()
             except TransportError as error:
-                if way is Way.STREAM:
+                if way is BlobTransport.STREAM:
                     raise
                 # HTTP that refuses may be right, which the stream will say.
                 refused = isinstance(error, BlobRefusedError)
                 if not refused:
                     self._ways.failed(peer, loop_time())
-                way = Way.STREAM
+                way = BlobTransport.STREAM
             else:
                 if port:
                     waited_seconds += loop_time()
                     self._ways.delivered(peer, way, before, waited_seconds)
 
-    async def _source(self, way: Way, peer: PeerId, port: int, request: Request) -> RangeBody:
+    async def _source(
+        self, way: BlobTransport, peer: PeerId, port: int, request: BlobRequest
+    ) -> RangeBody:
         """Return what the bytes of a range are read from."""
         digest, offset, length = request.digest, request.offset, request.length
-        if way is Way.HTTP and self._http is not None:
+        if way is BlobTransport.HTTP and self._http is not None:
             opening = self._http.open(peer, port, digest, offset, length, wait=request.wait)
             return await within(self._limits.open_seconds, opening)
         stream, total_bytes = await self._open(peer, request, self._limits.stall_seconds)
@@ -284,7 +286,9 @@ class BlobExchange:
             raise TransportError(f"a blob of {total_bytes} bytes, less than was asked for")
         return stream
 
-    async def _open(self, peer: PeerId, request: Request, patience: float) -> tuple[Stream, int]:
+    async def _open(
+        self, peer: PeerId, request: BlobRequest, patience: float
+    ) -> tuple[Stream, int]:
         """Send a request; return the stream at the first byte of the range, and the total."""
         opening = self._transport.open_stream(peer, self._protocol)
         stream = await within(min(self._limits.open_seconds, patience), opening)
@@ -302,7 +306,7 @@ class BlobExchange:
 
     async def _refuse(self, stream: Stream) -> None:
         with suppress(TransportError):
-            await within(self._limits.open_seconds, reply(stream, Status.BUSY, 0))
+            await within(self._limits.open_seconds, reply(stream, BlobStatus.BUSY, 0))
 
     async def _answer(self, stream: Stream) -> None:
         limits = self._limits
@@ -316,23 +320,23 @@ class BlobExchange:
                 await within(EXPECTED_SECONDS, expected.wait())
         total_bytes = self._blobs.size(request.digest)
         if total_bytes is None or request.offset > total_bytes:
-            await within(limits.open_seconds, reply(stream, Status.UNKNOWN, 0))
+            await within(limits.open_seconds, reply(stream, BlobStatus.UNKNOWN, 0))
             return
         length = min(request.length, total_bytes - request.offset)
         holding = None if request.wait else self._blobs.holding(request.digest)
         if holding is not None and not holding.covers(request.offset, length):
-            await within(limits.open_seconds, reply(stream, Status.UNKNOWN, 0, holding.mask))
+            await within(limits.open_seconds, reply(stream, BlobStatus.UNKNOWN, 0, holding.mask))
             return
-        await within(limits.open_seconds, reply(stream, Status.OK, total_bytes))
+        await within(limits.open_seconds, reply(stream, BlobStatus.OK, total_bytes))
         await self._send_range(stream, request, length)
         if length >= WORTH_BYTES:
             self._on_worth(stream.peer, loop_time())
 
-    async def _send_range(self, stream: Stream, request: Request, length: int) -> None:
+    async def _send_range(self, stream: Stream, request: BlobRequest, length: int) -> None:
         stall_seconds = self._limits.stall_seconds
         pieces = self._blobs.stream(request.digest, request.offset, length)
         part_bytes = min(self._limits.piece_bytes, self.upload_cap.piece_bytes_max)
-        proven = self._trust.proven(stream.peer)
+        trusted = self._trust.trusted(stream.peer)
         self._bounded.note_slow(stream, slow=False)
         while length:
             piece = await within(stall_seconds, anext(pieces, b""))
@@ -341,10 +345,10 @@ class BlobExchange:
             length -= len(piece)
             for start in range(0, len(piece), part_bytes):
                 part = piece[start : start + part_bytes]
-                await self.upload_cap.take(len(part), proven=proven)
+                await self.upload_cap.take(len(part), trusted=trusted)
                 if not stream.offer(part):  # a deadline costs more than most writes
                     self._bounded.note_slow(stream, slow=True)
                     await within(stall_seconds, stream.write(part))
                     self._bounded.note_slow(stream, slow=False)
                 now = loop_time()
-                self.sent.note(stream.peer, request.kind, Way.STREAM, len(part), now)
+                self.sent.note(stream.peer, request.kind, BlobTransport.STREAM, len(part), now)

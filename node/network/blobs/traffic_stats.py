@@ -6,8 +6,8 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from node.network.blobs.transport_choice import Way
-from node.network.blobs.wire import Kind
+from node.network.blobs.transport_choice import BlobTransport
+from node.network.blobs.wire import BlobKind
 from protocol.core.containers import BoundedDict
 
 WINDOW_SECONDS = 10
@@ -46,19 +46,19 @@ class SlidingRate:
 
 
 @dataclass(slots=True)
-class Party:
+class PeerTraffic:
     """What moved to or from one other."""
 
-    ways: Counter[Way] = field(default_factory=Counter)
+    ways: Counter[BlobTransport] = field(default_factory=Counter)
     rate: SlidingRate = field(default_factory=SlidingRate)
 
-    def note(self, way: Way, count: int, now: float) -> None:
+    def note(self, way: BlobTransport, count: int, now: float) -> None:
         """Add bytes that moved now."""
         self.ways[way] += count
         self.rate.note(count, now)
 
 
-class Tally:
+class TrafficStats:
     """Bytes in one direction since the start.
 
     ``parties`` are the last ones, by peer id or, where that is not known, by address; who moved
@@ -66,23 +66,23 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._moved: Counter[tuple[Kind, Way]] = Counter()
+        self._moved: Counter[tuple[BlobKind, BlobTransport]] = Counter()
         self.rate = SlidingRate()
-        self.parties = BoundedDict[str, Party](PARTIES_MAX)
+        self.parties = BoundedDict[str, PeerTraffic](PARTIES_MAX)
 
-    def note(self, name: str, kind: Kind, way: Way, count: int, now: float) -> None:
+    def note(self, name: str, kind: BlobKind, way: BlobTransport, count: int, now: float) -> None:
         """Add bytes that moved now."""
         self._moved[kind, way] += count
         self.rate.note(count, now)
-        party = self.parties.get(name) or Party()
+        party = self.parties.get(name) or PeerTraffic()
         party.note(way, count, now)
         self.parties.set_newest(name, party)
 
-    def __getitem__(self, kind: Kind) -> int:
+    def __getitem__(self, kind: BlobKind) -> int:
         """Return the bytes of a kind."""
-        return sum(self._moved[kind, way] for way in Way)
+        return sum(self._moved[kind, way] for way in BlobTransport)
 
-    def by(self, kind: Kind, way: Way) -> int:
+    def by(self, kind: BlobKind, way: BlobTransport) -> int:
         """Return the bytes of a kind that went one way."""
         return self._moved[kind, way]
 

@@ -26,7 +26,7 @@ PEERS_MAX = 4096
 """Remembered; the oldest is forgotten first."""
 
 
-class Way(StrEnum):
+class BlobTransport(StrEnum):
     """How bytes travel."""
 
     HTTP = "http"
@@ -35,37 +35,41 @@ class Way(StrEnum):
 
 @dataclass(slots=True)
 class _Seen:
-    rates: dict[Way, float] = field(default_factory=dict)
+    rates: dict[BlobTransport, float] = field(default_factory=dict)
     requests: int = 0
     failures: int = 0
     retry_at: float = 0.0
 
 
-class Ways:
+class TransportChooser:
     """What was seen of peers that offer HTTP; ``now`` is a monotonic time in seconds."""
 
     def __init__(self) -> None:
         self._peers = BoundedDict[PeerId, _Seen](PEERS_MAX, "http_peers")
         self.tables = (self._peers,)
 
-    def choose(self, peer: PeerId, now: float) -> Way:
+    def choose(self, peer: PeerId, now: float) -> BlobTransport:
         """Return the way for the next request to a peer that offers both."""
         seen = self._seen(peer)
         if now < seen.retry_at:
-            return Way.STREAM
+            return BlobTransport.STREAM
         seen.requests += 1
-        http, stream = (seen.rates.get(way) for way in (Way.HTTP, Way.STREAM))
-        better = Way.HTTP if http is None or stream is None or http >= stream else Way.STREAM
+        http, stream = (seen.rates.get(way) for way in (BlobTransport.HTTP, BlobTransport.STREAM))
+        better = (
+            BlobTransport.HTTP
+            if http is None or stream is None or http >= stream
+            else BlobTransport.STREAM
+        )
         if http is not None and seen.requests % OTHER_WAY_REQUESTS == 0:
-            return Way.STREAM if better is Way.HTTP else Way.HTTP
+            return BlobTransport.STREAM if better is BlobTransport.HTTP else BlobTransport.HTTP
         return better
 
-    def delivered(self, peer: PeerId, way: Way, count: int, seconds: float) -> None:
+    def delivered(self, peer: PeerId, way: BlobTransport, count: int, seconds: float) -> None:
         """Note that ``count`` bytes took ``seconds`` of waiting."""
         seen = self._seen(peer)
         rate = count / max(seconds, 1e-6)
         seen.rates[way] = max(rate, RATE_DECAY * seen.rates.get(way, 0.0))
-        if way is Way.HTTP:
+        if way is BlobTransport.HTTP:
             seen.failures = 0
 
     def failed(self, peer: PeerId, now: float) -> None:

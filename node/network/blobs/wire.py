@@ -30,14 +30,14 @@ HELD_BYTES_MAX = 160
 shard of 50 MB. What is beyond is not told."""
 
 
-class Kind(StrEnum):
+class BlobKind(StrEnum):
     """What a transfer is for, in the accounts."""
 
     BODY = "body"
     WEIGHTS = "weights"
 
 
-class Status(StrEnum):
+class BlobStatus(StrEnum):
     """The first word of a reply."""
 
     OK = "ok"
@@ -51,28 +51,28 @@ class BlobRefusedError(TransportError):
     Bit i of ``held`` is set where it would serve chunk i of the blob.
     """
 
-    def __init__(self, status: Status, held: int = 0) -> None:
+    def __init__(self, status: BlobStatus, held: int = 0) -> None:
         super().__init__(status)
         self.status = status
         self.held = held
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BlobRequest:
     """A range of a blob, in bytes; the server cuts it where the blob ends."""
 
     digest: Digest
     offset: int
     length: int
     wait: bool
-    kind: Kind
+    kind: BlobKind
 
-    def after(self, count: int) -> "Request":
+    def after(self, count: int) -> "BlobRequest":
         """Return the request for what is left after ``count`` bytes of this one."""
         return replace(self, offset=self.offset + count, length=self.length - count)
 
 
-async def ask(stream: Stream, request: Request) -> int:
+async def ask(stream: Stream, request: BlobRequest) -> int:
     """Send a request; return the blob's length in bytes, its bytes come next.
 
     Raises ``BlobRefusedError``; ``TransportError`` when the stream breaks or the header is not one.
@@ -80,17 +80,17 @@ async def ask(stream: Stream, request: Request) -> int:
     await _send(stream, asdict(request))
     header = await _receive(stream, BLOBS.acceptor_bytes_max)
     status, total_bytes, held = _parse_header(header)
-    if status is not Status.OK:
+    if status is not BlobStatus.OK:
         raise BlobRefusedError(status, held)
     return total_bytes
 
 
-async def read_request(stream: Stream) -> Request | Fault:
+async def read_request(stream: Stream) -> BlobRequest | Fault:
     """Return the request that the other end sends; raises ``TransportError`` if it breaks off."""
     return _parse_request(await _receive(stream, BLOBS.opener_bytes_max))
 
 
-async def reply(stream: Stream, status: Status, total_bytes: int, held: int = 0) -> None:
+async def reply(stream: Stream, status: BlobStatus, total_bytes: int, held: int = 0) -> None:
     """Send the header; ``held``: bit i for chunk i, in an ``unknown`` only."""
     header: dict[str, Any] = {"status": status, "total_bytes": total_bytes}
     if held:
@@ -108,7 +108,7 @@ async def _receive(stream: Stream, bytes_max: int) -> Any | Fault:
     return data if isinstance(data, Fault) else codec.decode(data, bytes_max=bytes_max)
 
 
-def _parse_request(value: Any | Fault) -> Request | Fault:
+def _parse_request(value: Any | Fault) -> BlobRequest | Fault:
     if isinstance(value, Fault):
         return value
     fields = ("digest", "kind", "length", "offset", "wait")
@@ -123,23 +123,23 @@ def _parse_request(value: Any | Fault) -> Request | Fault:
         and type(length) is int
         and 1 <= length <= RANGE_BYTES_MAX
         and type(value["wait"]) is bool
-        and value["kind"] in list(Kind)
+        and value["kind"] in list(BlobKind)
     )
     if not well_formed:
         return Fault(FaultCode.BLOB_REQUEST_VALUES)
-    return Request(Digest(digest), offset, length, value["wait"], Kind(value["kind"]))
+    return BlobRequest(Digest(digest), offset, length, value["wait"], BlobKind(value["kind"]))
 
 
-def _parse_header(value: Any | Fault) -> tuple[Status, int, int]:
+def _parse_header(value: Any | Fault) -> tuple[BlobStatus, int, int]:
     """Return status, total bytes and what is held; ``TransportError`` when it is malformed."""
     if isinstance(value, dict) and tuple(value) in _HEADERS:
         status, total_bytes, held = value["status"], value["total_bytes"], value.get("held", b"")
         if (
-            status in list(Status)
+            status in list(BlobStatus)
             and type(total_bytes) is int
             and total_bytes >= 0
             and type(held) is bytes
             and len(held) <= HELD_BYTES_MAX
         ):
-            return Status(status), total_bytes, int.from_bytes(held, "little")
+            return BlobStatus(status), total_bytes, int.from_bytes(held, "little")
     raise TransportError("malformed header")

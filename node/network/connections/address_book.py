@@ -6,7 +6,7 @@ Where the connected peers are: the address blocks of the other ends of their con
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 
-from node.local.addresses import peer_of, place_of
+from node.local.addresses import address_block, peer_of
 from node.network.connections.dialer import CONNECT_SECONDS
 from node.network.streams.deadline import within
 from protocol.core.types import PeerId, Role
@@ -35,7 +35,7 @@ class AddressBook:
         return [address for peer in filter(wanted, there) for address in self.addresses_of(peer)]
 
     def is_relay(self, address: str) -> bool:
-        """Tell whether a member which relays gives an address as its own."""
+        """Return whether a member which relays gives an address as its own."""
         roster, peer = self._roster, peer_of(address)
         member = roster.get(peer) if roster is not None else None
         if roster is None or member is None or not roster.is_live(peer, self._clock.now()):
@@ -65,6 +65,6 @@ class Locations:
             for peer in [peer for peer in connected if peer not in known]:
                 found = await within(CONNECT_SECONDS, self._transport.remote_addresses(peer))
                 if found:  # else it has just left
-                    places = dict.fromkeys(map(place_of, found))
+                    places = dict.fromkeys(map(address_block, found))
                     known[peer] = tuple(place for place in places if place is not None)
         self.places = known

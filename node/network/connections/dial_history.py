@@ -14,7 +14,7 @@ FAILED_MAX = 1024
 """Addresses that have not answered since; anybody may write some into a record."""
 
 
-class Outcomes:
+class DialHistory:
     """Remembers when each address answered last, and how often it has failed since then."""
 
     def __init__(self) -> None:

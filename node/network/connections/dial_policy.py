@@ -23,7 +23,7 @@ HOSTS_MAX = 1024
 """Hosts that did not answer and are remembered."""
 
 
-class Dials:
+class DialPolicy:
     """The rules for one node; ``initial`` are the addresses that it joins through.
 
     ``is_relay`` tells whether an address is that of a relay, by its own word.
@@ -40,7 +40,7 @@ class Dials:
         self._dialling: Counter[str] = Counter()  # hosts at which nothing has answered yet
 
     def is_local(self, own: Iterable[str]) -> bool:
-        """Tell whether the swarm is one of a local network, for a node with ``own`` addresses.
+        """Return whether the swarm is one of a local network, for a node with ``own`` addresses.
 
         It is when we join through an address there, or begin a swarm and have no other ourselves.
         """

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import structlog
 
-from node.network.connections.dial_history import Outcomes
-from node.network.connections.dial_policy import Dials
+from node.network.connections.dial_history import DialHistory
+from node.network.connections.dial_policy import DialPolicy
 from node.network.streams.deadline import loop_time, within
 from protocol.core.types import PeerId
 from roles.ports.transport import Transport, TransportError
@@ -37,10 +37,10 @@ class Dialler:
     ) -> None:
         self._transport = transport
         self._initial = initial
-        self._dials = Dials(initial, is_relay)
+        self._dials = DialPolicy(initial, is_relay)
         self._on_answer = on_answer
         self._own: list[str] = []
-        self.outcomes = Outcomes()
+        self.outcomes = DialHistory()
         self.tables = (*self._dials.tables, *self.outcomes.tables)
         self.refusals: dict[str, str] = {}
         """Why the addresses that were dialled lately did not answer."""

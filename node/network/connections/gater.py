@@ -8,7 +8,7 @@ Whose streams are served: not those of who is kept away, nor of strangers beyond
 import math
 from collections.abc import Awaitable, Callable, Collection
 
-from node.network.resources.open_rate import Openings
+from node.network.resources.open_rate import OpenRateLimiter
 from node.network.streams.deadline import loop_time
 from protocol.core.containers import BoundedDict, DecayingSum
 from protocol.core.faults import Blame, Fault, FaultCode
@@ -75,7 +75,7 @@ class Bans:
         return {peer: count for peer, count in counts.items() if count}
 
     def holds(self, peer: PeerId, now: float) -> bool:
-        """Tell whether a peer is kept away."""
+        """Return whether a peer is kept away."""
         return self._until.get(peer, now) > now
 
     def held(self, now: float) -> Collection[PeerId]:
@@ -84,21 +84,21 @@ class Bans:
         return self._until.keys()
 
 
-class Inbound:
+class ConnectionGater:
     """Counts what peers open, and passes on the streams of those that ``admit`` takes.
 
-    ``proven`` tells who has standing.
+    ``trusted`` tells who has standing.
     """
 
     def __init__(
         self,
-        proven: Callable[[PeerId], bool],
+        trusted: Callable[[PeerId], bool],
         bans: Bans,
         blame: Callable[[PeerId, Fault], None],
         disconnect: Callable[[PeerId], Awaitable[None]],
         admit: Callable[[PeerId], bool],
     ) -> None:
-        self.openings = Openings(proven)
+        self.openings = OpenRateLimiter(trusted)
         """Of streams, by peers without standing."""
         self._bans = bans
         self._blame = blame

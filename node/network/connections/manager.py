@@ -14,14 +14,14 @@ from itertools import islice
 import structlog
 from typing_extensions import override
 
-from node.context import Peers
+from node.context import PeerView
 from node.local.addresses import is_circuit, peer_of
 from node.network.connections.address_book import AddressBook, Locations
 from node.network.connections.dialer import CONNECT_SECONDS, Dialler
-from node.network.connections.gater import Bans, Inbound
+from node.network.connections.gater import Bans, ConnectionGater
 from node.network.connections.peer_selection import (
     Candidates,
-    Standing,
+    TrustedPeers,
     anchors,
     independent,
     surplus,
@@ -65,8 +65,8 @@ TOLD_MAX = 4
 """Addresses of which a person is told why they do not answer."""
 
 
-class PeerTable(Peers):
-    """Keeps this node connected; ``roster`` is None until the run is known, ``proven`` its trust.
+class ConnectionManager(PeerView):
+    """Keeps this node connected; ``roster`` is None until the run is known, ``trusted`` its trust.
 
     ``initial`` are addresses of bootstrap peers, and of peers that answered an earlier process.
     """
@@ -78,7 +78,7 @@ class PeerTable(Peers):
         rng: Rng,
         initial: Sequence[str],
         roster: Roster | None = None,
-        proven: Callable[[PeerId], bool] = lambda _peer: False,
+        trusted: Callable[[PeerId], bool] = lambda _peer: False,
     ) -> None:
         self._transport = transport
         self._clock = clock
@@ -86,20 +86,22 @@ class PeerTable(Peers):
         self._initial = list(initial)
         self._book = AddressBook(roster, clock)
         self._dialler = Dialler(transport, self._initial, self._book.is_relay, self._on_answer)
-        self._proven = proven
+        self._proven = trusted
         self._connected: dict[PeerId, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._candidates = Candidates(self.peer_id, roster, self._book, clock, rng)
-        self._standing = Standing(proven)
+        self._standing = TrustedPeers(trusted)
         self._seek_standing_at = 0.0
         self._chosen: dict[PeerId, None] = {}
         self._locations = Locations(transport)
         self._few = asyncio.Event()
         self._look_now = asyncio.Event()
         self._bans = Bans()
-        self.inbound = Inbound(proven, self._bans, self.blame, self.disconnect, self._admit)
+        self.inbound = ConnectionGater(
+            trusted, self._bans, self.blame, self.disconnect, self._admit
+        )
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
-        self.heeded: Callable[[Sequence[PeerId]], Sequence[PeerId]] = list
+        self.gossip_ok: Callable[[Sequence[PeerId]], Sequence[PeerId]] = list
         """Returns those of some peers that are worth a connection; the others lose theirs first."""
         self.meshed: Callable[[], frozenset[PeerId]] = frozenset
         """Returns the few through whom gossip comes, whose connections end last."""
@@ -155,7 +157,7 @@ class PeerTable(Peers):
 
     @property
     @override
-    def proven(self) -> AbstractSet[PeerId]:
+    def trusted(self) -> AbstractSet[PeerId]:
         return self._standing.peers
 
     @property
@@ -269,21 +271,21 @@ class PeerTable(Peers):
         return len(self._connected) + self._dialler.dialling
 
     def _admit(self, peer: PeerId) -> bool:
-        """Tell whether there is room; then the peer counts as connected before the next look."""
+        """Return whether there is room; then the peer counts as connected before the next look."""
         if self._is_full(peer):
             return False
         self._connected[peer] = None
         return True
 
     def _is_full(self, peer: PeerId) -> bool:
-        """Tell whether one more would be too many; then connections are ended now."""
+        """Return whether one more would be too many; then connections are ended now."""
         if self._taken <= CONNECTIONS_HIGH or peer in self._connected or self._is_kept(peer):
             return False
         self._look_now.set()
         return True
 
     def _is_kept(self, peer: PeerId) -> bool:
-        """Tell whether a connection has a place of its own: we chose it, or it has standing."""
+        """Return whether a connection has a place of its own: we chose it, or it has standing."""
         return peer in self._chosen or self._proven(peer)
 
     def _addresses(self) -> list[str]:
@@ -334,8 +336,8 @@ class PeerTable(Peers):
             others = [
                 peer for peer in self._connected if peer not in meshed and not self._is_kept(peer)
             ]
-            heeded, count = frozenset(self.heeded(others)), self._taken - CONNECTIONS_LOW
-            away |= dict.fromkeys(surplus(others, self.places, heeded, count))
+            gossip_ok, count = frozenset(self.gossip_ok(others)), self._taken - CONNECTIONS_LOW
+            away |= dict.fromkeys(surplus(others, self.places, gossip_ok, count))
         if away:
             for peer in away:
                 del self._connected[peer]

@@ -17,7 +17,7 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from node.context import NodeContext
-from node.local.addresses import host_of, is_circuit, place_of, prefix_of
+from node.local.addresses import address_block, host_of, is_circuit, prefix_of
 from node.network.connections.address_book import AddressBook
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId
@@ -30,7 +30,7 @@ DIALLED_PER_NETWORK = 2
 
 def network_of(addresses: Iterable[str]) -> str | None:
     """Return the /16 (IPv6 /32) of the first address that tells one; local ones tell none."""
-    places = (place_of(address) for address in addresses)
+    places = (address_block(address) for address in addresses)
     return next((prefix_of(place) for place in places if place is not None), None)
 
 
@@ -54,21 +54,21 @@ def independent(addresses: Sequence[str], answered: Iterable[str], networks_max:
 def surplus(
     peers: Sequence[PeerId],
     places: Mapping[PeerId, Sequence[str]],
-    heeded: AbstractSet[PeerId],
+    gossip_ok: AbstractSet[PeerId],
     count: int,
 ) -> list[PeerId]:
     """Return ``count`` of the peers, if there are so many, to end the connections of.
 
-    Those come first that are not ``heeded``, then those that have most neighbours where they are,
-    and of these who came last; who is nowhere known is nobody's neighbour. ``peers`` are in the
-    order in which they came.
+    Those come first that are not ``gossip_ok``, then those that have most neighbours where they
+    are, and of these who came last; who is nowhere known is nobody's neighbour. ``peers`` are in
+    the order in which they came.
     """
     near: Counter[str] = Counter()
     ranked = []
     for came, peer in enumerate(peers):
         here = places.get(peer, ())[:1]
         near.update(here)
-        ranked.append((peer not in heeded, near[here[0]] if here else 0, came, peer))
+        ranked.append((peer not in gossip_ok, near[here[0]] if here else 0, came, peer))
     return [peer for *_, peer in sorted(ranked, reverse=True)[:count]]
 
 
@@ -160,7 +160,7 @@ def network_of_peer(context: NodeContext, peer: PeerId) -> Hashable:
         return prefix_of(places[0])
     member = context.replica.roster.get(peer)
     addresses = () if member is None else member.record.message.addresses
-    found = [place for place in map(place_of, addresses) if place is not None]
+    found = [place for place in map(address_block, addresses) if place is not None]
     if found and peer not in context.peers.connected:
         return prefix_of(found[0])
     return _BEHIND_RELAYS if any(map(is_circuit, addresses)) else peer
@@ -177,11 +177,11 @@ LOOK_SECONDS = 30.0
 changes."""
 
 
-class Standing:
-    """Remembers what ``proven`` said of the connected peers."""
+class TrustedPeers:
+    """Remembers what ``trusted`` said of the connected peers."""
 
-    def __init__(self, proven: Callable[[PeerId], bool]) -> None:
-        self._proven = proven
+    def __init__(self, trusted: Callable[[PeerId], bool]) -> None:
+        self._proven = trusted
         self._looked_at: dict[PeerId, object] = {}
         self._until = 0.0
         self.peers: frozenset[PeerId] = frozenset()
@@ -199,6 +199,6 @@ class Standing:
         return True
 
     def few(self, own: PeerId) -> bool:
-        """Tell whether we (``own``) are connected to fewer than we want."""
+        """Return whether we (``own``) are connected to fewer than we want."""
         count = len(self.peers)
         return count < NEWCOMERS_TARGET or (count < TARGET and self._proven(own))

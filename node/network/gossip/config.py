@@ -35,7 +35,7 @@ HEARTBEAT_EPOCHS = 0.2
 RELAY_HEARTBEATS = 0.05
 
 
-def paced(epoch_seconds: float) -> Params:
+def params_for_epoch(epoch_seconds: float) -> Params:
     """Return gossip's times: the specification's second, up to four when epochs are long.
 
     A heartbeat bounds how long a lost message is missed, and nothing is decided faster than an

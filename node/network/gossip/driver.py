@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from node.context import Peers
+from node.context import PeerView
 from node.network.gossip.config import GossipLimits
-from node.network.gossip.peer_streams import LinkCounters, Links
+from node.network.gossip.peer_streams import PeerStreamCounters, PeerStreams
 from node.network.gossip.tasks import Tasks, surface
 from protocol.core.crypto import Signer, Verifier, verify
 from protocol.core.faults import Fault
@@ -31,7 +31,7 @@ from protocol.gossipsub.events import (
     Validated,
 )
 from protocol.gossipsub.inspection import PeerReport
-from protocol.gossipsub.message import Decoding
+from protocol.gossipsub.message import Decoders
 from protocol.gossipsub.params import Params
 from protocol.gossipsub.router import Router
 from roles.ports.clock import Clock
@@ -75,7 +75,7 @@ class Gossip:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: PeerView,
         signer: Signer,
         clock: Clock,
         rng: Rng,
@@ -84,7 +84,7 @@ class Gossip:
         params: Params | None = None,
         limits: GossipLimits | None = None,
         verifier: Verifier = verify,
-        decoding: Decoding | None = None,
+        decoding: Decoders | None = None,
     ) -> None:
         self._params = params or Params()
         self._limits = limits or GossipLimits()
@@ -98,14 +98,14 @@ class Gossip:
             verifier,
             self._opinions,
             lambda: peers.chosen,
-            lambda: peers.proven,
+            lambda: peers.trusted,
             decoding,
-            standing=trust.proven,
+            standing=trust.trusted,
         )
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()
         self._flush: asyncio.TimerHandle | None = None
-        self._links = Links(
+        self._links = PeerStreams(
             peers,
             trust,
             self._limits,
@@ -120,7 +120,7 @@ class Gossip:
         self.counters = GossipCounters()
 
     @property
-    def link_counters(self) -> LinkCounters:
+    def link_counters(self) -> PeerStreamCounters:
         """Frames and bytes on the streams."""
         return self._links.counters
 
@@ -175,9 +175,9 @@ class Gossip:
         """Return who is in a mesh of ours."""
         return frozenset().union(*map(self.mesh_peers, self._router.topics))
 
-    def heeded(self, peers: Sequence[PeerId]) -> list[PeerId]:
+    def gossip_ok(self, peers: Sequence[PeerId]) -> list[PeerId]:
         """Return those of the peers that are not scored so badly that we gossip nothing to them."""
-        return self._router.heeded(peers)
+        return self._router.gossip_ok(peers)
 
     def report(self) -> list[PeerReport]:
         """Return what is known of each peer, in the order they came."""

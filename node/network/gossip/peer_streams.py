@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from node.context import Peers
+from node.context import PeerView
 from node.network.gossip.config import GossipLimits
 from node.network.gossip.tasks import Tasks
-from node.network.resources.read_limiter import Reading
+from node.network.resources.read_limiter import ReadRateLimiter
 from node.network.streams.deadline import loop_time, within
 from node.network.streams.protocols import GOSSIP
 from protocol.core.containers import SizeGauge, Table
@@ -29,7 +29,7 @@ from protocol.gossipsub.events import (
     Send,
 )
 from protocol.gossipsub.rpc import Deframer, frame
-from protocol.gossipsub.send_queue import Outbox
+from protocol.gossipsub.send_queue import SendQueue
 from roles.ports.transport import Stream, TransportError, Trust
 
 _READ_BYTES = 64 * 1024
@@ -45,7 +45,7 @@ STALL_LOOKS = 4
 
 
 @dataclass(slots=True)
-class LinkCounters:
+class PeerStreamCounters:
     """What the streams carried since the start."""
 
     frames_in: int = 0
@@ -61,11 +61,11 @@ class LinkCounters:
 
 
 @dataclass(slots=True)
-class _Link:
+class _PeerStream:
     """One connected peer: our queue and writer, and its stream to us."""
 
     peer: PeerId
-    outbox: Outbox
+    outbox: SendQueue
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     retry: asyncio.Event = field(default_factory=asyncio.Event)
     inbound: Stream | None = None
@@ -83,7 +83,7 @@ class _Link:
     """Of the reader that lets bytes wait; set when it need not go on, as nobody sends any more."""
 
 
-class Links:
+class PeerStreams:
     """The connected peers, as far as gossip goes.
 
     ``apply`` takes the events that the streams cause, ``blame`` what breaks the framing. Of whoever
@@ -93,7 +93,7 @@ class Links:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: PeerView,
         trust: Trust,
         limits: GossipLimits,
         peers_max: int,
@@ -105,14 +105,14 @@ class Links:
         core_seconds: Callable[[], float],
     ) -> None:
         self._peers = peers
-        self._reading = Reading(limits.rates, trust.proven, meshed)
+        self._reading = ReadRateLimiter(limits.rates, trust.trusted, meshed)
         self._limits = limits
         self._peers_max = peers_max
         self._apply = apply
         self._blame = blame
         self._ignored = ignored
         self._core_seconds = core_seconds
-        self._links: dict[PeerId, _Link] = {}
+        self._links: dict[PeerId, _PeerStream] = {}
         self._tasks = Tasks()
         self._drained = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -123,7 +123,7 @@ class Links:
         self._placed = peers.places
         """Where the peers were at the last look."""
         self._stalls_looked_for_at = 0.0
-        self.counters = LinkCounters()
+        self.counters = PeerStreamCounters()
         size_bytes = attrgetter("size_bytes")
         self.tables: tuple[Table, ...] = (
             *self._reading.tables,
@@ -154,7 +154,7 @@ class Links:
         self.counters.frames_dropped += link.outbox.push(effect.rpc, effect.priority)
         link.filled.set()
 
-    def _send_at_once(self, link: _Link, rpc: bytes) -> bool:
+    def _send_at_once(self, link: _PeerStream, rpc: bytes) -> bool:
         """Spare an RPC the way through the queue and its task when nothing waits before it."""
         idle = link.idle
         if idle is None or link.outbox:
@@ -169,7 +169,7 @@ class Links:
         counters.bytes_out += len(data)
         return True
 
-    def _fullest(self, size: Callable[[Outbox], int]) -> int:
+    def _fullest(self, size: Callable[[SendQueue], int]) -> int:
         return max((size(link.outbox) for link in self._links.values()), default=0)
 
     async def wait_for_room(self) -> None:
@@ -219,15 +219,15 @@ class Links:
             if peer not in self._links and peer != own:
                 self._link(peer)
 
-    def _link(self, peer: PeerId) -> _Link | None:
+    def _link(self, peer: PeerId) -> _PeerStream | None:
         link = self._links.get(peer)
         if link is None and len(self._links) < self._peers_max:
-            outbox = Outbox(self._limits.outbox_frames_max, self._limits.outbox_bytes_max)
-            link = self._links[peer] = _Link(peer, outbox)
+            outbox = SendQueue(self._limits.outbox_frames_max, self._limits.outbox_bytes_max)
+            link = self._links[peer] = _PeerStream(peer, outbox)
             link.task = self._tasks.spawn(self._write_for_ever(link))
         return link
 
-    def _unlink(self, link: _Link) -> None:
+    def _unlink(self, link: _PeerStream) -> None:
         del self._links[link.peer]
         if link.task is not None:
             link.task.cancel()
@@ -235,7 +235,7 @@ class Links:
             link.delay.set()
         self._apply(PeerDisconnected(link.peer))
 
-    def _greet(self, link: _Link) -> None:
+    def _greet(self, link: _PeerStream) -> None:
         """Let the router say hello, once for each new pair of streams."""
         if not link.greeted:
             link.greeted = True
@@ -247,7 +247,7 @@ class Links:
         if peer in self._placed:
             self._apply(PeerLocated(peer, self._placed[peer]))
 
-    async def _write_for_ever(self, link: _Link) -> None:
+    async def _write_for_ever(self, link: _PeerStream) -> None:
         wait_seconds = self._limits.retry_seconds
         while True:
             link.retry.clear()
@@ -271,13 +271,13 @@ class Links:
             # A peer that has no room for us closes each stream at once.
             wait_seconds = min(2 * wait_seconds, self._limits.retry_seconds_max)
 
-    async def _wait_to_retry(self, link: _Link, seconds: float) -> None:
+    async def _wait_to_retry(self, link: _PeerStream, seconds: float) -> None:
         """Wait, but not longer than until the peer opens a stream to us."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await link.retry.wait()
 
-    async def _use(self, link: _Link, stream: Stream) -> None:
+    async def _use(self, link: _PeerStream, stream: Stream) -> None:
         """Write the queue to ``stream`` until it breaks or stalls.
 
         Two tasks and no task group: a group that fails while its parent is cancelled raises the
@@ -308,7 +308,7 @@ class Links:
         await stream.read(1)
         raise TransportError("the peer closed our stream, or wrote on it")
 
-    async def _write(self, link: _Link, stream: Stream) -> None:
+    async def _write(self, link: _PeerStream, stream: Stream) -> None:
         while True:
             rpcs = link.outbox.take(_WRITE_BYTES)
             if not rpcs:

@@ -8,12 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from node.network.blobs.traffic_stats import Tally
-from node.network.blobs.transport_choice import Way
-from node.network.blobs.wire import Kind
+from node.network.blobs.traffic_stats import TrafficStats
+from node.network.blobs.transport_choice import BlobTransport
+from node.network.blobs.wire import BlobKind
 from node.network.http.catalog import Catalogue
 from node.network.http.range_response import BODY, Header, answer
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.deadline import loop_time, within
 from node.storage.files import FilePart
 from roles.ports.transport import TransportError
@@ -48,22 +48,22 @@ class ResponseLimits:
 class Application:
     """Serves a catalogue, under ``cap``; adds to ``sent`` what left.
 
-    ``proven`` tells whether somebody with standing is at an address.
+    ``trusted`` tells whether somebody with standing is at an address.
     """
 
     def __init__(
         self,
         catalogue: Catalogue,
-        cap: UploadCap,
-        sent: Tally,
+        cap: UploadScheduler,
+        sent: TrafficStats,
         limits: ResponseLimits | None = None,
-        proven: Callable[[str], bool] = lambda _address: False,
+        trusted: Callable[[str], bool] = lambda _address: False,
     ) -> None:
         self._catalogue = catalogue
         self._cap = cap
         self._sent = sent
         self._limits = limits or ResponseLimits()
-        self._proven = proven
+        self._proven = trusted
         self._serving: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +111,7 @@ class Application:
         address: str,
         send: SendPart,
     ) -> None:
-        part_bytes, proven = self._cap.piece_bytes_max, self._proven(address)
+        part_bytes, trusted = self._cap.piece_bytes_max, self._proven(address)
         async with aclosing(body) as pieces:
             while length:
                 piece = await within(self._limits.stall_seconds, anext(pieces, b""))
@@ -119,11 +119,13 @@ class Application:
                     raise LookupError("the file ended early")
                 for start in range(0, len(piece), part_bytes):
                     part = piece[start : start + part_bytes]
-                    await self._cap.take(len(part), proven=proven)
+                    await self._cap.take(len(part), trusted=trusted)
                     length -= len(part)
                     while part:
                         count = await send(part)
-                        self._sent.note(address, Kind.WEIGHTS, Way.HTTP, count, loop_time())
+                        self._sent.note(
+                            address, BlobKind.WEIGHTS, BlobTransport.HTTP, count, loop_time()
+                        )
                         part = part[count:]
 
 

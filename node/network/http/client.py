@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from node.network.blobs.wire import BlobRefusedError, Status
-from node.network.http.client_connection import Link
+from node.network.blobs.wire import BlobRefusedError, BlobStatus
+from node.network.http.client_connection import ClientConnection
 from node.network.streams.deadline import loop_time, within
 from protocol.core.types import Digest, PeerId
 from protocol.messages import SYSTEM_PORTS
@@ -33,7 +33,7 @@ IDLE_MAX = 64
 
 _STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3})(?: [\x20-\x7e]*)?")
 _NUMBER = re.compile(rb"[0-9]{1,19}")
-_REFUSALS = {404: Status.UNKNOWN, 429: Status.BUSY, 503: Status.BUSY}
+_REFUSALS = {404: BlobStatus.UNKNOWN, 429: BlobStatus.BUSY, 503: BlobStatus.BUSY}
 
 Address = tuple[str, int]
 
@@ -43,7 +43,7 @@ class HttpClient(HttpRanges):
 
     def __init__(self, host_of: Callable[[PeerId], str | None]) -> None:
         self._host_of = host_of
-        self._idle: dict[Address, list[Link]] = {}
+        self._idle: dict[Address, list[ClientConnection]] = {}
 
     @override
     def reaches(self, peer: PeerId) -> bool:
@@ -80,7 +80,7 @@ class HttpClient(HttpRanges):
                 raise
             return _Body(self, address, link, length, keeps=keeps)
 
-    def put_back(self, address: Address, link: Link) -> None:
+    def put_back(self, address: Address, link: ClientConnection) -> None:
         """Keep a connection for the next request, if there is room."""
         links = self._idle.setdefault(address, [])
         if len(links) < IDLE_PER_ADDRESS and sum(map(len, self._idle.values())) < IDLE_MAX:
@@ -96,7 +96,7 @@ class HttpClient(HttpRanges):
                 link.abort()
         self._idle.clear()
 
-    def _take_idle(self, address: Address) -> Link | None:
+    def _take_idle(self, address: Address) -> ClientConnection | None:
         now = loop_time()
         for other in list(self._idle):
             links = self._idle[other]
@@ -116,7 +116,7 @@ class HttpClient(HttpRanges):
 class _Body(RangeBody):
     client: HttpClient
     address: Address
-    link: Link
+    link: ClientConnection
     left: int
     keeps: bool = field(kw_only=True)
     closed: bool = False
@@ -145,10 +145,10 @@ class _Body(RangeBody):
             self.link.abort()
 
 
-async def _connect(address: Address) -> Link:
+async def _connect(address: Address) -> ClientConnection:
     loop = asyncio.get_running_loop()
     try:
-        _, link = await within(CONNECT_SECONDS, loop.create_connection(Link, *address))
+        _, link = await within(CONNECT_SECONDS, loop.create_connection(ClientConnection, *address))
     except OSError as error:
         raise TransportError(f"no connection to {address[0]}:{address[1]}: {error}") from error
     return link
@@ -165,7 +165,7 @@ def _request(address: Address, digest: Digest, offset: int, length: int, *, wait
     return "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
 
 
-async def _ask(link: Link, request: bytes, offset: int, length: int) -> bool:
+async def _ask(link: ClientConnection, request: bytes, offset: int, length: int) -> bool:
     """Send a request and read the head of its answer; tell whether the connection stays open.
 
     Raises ``TransportError``, ``BlobRefusedError``; ``OSError`` when the connection breaks before.

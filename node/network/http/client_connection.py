@@ -17,7 +17,7 @@ HEAD_BYTES_MAX = 4096
 _END = b"\r\n\r\n"
 
 
-class Link(asyncio.BufferedProtocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """One connection; all methods raise ``OSError`` once it has broken or ended."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RangeResponse:
     """A status with its headers; ``length`` bytes of the resource from ``offset`` follow."""
 
     status: int
@@ -41,28 +41,28 @@ class Answer:
     length: int = 0
 
 
-def answer(resource: Resource, headers: Sequence[Header]) -> Answer:
+def answer(resource: Resource, headers: Sequence[Header]) -> RangeResponse:
     """Return what a GET with these headers gets; HEAD gets the same without the bytes.
 
     A range that is not one, and several at once, are ignored, as RFC 9110 (14.2) allows.
     """
     fixed = _fixed_headers(resource)
     if resource.etag is not None and _matches(_values(headers, b"if-none-match"), resource.etag):
-        return Answer(304, fixed)
+        return RangeResponse(304, fixed)
     total = resource.length
     wanted = _wanted_range(resource, headers)
     if wanted is None:
         whole = (*fixed, (b"content-length", b"%d" % total))
-        return Answer(200, whole, 0, total)
+        return RangeResponse(200, whole, 0, total)
     offset, length = wanted
     if length <= 0:
         none = (b"content-range", b"bytes */%d" % total), (b"content-length", b"0")
-        return Answer(416, (*fixed, *none))
+        return RangeResponse(416, (*fixed, *none))
     part = (
         (b"content-range", b"bytes %d-%d/%d" % (offset, offset + length - 1, total)),
         (b"content-length", b"%d" % length),
     )
-    return Answer(206, (*fixed, *part), offset, length)
+    return RangeResponse(206, (*fixed, *part), offset, length)
 
 
 def parse_range(value: bytes, total: int) -> tuple[int, int] | None:
@@ -106,6 +106,6 @@ def _values(headers: Sequence[Header], name: bytes) -> list[bytes]:
 
 
 def _matches(conditions: list[bytes], etag: bytes) -> bool:
-    """Tell whether an ``If-None-Match`` names ``etag``; weak comparison (RFC 9110, 13.1.2)."""
+    """Return whether an ``If-None-Match`` names ``etag``; weak comparison (RFC 9110, 13.1.2)."""
     tags = [tag.strip().removeprefix(b"W/") for line in conditions for tag in line.split(b",")]
     return etag in tags or b"*" in tags

@@ -28,7 +28,7 @@ class ConnectionLimits:
     requests_per_second: float = 200.0
 
 
-class Doorkeeper:
+class HttpRateLimiter:
     """Counts the connections and the requests of all addresses."""
 
     def __init__(self, limits: ConnectionLimits) -> None:

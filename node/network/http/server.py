@@ -9,8 +9,8 @@ import uvicorn
 
 from node.local.http_server import EmbeddedServer
 from node.network.http.application import Application
-from node.network.http.rate_limit import ConnectionLimits, Doorkeeper
-from node.network.http.server_connection import Connection
+from node.network.http.rate_limit import ConnectionLimits, HttpRateLimiter
+from node.network.http.server_connection import ServerConnection
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class WeightsServer:
         limits: ConnectionLimits | None = None,
     ) -> None:
         self._listener = listener
-        self.doorkeeper = Doorkeeper(limits or ConnectionLimits())
-        make: Any = partial(Connection, self.doorkeeper)  # uvicorn calls it like a class
+        self.doorkeeper = HttpRateLimiter(limits or ConnectionLimits())
+        make: Any = partial(ServerConnection, self.doorkeeper)  # uvicorn calls it like a class
         self._server = EmbeddedServer(
             uvicorn.Config(
                 application,

@@ -17,7 +17,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from node.network.http.range_response import BODY
-from node.network.http.rate_limit import Doorkeeper
+from node.network.http.rate_limit import HttpRateLimiter
 from node.storage import files
 from node.storage.files import FilePart
 
@@ -33,10 +33,10 @@ _MEASURED_BYTES = 1024
 """h11 measures heads that have not ended: one that comes at once, whatever its length, it takes."""
 
 
-class Connection(H11Protocol):
+class ServerConnection(H11Protocol):
     """A connection that ``doorkeeper`` admits, or answers with a refusal."""
 
-    def __init__(self, doorkeeper: Doorkeeper, **arguments: Any) -> None:
+    def __init__(self, doorkeeper: HttpRateLimiter, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.logger = _quiet
         self._doorkeeper = doorkeeper

@@ -104,7 +104,7 @@ class Reachability:
         replica, peers = self._context.replica, self._context.peers
         roster, now = replica.roster, self._context.ports.clock.now()
         connected, own = frozenset(peers.connected), peers.peer_id
-        proven = self._context.trust.proven
+        trusted = self._context.trust.trusted
         chosen: list[PeerId] = []
         place = self._rng.below(max(1, len(roster)))
         for peer in islice(roster.peers_from(place), LOOKED_AT_MAX):
@@ -113,7 +113,7 @@ class Reachability:
                 break
             near = peer in connected or member.record.message.reachable
             new = peer != own and peer not in self._tried
-            if near and new and proven(peer) and roster.is_live(peer, now):
+            if near and new and trusted(peer) and roster.is_live(peer, now):
                 chosen.append(peer)
         return chosen
 
@@ -139,7 +139,7 @@ class Reachability:
 
 
 async def dialled_back(stream: Stream, addresses: Sequence[str], sample_bytes: int) -> bool:
-    """Tell whether the other end gets through to us, and if so send it a sample.
+    """Return whether the other end gets through to us, and if so send it a sample.
 
     Raises ``TransportError`` when it does not say.
     """

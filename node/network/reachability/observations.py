@@ -19,7 +19,7 @@ import structlog
 
 from node.context import NodeContext
 from node.local.addresses import host_of, is_circuit, is_local
-from node.network.resources.stream_limiter import Bounded
+from node.network.resources.stream_limiter import StreamLimiter
 from node.network.streams.deadline import loop_time, within
 from node.network.streams.framing import read_frame
 from node.network.streams.protocols import DIAL_BACK, REQUEST_SECONDS, SAMPLE_BYTES_MAX
@@ -61,14 +61,14 @@ class _Finding:
     at: float
 
 
-class Witness:
+class ReachabilityProber:
     """Serves dial-backs."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
-        self._proven = context.trust.proven
+        self._proven = context.trust.trusted
         self._found = BoundedDict[PeerId, _Finding](FOUND_MAX, "findings")  # the oldest first
-        self._bounded = Bounded(self._serve, DIAL_BACK, context.trust)
+        self._bounded = StreamLimiter(self._serve, DIAL_BACK, context.trust)
         context.tables.register(*self._bounded.tables, self._found)
         epochs = context.replica.manifest.epochs
         self.finding_seconds = FINDING_RECORDS * epochs.record_epochs * epochs.seconds
@@ -84,17 +84,17 @@ class Witness:
         roster, now = self._context.replica.roster, self._context.ports.clock.now()
         epoch_seconds = self._context.replica.manifest.epochs.seconds
         fresh = loop_time() - self.finding_seconds
-        proven, newcomers = {}, {}
+        trusted, newcomers = {}, {}
         for peer, finding in reversed(self._found.items()):
             member = roster.get(peer)
             key = public_key_from_peer_id(peer)
             if member is None or key is None or finding.at < fresh or not roster.is_live(peer, now):
                 continue
             if self._proven(peer):
-                proven[key] = finding.upload_class
+                trusted[key] = finding.upload_class
             elif now >= member.heard_since + AGE_EPOCHS * epoch_seconds:
                 newcomers[key] = finding.upload_class
-        rows = [*proven.items(), *list(newcomers.items())[:NEWCOMERS_MAX]]
+        rows = [*trusted.items(), *list(newcomers.items())[:NEWCOMERS_MAX]]
         return dict(rows[:WITNESSED_MAX])
 
     async def _serve(self, stream: Stream) -> None:

@@ -7,7 +7,7 @@ from node.context import NodeContext
 from node.network.reachability.autonat import Reachability
 from node.network.relay.relay import CircuitRelay
 from node.network.relay.reservations import Reservations
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.upload_scheduler import UploadScheduler
 from protocol.core.types import Role
 
 
@@ -22,7 +22,7 @@ class Circuits:
         context: NodeContext,
         roles: Sequence[Role],
         reachability: Reachability,
-        upload_cap: UploadCap,
+        upload_cap: UploadScheduler,
     ) -> None:
         here = context.ports.transport.circuits
         relays = here and Role.RELAY in roles

@@ -21,15 +21,15 @@ from node.network.relay.wire import (
     HOP_SHAPE,
     STOP_SHAPE,
     CircuitMessage,
-    Kind,
-    Status,
+    CircuitMessageKind,
+    CircuitStatus,
     ask,
     receive,
     send,
 )
-from node.network.resources.stream_limiter import Bounded
-from node.network.resources.stream_slots import Place, Places
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.stream_limiter import StreamLimiter
+from node.network.resources.stream_slots import StreamSlot, StreamSlots
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.deadline import loop_time, within
 from node.network.streams.protocols import HOP, REQUEST_SECONDS, STOP_NAME
 from protocol.core.containers import SizeGauge
@@ -59,22 +59,22 @@ _PIECE_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
-class _Reservation:
-    place: Place
+class _GrantedReservation:
+    place: StreamSlot
     expires_at: float
 
 
 class CircuitRelay:
     """Serves reservations and circuits."""
 
-    def __init__(self, context: NodeContext, upload_cap: UploadCap) -> None:
+    def __init__(self, context: NodeContext, upload_cap: UploadScheduler) -> None:
         self._context = context
         self._transport = context.ports.transport
         self._cap = upload_cap
-        self._places = Places(1, RESERVATIONS_MAX, UNDISTURBED_SECONDS, context.trust)
-        self._reserved: dict[PeerId, _Reservation] = {}
+        self._places = StreamSlots(1, RESERVATIONS_MAX, UNDISTURBED_SECONDS, context.trust)
+        self._reserved: dict[PeerId, _GrantedReservation] = {}
         self._circuits_to: Counter[PeerId] = Counter()
-        self._bounded = Bounded(self._serve, HOP, context.trust)
+        self._bounded = StreamLimiter(self._serve, HOP, context.trust)
         reservations = SizeGauge("reservations", RESERVATIONS_MAX, self._reserved.__len__)
         context.tables.register(*self._bounded.tables, reservations)
         self.carried_bytes = 0
@@ -103,26 +103,26 @@ class CircuitRelay:
         request = await within(REQUEST_SECONDS, receive(stream, HOP_SHAPE))
         if isinstance(request, Fault):
             self._context.peers.blame(stream.peer, request)
-            await self._tell(stream, Status.MALFORMED_MESSAGE)
+            await self._tell(stream, CircuitStatus.MALFORMED_MESSAGE)
         elif not await self._may_ask(stream.peer):
-            await self._tell(stream, Status.PERMISSION_DENIED)
-        elif request.kind is Kind.RESERVE:
+            await self._tell(stream, CircuitStatus.PERMISSION_DENIED)
+        elif request.kind is CircuitMessageKind.RESERVE:
             await self._reserve(stream)
-        elif request.kind is Kind.CONNECT and request.peer is not None:
+        elif request.kind is CircuitMessageKind.CONNECT and request.peer is not None:
             await self._connect(stream, request.peer)
         else:
-            await self._tell(stream, Status.MALFORMED_MESSAGE)
+            await self._tell(stream, CircuitStatus.MALFORMED_MESSAGE)
 
     async def _may_ask(self, peer: PeerId) -> bool:
-        """Tell whether a peer is a member, and connected to us directly."""
+        """Return whether a peer is a member, and connected to us directly."""
         if not self._context.replica.roster.is_live(peer, self._context.ports.clock.now()):
             return False
         remote = await self._transport.remote_addresses(peer)
         return not all(map(is_circuit, remote))
 
-    async def _tell(self, stream: Stream, status: Status, expires_at: float = 0.0) -> None:
-        answer = CircuitMessage(Kind.STATUS, None, status, round(expires_at))
-        if status is Status.OK:
+    async def _tell(self, stream: Stream, status: CircuitStatus, expires_at: float = 0.0) -> None:
+        answer = CircuitMessage(CircuitMessageKind.STATUS, None, status, round(expires_at))
+        if status is CircuitStatus.OK:
             answer = _limited(answer)
         await within(HOP.stall_seconds, send(stream, answer, HOP_SHAPE))
 
@@ -137,12 +137,12 @@ class CircuitRelay:
             for one in lost:
                 self._reserved.pop(one.peer, None)
             if place is None:
-                await self._tell(stream, Status.RESERVATION_REFUSED)
+                await self._tell(stream, CircuitStatus.RESERVATION_REFUSED)
                 return
-            known = self._reserved[peer] = _Reservation(place, 0.0)
+            known = self._reserved[peer] = _GrantedReservation(place, 0.0)
         known.expires_at = now + RESERVATION_SECONDS
         expires_at = self._context.ports.clock.now() + RESERVATION_SECONDS
-        await self._tell(stream, Status.OK, expires_at)
+        await self._tell(stream, CircuitStatus.OK, expires_at)
 
     async def _forget(self) -> None:
         """Drop the reservations that have expired, and of those that are not here any more."""
@@ -157,10 +157,10 @@ class CircuitRelay:
     async def _connect(self, stream: Stream, target: PeerId) -> None:
         await self._forget()
         if target not in self._reserved:
-            await self._tell(stream, Status.NO_RESERVATION)
+            await self._tell(stream, CircuitStatus.NO_RESERVATION)
             return
         if self._circuits_to[target] >= CIRCUITS_PER_TARGET_MAX:
-            await self._tell(stream, Status.RESOURCE_LIMIT_EXCEEDED)
+            await self._tell(stream, CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
             return
         self._circuits_to[target] += 1
         try:
@@ -175,10 +175,10 @@ class CircuitRelay:
             onwards = await within(HOP.stall_seconds, self._knock(stream.peer, target))
         except TransportError as error:
             log.debug("no circuit", target=target, error=str(error))
-            await self._tell(stream, Status.CONNECTION_FAILED)
+            await self._tell(stream, CircuitStatus.CONNECTION_FAILED)
             return
         try:
-            await self._tell(stream, Status.OK)
+            await self._tell(stream, CircuitStatus.OK)
             await self._splice(stream, onwards)
         finally:
             await onwards.close()
@@ -187,7 +187,9 @@ class CircuitRelay:
         """Return a stream to the target on which it has taken the caller's connection."""
         onwards = await self._transport.open_stream(target, STOP_NAME)
         try:
-            await ask(onwards, _limited(CircuitMessage(Kind.CONNECT, caller)), STOP_SHAPE)
+            await ask(
+                onwards, _limited(CircuitMessage(CircuitMessageKind.CONNECT, caller)), STOP_SHAPE
+            )
         except BaseException:
             await onwards.close()
             raise
@@ -196,8 +198,8 @@ class CircuitRelay:
     async def _splice(self, one: Stream, other: Stream) -> None:
         """Copy both ways until either way ends."""
         loop = asyncio.get_running_loop()
-        proven = any(map(self._context.trust.proven, (one.peer, other.peer)))
-        copies = (self._copy(*ends, proven=proven) for ends in ((one, other), (other, one)))
+        trusted = any(map(self._context.trust.trusted, (one.peer, other.peer)))
+        copies = (self._copy(*ends, trusted=trusted) for ends in ((one, other), (other, one)))
         ways = [loop.create_task(copy) for copy in copies]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -209,11 +211,11 @@ class CircuitRelay:
             if isinstance(end, Exception) and not isinstance(end, TransportError):
                 raise end
 
-    async def _copy(self, source: Stream, sink: Stream, *, proven: bool) -> None:
+    async def _copy(self, source: Stream, sink: Stream, *, trusted: bool) -> None:
         left = CIRCUIT_BYTES_MAX
         while left and (data := await source.read(min(_PIECE_BYTES, left))):
             left -= len(data)
-            await self._cap.take(len(data), proven=proven)
+            await self._cap.take(len(data), trusted=trusted)
             await within(HOP.stall_seconds, sink.write(data))
             self.carried_bytes += len(data)
 

@@ -17,7 +17,7 @@ from node.local.addresses import CIRCUIT, host_of, is_circuit, is_local
 from node.network.connections.peer_selection import network_of
 from node.network.reachability.autonat import Reachability
 from node.network.relay.relay import RESERVATION_SECONDS
-from node.network.relay.wire import HOP_SHAPE, CircuitMessage, Kind, ask
+from node.network.relay.wire import HOP_SHAPE, CircuitMessage, CircuitMessageKind, ask
 from node.network.streams.deadline import loop_time, within
 from node.network.streams.protocols import HOP
 from protocol.core.types import PeerId, Role
@@ -130,7 +130,7 @@ class Reservations:
             opening = self._context.peers.open_stream(relay, HOP.name)
             stream = await within(HOP.stall_seconds, opening)
             try:
-                asking = ask(stream, CircuitMessage(Kind.RESERVE), HOP_SHAPE)
+                asking = ask(stream, CircuitMessage(CircuitMessageKind.RESERVE), HOP_SHAPE)
                 answer = await within(HOP.stall_seconds, asking)
             finally:
                 await stream.close()

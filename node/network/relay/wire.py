@@ -25,7 +25,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _VARINT_BYTES_MAX = 10
 
 
-class Kind(StrEnum):
+class CircuitMessageKind(StrEnum):
     """What a message is."""
 
     RESERVE = "reserve"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
     STATUS = "status"
 
 
-class Status(IntEnum):
+class CircuitStatus(IntEnum):
     """The answers that we give and understand; others are refusals, too."""
 
     OK = 100
@@ -49,22 +49,24 @@ class Status(IntEnum):
 class Shape:
     """The numbers of one kind of messages on the wire."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[CircuitMessageKind, ...]
     peer: int
     limit: int
     status: int
     reservation: int | None = None
 
 
-HOP_SHAPE = Shape((Kind.RESERVE, Kind.CONNECT, Kind.STATUS), 2, 4, 5, 3)
-STOP_SHAPE = Shape((Kind.CONNECT, Kind.STATUS), 2, 3, 4)
+HOP_SHAPE = Shape(
+    (CircuitMessageKind.RESERVE, CircuitMessageKind.CONNECT, CircuitMessageKind.STATUS), 2, 4, 5, 3
+)
+STOP_SHAPE = Shape((CircuitMessageKind.CONNECT, CircuitMessageKind.STATUS), 2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class CircuitMessage:
     """One message; what is not said is empty or 0. Times are Unix seconds."""
 
-    kind: Kind
+    kind: CircuitMessageKind
     peer: PeerId | None = None
     status: int = 0
     expires_at: int = 0
@@ -135,7 +137,7 @@ async def ask(stream: Stream, message: CircuitMessage, shape: Shape) -> CircuitM
     answer = await receive(stream, shape)
     if isinstance(answer, Fault):
         raise TransportError(str(answer))
-    if answer.kind is not Kind.STATUS or answer.status != Status.OK:
+    if answer.kind is not CircuitMessageKind.STATUS or answer.status != CircuitStatus.OK:
         raise TransportError(f"refused with status {answer.status}")
     return answer
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
-from node.network.resources.read_limiter import ACCOUNTS_MAX, Reading, ReadRates
+from node.network.resources.read_limiter import ACCOUNTS_MAX, ReadRateLimiter, ReadRates
 from node.network.streams.deadline import loop_time
 from protocol.core.containers import BoundedDict
 from protocol.core.faults import Fault, FaultCode
@@ -27,7 +27,7 @@ CALL_BYTES = 256
 millisecond."""
 
 RATES = ReadRates(
-    proven=256 << 10, stranger=64 << 10, strangers=256 << 10, byte_seconds=BYTE_SECONDS
+    trusted=256 << 10, stranger=64 << 10, strangers=256 << 10, byte_seconds=BYTE_SECONDS
 )
 """A tenth of a core for all strangers together, and as much for each peer with standing. Guesses: a
 lookup takes 3 ms of each node that it asks, where a key is full."""
@@ -41,7 +41,7 @@ class CallError(ValueError):
     """A call that is not answered; hivemind tells its caller so."""
 
 
-class Calls:
+class DhtCallLimiter:
     """The accounts of all callers; ``timer`` is in seconds.
 
     ``trust`` tells who has standing, and ``blame`` hears of callers that are at fault.
@@ -51,7 +51,7 @@ class Calls:
         self.trust = Trust()
         self.blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None
         self._timer = timer
-        self._accounts = Reading(RATES, self._is_proven, name="directory_callers")
+        self._accounts = ReadRateLimiter(RATES, self._is_proven, name="directory_callers")
         self._refused = BoundedDict[PeerId, int](ACCOUNTS_MAX, "directory_callers")
         """Of each peer since the last call that was answered; who was refused last is last."""
         self.tables = (*self._accounts.tables, self._refused)
@@ -93,4 +93,4 @@ class Calls:
             self.blame(peer, Fault(FaultCode.DIRECTORY_CALL))
 
     def _is_proven(self, peer: PeerId) -> bool:
-        return self.trust.proven(peer)
+        return self.trust.trusted(peer)

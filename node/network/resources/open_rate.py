@@ -33,11 +33,11 @@ OPENERS_MAX = 4096
 """Peers that are counted; the one that came first is forgotten. Eight times as many as connect."""
 
 
-class Openings:
+class OpenRateLimiter:
     """Counts what each peer without standing opens; what was worth its opening does not count."""
 
-    def __init__(self, proven: Callable[[PeerId], bool]) -> None:
-        self._proven = proven
+    def __init__(self, trusted: Callable[[PeerId], bool]) -> None:
+        self._proven = trusted
         self._all = DecayingSum()
         self._each = BoundedDict[PeerId, DecayingSum](OPENERS_MAX, "openers")
         self.tables = (self._each,)

@@ -40,7 +40,7 @@ class ReadRates:
     Strangers outside of our meshes take a twentieth of a core together, those inside another.
     """
 
-    proven: int = 1 << 20
+    trusted: int = 1 << 20
     """Of a peer that has standing: a thousand messages."""
     stranger: int = 128 << 10
     """Of a peer that has none, while there is enough for all of them."""
@@ -55,12 +55,12 @@ class ReadRates:
 class _Account:
     """What was read of somebody and is not earned yet at its rate."""
 
-    __slots__ = ("loud_until", "owed_bytes", "proven", "rate", "settled_at")
+    __slots__ = ("loud_until", "owed_bytes", "rate", "settled_at", "trusted")
 
     def __init__(self, rate: float) -> None:
         self.loud_until = 0.0
         self.owed_bytes = 0.0
-        self.proven = False
+        self.trusted = False
         self.rate = rate
         self.settled_at = 0.0
 
@@ -97,19 +97,19 @@ class _Strangers:
         return min(self._rates.stranger, self._rates.strangers / max(1, self.loud))
 
 
-class Reading:
-    """The accounts of all peers; ``proven`` tells who has standing, ``meshed`` who is in a mesh."""
+class ReadRateLimiter:
+    """Read accounts of all peers; ``trusted`` and ``meshed`` tell which peers are."""
 
     def __init__(
         self,
         rates: ReadRates,
-        proven: Callable[[PeerId], bool],
+        trusted: Callable[[PeerId], bool],
         meshed: Callable[[PeerId], bool] = lambda _peer: False,
         *,
         name: str = "reading",
     ) -> None:
         self._rates = rates
-        self._proven = proven
+        self._proven = trusted
         self._meshed = meshed
         self._came = BoundedDict[PeerId, int](ACCOUNTS_MAX, name)
         """Bytes that are in no account yet: most peers send little, and need none."""
@@ -142,15 +142,15 @@ class Reading:
         account = self._accounts.get(peer)
         if account is None:
             account = self._accounts[peer] = _Account(strangers.rate)
-        account.proven = self._proven(peer)
-        if account.proven:
-            account.rate = self._rates.proven
+        account.trusted = self._proven(peer)
+        if account.trusted:
+            account.rate = self._rates.trusted
         else:
             strangers.loud += account.loud_until <= now
             account.loud_until = now + LOUD_SECONDS
             account.rate = strangers.rate
         self._settle(peer, account, now)
-        if account.proven:
+        if account.trusted:
             return account.wait_seconds(BURST_BYTES)
         # Over their rate they have none, or every new key would have a burst of its own.
         return account.wait_seconds(READ_BYTES_MIN if strangers.strained else BURST_BYTES)
@@ -167,7 +167,7 @@ class Reading:
     def _settle(self, peer: PeerId, account: _Account, now: float) -> None:
         came_bytes = self._came.pop(peer, 0)
         account.settle(came_bytes, now)
-        if not account.proven:
+        if not account.trusted:
             self._settle_strangers(self._kind(peer), came_bytes, now)
 
     def _settle_strangers(self, strangers: _Strangers, came_bytes: int, now: float) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Protocol
 
-from node.network.resources.stream_slots import Place, Places
-from node.network.resources.token_bucket import Rates
+from node.network.resources.stream_slots import StreamSlot, StreamSlots
+from node.network.resources.token_bucket import TokenBuckets
 from node.network.streams.deadline import loop_time
 from protocol.core.containers import SizeGauge, Table
 from roles.ports.transport import Stream, StreamHandler, Trust
@@ -14,7 +14,7 @@ UNDISTURBED_SECONDS = 1.0
 a few round trips. A guess."""
 
 
-class Limits(Protocol):
+class StreamLimits(Protocol):
     """How many streams are served."""
 
     @property
@@ -38,7 +38,7 @@ class Limits(Protocol):
         """Of them, before that bound holds."""
 
 
-class Bounded:
+class StreamLimiter:
     """A stream handler that passes on so many streams; the others go to ``refuse``.
 
     By default they end unread: whoever opened one sees it close before an answer, and tries again
@@ -50,7 +50,7 @@ class Bounded:
     def __init__(
         self,
         handler: StreamHandler,
-        limits: Limits,
+        limits: StreamLimits,
         trust: Trust,
         refuse: StreamHandler | None = None,
         *,
@@ -59,7 +59,7 @@ class Bounded:
     ) -> None:
         self._handler = handler
         self._refuse = refuse
-        self._places = Places(
+        self._places = StreamSlots(
             limits.streams_per_peer,
             limits.streams_total,
             UNDISTURBED_SECONDS,
@@ -68,9 +68,11 @@ class Bounded:
             turns=turns,
         )
         per_second = limits.streams_per_second
-        self._rates = None if per_second is None else Rates(per_second, limits.streams_burst, trust)
-        self._serving: dict[Place, asyncio.Task[None] | None] = {}
-        self._place_of: dict[Stream, Place] = {}
+        self._rates = (
+            None if per_second is None else TokenBuckets(per_second, limits.streams_burst, trust)
+        )
+        self._serving: dict[StreamSlot, asyncio.Task[None] | None] = {}
+        self._place_of: dict[Stream, StreamSlot] = {}
         name = f"streams_{limits.word.replace('-', '_')}"
         self.tables: tuple[Table, ...] = (
             SizeGauge(name, limits.streams_total, self._places.__len__),
@@ -81,7 +83,7 @@ class Bounded:
     async def __call__(self, stream: Stream) -> None:
         """Serve a stream if there is room; the task that calls is cancelled to end one."""
         now = loop_time()
-        place, lost = None, list[Place]()
+        place, lost = None, list[StreamSlot]()
         if self._rates is None or self._rates.take(stream.peer, now):
             place, lost = self._places.take(stream.peer, now)
         for one in lost:

@@ -41,12 +41,12 @@ all: with ``ExchangeLimits`` it has had five chunks of a megabyte. A guess."""
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class StreamSlot:
     """The place of one stream."""
 
     peer: PeerId
     block: Hashable
-    proven: bool
+    trusted: bool
     taken_at: float
     slow_since: float
     """Since when its peer has kept us waiting; infinity while it waits for us."""
@@ -81,15 +81,15 @@ class Held(Protocol):
 _Held = TypeVar("_Held", bound=Held)
 
 
-def least(
-    held: Sequence[_Held], newcomer: Place, now: float, undisturbed_seconds: float
+def choose_victim(
+    held: Sequence[_Held], newcomer: StreamSlot, now: float, undisturbed_seconds: float
 ) -> _Held | None:
     """Return which of ``held``, the oldest first, goes to who comes, if any does."""
     if not held:
         return None
     blocks = Counter(one.block for one in held)
     most = max(blocks.values())
-    if newcomer.proven or most > blocks[newcomer.block] + 1:
+    if newcomer.trusted or most > blocks[newcomer.block] + 1:
         return _slowest([one for one in held if blocks[one.block] == most])
     slowest, oldest = _slowest(held), held[0]
     if now - slowest.slow_since >= undisturbed_seconds:
@@ -113,7 +113,7 @@ WASTED_MAX = 4096
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class ServiceRound:
     """The turn of one stranger: it has some places, or had one a moment ago."""
 
     peer: PeerId
@@ -124,7 +124,7 @@ class Turn:
     """When a stream was served last, of those that have ended."""
     wasted: bool = True
     """Whether none has ended while its peer waited for us."""
-    places: dict[Place, None] = field(default_factory=dict)
+    places: dict[StreamSlot, None] = field(default_factory=dict)
 
     @property
     def slow_since(self) -> float:
@@ -132,15 +132,15 @@ class Turn:
         slow = (place.slow_since for place in self.places if place.asked)
         return max(slow, default=self.served_at)
 
-    def leave(self, place: Place, now: float) -> None:
+    def leave(self, place: StreamSlot, now: float) -> None:
         """Let a place go."""
         del self.places[place]
         if math.isinf(place.slow_since):
             self.served_at, self.wasted = now, False
 
 
-class Turns:
-    """At most ``most`` at a time; a machine without I/O, as ``Places``."""
+class ServiceRounds:
+    """At most ``most`` at a time; a machine without I/O, as ``StreamSlots``."""
 
     def __init__(
         self, most: int, undisturbed_seconds: float, member: Callable[[PeerId], bool]
@@ -148,12 +148,14 @@ class Turns:
         self._most = most
         self._undisturbed_seconds = undisturbed_seconds
         self._member = member
-        self._held: dict[PeerId, Turn] = {}  # the oldest first
+        self._held: dict[PeerId, ServiceRound] = {}  # the oldest first
         self._wasted = BoundedDict[PeerId, float](WASTED_MAX, "turns_wasted")
         """Until when it counts; the oldest first."""
         self.tables = (self._wasted,)
 
-    def find(self, newcomer: Place, now: float) -> tuple[Turn | None, Turn | None]:
+    def find(
+        self, newcomer: StreamSlot, now: float
+    ) -> tuple[ServiceRound | None, ServiceRound | None]:
         """Return the turn of a stranger, or one for it, and whose ends for that.
 
         One that is new begins with ``begin``.
@@ -163,28 +165,28 @@ class Turns:
         if known is not None:
             return known, None
         doubtful = newcomer.peer in self._wasted or not self._member(newcomer.peer)
-        turn = Turn(newcomer.peer, newcomer.block, doubtful, now, now)
+        turn = ServiceRound(newcomer.peer, newcomer.block, doubtful, now, now)
         held = list(self._held.values())
         alike = [one for one in held if one.doubtful]
         if doubtful and len(alike) >= max(1, self._most // 2):
             held = alike
         elif len(held) < self._most:
             return turn, None
-        ends = least(held, newcomer, now, self._undisturbed_seconds)
+        ends = choose_victim(held, newcomer, now, self._undisturbed_seconds)
         return (None if ends is None else turn), ends
 
-    def begin(self, turn: Turn, place: Place) -> None:
+    def begin(self, turn: ServiceRound, place: StreamSlot) -> None:
         """Give a place to a turn, which begins unless it has."""
         turn.places[place] = None
         self._held[turn.peer] = turn
 
-    def end(self, turn: Turn, now: float) -> None:
+    def end(self, turn: ServiceRound, now: float) -> None:
         """End a turn whose places have been given back."""
         del self._held[turn.peer]
         if turn.wasted:
             self._wasted.set_newest(turn.peer, now + WASTED_SECONDS)
 
-    def leave(self, place: Place, now: float) -> None:
+    def leave(self, place: StreamSlot, now: float) -> None:
         """Note that a place has been given back."""
         turn = self._held.get(place.peer)
         if turn is not None and place in turn.places:
@@ -199,7 +201,7 @@ class Turns:
             self._wasted.popitem(last=False)
 
 
-class Places:
+class StreamSlots:
     """The places of one protocol; of them ``strangers`` at most are for peers without standing.
 
     Of these so many as ``turns`` have some at a time; None: all for whom there is room.
@@ -220,27 +222,29 @@ class Places:
         self._strangers_max = total if strangers is None else strangers
         self._undisturbed_seconds = undisturbed_seconds
         self._trust = trust
-        self._taken: dict[Place, None] = {}  # the oldest first
+        self._taken: dict[StreamSlot, None] = {}  # the oldest first
         self._peers: Counter[PeerId] = Counter()
         self._strangers = 0
-        self._turns = None if turns is None else Turns(turns, undisturbed_seconds, trust.member)
+        self._turns = (
+            None if turns is None else ServiceRounds(turns, undisturbed_seconds, trust.member)
+        )
         self.tables = () if self._turns is None else self._turns.tables
 
     def __len__(self) -> int:
         """Return how many are taken."""
         return len(self._taken)
 
-    def take(self, peer: PeerId, now: float) -> tuple[Place | None, list[Place]]:
+    def take(self, peer: PeerId, now: float) -> tuple[StreamSlot | None, list[StreamSlot]]:
         """Return a place, if there is one, and those that were taken away for it."""
         if self._peers[peer] >= self._per_peer:
             return None, []
-        place = Place(peer, self._trust.block(peer), self._trust.proven(peer), now, now)
-        if place.proven or self._turns is None:
+        place = StreamSlot(peer, self._trust.block(peer), self._trust.trusted(peer), now, now)
+        if place.trusted or self._turns is None:
             return self._take(place, now)
         turn, ends = self._turns.find(place, now)
         if turn is None:
             return None, []
-        lost: list[Place] = []
+        lost: list[StreamSlot] = []
         if ends is not None:
             lost = list(ends.places)
             for one in lost:
@@ -251,29 +255,29 @@ class Places:
             self._turns.begin(turn, taken)
         return taken, lost + aside
 
-    def leave(self, place: Place, now: float) -> None:
+    def leave(self, place: StreamSlot, now: float) -> None:
         """Give a place back; idempotent."""
         if place in self._taken:
             del self._taken[place]
-            self._strangers -= not place.proven
+            self._strangers -= not place.trusted
             self._peers[place.peer] -= 1
             if not self._peers[place.peer]:
                 del self._peers[place.peer]
             if self._turns is not None:
                 self._turns.leave(place, now)
 
-    def _take(self, place: Place, now: float) -> tuple[Place | None, list[Place]]:
+    def _take(self, place: StreamSlot, now: float) -> tuple[StreamSlot | None, list[StreamSlot]]:
         """Take a place for who has a turn, if it needs one, and return it as ``take`` does."""
-        lost: list[Place] = []
+        lost: list[StreamSlot] = []
         full = len(self._taken) >= self._total
-        if full or (not place.proven and self._strangers >= self._strangers_max):
-            held = [one for one in self._taken if not one.proven]
-            loser = least(held, place, now, self._undisturbed_seconds)
+        if full or (not place.trusted and self._strangers >= self._strangers_max):
+            held = [one for one in self._taken if not one.trusted]
+            loser = choose_victim(held, place, now, self._undisturbed_seconds)
             if loser is None:
                 return None, []
             self.leave(loser, now)
             lost.append(loser)
         self._taken[place] = None
         self._peers[place.peer] += 1
-        self._strangers += not place.proven
+        self._strangers += not place.trusted
         return place, lost

@@ -20,7 +20,7 @@ BUCKETS_MAX = 4096
 """Blocks that are remembered: some 200 B each. A full bucket is as good as none."""
 
 
-class Rates:
+class TokenBuckets:
     """The buckets of one protocol; ``burst`` streams at once, then ``per_second``."""
 
     def __init__(self, per_second: float, burst: int, trust: Trust) -> None:
@@ -38,10 +38,10 @@ class Rates:
 
     def take(self, peer: PeerId, now: float) -> bool:
         """Take a token for a stream of ``peer``; False when there is none."""
-        proven = self._trust.proven(peer)
-        per_second = self._per_second * (PROVEN_FACTOR if proven else 1)
+        trusted = self._trust.trusted(peer)
+        per_second = self._per_second * (PROVEN_FACTOR if trusted else 1)
         # One with standing does not share with its neighbours, which may be anybody.
-        bucket = peer if proven else self._trust.block(peer)
+        bucket = peer if trusted else self._trust.block(peer)
         full_seconds = self._burst / self._per_second
         empty_at = max(self._empty_at.get(bucket, -math.inf), now - full_seconds)
         enough = now - empty_at >= 1 / per_second

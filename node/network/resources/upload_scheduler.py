@@ -24,7 +24,7 @@ STRANGERS_WEIGHT = 0.25
 it, without which a newcomer would never earn any. A guess."""
 
 
-class UploadCap:
+class UploadScheduler:
     """A token bucket with four queues: ``take`` returns when the bytes may be sent.
 
     Who has standing and who has none share the line by weight, whatever either asks for (fair
@@ -51,17 +51,17 @@ class UploadCap:
         if self._rate is not None:
             self.piece_bytes_max = max(PIECE_BYTES_MIN, round(self._rate * PIECE_SECONDS))
 
-    async def take(self, count: int, *, proven: bool, messages: bool = False) -> None:
+    async def take(self, count: int, *, trusted: bool, messages: bool = False) -> None:
         """Wait for room for ``count`` bytes, which may be more than a burst.
 
-        ``proven`` tells whether they go to somebody who has standing, ``messages`` whether they are
-        of the run's log and not of a blob.
+        ``trusted`` tells whether they go to somebody who has standing, ``messages`` whether they
+        are of the run's log and not of a blob.
         """
         if self._rate is None:
             return
-        queue = proven, messages
+        queue = trusted, messages
         begin = max(self._virtual_time, self._finish[queue])
-        self._finish[queue] = begin + count / (1.0 if proven else STRANGERS_WEIGHT)
+        self._finish[queue] = begin + count / (1.0 if trusted else STRANGERS_WEIGHT)
         self._number += 1
         turn = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (self._finish[queue], self._number, count, turn))

@@ -72,7 +72,7 @@ class Piece:
         return np.frombuffer(data, f"<u{self.element_bytes}")
 
 
-class Block(NamedTuple):
+class EncodedBlock(NamedTuple):
     """A block as it came, without its head."""
 
     piece: Piece
@@ -131,7 +131,7 @@ class BlockReader:
         if self.layout is None:
             self._begin()
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[EncodedBlock]:
         """Yield the blocks that are here now; raises ``EncodingError``."""
         while (piece := self._piece) is not None and len(self._buffer) >= block.HEAD_BYTES:
             body_bytes = block.body_bytes(self._buffer, piece.count, piece.element_bytes)
@@ -142,7 +142,7 @@ class BlockReader:
                 kind, body = here[0], bytes(here[block.HEAD_BYTES : end])
             del self._buffer[:end]
             self._piece = next(self._pieces, None)
-            yield Block(piece, kind, memoryview(body))
+            yield EncodedBlock(piece, kind, memoryview(body))
 
     def finish(self) -> None:
         """Raise ``EncodingError`` before the end of the encoding, or with bytes after it."""

@@ -1,7 +1,7 @@
 """The whole encoding of a policy, written block by block, and read in one of two ways.
 
-``Decoder`` makes the file. ``PatchReader`` says what a patch changes, to who holds the base in
-another form than that of its file.
+``StreamDecoder`` makes the file. ``PatchReader`` says what a patch changes, to who holds the base
+in another form than that of its file.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ from blake3 import blake3
 from protocol.core.crypto import policy_digest
 from protocol.core.types import Digest
 from protocol.shardcast.encodings import block, framing, tensor_file
-from protocol.shardcast.encodings.framing import Block, BlockReader, Piece
+from protocol.shardcast.encodings.framing import BlockReader, EncodedBlock, Piece
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
@@ -42,7 +42,7 @@ ReadWords = Callable[[TensorPlace, Positions], Words]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ByteReader:
     """A file of weights that is here: ``read`` returns ``length`` bytes from ``offset`` on."""
 
     layout: TensorFile
@@ -54,7 +54,7 @@ class Base:
     """A version to encode against: its policy digest, and its file."""
 
     policy: Digest
-    source: Source
+    source: ByteReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +66,16 @@ class Change:
     words: Words
 
 
-def source_of(read: Callable[[int, int], bytes], total_bytes: int) -> Source:
+def source_of(read: Callable[[int, int], bytes], total_bytes: int) -> ByteReader:
     """Read what is in a file; raises ``EncodingError`` when it is not a whole one."""
     layout = tensor_file.parse(read(0, tensor_file.header_bytes(read(0, 8))))
     if layout.total_bytes != total_bytes:
         raise EncodingError("a file of another length than its header says")
-    return Source(layout, read)
+    return ByteReader(layout, read)
 
 
 def encode(
-    source: Source,
+    source: ByteReader,
     base: Base | None,
     block_bytes: int = BLOCK_BYTES,
     in_order: InOrder = map,
@@ -100,7 +100,7 @@ def _base_words(base: Base, piece: Piece) -> Words:
     return piece.words(base.source.read(piece.offset, piece.length))
 
 
-class Decoder:
+class StreamDecoder:
     """Decodes one encoding while it arrives; holds a block and what has come of the next.
 
     ``in_order`` may hold several. ``policy`` is the digest of the decoded tensors, once everything
@@ -132,7 +132,7 @@ class Decoder:
                 self._hashers[part.tensor].update(own.view(np.uint8).data)
             yield words.view(np.uint8).data
 
-    def _decoded(self, one: Block) -> tuple[Piece, Words]:
+    def _decoded(self, one: EncodedBlock) -> tuple[Piece, Words]:
         piece, kind, body = one
         base = None if self._base is None else _base_words(self._base, piece)
         return piece, block.decode(kind, body, base, piece.count, piece.element_bytes)

@@ -104,7 +104,7 @@ def _place(name: str, entry: Any, data_offset: int) -> TensorPlace:
 
 
 def _is_utf8(name: str) -> bool:
-    """Tell whether a name can be written again: JSON may escape half of a character."""
+    """Return whether a name can be written again: JSON may escape half of a character."""
     try:
         name.encode()
     except UnicodeEncodeError:

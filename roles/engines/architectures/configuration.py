@@ -114,7 +114,7 @@ def explicit(config: Config) -> dict[str, Any]:
 
 
 def _has_one_window(config: Config | type[Config]) -> bool:
-    """Tell whether one window is that of all layers, as in Mistral."""
+    """Return whether one window is that of all layers, as in Mistral."""
     return hasattr(config, "sliding_window") and not hasattr(config, "layer_types")
 
 
@@ -173,7 +173,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_idle_window(key: str, given: Mapping[str, Any]) -> bool:
-    """Tell whether a window key of an architecture without windows leaves all attention full."""
+    """Return whether a window key of an architecture without windows leaves all attention full."""
     if key == "layer_types":
         return isinstance(given[key], list) and all(kind == _FULL for kind in given[key])
     if key == "sliding_window":

@@ -59,7 +59,7 @@ class Continuation:
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
     parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Log-probabilities and states behind the tokens, as ``Batch.collect`` brought them."""
+    """Log-probabilities and states behind the tokens, as ``DecodeBatch.collect`` brought them."""
 
     @property
     def left(self) -> int:
@@ -99,7 +99,7 @@ class _Cohort:
     tokens: Tensor
 
 
-class Batch:
+class DecodeBatch:
     """What one engine computes at the same time.
 
     ``cache_bytes_max`` bounds the caches, unless one sequence alone takes more. ``steps`` tokens of
@@ -349,7 +349,7 @@ def decode(
         Continuation(tuple(prompt), place, most)
         for place, (prompt, most) in enumerate(zip(prompts, tokens_max, strict=True))
     ]
-    batch = Batch(
+    batch = DecodeBatch(
         decoder,
         noise,
         Lengths(),

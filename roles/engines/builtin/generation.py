@@ -14,7 +14,7 @@ from protocol.core.types import Digest
 from protocol.run.recipe import ModelSection, ToplocSection
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.toploc.proof import States, build_proofs_batch
-from roles.engines.builtin.batching import Batch, Continuation, Lengths
+from roles.engines.builtin.batching import Continuation, DecodeBatch, Lengths
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import (
     BuiltinEngine,
@@ -35,7 +35,7 @@ from roles.ports.engines import (
     GenerationRequest,
     Policy,
 )
-from roles.runtime.shared_lock import Turns
+from roles.runtime.shared_lock import SharedLock
 
 STEPS_PER_LOOK = {"cpu": 1}
 STEPS_PER_LOOK_ELSEWHERE = 16
@@ -47,7 +47,7 @@ STEPS_PER_PROOF = 256
 
 
 @dataclass(eq=False, slots=True)
-class Sampled:
+class SampledSequence:
     """A sequence of a call, with what is already proved of it."""
 
     sequence: Continuation
@@ -60,10 +60,10 @@ class Sampled:
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
+class _GenerationCall:
     """What one caller waits for."""
 
-    sampled: list[Sampled]
+    sampled: list[SampledSequence]
     temperature: float
     done: "Future[list[Generation]]" = field(default_factory=Future)
 
@@ -101,9 +101,9 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         self._weights_lock = threading.Lock()
         self._stager = ThreadPoolExecutor(1, "stage", prepare_thread)
         self._lengths = Lengths()
-        self._turns = Turns()
-        self._arrived: deque[_Call] = deque()
-        self._calls: list[_Call] = []
+        self._turns = SharedLock()
+        self._arrived: deque[_GenerationCall] = deque()
+        self._calls: list[_GenerationCall] = []
         """Those that are computed, in their order; of the engine's thread alone."""
         self._tokens_sampled = 0
         self._first_token = FirstTokenWatch()
@@ -169,8 +169,10 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
         check_requests(requests, temperature)
-        sampled = [Sampled(Continuation(one.prompt, one.seed, one.tokens_max)) for one in requests]
-        call = _Call(sampled, temperature)
+        sampled = [
+            SampledSequence(Continuation(one.prompt, one.seed, one.tokens_max)) for one in requests
+        ]
+        call = _GenerationCall(sampled, temperature)
         async with self._turns.together():
             self._arrived.append(call)
             # Whoever computes already takes it in; if nobody does, this one begins.
@@ -189,7 +191,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
     @guarded
     def _compute_calls(self) -> None:
         """Compute until there is nothing left, whatever comes meanwhile."""
-        batch: Batch | None = None
+        batch: DecodeBatch | None = None
         while self._arrived or self._calls:
             arrived = self._arrivals()
             self._calls += arrived
@@ -207,9 +209,9 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
                 self._first_token.sampled()
             self._deliver(batch)
 
-    def _arrivals(self) -> list[_Call]:
+    def _arrivals(self) -> list[_GenerationCall]:
         """Take the calls that can be computed now: all have one temperature."""
-        taken: list[_Call] = []
+        taken: list[_GenerationCall] = []
         while self._arrived:
             first = (self._calls or taken or [self._arrived[0]])[0]
             if self._arrived[0].temperature != first.temperature:
@@ -217,8 +219,8 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
             taken.append(self._arrived.popleft())
         return taken
 
-    def _batch_of(self, decoder: Decoder) -> Batch:
-        return Batch(
+    def _batch_of(self, decoder: Decoder) -> DecodeBatch:
+        return DecodeBatch(
             decoder,
             self._noise.at,
             self._lengths,
@@ -227,7 +229,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
             steps=STEPS_PER_LOOK.get(self._device, STEPS_PER_LOOK_ELSEWHERE),
         )
 
-    def _deliver(self, batch: Batch) -> None:
+    def _deliver(self, batch: DecodeBatch) -> None:
         """Answer the calls that are complete."""
         complete = [call for call in self._calls if all(one.ended for one in call.sequences)]
         if complete or batch.uncollected_steps >= STEPS_PER_PROOF:
@@ -238,7 +240,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
             if call.done.set_running_or_notify_cancel():
                 call.done.set_result([one.made() for one in call.sampled])
 
-    def _prove(self, sampled: Iterable[Sampled]) -> None:
+    def _prove(self, sampled: Iterable[SampledSequence]) -> None:
         """Prove whole chunks of what was collected, and all that there is of what has ended."""
         chunk_tokens, own, states = self._toploc.chunk_tokens, [], []
         for one in sampled:

@@ -86,7 +86,7 @@ class PatchedWeights:
         """Each a patch of the one before it, the first of what is held."""
 
     def has_staged(self, policy: Digest) -> bool:
-        """Tell whether ``swap`` can bring a policy."""
+        """Return whether ``swap`` can bring a policy."""
         return any(one.policy == policy for one in self._staged)
 
     def stage(self, policy: Policy) -> None:

@@ -13,11 +13,11 @@ from protocol.core.rng import Rng
 from protocol.core.types import Version
 from protocol.run.recipe import ModelSection, Recipe, ToplocSection
 from roles.engines.bootstrap.huggingface_import import import_pretrained, section_of
-from roles.engines.calibration.honest import Budget, Progress, Prompts, measure
-from roles.engines.calibration.measurement import MeasurementFile, Subject
+from roles.engines.calibration.honest import Progress, Prompts, TimeBudget, measure
+from roles.engines.calibration.measurement import MeasuredEngine, MeasurementFile
 from roles.engines.calibration.power import Power, power
 from roles.engines.calibration.proposal import propose
-from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.recording import ClaimRecording
 from roles.engines.calibration.workbench import LIAR_SEQUENCES, Bench, Say, lies
 from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy
@@ -35,8 +35,8 @@ class Calibration:
     """What was measured, and what follows from it."""
 
     rules: ToplocSection
-    pairs: tuple[Recording, ...]
-    lies: tuple[Recording, ...]
+    pairs: tuple[ClaimRecording, ...]
+    lies: tuple[ClaimRecording, ...]
     honest: tuple[Power, ...]
     caught: tuple[Power, ...]
 
@@ -45,7 +45,7 @@ async def calibrate(
     bench: Bench,
     prompts: Prompts,
     path: Path,
-    budget: Budget,
+    budget: TimeBudget,
     margin: float,
     progress: Progress,
 ) -> Calibration:
@@ -55,7 +55,7 @@ async def calibrate(
     when the file is of something else or its tokens are too few, ``EngineError``, ``OSError``.
     """
     on = measured_on(bench.model.name, bench.model.dtype, bench.device)
-    file = MeasurementFile(path, Subject.of(bench.recipe, bench.policy.digest), on)
+    file = MeasurementFile(path, MeasuredEngine.of(bench.recipe, bench.policy.digest), on)
     await measure(bench, prompts, file, budget, progress)
     recordings = file.recordings
     longest = max(len(one) for recording in recordings for one in recording.claimed)
@@ -107,7 +107,7 @@ def kept(recipe: Recipe) -> dict[str, object]:
 
 
 def judged(
-    rules: ToplocSection, pairs: Sequence[Recording], told: Sequence[Recording]
+    rules: ToplocSection, pairs: Sequence[ClaimRecording], told: Sequence[ClaimRecording]
 ) -> Calibration:
     """Return how often ``rules`` reject each recording."""
     rng = np.random.default_rng(0)

@@ -33,7 +33,7 @@ Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TimeBudget:
     """When a calibration ends: with enough tokens, or when its time is over."""
 
     tokens_enough: int = 131_072
@@ -42,7 +42,7 @@ class Budget:
     seconds_max: float = 480.0
 
     def spent(self, tokens: int, seconds: float) -> bool:
-        """Tell whether to stop."""
+        """Return whether to stop."""
         over = seconds >= self.seconds_max and tokens >= self.tokens_min
         return over or tokens >= self.tokens_enough
 
@@ -65,7 +65,7 @@ async def measure(
     bench: Bench,
     prompts: Prompts,
     file: MeasurementFile,
-    budget: Budget,
+    budget: TimeBudget,
     progress: Progress,
     batches: Sequence[tuple[int, int]] = BATCHES,
 ) -> None:

@@ -16,7 +16,7 @@ from protocol.core.types import Digest
 from protocol.rollout.statistics import Recomputed
 from protocol.run.recipe import Recipe
 from protocol.toploc.results import ChunkResult
-from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.recording import ClaimRecording
 
 FORMAT = "prime-node-calibration/1"
 
@@ -25,7 +25,7 @@ FILE_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class MeasuredEngine:
     """The computation that a calibration is about; thresholds hold for no other one."""
 
     policy: str
@@ -40,7 +40,7 @@ class Subject:
     """Prompts come from it."""
 
     @classmethod
-    def of(cls, recipe: Recipe, policy: Digest) -> "Subject":
+    def of(cls, recipe: Recipe, policy: Digest) -> "MeasuredEngine":
         """Return what a calibration of ``recipe`` with a policy is about."""
         model, proofs = recipe.model, recipe.toploc
         return cls(
@@ -58,14 +58,14 @@ class Subject:
 class MeasurementFile:
     """A calibration of one subject, on disk; parts are numbered in the order of their making."""
 
-    def __init__(self, path: Path, subject: Subject, measured_on: str) -> None:
+    def __init__(self, path: Path, subject: MeasuredEngine, measured_on: str) -> None:
         """Open or begin a file; raises ``ValueError`` for one of another subject, or none at all.
 
         ``measured_on`` names model, machine and libraries; that of the file stays.
         """
         self._path = path
         self.measured_on = measured_on
-        self._parts: list[list[Recording]] = []
+        self._parts: list[list[ClaimRecording]] = []
         try:
             lines = self._read()
             if lines:
@@ -86,15 +86,15 @@ class MeasurementFile:
         return sum(recording.tokens for part in self._parts for recording in part)
 
     @property
-    def recordings(self) -> list[Recording]:
+    def recordings(self) -> list[ClaimRecording]:
         """The recordings of each pair of engines, all parts together."""
-        pairs: dict[str, list[Recording]] = {}
+        pairs: dict[str, list[ClaimRecording]] = {}
         for part in self._parts:
             for recording in part:
                 pairs.setdefault(recording.name, []).append(recording)
         return [joined(name, recordings) for name, recordings in pairs.items()]
 
-    def add(self, part: Sequence[Recording]) -> None:
+    def add(self, part: Sequence[ClaimRecording]) -> None:
         """Write a part that is complete; raises ``OSError``."""
         self._append({"pairs": [_values(recording) for recording in part]})
         self._parts.append(list(part))
@@ -115,13 +115,13 @@ class MeasurementFile:
             os.truncate(self._path, len(whole))
         return values
 
-    def _take(self, lines: Sequence[Any], subject: Subject) -> None:
+    def _take(self, lines: Sequence[Any], subject: MeasuredEngine) -> None:
         other = f"{self._path} is no calibration of this kind; remove it to measure anew"
         try:
             head, *parts = lines
             if head["format"] != FORMAT:
                 raise ValueError(other)
-            found = Subject(**head["subject"])
+            found = MeasuredEngine(**head["subject"])
             self.measured_on = str(head["on"])
             self._parts = [[_recording(one) for one in part["pairs"]] for part in parts]
         except (AttributeError, KeyError, TypeError):
@@ -140,14 +140,16 @@ class MeasurementFile:
             os.fsync(file.fileno())
 
 
-def joined(name: str, recordings: Iterable[Recording]) -> Recording:
+def joined(name: str, recordings: Iterable[ClaimRecording]) -> ClaimRecording:
     """Return recordings of one pair of engines as one."""
     known = list(recordings)
     claimed = [one for recording in known for one in recording.claimed]
-    return Recording(name, claimed, [one for recording in known for one in recording.recomputed])
+    return ClaimRecording(
+        name, claimed, [one for recording in known for one in recording.recomputed]
+    )
 
 
-def _values(recording: Recording) -> dict[str, Any]:
+def _values(recording: ClaimRecording) -> dict[str, Any]:
     return {
         "name": recording.name,
         "claimed": [list(one) for one in recording.claimed],
@@ -165,7 +167,7 @@ def _values(recording: Recording) -> dict[str, Any]:
     }
 
 
-def _recording(values: dict[str, Any]) -> Recording:
+def _recording(values: dict[str, Any]) -> ClaimRecording:
     recomputed = [
         Recomputed(
             [ChunkResult(int(chunk[0]), *map(float, chunk[1:])) for chunk in own["chunks"]],
@@ -177,4 +179,4 @@ def _recording(values: dict[str, Any]) -> Recording:
     claimed = [[float(value) for value in one] for one in values["claimed"]]
     if len(claimed) != len(recomputed):
         raise TypeError("not as many claims as checks")
-    return Recording(str(values["name"]), claimed, recomputed)
+    return ClaimRecording(str(values["name"]), claimed, recomputed)

@@ -7,7 +7,7 @@ import numpy as np
 
 from protocol.rollout.statistics import STATISTICS, Sums, added, compared
 from roles.engines.calibration.calibrate import Calibration
-from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.recording import ClaimRecording
 
 WIDTH, LABEL_WIDTH, ROW, TOP = 980, 230, 16, 34
 HONEST, LIE, BOUND = "#2f7d4f", "#b3402e", "#333333"
@@ -35,7 +35,7 @@ def draw(calibration: Calibration) -> str:
 
 def _panel(
     calibration: Calibration,
-    rows: Sequence[tuple[Recording, str]],
+    rows: Sequence[tuple[ClaimRecording, str]],
     place: int,
     name: str,
     height: int,
@@ -74,7 +74,7 @@ def _text(x: float, y: float, said: str) -> str:
     return f'<text x="{x:.1f}" y="{y}">{escape(said)}</text>'
 
 
-def _quantiles(calibration: Calibration, recording: Recording, place: int) -> list[float]:
+def _quantiles(calibration: Calibration, recording: ClaimRecording, place: int) -> list[float]:
     """Return quantiles over sequences of the size of the mean of one statistic."""
     sequences = recording.by_chunk(calibration.rules)
     means = [abs(added(one.sums for one in chunks).means[place]) for chunks in sequences]

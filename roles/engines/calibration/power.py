@@ -18,7 +18,7 @@ from protocol.rollout.statistics import (
     compared_extremes,
 )
 from protocol.run.recipe import ToplocSection
-from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.recording import ClaimRecording
 
 TOKENS = tuple(32 << doubling for doubling in range(14))
 """Lengths of rollouts that are tried: 32 to 262,144 tokens."""
@@ -56,7 +56,7 @@ class Power:
         }
 
 
-def power(rules: ToplocSection, recording: Recording, rng: np.random.Generator) -> Power:
+def power(rules: ToplocSection, recording: ClaimRecording, rng: np.random.Generator) -> Power:
     """Return how often rollouts of a recording are rejected under ``rules``."""
     chunks = [chunk for sequence in recording.by_chunk(rules) for chunk in sequence]
     table = np.array([one.sums.values for one in chunks])

@@ -16,7 +16,7 @@ from protocol.rollout.statistics import PER_CHUNK, STATISTICS, bound, surprise
 from protocol.run.recipe import ToplocSection
 from protocol.run.sections import HonestSection, HonestValue
 from protocol.toploc.results import ChunkResult
-from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.recording import ClaimRecording
 
 EXTREME_MARGIN = 2.0
 """By which the worst single values are raised: they are loose limits, the statistics decide."""
@@ -42,7 +42,7 @@ Values = list[NDArray[np.float64]]
 
 
 def propose(
-    recordings: Sequence[Recording], layout: dict[str, object], measured_on: str, margin: float
+    recordings: Sequence[ClaimRecording], layout: dict[str, object], measured_on: str, margin: float
 ) -> ToplocSection:
     """Return the thresholds that honest ``recordings`` ask for; ``layout`` is that of the proofs.
 
@@ -151,22 +151,22 @@ def _fitted(pairs: Sequence[Values], clip: float, margin: float, *, counted: boo
     )
 
 
-def _large_enough(recordings: Sequence[Recording]) -> list[Recording]:
+def _large_enough(recordings: Sequence[ClaimRecording]) -> list[ClaimRecording]:
     large = [recording for recording in recordings if recording.tokens >= TYPICAL_TOKENS]
     small = [recording for recording in recordings if recording.tokens < TYPICAL_TOKENS]
     if not small:
         return large
     claimed = [one for recording in small for one in recording.claimed]
     recomputed = [one for recording in small for one in recording.recomputed]
-    return [*large, Recording("small pairs", claimed, recomputed)]
+    return [*large, ClaimRecording("small pairs", claimed, recomputed)]
 
 
-def _errors(recording: Recording) -> Values:
+def _errors(recording: ClaimRecording) -> Values:
     pairs = zip(recording.claimed, recording.recomputed, strict=True)
     return [np.array(claimed) - np.array(own.logprobs) for claimed, own in pairs]
 
 
-def _gaps(recording: Recording) -> Values:
+def _gaps(recording: ClaimRecording) -> Values:
     return [np.maximum(np.array(own.gaps, dtype=float), 0) for own in recording.recomputed]
 
 

@@ -8,7 +8,7 @@ from protocol.run.recipe import ToplocSection
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class ClaimRecording:
     """Sequences as claimed, each a list of log-probabilities, and as recomputed."""
 
     name: str

@@ -24,7 +24,7 @@ from roles.engines.builtin.cache import Cache
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
-from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.recording import ClaimRecording
 from roles.engines.files.policy import read_policy, write_policy
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import (
@@ -90,7 +90,7 @@ class Bench:
 
 async def honest_pairs(
     bench: Bench, batches: Sequence[int], attentions: Sequence[str], say: Say
-) -> list[Recording]:
+) -> list[ClaimRecording]:
     """Record every pair of a worker's batch size and a validator's prefill and attention."""
     recordings = []
     for batch in batches:
@@ -104,7 +104,7 @@ async def honest_pairs(
 
 async def pairs_of_batch(
     bench: Bench, batch: int, attentions: Sequence[str], engines: asyncio.Semaphore
-) -> list[Recording]:
+) -> list[ClaimRecording]:
     """Record the pairs of a worker that decodes ``batch`` sequences at once.
 
     Each validator has another attention kernel, or takes another number of sequences in a prefill:
@@ -113,7 +113,7 @@ async def pairs_of_batch(
     async with engines:
         claims = await _claims(bench, bench.policy, batch)
 
-    async def pair(attention: str, prefill_tokens: int) -> Recording:
+    async def pair(attention: str, prefill_tokens: int) -> ClaimRecording:
         async with engines:
             own = await _recomputed(
                 bench, bench.policy, claims, attention=attention, batch_tokens=prefill_tokens
@@ -128,7 +128,7 @@ async def pairs_of_batch(
     )
 
 
-async def lies(bench: Bench, batch: int, say: Say) -> list[Recording]:
+async def lies(bench: Bench, batch: int, say: Say) -> list[ClaimRecording]:
     """Record every lie, about the first ``LIAR_SEQUENCES`` prompts."""
     bench = replace(bench, prompts=bench.prompts[:LIAR_SEQUENCES])
     honest = await _claims(bench, bench.policy, batch)
@@ -235,8 +235,8 @@ def _recording(
     name: str,
     claims: Sequence[VerificationRequest],
     own: Sequence[Recomputed],
-) -> Recording:
-    return Recording(f"{bench.model.name}: {name}", [claim.logprobs for claim in claims], own)
+) -> ClaimRecording:
+    return ClaimRecording(f"{bench.model.name}: {name}", [claim.logprobs for claim in claims], own)
 
 
 async def _trained(bench: Bench, claims: Sequence[VerificationRequest]) -> dict[int, Policy]:

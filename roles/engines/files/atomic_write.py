@@ -39,7 +39,7 @@ def _sync(path: Path) -> None:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Tell whether an error, or one that it came from, is that of a full disk."""
+    """Return whether an error, or one that it came from, is that of a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True

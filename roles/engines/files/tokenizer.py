@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from protocol.core.faults import Fault
 from protocol.run.model_files import decode_bundle
-from roles.ports.text import Message, Tokenizer
+from roles.ports.text import ChatMessage, Tokenizer
 
 _KEPT = ("<think>", "</think>")
 """Special in some vocabularies; they part thoughts from answers."""
@@ -75,10 +75,10 @@ class HuggingFaceTokenizer(Tokenizer):
         return len(self._tokenizer)
 
     @override
-    def encode_chat(self, question: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
+    def encode_chat(self, question: str, before: Sequence[ChatMessage] = ()) -> tuple[int, ...]:
         return self.encode(self.render_chat(question, before))
 
-    def render_chat(self, question: str, before: Sequence[Message] = ()) -> str:
+    def render_chat(self, question: str, before: Sequence[ChatMessage] = ()) -> str:
         """Return the text of a chat, up to where the assistant answers.
 
         Raises ``ValueError`` when the template raises, such as for a role that it does not know.
@@ -87,7 +87,7 @@ class HuggingFaceTokenizer(Tokenizer):
             return str(
                 self._template.render(
                     messages=[
-                        message._asdict() for message in (*before, Message("user", question))
+                        message._asdict() for message in (*before, ChatMessage("user", question))
                     ],
                     # As transformers passes them: a template may ask whether they are none.
                     tools=None,

@@ -15,9 +15,9 @@ from protocol.rollout.statistics import Measurement
 from protocol.run.manifest import RunManifest
 from roles.engines.factory import EngineName, policies_kept
 from roles.engines.subprocess import wire
-from roles.engines.subprocess.connection import Conversation, Patience
+from roles.engines.subprocess.connection import CallTimeouts, EngineConnection
 from roles.engines.subprocess.process import EngineProcesses
-from roles.engines.subprocess.supervisor import Supervisor
+from roles.engines.subprocess.supervisor import EngineSupervisor
 from roles.engines.task_loader import task_of
 from roles.ports.background import Background
 from roles.ports.engines import (
@@ -35,17 +35,17 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
-from roles.runtime.shared_lock import Turns
+from roles.runtime.shared_lock import SharedLock
 
 
 class ChildGeneration(GenerationEngine):
     """Generates in another process; one that is replaced has the last policy."""
 
-    def __init__(self, processes: EngineProcesses, make: wire.Make, patience: Patience) -> None:
+    def __init__(self, processes: EngineProcesses, make: wire.Make, patience: CallTimeouts) -> None:
         self._policy: Policy | None = None
-        self._turns = Turns()
+        self._turns = SharedLock()
         """Questions are written down beside each other, so one may overtake another."""
-        self.supervisor = Supervisor(processes, make, patience, self._restore)
+        self.supervisor = EngineSupervisor(processes, make, patience, self._restore)
 
     @property
     @override
@@ -88,7 +88,7 @@ class ChildGeneration(GenerationEngine):
                 raise EngineError("the engine process generated what was not asked for")
         return made
 
-    async def _restore(self, conversation: Conversation) -> None:
+    async def _restore(self, conversation: EngineConnection) -> None:
         if self._policy is not None:
             # Without it ``generate`` says that nothing is loaded.
             with suppress(ValueError):
@@ -99,10 +99,10 @@ class ChildVerification(VerificationEngine):
     """Measures in another process; one that is replaced has the policies that were kept."""
 
     def __init__(
-        self, processes: EngineProcesses, make: wire.Make, patience: Patience, kept: int
+        self, processes: EngineProcesses, make: wire.Make, patience: CallTimeouts, kept: int
     ) -> None:
         self._policies = BoundedDict[Version, Policy](kept)
-        self.supervisor = Supervisor(processes, make, patience, self._restore)
+        self.supervisor = EngineSupervisor(processes, make, patience, self._restore)
 
     @override
     async def start(self) -> None:
@@ -123,7 +123,7 @@ class ChildVerification(VerificationEngine):
             "measure", version, tuple(requests), temperature, items=len(requests), tokens=tokens
         )
 
-    async def _restore(self, conversation: Conversation) -> None:
+    async def _restore(self, conversation: EngineConnection) -> None:
         for policy in list(self._policies.values()):
             # Without it ``measure`` raises ``LookupError``.
             with suppress(ValueError):
@@ -133,10 +133,10 @@ class ChildVerification(VerificationEngine):
 class ChildTraining(TrainingEngine):
     """Learns in another process; one that is replaced has nothing loaded, and says so."""
 
-    def __init__(self, processes: EngineProcesses, make: wire.Make, patience: Patience) -> None:
+    def __init__(self, processes: EngineProcesses, make: wire.Make, patience: CallTimeouts) -> None:
         self._step_tokens = 0
         """What the step that has begun is to learn from."""
-        self.supervisor = Supervisor(processes, make, patience, self._restore)
+        self.supervisor = EngineSupervisor(processes, make, patience, self._restore)
 
     @override
     async def start(self) -> None:
@@ -198,7 +198,7 @@ class ChildTraining(TrainingEngine):
             "evaluate", tuple(prompts), tokens_max, items=count, tokens=tokens
         )
 
-    async def _restore(self, conversation: Conversation) -> None:
+    async def _restore(self, conversation: EngineConnection) -> None:
         """Restore nothing: what training goes on from is for its flow to choose."""
 
 
@@ -220,7 +220,7 @@ class ChildEngines(Engines):
         engine: EngineName = "builtin",
         gpus: int = 1,
         memory_bytes_max: int | None = None,
-        patience: Patience | None = None,
+        patience: CallTimeouts | None = None,
         runtimes: Sequence[Path] = (),
     ) -> None:
         self._processes = processes
@@ -231,7 +231,7 @@ class ChildEngines(Engines):
         self._engine = engine
         self._gpus = gpus
         self._memory_bytes_max = memory_bytes_max
-        self._patience = patience or Patience()
+        self._patience = patience or CallTimeouts()
 
     @override
     def environment(self, manifest: RunManifest) -> Environment:

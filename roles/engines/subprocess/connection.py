@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class CallTimeouts:
     """How long an engine process may take, in seconds."""
 
     start_seconds: float = 180.0
@@ -43,7 +43,7 @@ class Patience:
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingCall:
     """A call in flight; ``items_expected`` are its result."""
 
     method: Method
@@ -53,16 +53,16 @@ class _Pending:
     items: list[Any] = field(default_factory=list)
 
 
-class Conversation:
+class EngineConnection:
     """Calls to one engine process; made by ``begin``."""
 
     def __init__(
-        self, process: EngineProcess, methods: Mapping[str, Method], patience: Patience
+        self, process: EngineProcess, methods: Mapping[str, Method], patience: CallTimeouts
     ) -> None:
         self._process = process
         self._methods = methods
         self._patience = patience
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingCall] = {}
         self._calls = 0
         self._progress_at = self._now()
         """When the oldest call became the oldest, or had an item of its result."""
@@ -83,8 +83,8 @@ class Conversation:
         process: EngineProcess,
         make: wire.Make,
         methods: Mapping[str, Method],
-        patience: Patience,
-    ) -> "Conversation":
+        patience: CallTimeouts,
+    ) -> "EngineConnection":
         """Have the engine made; raises ``EngineError``, and the process is killed then."""
         conversation = cls(process, methods, patience)
         try:
@@ -118,14 +118,14 @@ class Conversation:
         if not self._pending:
             self._progress_at = self._now()
         answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._pending[id_] = _Pending(method, items, seconds, answer)
+        self._pending[id_] = _PendingCall(method, items, seconds, answer)
         self._process.writer.write(frame)
         try:
             return await answer
         except asyncio.CancelledError:
             # It stays in flight: what computes goes on, and has its deadline as before.
             if not self.reason:
-                cancel = wire.encode(wire.Cancel(id=id_), wire.QUESTION_BYTES_MAX)
+                cancel = wire.encode(wire.CancelCall(id=id_), wire.QUESTION_BYTES_MAX)
                 self._process.writer.write(cancel)
             raise
 
@@ -153,12 +153,12 @@ class Conversation:
                     return
                 case wire.Failed() as failed:
                     raise EngineError(f"no engine: {failed.reason}"[:300], failed.trace)
-                case wire.Beat() as beat:
+                case wire.Heartbeat() as beat:
                     self._take(beat)
                 case other:
                     raise wire.WireError(f"{type(other).__name__} before there is an engine")
 
-    async def _next(self) -> wire.Message:
+    async def _next(self) -> wire.EngineMessage:
         return await wire.read(self._process.reader, wire.ANSWERS, wire.ANSWER_BYTES_MAX)
 
     async def _listen(self) -> None:
@@ -174,9 +174,9 @@ class Conversation:
         except Exception as error:  # noqa: BLE001 - who waits is told of any end
             await self._end(error)
 
-    def _take(self, message: wire.Message) -> None:
+    def _take(self, message: wire.EngineMessage) -> None:
         match message:
-            case wire.Beat():
+            case wire.Heartbeat():
                 self.memory_bytes = message.memory_bytes
                 computed = message.tokens - self.tokens
                 self.tokens = message.tokens
@@ -186,11 +186,11 @@ class Conversation:
                     memory_bytes=message.memory_bytes,
                     tokens_per_second=round(computed / self._patience.heartbeat_seconds),
                 )
-            case wire.FirstToken():
+            case wire.FirstTokenNotice():
                 self.first_token = FirstToken(Version(message.version), message.seconds)
             case wire.Item(id=id_) if id_ in self._pending:
                 self._take_item(self._pending[id_], message.value)
-            case wire.Done(id=id_) if id_ in self._pending:
+            case wire.CallDone(id=id_) if id_ in self._pending:
                 call = self._pending[id_]
                 if len(call.items) != call.items_expected:
                     raise wire.WireError(f"{len(call.items)} items of {call.items_expected}")
@@ -203,10 +203,10 @@ class Conversation:
                     call.answer.set_exception(_raised(message))
             case _:
                 raise wire.WireError(f"unexpected {type(message).__name__}")
-        if not isinstance(message, wire.Beat):
+        if not isinstance(message, wire.Heartbeat):
             self._progress_at = self._now()
 
-    def _take_item(self, call: _Pending, value: Any) -> None:
+    def _take_item(self, call: _PendingCall, value: Any) -> None:
         if call.method.item is None or len(call.items) >= call.items_expected:
             raise wire.WireError("more items than a result has")
         try:

@@ -65,16 +65,16 @@ class _Server:
                 case wire.Call() as call if call.method in methods:
                     work = self._answer(engine, methods[call.method], call)
                     self._calls[call.id] = asyncio.create_task(work)
-                case wire.Cancel(id=id_):
+                case wire.CancelCall(id=id_):
                     if id_ in self._calls:
                         self._calls[id_].cancel()
                 case other:
                     raise wire.WireError(f"unexpected: {str(other)[:100]}")
 
-    async def _next(self) -> wire.Message:
+    async def _next(self) -> wire.EngineMessage:
         return await wire.read(self._reader, wire.QUESTIONS, wire.QUESTION_BYTES_MAX)
 
-    async def _say(self, message: wire.Message) -> None:
+    async def _say(self, message: wire.EngineMessage) -> None:
         self._writer.write(wire.encode(message, wire.ANSWER_BYTES_MAX))
         await self._writer.drain()
 
@@ -83,7 +83,7 @@ class _Server:
             memory_bytes = self._process.memory_info().rss
             # Calls that generate may take long, and are counted while they run.
             tokens = getattr(self._engine, "tokens_sampled", self._tokens)
-            await self._say(wire.Beat(memory_bytes=memory_bytes, tokens=tokens))
+            await self._say(wire.Heartbeat(memory_bytes=memory_bytes, tokens=tokens))
             await self._tell_first_token()
             await asyncio.sleep(seconds)
 
@@ -91,7 +91,7 @@ class _Server:
         found: FirstToken | None = getattr(self._engine, "first_token", None)
         if found is not None and found != self._first_token:
             self._first_token = found
-            await self._say(wire.FirstToken(version=found.version, seconds=found.seconds))
+            await self._say(wire.FirstTokenNotice(version=found.version, seconds=found.seconds))
 
     async def _answer(self, engine: Any, method: Method, call: wire.Call) -> None:
         try:
@@ -103,7 +103,7 @@ class _Server:
                 for item in items:
                     await self._say(wire.Item(id=call.id, value=item))
             await self._tell_first_token()  # before who waits may load another policy
-            await self._say(wire.Done(id=call.id))
+            await self._say(wire.CallDone(id=call.id))
         except asyncio.CancelledError:
             await self._fail(call.id, EngineError("cancelled"))
         except Exception as error:  # noqa: BLE001 - the daemon raises it again

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from roles.engines.subprocess import wire
-from roles.engines.subprocess.connection import Conversation, Patience
+from roles.engines.subprocess.connection import CallTimeouts, EngineConnection
 from roles.engines.subprocess.process import EngineProcesses
 from roles.engines.subprocess.rpc_methods import METHODS
 from roles.ports.engines import EngineError, FirstToken
@@ -27,24 +27,24 @@ FAILURES_TO_REPLACE = 2
 """In a row, and then the process is replaced: a device that an illegal access has left unusable
 comes back for a new process only. Once may be a call that asked for too much memory; a guess."""
 
-Restore = Callable[[Conversation], Awaitable[None]]
+Restore = Callable[[EngineConnection], Awaitable[None]]
 
 
-class Supervisor:
+class EngineSupervisor:
     """Calls to an engine that ``make`` describes, whichever process has it now.
 
     Its first process is started at once, beside whatever else the node begins with.
     """
 
     def __init__(
-        self, processes: EngineProcesses, make: wire.Make, patience: Patience, restore: Restore
+        self, processes: EngineProcesses, make: wire.Make, patience: CallTimeouts, restore: Restore
     ) -> None:
         self._processes = processes
         self._make = make
         self._patience = patience
         self._restore = restore
         self._starting = asyncio.Lock()
-        self._conversation: Conversation | None = None
+        self._conversation: EngineConnection | None = None
         self._fruitless = 0
         """Starts since the last call that ended well."""
         self._failures = 0
@@ -56,7 +56,7 @@ class Supervisor:
         await self._alive()
 
     async def call(self, name: str, *arguments: Any, items: int = 0, tokens: int = 0) -> list[Any]:
-        """Call a method as ``Conversation.call`` does, in a process that lives."""
+        """Call a method as ``EngineConnection.call`` does, in a process that lives."""
         conversation = await self._alive()
         failures = self._failures
         try:
@@ -102,7 +102,7 @@ class Supervisor:
         except EngineError as error:  # the first call tries again, and tells its role
             log.warning("no engine process", engine=self._make.kind, reason=str(error))
 
-    async def _alive(self) -> Conversation:
+    async def _alive(self) -> EngineConnection:
         async with self._starting:
             known = self._conversation
             if known is not None and not known.reason:
@@ -113,7 +113,7 @@ class Supervisor:
             self._fruitless += 1
             process = await self._processes.fork(self._patience.start_seconds)
             methods = METHODS[self._make.kind]
-            fresh = await Conversation.begin(process, self._make, methods, self._patience)
+            fresh = await EngineConnection.begin(process, self._make, methods, self._patience)
             try:
                 await self._restore(fresh)
             except BaseException:

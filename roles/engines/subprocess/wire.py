@@ -51,20 +51,20 @@ class WireError(Exception):
     """The other side says what nobody may say."""
 
 
-class Message(BaseModel):
+class EngineMessage(BaseModel):
     """What travels in one frame."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Hello(Message):
+class Hello(EngineMessage):
     """The engine process is here; nothing else is understood before the versions are equal."""
 
     version: Annotated[int, Field(ge=0, le=2**31)]
     software: Annotated[str, Field(max_length=100)]
 
 
-class Make(Message):
+class Make(EngineMessage):
     """Make the one engine of this process.
 
     ``manifest`` is the canonical run manifest; ``engine``, ``device`` and ``gpus`` are as
@@ -80,7 +80,7 @@ class Make(Message):
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)]
 
 
-class Call(Message):
+class Call(EngineMessage):
     """Call a method of the engine; ``arguments`` are checked by ``methods``."""
 
     id: CallId
@@ -88,30 +88,30 @@ class Call(Message):
     arguments: tuple[Any, ...]
 
 
-class Cancel(Message):
+class CancelCall(EngineMessage):
     """Nobody waits for a call any more: it need not go on."""
 
     id: CallId
 
 
-class Made(Message):
+class Made(EngineMessage):
     """The engine is there."""
 
 
-class Item(Message):
+class Item(EngineMessage):
     """A part of a call's result, in order; ``value`` is checked by ``methods``."""
 
     id: CallId
     value: Any
 
 
-class Done(Message):
+class CallDone(EngineMessage):
     """A call has ended well."""
 
     id: CallId
 
 
-class Failed(Message):
+class Failed(EngineMessage):
     """A call has raised; ``id`` is None when the engine could not be made."""
 
     id: CallId | None
@@ -120,35 +120,37 @@ class Failed(Message):
     trace: Annotated[str, Field(max_length=TRACE_CHARACTERS_MAX)]
 
 
-class Beat(Message):
+class Heartbeat(EngineMessage):
     """The process lives: its resident memory, and the tokens computed since its start."""
 
     memory_bytes: Annotated[int, Field(ge=0)]
     tokens: Annotated[int, Field(ge=0)]
 
 
-class FirstToken(Message):
+class FirstTokenNotice(EngineMessage):
     """A policy that was loaded had its first token so many seconds after its load."""
 
     version: Annotated[int, Field(ge=0, le=_ANSWERING_MAX)]
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=EngineMessage)
 
 
 def _named(*messages: type[M]) -> Mapping[str, type[M]]:
     return {message.__name__: message for message in messages}
 
 
-QUESTIONS: Mapping[str, type[Message]] = _named(Make, Call, Cancel)
+QUESTIONS: Mapping[str, type[EngineMessage]] = _named(Make, Call, CancelCall)
 """What the daemon says."""
 
-ANSWERS: Mapping[str, type[Message]] = _named(Hello, Made, Item, Done, Failed, Beat, FirstToken)
+ANSWERS: Mapping[str, type[EngineMessage]] = _named(
+    Hello, Made, Item, CallDone, Failed, Heartbeat, FirstTokenNotice
+)
 """What the engine process says."""
 
 
-def encode(message: Message, bytes_max: int) -> bytes:
+def encode(message: EngineMessage, bytes_max: int) -> bytes:
     """Return the frame of ``message``; raises ``WireError`` when it is too long, or unwritable."""
     try:
         body = msgpack.packb([type(message).__name__, dict(message)], default=_plain)
@@ -171,7 +173,7 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-def decode(body: bytes, known: Mapping[str, type[Message]]) -> Message:
+def decode(body: bytes, known: Mapping[str, type[EngineMessage]]) -> EngineMessage:
     """Return the message in a frame's body; raises ``WireError`` unless it is one of ``known``."""
     try:
         codec.require_whole(body)
@@ -184,8 +186,8 @@ def decode(body: bytes, known: Mapping[str, type[Message]]) -> Message:
 
 
 async def read(
-    reader: asyncio.StreamReader, known: Mapping[str, type[Message]], bytes_max: int
-) -> Message:
+    reader: asyncio.StreamReader, known: Mapping[str, type[EngineMessage]], bytes_max: int
+) -> EngineMessage:
     """Return the next message; ``EOFError`` at the end of the stream, else as ``decode``."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     if length > bytes_max:

@@ -17,7 +17,7 @@ from roles.ports.engines import TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrainingSample:
     """A sequence that teaches something, with its advantage; ``place`` is that in its batch."""
 
     place: int
@@ -50,24 +50,24 @@ class Pass:
     advantages: Tensor
 
 
-def select(sequences: Sequence[TrainingSequence]) -> list[Sample]:
+def select(sequences: Sequence[TrainingSequence]) -> list[TrainingSample]:
     """Return the sequences whose advantage is not zero: the others have no gradient."""
     rewards = torch.tensor([sequence.reward for sequence in sequences], dtype=torch.float64)
     groups = torch.tensor([sequence.group for sequence in sequences], dtype=torch.int64)
     advantages = group_advantages(rewards, groups).tolist()
     return [
-        Sample(place, one.group, one.prompt, one.tokens, one.logprobs, advantage)
+        TrainingSample(place, one.group, one.prompt, one.tokens, one.logprobs, advantage)
         for place, (one, advantage) in enumerate(zip(sequences, advantages, strict=True))
         if advantage and one.tokens
     ]
 
 
-def minibatches(samples: Sequence[Sample], count: int) -> list[list[Sample]]:
+def minibatches(samples: Sequence[TrainingSample], count: int) -> list[list[TrainingSample]]:
     """Return ``count`` parts of whole groups, or fewer when there are fewer groups.
 
     The groups are dealt out in their order, which in a batch is drawn by lot.
     """
-    groups: dict[int, list[Sample]] = {}
+    groups: dict[int, list[TrainingSample]] = {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample)
     dealt = list(groups.values())
@@ -75,12 +75,12 @@ def minibatches(samples: Sequence[Sample], count: int) -> list[list[Sample]]:
     return [[sample for group in part for sample in group] for part in parts]
 
 
-def pack(samples: Sequence[Sample], pass_tokens: int) -> list[list[Sample]]:
+def pack(samples: Sequence[TrainingSample], pass_tokens: int) -> list[list[TrainingSample]]:
     """Distribute samples over passes of ``pass_tokens``, or of one longer sample: first fit.
 
     The longest come first, so those of equal length are neighbours.
     """
-    passes: list[list[Sample]] = []
+    passes: list[list[TrainingSample]] = []
     free: list[int] = []
     for sample in sorted(samples, key=lambda sample: -sample.length):
         fitting = (number for number, room in enumerate(free) if room >= sample.length)
@@ -93,7 +93,7 @@ def pack(samples: Sequence[Sample], pass_tokens: int) -> list[list[Sample]]:
     return passes
 
 
-def collate(samples: Sequence[Sample], device: str) -> Pass:
+def collate(samples: Sequence[TrainingSample], device: str) -> Pass:
     """Return the samples of a pass as tensors."""
     tokens: list[int] = []
     positions: list[int] = []

@@ -34,7 +34,7 @@ from roles.engines.builtin.engine import (
 )
 from roles.engines.files.policy import digest_of, write_policy
 from roles.engines.training.attention import PACKED
-from roles.engines.training.batch import Pass, Sample, collate, minibatches, pack, select
+from roles.engines.training.batch import Pass, TrainingSample, collate, minibatches, pack, select
 from roles.engines.training.checkpoint import (
     TrainingState,
     check_moments,
@@ -80,7 +80,7 @@ class _Step:
 
     first: _Sums | None
     """None when there is nothing to learn from."""
-    parts: list[list[Sample]]
+    parts: list[list[TrainingSample]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         loaded.optimizer.zero_grad(set_to_none=True)
         self._step = None
 
-    def _gradient(self, samples: Sequence[Sample]) -> _Sums:
+    def _gradient(self, samples: Sequence[TrainingSample]) -> _Sums:
         """Leave the gradient of one update."""
         self._forget_gradients()
         model = self._loaded().model

@@ -29,7 +29,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRecord:
     """A sequence under way; ``slot`` is where its states are."""
 
     slot: int
@@ -46,7 +46,7 @@ class Records:
         self._top_k = top_k
         self._states = torch.empty((0, chunk_tokens, hidden), dtype=dtype, device=device)
         self._free: list[int] = []
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenRecord] = {}
 
     def add(
         self,
@@ -87,11 +87,11 @@ class Records:
         self._free += [row.slot for row in self._open.values()]
         self._open.clear()
 
-    def _row(self, number: int) -> _Open:
+    def _row(self, number: int) -> _OpenRecord:
         if number not in self._open:
             if not self._free:
                 self._grow()
-            self._open[number] = _Open(self._free.pop())
+            self._open[number] = _OpenRecord(self._free.pop())
         return self._open[number]
 
     def _grow(self) -> None:
@@ -103,7 +103,7 @@ class Records:
     def _shape(self, count: int) -> tuple[int, ...]:
         return (max(1, count), *self._states.shape[1:])
 
-    def _cover(self, rows: Sequence[_Open]) -> None:
+    def _cover(self, rows: Sequence[_OpenRecord]) -> None:
         """Select what the proofs of the last chunks cover."""
         for start in range(0, len(rows), _ROWS_PER_PASS):
             block = rows[start : start + _ROWS_PER_PASS]

@@ -191,7 +191,7 @@ def _elements(text: str) -> list[str]:
 
 
 def _named_apart(parts: Sequence[str]) -> bool:
-    """Tell whether parts are assignments to several names."""
+    """Return whether parts are assignments to several names."""
     return len({_assigned(part)[0] for part in parts} - {None}) > 1
 
 
@@ -292,7 +292,7 @@ def _relation(gold: str, answer: str, depth: int) -> bool | None:
 
 
 def _equation(gold: str, sides: list[str], signs: list[str], depth: int) -> bool:
-    """Tell whether an equation that holds has the gold, carried out, at one of its ends.
+    """Return whether an equation that holds has the gold, carried out, at one of its ends.
 
     All sides must have one value: else a list of guesses between equality signs would score.
     """
@@ -325,7 +325,7 @@ def _formula(gold: str, answer: str, depth: int) -> bool | None:  # noqa: ARG001
 
 
 def _rounded(text: str, decimal: Node, exact: Node, digits_min: int) -> bool:
-    """Tell whether a decimal number of so many places is another value, rounded."""
+    """Return whether a decimal number of so many places is another value, rounded."""
     found = _DECIMAL.fullmatch(text.strip())
     if found is None or len(found[1]) < digits_min or exact.names():
         return False

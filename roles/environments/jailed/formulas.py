@@ -36,7 +36,7 @@ class Node:
         return {node.what for node in self.walk() if node.kind == "name"}
 
     def has_logarithm(self) -> bool:
-        """Tell whether a logarithm has no base."""
+        """Return whether a logarithm has no base."""
         return any(node.kind == "call" and node.what == "log" for node in self.walk())
 
 
@@ -172,7 +172,7 @@ class _Reader:
         return factors[0] if len(factors) == 1 else self._node("*", *factors)
 
     def _begins_factor(self) -> bool:
-        """Tell whether a factor without a sign of multiplication comes next."""
+        """Return whether a factor without a sign of multiplication comes next."""
         self._skip()
         after = self._text[self._at : self._at + 1]
         if after.isascii() and after.isdigit():
@@ -367,7 +367,7 @@ def _repeating(found: re.Match[str]) -> Fraction:
 
 
 def is_literal(node: Node) -> bool:
-    """Tell whether a formula is a number that is written out: integer, decimal or fraction."""
+    """Return whether a formula is a number that is written out: integer, decimal or fraction."""
     if node.kind == "neg":
         return is_literal(node.parts[0])
     return node.kind == "number" or (
@@ -376,7 +376,7 @@ def is_literal(node: Node) -> bool:
 
 
 def is_unevaluated(node: Node) -> bool:
-    """Tell whether a sum or product of rational numbers, or a choice of one, is not carried out.
+    """Return whether a sum or product of rational numbers, or a choice of one, is not carried out.
 
     A number times a power of ten is carried out.
     """

@@ -19,7 +19,7 @@ _OPERATORS = ("+", "-", "*", "/", "^", "=", "!", "\\")
 
 
 def check(question: Any) -> bool:
-    """Tell whether ``answer`` to the ``prompt`` means the same as ``expected``.
+    """Return whether ``answer`` to the ``prompt`` means the same as ``expected``.
 
     With ``require_box`` an answer outside of a box does not count.
     """
@@ -52,7 +52,7 @@ def check(question: Any) -> bool:
 
 
 def _is_copied(answer: str, prompt: str) -> bool:
-    """Tell whether an answer is a formula of the question, not carried out."""
+    """Return whether an answer is a formula of the question, not carried out."""
     formula, question = squeezed(answer), squeezed(tidy(prompt))
     at = question.find(formula)
     while at >= 0:
@@ -64,6 +64,6 @@ def _is_copied(answer: str, prompt: str) -> bool:
 
 
 def _goes_on(left: str, right: str) -> bool:
-    """Tell whether two signs are of the same number."""
+    """Return whether two signs are of the same number."""
     digits = "0123456789."
     return bool(left and right) and left in digits and right in digits

@@ -20,7 +20,7 @@ _BASE_MAX = 36
 
 
 def is_time(text: str) -> bool:
-    """Tell whether a text may be a time of the day."""
+    """Return whether a text may be a time of the day."""
     return _CLOCK.fullmatch(lowered(squeezed(text))) is not None
 
 

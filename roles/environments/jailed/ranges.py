@@ -37,7 +37,7 @@ class _Piece:
 
 
 def ranges_equal(gold: str, answer: str) -> bool | None:
-    """Tell whether two texts are the same set of numbers, None when one is no such set.
+    """Return whether two texts are the same set of numbers, None when one is no such set.
 
     ``(1, 2)`` is an interval only when the other text is a set beyond doubt.
     """

@@ -27,7 +27,7 @@ def relations(text: str) -> tuple[list[str], list[str]]:
 
 
 def is_enclosed(text: str) -> bool:
-    """Tell whether the bracket that a text begins with is closed at its end."""
+    """Return whether the bracket that a text begins with is closed at its end."""
     depth = 0
     for found in _BRACKETS.finditer(text):
         depth += 1 if found.group() in _OPENING else -1

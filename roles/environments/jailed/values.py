@@ -85,7 +85,7 @@ BUDGET = Budget()
 
 
 def values_equal(gold: Node, answer: Node) -> bool:
-    """Tell whether two formulas have the same value, for all values of their variables.
+    """Return whether two formulas have the same value, for all values of their variables.
 
     A logarithm without a base may be natural or decimal, in both alike. Formulas with variables are
     compared at fixed points: at positive ones, and where the gold is real at points of either sign.

@@ -50,7 +50,7 @@ def meaning(text: str) -> str:
 
 
 def is_wordy(text: str) -> bool:
-    """Tell whether a text holds words: two letters are a product, and functions are none."""
+    """Return whether a text holds words: two letters are a product, and functions are none."""
     plain = re.sub(r"\\[A-Za-z]+", " ", TEXT.sub(" wordy ", text))
     return any(word not in FUNCTION_NAMES for word in _WORD.findall(plain))
 

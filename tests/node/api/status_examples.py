@@ -4,16 +4,16 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 
-from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus, StripeStatus
+from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
 from node.api.status import (
     CheckpointStatus,
     GossipPeerStatus,
     MachineStatus,
     MemberStatus,
     NodeStatus,
+    PolicySwapStatus,
     RolloutCounts,
     TrafficStatus,
-    UptakeStatus,
 )
 from node.api.why import Why
 from protocol.core.crypto import Identity
@@ -23,7 +23,7 @@ from simulations.checkers.limits import LIMITS
 PEERS = [Identity(bytes([number]) * 32).peer_id for number in range(8)]
 ROLES = ["relay", "trainer", "validator", "validator", "validator", "inference", "inference"]
 
-ARRIVING = ArrivalStatus(
+ARRIVING = DownloadStatus(
     name="version 42",
     version=42,
     form="patch",
@@ -45,9 +45,9 @@ ARRIVING = ArrivalStatus(
         StripeStatus(3, "", 236, 0, "0" * 59),
     ),
     sources=(
-        PartyStatus(PEERS[1], 280_000_000, 0, 8_100_000),
-        PartyStatus(PEERS[2], 0, 60_000_000, 4_200_000),
-        PartyStatus(PEERS[4], 1, 31_000_000, 0),
+        PeerTrafficStatus(PEERS[1], 280_000_000, 0, 8_100_000),
+        PeerTrafficStatus(PEERS[2], 0, 60_000_000, 4_200_000),
+        PeerTrafficStatus(PEERS[4], 1, 31_000_000, 0),
     ),
 )
 
@@ -144,10 +144,10 @@ STATUS = NodeStatus(
     ),
     p2pd_pid=4711,
     arrivals=(ARRIVING, ARRIVED),
-    durations={"patch": DurationsStatus((9, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 1), 2345.5)},
+    durations={"patch": HistogramStatus((9, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 1), 2345.5)},
     receivers=(
-        PartyStatus(PEERS[3], 0, 700_000_000, 9_000_000),
-        PartyStatus("203.0.113.7", 1_000_000, 0, 400_000),
+        PeerTrafficStatus(PEERS[3], 0, 700_000_000, 9_000_000),
+        PeerTrafficStatus("203.0.113.7", 1_000_000, 0, 400_000),
     ),
     gossip_peers=(
         *(
@@ -158,9 +158,9 @@ STATUS = NodeStatus(
         GossipPeerStatus(PEERS[7], -91.0, "graylisted", False, (), {}, 0.5, 3.0, 0.0, 1, 2),
     ),
     restored=True,
-    generations=DurationsStatus((0, 3, 100, 12, 3, 0, 0, 0, 0, 0, 0, 2), 310.5),
-    checks=DurationsStatus((0, 0, 7, 30, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0), 4.25),
-    uptake=UptakeStatus(41, 2.25, 7.5, 7.75, 6.0, (0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
+    generations=HistogramStatus((0, 3, 100, 12, 3, 0, 0, 0, 0, 0, 0, 2), 310.5),
+    checks=HistogramStatus((0, 0, 7, 30, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0), 4.25),
+    uptake=PolicySwapStatus(41, 2.25, 7.5, 7.75, 6.0, (0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
 )
 
 WHY = {

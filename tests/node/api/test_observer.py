@@ -6,11 +6,11 @@ import pytest
 from node.api.observer import Observer
 from node.api.status import CircuitsStatus
 from node.context import NodeContext
-from node.network.blobs.traffic_stats import Tally
-from node.network.blobs.transport_choice import Way
-from node.network.blobs.wire import Kind
-from node.replication.inbox import Source
-from node.weights.download_progress import Arrivals, Form, Label
+from node.network.blobs.traffic_stats import TrafficStats
+from node.network.blobs.transport_choice import BlobTransport
+from node.network.blobs.wire import BlobKind
+from node.replication.inbox import MessageOrigin
+from node.weights.download_progress import DownloadLog, Form, Label
 from protocol.core.types import Role, ValidationResult
 from protocol.gossipsub.events import RpcReceived
 from protocol.gossipsub.rpc import Prune, Rpc, encode_rpc
@@ -42,13 +42,13 @@ def observer(peer=OTHER, **changes) -> Observer:
     counters = SimpleNamespace(received=5, duplicates=2)
     gossip = SimpleNamespace(sizes=dict, counters=counters, report=list)
     gossip.link_counters = SimpleNamespace(bytes_in=1, bytes_out=2, frames_dropped=3)
-    exchange = SimpleNamespace(sent=Tally(), received=Tally())
+    exchange = SimpleNamespace(sent=TrafficStats(), received=TrafficStats())
     for tally, kind, way, count in (
-        (exchange.sent, Kind.BODY, Way.STREAM, 4),
-        (exchange.sent, Kind.WEIGHTS, Way.STREAM, 6),
-        (exchange.received, Kind.BODY, Way.STREAM, 5),
-        (exchange.received, Kind.WEIGHTS, Way.STREAM, 4),
-        (exchange.received, Kind.WEIGHTS, Way.HTTP, 3),
+        (exchange.sent, BlobKind.BODY, BlobTransport.STREAM, 4),
+        (exchange.sent, BlobKind.WEIGHTS, BlobTransport.STREAM, 6),
+        (exchange.received, BlobKind.BODY, BlobTransport.STREAM, 5),
+        (exchange.received, BlobKind.WEIGHTS, BlobTransport.STREAM, 4),
+        (exchange.received, BlobKind.WEIGHTS, BlobTransport.HTTP, 3),
     ):
         tally.note(WORKER.peer_id, kind, way, count, LOOP_NOW)
     ports = SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))
@@ -57,7 +57,7 @@ def observer(peer=OTHER, **changes) -> Observer:
         "context": NodeContext(peer, replica, ports, None, ChangeSignal(), conditions),
         "roles": (Role.INFERENCE,),
         "peers": peers("somebody"),
-        "arrivals": Arrivals(),
+        "arrivals": DownloadLog(),
         "monotonic": lambda: LOOP_NOW,
         "inbox": SimpleNamespace(other_versions={"somebody": 1, "stranger": 99}),
         "gossip": gossip,
@@ -89,13 +89,13 @@ def synchronising(taken=0, asked=0, *, done=True):
 
 def nothing_held(**arrival):
     """A node without any policy; the first one is on its way if something of it is told."""
-    arrivals = Arrivals()
+    arrivals = DownloadLog()
     if arrival:
         coming = arrivals.begin(Label("version 0", 0), WORKER.peer_id, 2, LOOP_NOW - 10)
         coming.total_bytes, coming.bytes_missing = arrival["total"], arrival["missing"]
         if rate := arrival.get("rate"):
             coming.pieces, coming.here = (1, 1), [1, 0]
-            coming.received(WORKER.peer_id, Way.STREAM, 10 * rate, LOOP_NOW)
+            coming.received(WORKER.peer_id, BlobTransport.STREAM, 10 * rate, LOOP_NOW)
     library = SimpleNamespace(newest=lambda: None, newest_version=lambda: -1, spared_bytes=0)
     return {"policies": library, "arrivals": arrivals}
 
@@ -219,7 +219,7 @@ def test_the_numbers_are_those_of_the_ledger():
 
 
 def test_what_is_on_its_way_and_who_is_fed_is_told():
-    arrivals = Arrivals()
+    arrivals = DownloadLog()
     arrivals.begin(Label("version 3", 3, Form.PATCH, 9), OTHER.peer_id, 2, LOOP_NOW - 4)
     done = arrivals.begin(Label("version 2", 2), OTHER.peer_id, 2, LOOP_NOW - 9)
     arrivals.complete(done, LOOP_NOW - 6)
@@ -298,12 +298,12 @@ def test_the_first_certificate_is_dated_once():
     assert node.status().first_certificate_at is None
     assert node.why().trained_on_rejected == ()
     certificate = WORLD.certificate(commit)
-    node.note(Received(ValidationResult.IGNORE, certificate), Source.GOSSIP)
+    node.note(Received(ValidationResult.IGNORE, certificate), MessageOrigin.GOSSIP)
     assert node.status().first_certificate_at is None
-    node.note(Received(ValidationResult.ACCEPT, certificate), Source.WAITED)
+    node.note(Received(ValidationResult.ACCEPT, certificate), MessageOrigin.WAITED)
     assert node.status().first_certificate_at == NOW
     node.context.ports.clock.now = lambda: NOW + 1
-    node.note(Received(ValidationResult.ACCEPT, certificate), Source.GOSSIP)
+    node.note(Received(ValidationResult.ACCEPT, certificate), MessageOrigin.GOSSIP)
     assert node.status().first_certificate_at == NOW
 
 

@@ -4,11 +4,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.api.metrics import NodeMetrics
-from node.context import Tables
-from node.network.http.rate_limit import ConnectionLimits, Doorkeeper
+from node.context import TableRegistry
+from node.network.http.rate_limit import ConnectionLimits, HttpRateLimiter
 from node.network.relay.relay import CircuitRelay
-from node.network.resources.dht_call_limiter import Calls
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.dht_call_limiter import DhtCallLimiter
+from node.network.resources.upload_scheduler import UploadScheduler
 from simulations.checkers.limits import LIMITS
 from tests.worlds.swarm import Swarm
 
@@ -21,7 +21,7 @@ async def test_a_node_reports_the_size_and_the_limit_of_each_table():
     await world.reach(1, "relay-0")
     daemon = world.daemon("relay-0")
     status, sampled = daemon.status(), daemon.snapshot().sizes
-    CircuitRelay(daemon.context, UploadCap(None))
+    CircuitRelay(daemon.context, UploadScheduler(None))
     limits = daemon.context.tables.limits()
     assert limits == {**LIMITS, "reservations": 128, "streams_hop": 128}
     await world.finish()
@@ -43,8 +43,8 @@ async def test_a_node_reports_the_size_and_the_limit_of_each_table():
 
 def test_the_tables_of_live_adapters_have_their_limits():
     """A simulated machine serves no HTTP, and its directory is not of its nodes."""
-    tables = Tables()
-    tables.register(*Doorkeeper(ConnectionLimits()).tables, *Calls().tables)
+    tables = TableRegistry()
+    tables.register(*HttpRateLimiter(ConnectionLimits()).tables, *DhtCallLimiter().tables)
     limits = {"directory_callers": 4096, "http_addresses": 4096, "http_connections": 256}
     assert tables.limits() == limits
     assert tables.sizes() == dict.fromkeys(limits, 0)

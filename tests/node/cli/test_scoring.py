@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.cli.doctor.finding import Level
+from node.cli.doctor.finding import FindingLevel
 from node.cli.doctor.scoring import check_scoring
 from node.cli.main import main
 from node.founding.found import manifest_toml
@@ -108,13 +108,13 @@ def test_the_doctor_looks_for_it(home):
 
     path = run_file(home, section(python=OTHER))
     (missing,) = found("validator", path)
-    assert (missing.level, missing.found) == (Level.FAILURE, NEEDS)
+    assert (missing.level, missing.found) == (FindingLevel.FAILURE, NEEDS)
     assert missing.advice == f"run prime-node scoring install --run {path}"
     assert found("relay", path) == []
     (there,) = found("trainer", run_file(home, section()))
-    assert there.level is Level.OK
+    assert there.level is FindingLevel.OK
     (unknown,) = found("trainer", run_file(home, section(python="3.99")))
-    assert unknown.level is Level.FAILURE
+    assert unknown.level is FindingLevel.FAILURE
     assert check_scoring(load_config({"roles": ["relay"]}, os.environ), None) == []
 
 

@@ -4,7 +4,7 @@ import tomllib
 import pytest
 
 from node.cli.main import main
-from node.founding.recalibration import Sample, recalibrated
+from node.founding.recalibration import MeasuredRollout, recalibrated
 from node.local.datadir import DataDir
 from node.storage.state import SqliteStore
 from protocol.core.crypto import digest
@@ -34,7 +34,9 @@ def measured(thresholds=OTHER_MODEL, workers=4, rounds=8, validators=3, scaled=l
                     name: times * number / SCALE
                     for name, number in zip((*STATISTICS, *Extremes._fields), numbers, strict=True)
                 }
-                found.append(Sample(commit, worker, validator, TOKENS, verdict.chunks, values))
+                found.append(
+                    MeasuredRollout(commit, worker, validator, TOKENS, verdict.chunks, values)
+                )
     return found
 
 

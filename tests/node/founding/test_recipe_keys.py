@@ -12,7 +12,7 @@ from node.founding.explained_recipe import NOTE, WIDTH, explained_toml
 from node.founding.recipe_keys import attribute_docstrings, recipe_table
 from node.founding.recipes import read_recipe, read_recipe_text, recipe_names
 from protocol.run.recipe import ExampleSection, Recipe
-from protocol.run.sections import HonestValue, Section
+from protocol.run.sections import HonestValue, RecipeModel
 from protocol.run.toml import load_recipe
 
 UNITS = ("bits", "bytes", "epochs", "kib", "passes", "rollouts", "seconds", "steps", "tokens")
@@ -23,7 +23,7 @@ KEYS = {key.name: key for key in recipe_table().every_key()}
 every_recipe = pytest.mark.parametrize("name", recipe_names())
 
 
-def sections(section: type[Section]) -> set[type[Section]]:
+def sections(section: type[RecipeModel]) -> set[type[RecipeModel]]:
     """Return a section and those that its fields hold, at any depth."""
     found, waiting = set(), [section]
     while waiting:
@@ -43,7 +43,7 @@ def test_every_field_has_a_meaning_of_its_own():
         plain = {
             name
             for name, field in kind.model_fields.items()
-            if not any(issubclass(one, Section) for one in sections(field.annotation))
+            if not any(issubclass(one, RecipeModel) for one in sections(field.annotation))
         }
         assert kind.__doc__.strip().endswith(".")
         assert plain <= set(meanings), kind

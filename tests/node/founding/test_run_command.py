@@ -16,8 +16,8 @@ from protocol.run.toml import load_recipe
 from protocol.shardcast.index import encode
 from roles.engines.bootstrap.huggingface_import import import_pretrained
 from roles.engines.calibration.calibrate import kept
-from roles.engines.calibration.honest import Budget
-from roles.engines.calibration.measurement import MeasurementFile, Subject
+from roles.engines.calibration.honest import TimeBudget
+from roles.engines.calibration.measurement import MeasuredEngine, MeasurementFile
 from roles.engines.calibration.proposal import propose
 from roles.environments.jailed.installed import package_digest
 from roles.environments.runtime import PACKAGES
@@ -165,14 +165,14 @@ def test_needs_grow_with_what_they_are_made_of(model, tmp_path):
 # Thresholds and a trial of the run
 
 
-TOKENS_MIN = Budget().tokens_min
+TOKENS_MIN = TimeBudget().tokens_min
 
 
 def measured(path, model, tokens=TOKENS_MIN):
     """Write a calibration of a model with errors that were drawn; return what it asks for."""
     recipe = load_recipe(RECIPE.read_text())
     policy = import_pretrained(model, path.with_suffix(".safetensors"), recipe.model.dtype)
-    file = MeasurementFile(path, Subject.of(recipe, policy), "drawn numbers")
+    file = MeasurementFile(path, MeasuredEngine.of(recipe, policy), "drawn numbers")
     file.add([drawn(sequences=tokens // 256 + 1, sigma=1e-3)])
     rules = propose(file.recordings, kept(recipe), "", 1.5)
     return rules.model_dump(exclude={"measured_on"})

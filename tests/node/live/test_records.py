@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from node.live import records
 from node.live.records import BoundedStorage, RecordValidator, key_id
-from node.network.resources.dht_call_limiter import Calls
+from node.network.resources.dht_call_limiter import DhtCallLimiter
 from protocol.core.crypto import Identity, verify
 from protocol.core.types import RunId
 from protocol.membership.directory_buckets import Buckets
@@ -259,7 +259,7 @@ class FakePeer:
 
 async def test_a_peer_enters_the_table_under_its_own_place_only():
     protocol = FakeProtocol({})
-    records.harden(protocol, BoundedStorage(), validator(), Calls())
+    records.harden(protocol, BoundedStorage(), validator(), DhtCallLimiter())
     place = records.node_id("peer")
     await protocol.update_routing_table(DHTID(int(place) ^ 1), FakePeer("peer"))
     await protocol.update_routing_table(place, FakePeer("peer"))
@@ -273,7 +273,7 @@ async def test_an_answer_names_few_neighbours_in_their_own_places_and_ends_some_
     nearest = {records.node_id(name): FakePeer(name) for name in names}
     forged = {DHTID(int(KEY_ID) ^ 1): FakePeer("liar")}
     protocol = FakeProtocol({KEY_ID: (value, {**forged, **nearest})})
-    records.harden(protocol, BoundedStorage(), validator(), Calls())
+    records.harden(protocol, BoundedStorage(), validator(), DhtCallLimiter())
     found, neighbours = (await protocol.call_find(None, [KEY_ID]))[KEY_ID]
     assert found is None
     assert list(neighbours) == list(nearest)[: records.NEAREST_MAX]
@@ -291,7 +291,9 @@ NESTED = b"\xdd\x00\x00\x27\x10" * 13_000
     ids=["alone", "in a tuple", "in a dictionary"],
 )
 def test_what_a_value_only_announces_takes_no_memory(data):
-    records.harden(DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator(), Calls())
+    records.harden(
+        DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator(), DhtCallLimiter()
+    )
     tracemalloc.start()
     with pytest.raises(msgpack.StackError):
         MSGPackSerializer.loads(data)
@@ -301,7 +303,9 @@ def test_what_a_value_only_announces_takes_no_memory(data):
 
 
 def test_dictionaries_and_tuples_are_read_as_before():
-    records.harden(DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator(), Calls())
+    records.harden(
+        DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator(), DhtCallLimiter()
+    )
     dictionary = DictionaryDHTValue()
     dictionary.store("owner", b"value", NOW)
     back = MSGPackSerializer.loads(MSGPackSerializer.dumps([dictionary, ("a", (1, b"b"))]))

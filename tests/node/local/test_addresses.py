@@ -3,9 +3,9 @@ import re
 import pytest
 
 from node.local.addresses import (
+    address_block,
     check_multiaddress,
     is_circuit,
-    place_of,
     prefix_of,
     relay_address_of,
 )
@@ -27,7 +27,7 @@ from node.local.addresses import (
     ],
 )
 def test_a_place_is_what_neighbours_share(address, place):
-    assert place_of(address) == place
+    assert address_block(address) == place
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from node.context import NodeContext, Ports
 from node.membership import announcer as module
 from node.membership.admission import OwnAdmission
 from node.membership.announcer import CALL_SECONDS, About, Announcer
-from node.membership.incarnation import Incarnation
+from node.membership.incarnation import KeyGuard
 from protocol.core.rng import Rng
 from protocol.core.types import Role, Topic
 from protocol.membership.directory_buckets import Buckets
@@ -93,7 +93,7 @@ class Node:
         )
         self.conditions = Conditions()
         context = NodeContext(OWN, self.replica, ports, None, ChangeSignal(), self.conditions)
-        self.incarnation = Incarnation(context)
+        self.incarnation = KeyGuard(context)
         self.announcer = Announcer(
             context,
             self.incarnation,

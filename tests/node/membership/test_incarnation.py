@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from node.context import NodeContext, Ports
-from node.membership.incarnation import CAREFUL_EPOCHS, Incarnation
+from node.membership.incarnation import CAREFUL_EPOCHS, KeyGuard
 from protocol.core.rng import Rng
 from protocol.replica.replica import Replica
 from roles.ports.storage import StorageFullError
@@ -42,7 +42,7 @@ class Machine:
         self.place = b"here"
         self.addresses = ("/ip4/192.0.2.1/tcp/4001",)
 
-    async def begin(self) -> Incarnation:
+    async def begin(self) -> KeyGuard:
         if self.task is not None:
             self.task.cancel()
         self.replica = Replica(self.world.manifest, lambda *_: True)
@@ -50,7 +50,7 @@ class Machine:
         ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, None)
         self.conditions = Conditions()
         context = NodeContext(self.own, self.replica, ports, None, ChangeSignal(), self.conditions)
-        self.incarnation = Incarnation(context, self.place)
+        self.incarnation = KeyGuard(context, self.place)
         await self.incarnation.begin()
         self.task = asyncio.create_task(self.incarnation.run(self.synchronised.wait))
         return self.incarnation

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from node.cli.main import main
-from node.models.chat import Chat, ChatOptions, harmless
+from node.models.chat import ChatOptions, ChatSession, harmless
 from node.models.dialogue import pieces_of
 from node.models.subject import directory_subject, held_subject
 from tests.worlds.held_runs import TEXT, held_run
@@ -135,7 +135,7 @@ def test_a_directory_without_a_template_cannot_chat(sums, capsys):
 
 
 def test_a_conversation_is_asked_as_a_whole_until_it_is_forgotten(held):
-    made = Chat(held_subject(held.run, held.run.version()), ChatOptions(tokens_max=4))
+    made = ChatSession(held_subject(held.run, held.run.version()), ChatOptions(tokens_max=4))
     first = "".join(made.ask("One?"))
     assert "".join(made.ask("Two?")) == made.reply.text
     text, _ = theirs(held, 3, TEXT["system"], "One?", first, "Two?", tokens=4)
@@ -145,7 +145,7 @@ def test_a_conversation_is_asked_as_a_whole_until_it_is_forgotten(held):
 
 
 def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(held):
-    made = Chat(held_subject(held.run, held.run.version()), ChatOptions(tokens_max=64))
+    made = ChatSession(held_subject(held.run, held.run.version()), ChatOptions(tokens_max=64))
     pieces = made.ask("One?")
     begun = next(pieces)
     pieces.close()
@@ -153,7 +153,7 @@ def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(held):
 
 
 def test_a_chat_that_fills_the_positions_says_so(held):
-    made = Chat(directory_subject(held.base), ChatOptions(tokens_max=200))
+    made = ChatSession(directory_subject(held.base), ChatOptions(tokens_max=200))
     assert len("".join(made.ask("x" * 100))) > 0
     assert made.reply.prompt_tokens + made.reply.tokens <= 128
     with pytest.raises(ValueError, match="128 positions; /reset forgets it"):

@@ -6,7 +6,7 @@ from node.cli.main import main
 from node.local.background import ThreadBackground
 from node.models.evaluation import Decoding, Evaluation, EvaluationPlan
 from node.models.evaluation_report import notes_of, table_of, values_of
-from node.models.subject import Subject
+from node.models.subject import EvaluatedModel
 from node.models.tasks import own_task, problem_seeds
 from protocol.core.types import Digest, PeerId
 from protocol.rollout.assignment import assign
@@ -41,7 +41,7 @@ class Calculator:
 
 
 def subject(name, knows):
-    return Subject(name, None, None, RUN, lambda _: Calculator(knows), lambda: None)
+    return EvaluatedModel(name, None, None, RUN, lambda _: Calculator(knows), lambda: None)
 
 
 RUN = run_manifest()

@@ -2,14 +2,14 @@
 
 from types import SimpleNamespace
 
-from node.process.http_service import HttpFace
+from node.process.http_service import HttpService
 from roles.ports.transport import Trust
 
 HOSTS = {"worker": "45.1.0.2", "stranger": "45.2.0.2", "hidden": None}
 
 
 def test_an_address_has_standing_while_a_peer_with_standing_is_connected_from_it():
-    face = HttpFace("127.0.0.1", None, HOSTS.get)
+    face = HttpService("127.0.0.1", None, HOSTS.get)
     connected = ["stranger", "hidden", "worker"]
     trust = Trust(lambda peer: peer in ("worker", "hidden"))
     context = SimpleNamespace(peers=SimpleNamespace(connected=connected), trust=trust)

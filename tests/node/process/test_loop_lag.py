@@ -9,14 +9,14 @@ from structlog.testing import capture_logs
 
 from node.api.status import LOOP_DELAY_BOUNDS
 from node.process import loop_lag
-from node.process.loop_lag import LoopWatch
+from node.process.loop_lag import LoopLagMonitor
 
 BLOCKED_SECONDS = 0.4
 
 
 @pytest.fixture
 async def watch():
-    made = LoopWatch()
+    made = LoopLagMonitor()
     made.start()
     await asyncio.sleep(3 * loop_lag.BEAT_SECONDS)
     yield made
@@ -34,7 +34,7 @@ async def blocked(seconds=BLOCKED_SECONDS):
 
 
 def test_what_was_not_watched_has_no_delays():
-    status = LoopWatch().status()
+    status = LoopLagMonitor().status()
     assert (sum(status.delays), status.delay_seconds_max) == (0, 0.0)
     assert len(status.delays) == len(LOOP_DELAY_BOUNDS) + 1
 
@@ -92,7 +92,7 @@ def test_time_without_a_core_is_the_machines():
 
 
 async def computing():
-    watch = LoopWatch()
+    watch = LoopLagMonitor()
     watch.start()
     await asyncio.sleep(2 * loop_lag.BEAT_SECONDS)
     until = time.thread_time() + 0.3

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from node.api.status import Stage
-from node.process.sd_notify import LOOK_SECONDS, Supervisor
+from node.process.sd_notify import LOOK_SECONDS, ServiceManager
 from tests.worlds.network import run_virtual
 
 pytestmark = pytest.mark.virtual
@@ -41,7 +41,7 @@ def told(listening, *stages, **variables):
     async def scenario():
         at = stages[0][1]
         running = asyncio.create_task(
-            Supervisor(lambda: at, {"NOTIFY_SOCKET": address, **variables}).run()
+            ServiceManager(lambda: at, {"NOTIFY_SOCKET": address, **variables}).run()
         )
         for seconds, at in stages:  # noqa: B007 - the task looks at it
             for _ in range(int(seconds / LOOK_SECONDS)):
@@ -112,7 +112,7 @@ def test_an_abstract_socket_is_reached():
 async def test_a_manager_that_is_gone_or_does_not_read_holds_nothing_up(tmp_path, manager):
     gone = {"NOTIFY_SOCKET": str(tmp_path / "gone")}
     deaf = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "1000000"}
-    both = [Supervisor(lambda: Stage("ready"), each).run() for each in (gone, deaf)]
+    both = [ServiceManager(lambda: Stage("ready"), each).run() for each in (gone, deaf)]
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.gather(*both), 60)
     assert 1 <= len(received(manager)) < 60
@@ -120,9 +120,9 @@ async def test_a_manager_that_is_gone_or_does_not_read_holds_nothing_up(tmp_path
 
 def test_children_do_not_inherit_what_they_could_speak_with():
     environment = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "HOME": "/"}
-    Supervisor(lambda: Stage("ready"), environment)
+    ServiceManager(lambda: Stage("ready"), environment)
     assert environment == {"HOME": "/"}
 
 
 async def test_without_a_manager_nothing_runs():
-    await Supervisor(lambda: Stage("ready"), {}).run()
+    await ServiceManager(lambda: Stage("ready"), {}).run()

@@ -3,7 +3,7 @@ import asyncio
 import structlog
 
 from node.api.status import Stage
-from node.process.startup_log import LINE_SECONDS, LOOK_SECONDS, StartLog
+from node.process.startup_log import LINE_SECONDS, LOOK_SECONDS, StartupLog
 from tests.worlds.network import run_virtual
 
 
@@ -23,7 +23,7 @@ def told(*stages, line=None):
 
     async def scenario():
         at = stages[0][1]
-        running = asyncio.create_task(StartLog(lambda: at, line).run())
+        running = asyncio.create_task(StartupLog(lambda: at, line).run())
         for seconds, at in stages:  # noqa: B007 - the task looks at it
             await asyncio.sleep(seconds)
         running.cancel()

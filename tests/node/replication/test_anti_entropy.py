@@ -4,14 +4,14 @@ from dataclasses import replace
 import pytest
 
 from node.context import NodeContext, Ports
-from node.membership.incarnation import Incarnation
-from node.network.connections.manager import PeerTable
-from node.network.resources.upload_scheduler import UploadCap
+from node.membership.incarnation import KeyGuard
+from node.network.connections.manager import ConnectionManager
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.framing import read_frame, write_frame
 from node.network.streams.protocols import SYNC
 from node.replication import anti_entropy as synchronise
 from node.replication.anti_entropy import EXCHANGE_SECONDS, AntiEntropy
-from node.replication.inbox import Inbox, Source
+from node.replication.inbox import MessageIntake, MessageOrigin
 from node.replication.message_log import MessageLog
 from protocol.core.codec import decode, encode
 from protocol.core.crypto import digest
@@ -46,7 +46,7 @@ class Node:
         self.transport = hub.transport(signer.peer_id)
         self.replica = Replica(WORLD.manifest, lambda *_: True)
         self.accepted, self.blamed = [], []
-        self.peers = PeerTable(
+        self.peers = ConnectionManager(
             self.transport, LoopClock(), Rng(b"1"), [], roster=self.replica.roster
         )
         self.peers.blame = lambda peer, fault: self.blamed.append((peer, str(fault.code)))
@@ -54,13 +54,15 @@ class Node:
         self.context = NodeContext(
             signer, self.replica, ports, self.peers, ChangeSignal(), Conditions()
         )
-        self.incarnation = Incarnation(self.context)
-        inbox = Inbox(self.context, MessageLog(ports.store), self.incarnation, (), ChangeSignal())
+        self.incarnation = KeyGuard(self.context)
+        inbox = MessageIntake(
+            self.context, MessageLog(ports.store), self.incarnation, (), ChangeSignal()
+        )
         inbox.listen(self.note)
-        self.anti_entropy = AntiEntropy(self.context, inbox, UploadCap(None))
+        self.anti_entropy = AntiEntropy(self.context, inbox, UploadScheduler(None))
 
     def note(self, received, source):
-        assert source in (Source.ANTI_ENTROPY, Source.WAITED)
+        assert source in (MessageOrigin.ANTI_ENTROPY, MessageOrigin.WAITED)
         if received.result is ValidationResult.ACCEPT:
             self.accepted.append(received.signed.envelope)
 
@@ -368,7 +370,7 @@ async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
     pair = Pair()
     made = records(60)
     pair.theirs.take(*validators(), *made)
-    taken, proven = [], {OURS: False}
+    taken, trusted = [], {OURS: False}
     cap = pair.theirs.anti_entropy._upload_cap
     cap.piece_bytes_max = 1000
 
@@ -377,7 +379,7 @@ async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
 
     cap.take = take
     context = pair.theirs.context
-    trust = replace(context.trust, proven=proven.__getitem__)
+    trust = replace(context.trust, trusted=trusted.__getitem__)
     pair.theirs.anti_entropy._context = replace(context, trust=trust)
     assert await pair.pull()
     assert {str(whose) for _, whose in taken} == {str({"proven": False, "messages": True})}
@@ -390,7 +392,7 @@ async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
     assert sum(count < 1000 for count in counts) <= 2, "the last of the page, and of the rest"
 
     taken.clear()
-    proven[OURS] = True
+    trusted[OURS] = True
     pair.theirs.take(*records(61)[-1:])
     await asyncio.sleep(1)
     assert await pair.ours.anti_entropy.pull(THEIRS)
@@ -434,7 +436,7 @@ class Peers:
 async def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_something_is_missed():
     node = Node(Hub(), OUR_KEY)
     peers = Peers()
-    anti_entropy = AntiEntropy(replace(node.context, peers=peers), None, UploadCap(None))
+    anti_entropy = AntiEntropy(replace(node.context, peers=peers), None, UploadScheduler(None))
     asked, epoch_seconds = [], WORLD.manifest.epochs.seconds
 
     async def pull(peer):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from node.context import NodeContext, Ports
-from node.membership.incarnation import Incarnation
+from node.membership.incarnation import KeyGuard
 from node.replication import inbox as module
-from node.replication.inbox import COMPACT_EPOCHS, Inbox, Source
+from node.replication.inbox import COMPACT_EPOCHS, MessageIntake, MessageOrigin
 from node.replication.message_log import MessageLog
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId, Role, Topic, ValidationResult
@@ -54,11 +54,11 @@ class Node:
         ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, None)
         self.context = NodeContext(signer, self.replica, ports, peers, ChangeSignal(), Conditions())
         self.log, self.versions = MessageLog(self.store), ChangeSignal()
-        self.incarnation = Incarnation(self.context)
-        self.inbox = Inbox(self.context, self.log, self.incarnation, roles, self.versions)
+        self.incarnation = KeyGuard(self.context)
+        self.inbox = MessageIntake(self.context, self.log, self.incarnation, roles, self.versions)
         self.inbox.listen(lambda received, source: self.heard.append((received.result, source)))
 
-    def take(self, signed, source=Source.GOSSIP, **options):
+    def take(self, signed, source=MessageOrigin.GOSSIP, **options):
         return self.inbox.take(signed.envelope, source, **options).result
 
     async def stored(self):
@@ -70,20 +70,20 @@ async def test_what_was_accepted_is_written_and_told():
     node = Node()
     assert node.take(COMMIT) is ACCEPT
     assert node.context.changes.count == 1
-    assert node.take(COMMIT, Source.ANTI_ENTROPY) is IGNORE
+    assert node.take(COMMIT, MessageOrigin.ANTI_ENTROPY) is IGNORE
     assert node.context.changes.count == 1
     assert await node.stored() == [COMMIT.envelope]
-    assert node.heard == [(ACCEPT, Source.GOSSIP), (IGNORE, Source.ANTI_ENTROPY)]
+    assert node.heard == [(ACCEPT, MessageOrigin.GOSSIP), (IGNORE, MessageOrigin.ANTI_ENTROPY)]
 
 
 async def test_a_commit_that_came_too_late_is_written_with_its_outcome_and_not_before():
     node = Node()
     node.clock.at = WORLD.at(5)
     certificate = WORLD.certificate(COMMIT)
-    assert node.take(COMMIT, Source.GOSSIP) is IGNORE
-    assert node.take(COMMIT, Source.ANTI_ENTROPY) is ACCEPT
+    assert node.take(COMMIT, MessageOrigin.GOSSIP) is IGNORE
+    assert node.take(COMMIT, MessageOrigin.ANTI_ENTROPY) is ACCEPT
     assert await node.stored() == []
-    assert node.take(certificate, Source.ANTI_ENTROPY) is ACCEPT
+    assert node.take(certificate, MessageOrigin.ANTI_ENTROPY) is ACCEPT
     assert await node.stored() == [COMMIT.envelope, certificate.envelope]
 
 
@@ -142,23 +142,23 @@ async def test_a_long_log_holds_nothing_up(monkeypatch):
     assert fingerprint(again.replica) == fingerprint(node.replica)
 
 
-@pytest.mark.parametrize("source", [Source.DIRECT, Source.ANTI_ENTROPY])
+@pytest.mark.parametrize("source", [MessageOrigin.DIRECT, MessageOrigin.ANTI_ENTROPY])
 async def test_the_sender_is_told_on_and_by_gossip_the_router_does_that(source):
     node = Node()
     wrong = WORLD.commit(WORKER, sequences=9)
     assert node.take(wrong, source, sender=SENDER) is REJECT
     assert node.blamed == [(SENDER, "bad-counts")]
-    assert node.take(wrong, Source.GOSSIP) is REJECT
-    assert node.take(wrong, Source.DIRECTORY, topic=Topic.ROSTER) is REJECT
+    assert node.take(wrong, MessageOrigin.GOSSIP) is REJECT
+    assert node.take(wrong, MessageOrigin.DIRECTORY, topic=Topic.ROSTER) is REJECT
     assert len(node.blamed) == 1
     assert await node.stored() == []
 
 
 async def test_where_one_kind_is_in_place_no_other_is_taken():
     node = Node()
-    assert node.take(COMMIT, Source.DIRECTORY, topic=Topic.ROSTER) is REJECT
+    assert node.take(COMMIT, MessageOrigin.DIRECTORY, topic=Topic.ROSTER) is REJECT
     assert node.replica.ledger.entries == {}
-    assert node.take(COMMIT, Source.GOSSIP, topic=Topic.COMMITS) is ACCEPT
+    assert node.take(COMMIT, MessageOrigin.GOSSIP, topic=Topic.COMMITS) is ACCEPT
 
 
 async def test_what_waited_is_taken_when_it_can_be():
@@ -167,7 +167,7 @@ async def test_what_waited_is_taken_when_it_can_be():
     assert node.take(certificate) is IGNORE
     node.take(COMMIT)
     node.inbox.advance()
-    assert node.heard[-1] == (ACCEPT, Source.WAITED)
+    assert node.heard[-1] == (ACCEPT, MessageOrigin.WAITED)
     assert await node.stored() == [COMMIT.envelope, certificate.envelope]
     assert node.context.changes.count == 2
 
@@ -175,11 +175,11 @@ async def test_what_waited_is_taken_when_it_can_be():
 async def test_a_commit_of_ours_that_we_do_not_know_tells_that_our_disk_is_lost():
     node = Node(WORKER)
     await node.incarnation.begin()
-    node.take(COMMIT, Source.ANTI_ENTROPY)
+    node.take(COMMIT, MessageOrigin.ANTI_ENTROPY)
     assert node.incarnation.may_have_used(0)
     fresh = Node(WORKER)
     await fresh.inbox.record(COMMIT)
-    fresh.take(COMMIT, Source.ANTI_ENTROPY)
+    fresh.take(COMMIT, MessageOrigin.ANTI_ENTROPY)
     assert not fresh.incarnation.may_have_used(0), "that was us"
 
 
@@ -190,7 +190,7 @@ async def test_members_of_another_protocol_version_are_noted_and_bounded(monkeyp
     for number, one in enumerate(strangers):
         version = PROTOCOL_VERSION + 1 + number
         record = WORLD.record(one, ("relay",), protocol_version=version)
-        assert node.take(record, Source.DIRECT, sender=SENDER) is IGNORE
+        assert node.take(record, MessageOrigin.DIRECT, sender=SENDER) is IGNORE
     assert node.inbox.other_versions == {
         strangers[1].peer_id: PROTOCOL_VERSION + 2,
         strangers[2].peer_id: PROTOCOL_VERSION + 3,

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from node.context import Tables
+from node.context import TableRegistry
 from node.network.streams.framing import write_frame
 from node.network.streams.protocols import MANIFEST
 from node.replication.manifest_exchange import fetch_manifest, serve_manifest
@@ -27,7 +27,7 @@ async def ask(serve=None):
     here, there = hub.transport(HERE), hub.transport(THERE)
     hub.connect(HERE, THERE)
     if serve is None:
-        await serve_manifest(there, SIGNED, Trust(), Tables())
+        await serve_manifest(there, SIGNED, Trust(), TableRegistry())
     else:
         await there.handle(MANIFEST.name, serve)
     return await fetch_manifest(here, THERE, verify)
@@ -73,7 +73,7 @@ async def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch
     here, there = hub.transport(HERE), hub.transport(THERE)
     hub.connect(HERE, THERE)
     large = sign_manifest(run_manifest(validators=200), identity("creator"))
-    await serve_manifest(there, large, Trust(), Tables())
+    await serve_manifest(there, large, Trust(), TableRegistry())
     stream = await here.open_stream(THERE, MANIFEST.name)
     await asyncio.sleep(1)
     assert len(there._serving) == 1
@@ -87,7 +87,7 @@ async def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monke
     hub = Hub()
     there = hub.transport(THERE)
     large = sign_manifest(run_manifest(validators=200), identity("creator"))
-    await serve_manifest(there, large, Trust(), Tables())
+    await serve_manifest(there, large, Trust(), TableRegistry())
     for number in (0, *range(MANIFEST.streams_total + 5)):
         peer = PeerId(f"peer-{number}")
         here = hub.transports.get(peer) or hub.transport(peer)

@@ -3,18 +3,18 @@ import asyncio
 import pytest
 
 from node.context import NodeContext, Ports
-from node.membership.incarnation import Incarnation
+from node.membership.incarnation import KeyGuard
 from node.network.blobs.exchange import BlobExchange
-from node.network.connections.manager import PeerTable
+from node.network.connections.manager import ConnectionManager
 from node.network.gossip.driver import Gossip
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.framing import write_frame
 from node.network.streams.protocols import MESSAGE
 from node.replication.anti_entropy import AntiEntropy
-from node.replication.inbox import Inbox, Source
+from node.replication.inbox import MessageIntake, MessageOrigin
 from node.replication.message_log import MessageLog
 from node.replication.rollout_bodies import RolloutBodies
-from node.replication.swarm_client import SEND_SECONDS, SwarmNetwork
+from node.replication.swarm_client import SEND_SECONDS, SwarmClient
 from protocol.core.rng import Rng
 from protocol.core.types import Role, Topic, ValidationResult
 from protocol.messages import ENVELOPE_BYTES_MAX, RolloutCommit
@@ -57,20 +57,20 @@ class Node:
         self.replica = WORLD.replica()
         self.store, self.blobs, self.changes = Store(), MemoryBlobs(), ChangeSignal()
         self.accepted, self.heard = [], []
-        self.peers = PeerTable(
+        self.peers = ConnectionManager(
             self.transport, LoopClock(), Rng(b"1"), [], roster=self.replica.roster
         )
         ports = Ports(Fixed(), Rng(b"2"), self.transport, None, self.blobs, self.store, None, None)
         context = NodeContext(signer, self.replica, ports, self.peers, self.changes, Conditions())
         self.gossip = Gossip(self.peers, signer, LoopClock(), Rng(signer.public_key))
         self.exchange = BlobExchange(self.peers, self.blobs)
-        incarnation = Incarnation(context)
-        self.inbox = Inbox(
+        incarnation = KeyGuard(context)
+        self.inbox = MessageIntake(
             context, MessageLog(self.store), incarnation, (Role.VALIDATOR,), ChangeSignal()
         )
         self.inbox.listen(self.note)
-        anti_entropy = AntiEntropy(context, self.inbox, UploadCap(None))
-        self.network = SwarmNetwork(
+        anti_entropy = AntiEntropy(context, self.inbox, UploadScheduler(None))
+        self.network = SwarmClient(
             context,
             self.inbox,
             self.gossip,
@@ -81,7 +81,7 @@ class Node:
 
     def note(self, received, source):
         self.heard.append(source)
-        if received.result is ValidationResult.ACCEPT and source is not Source.OWN:
+        if received.result is ValidationResult.ACCEPT and source is not MessageOrigin.OWN:
             self.accepted.append(received.signed.envelope)
 
     async def start(self):
@@ -118,7 +118,7 @@ async def test_what_we_publish_is_stored_applied_and_accepted_elsewhere():
     assert ours.changes.count > seen
     await asyncio.sleep(2)
     assert theirs.accepted == [signed.envelope]
-    assert theirs.heard == [Source.GOSSIP]
+    assert theirs.heard == [MessageOrigin.GOSSIP]
     await ours.network.announce(Topic.COMMITS, signed.envelope)
     await asyncio.sleep(2)
     assert len(theirs.accepted) == 1

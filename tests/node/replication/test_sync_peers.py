@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.context import NodeContext, Ports
-from node.replication.sync_peers import PATIENCE_EPOCHS, Sources
+from node.replication.sync_peers import PATIENCE_EPOCHS, SyncPeers
 from protocol.core.rng import Rng
 from protocol.replica.replica import Replica
 from roles.runtime.context import ChangeSignal, Conditions
@@ -35,7 +35,7 @@ class Asking:
             self.connect(name(number), place)
         self.replica = Replica(WORLD.manifest, lambda *_: True)
         ports = Ports(Fixed(), Rng(b"1"), *[None] * 6)
-        self.sources = Sources(
+        self.sources = SyncPeers(
             NodeContext(OWN, self.replica, ports, self.peers, ChangeSignal(), Conditions())
         )
 

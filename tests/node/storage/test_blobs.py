@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.storage import files, sharded_files
-from node.storage.arrival import Arrival
+from node.storage.arrival import IncomingFile
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from protocol.core import crypto
@@ -31,11 +31,11 @@ def chunk(index: int) -> bytes:
     return DATA[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
 
 
-async def begin(blobs: FileBlobs) -> Arrival:
+async def begin(blobs: FileBlobs) -> IncomingFile:
     return await open_one(blobs, INDEX)
 
 
-async def fill(partial: Arrival) -> None:
+async def fill(partial: IncomingFile) -> None:
     for index in partial.missing():
         assert await partial.write_chunk(index, chunk(index))
 

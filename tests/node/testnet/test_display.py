@@ -72,7 +72,7 @@ class Terminal:
         self._screen.resize(height, width)
 
     def shows(self, wanted, seconds=30):
-        """Tell whether the screen comes to show exactly these lines."""
+        """Return whether the screen comes to show exactly these lines."""
         until = time.monotonic() + seconds
         while self.lines != wanted and time.monotonic() < until:
             if select.select([self._ours], [], [], 0.1)[0]:

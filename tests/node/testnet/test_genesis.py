@@ -10,7 +10,7 @@ from node.local.errors import NodeError
 from node.testnet.child import dishonest
 from node.testnet.genesis import FirstPolicy, create_members, found_run, recipe_for, require_task
 from node.testnet.picture import draw_reward
-from node.testnet.plan import CHEATER_KINDS, Layout, Options
+from node.testnet.plan import CHEATER_KINDS, Options, SwarmLayout
 from protocol.core.crypto import verify
 from protocol.core.types import Role
 from protocol.rollout.evaluation import EvaluationPoint
@@ -21,7 +21,7 @@ from roles.environments import registry
 
 def test_a_run_is_founded_on_the_keys_of_its_nodes(tmp_path):
     options = Options(tmp_path, trainers=2, steps=7, environment="sorting")
-    layout = Layout(tmp_path)
+    layout = SwarmLayout(tmp_path)
     plans = create_members(options, layout)
     layout.genesis_policy.parent.mkdir()
     layout.genesis_policy.write_bytes(b"weights")

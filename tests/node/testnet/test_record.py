@@ -2,7 +2,7 @@ from pathlib import Path
 
 from node.api.status import CheckpointStatus, RolloutCounts, TrafficStatus
 from node.testnet.plan import Options
-from node.testnet.poll import Sample
+from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
 from tests.node.testnet.testnet_swarms import (
     STARTED_AT,
@@ -25,13 +25,13 @@ def test_a_killed_node_is_dead_and_its_last_status_is_kept():
     record = swarm()
     node = record.nodes["inference-1"]
     assert node.condition == "waiting"
-    record.observe("inference-1", Sample(7, True, None))
+    record.observe("inference-1", StatusSample(7, True, None))
     assert node.condition == "starting"
     record.observe("inference-1", sample(status(node.plan), pid=7))
     assert node.condition == "running"
-    record.observe("inference-1", Sample(7, True, None))
+    record.observe("inference-1", StatusSample(7, True, None))
     assert node.condition == "silent"
-    record.observe("inference-1", Sample(7, False, None))
+    record.observe("inference-1", StatusSample(7, False, None))
     assert node.condition == "dead"
     assert node.status is not None
     assert record.running == []
@@ -42,9 +42,9 @@ def test_a_node_started_again_by_hand_is_running_and_its_bytes_add_up():
     plan = record.nodes["trainer-1"].plan
     first = status(plan, traffic=TrafficStatus(weights_sent=100))
     record.observe("trainer-1", sample(first, pid=7))
-    record.observe("trainer-1", Sample(7, False, None))
+    record.observe("trainer-1", StatusSample(7, False, None))
     again = status(plan, traffic=TrafficStatus(weights_sent=30))
-    record.observe("trainer-1", Sample(8, True, None))
+    record.observe("trainer-1", StatusSample(8, True, None))
     record.observe("trainer-1", sample(again, pid=8))
     assert record.nodes["trainer-1"].condition == "running"
     assert record.weights_sent == 130

@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from node.api.status import StepsStatus
+from node.api.status import BusyTimeStatus
 from node.founding.expected import Point
 from node.testnet.idle import idle_share
 from node.testnet.plan import CHEATER_KINDS
-from node.testnet.poll import Sample
+from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report, honest_rejected, write_report
 from protocol.rollout.evaluation import EvaluationPoint
@@ -122,11 +122,11 @@ def test_the_dead_are_not_waited_for():
     names = [name for name in record.nodes if name != "trainer-1"]
     for number, name in enumerate(names[:-1], start=1):
         give(record, name, arrived(37, float(number)))
-    record.observe(names[-1], Sample(100, False, None))
+    record.observe(names[-1], StatusSample(100, False, None))
     (last,) = report_of(record)["versions"]
     assert (last["nodes"], last["nodes_reached"], last["seconds_to_all"]) == (11, 11, 11.0)
     assert last["seconds_to_half"] == 6.0
-    record.observe(names[0], Sample(100, False, None))
+    record.observe(names[0], StatusSample(100, False, None))
     (last,) = report_of(record)["versions"]
     assert (last["nodes"], last["nodes_reached"]) == (11, 11), "it had it before"
 
@@ -134,8 +134,8 @@ def test_the_dead_are_not_waited_for():
 def trains(record: SwarmRecord, began_at: float | None, seconds: float, at: float, pid: int = 100):
     """Let the trainer be seen with these steps."""
     status = record.nodes["trainer-1"].status
-    steps = StepsStatus(began_at, seconds)
-    record.observe("trainer-1", Sample(pid, True, replace(status, steps=steps), at=at))
+    steps = BusyTimeStatus(began_at, seconds)
+    record.observe("trainer-1", StatusSample(pid, True, replace(status, steps=steps), at=at))
 
 
 def test_the_trainer_is_idle_from_its_first_step_on_when_no_step_runs():
@@ -151,8 +151,8 @@ def test_the_trainer_is_idle_from_its_first_step_on_when_no_step_runs():
     assert report_of(record)["trainer_idle_share"] == 0.25
     # Neither a trainer that does not answer nor a relay that does makes it longer.
     relay = record.nodes["relay-1"].status
-    record.observe("trainer-1", Sample(101, True, None, at=STARTED_AT + 990))
-    record.observe("relay-1", Sample(100, True, relay, at=STARTED_AT + 990))
+    record.observe("trainer-1", StatusSample(101, True, None, at=STARTED_AT + 990))
+    record.observe("relay-1", StatusSample(100, True, relay, at=STARTED_AT + 990))
     assert report_of(record)["trainer_idle_share"] == 0.25
 
 
@@ -168,11 +168,11 @@ def test_idle_time_ends_with_the_last_version():
     ("steps", "until", "share"),
     [
         ([], 100.0, None),
-        ([StepsStatus()], 100.0, None),
-        ([StepsStatus(10.0, 5.0)], 10.0, None),
-        ([StepsStatus(10.0, 5.0)], 20.0, 0.5),
-        ([StepsStatus(15.0, 1.0), StepsStatus(), StepsStatus(10.0, 1.5)], 20.0, 0.75),
-        ([StepsStatus(10.0, 10.5)], 20.0, 0.0),
+        ([BusyTimeStatus()], 100.0, None),
+        ([BusyTimeStatus(10.0, 5.0)], 10.0, None),
+        ([BusyTimeStatus(10.0, 5.0)], 20.0, 0.5),
+        ([BusyTimeStatus(15.0, 1.0), BusyTimeStatus(), BusyTimeStatus(10.0, 1.5)], 20.0, 0.75),
+        ([BusyTimeStatus(10.0, 10.5)], 20.0, 0.0),
     ],
 )
 def test_idle_shares(steps, until, share):

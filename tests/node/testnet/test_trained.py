@@ -4,7 +4,7 @@ from pathlib import Path
 
 from node.cli.main import main
 from node.testnet.command import _cleaned_up
-from node.testnet.plan import Layout
+from node.testnet.plan import SwarmLayout
 from node.testnet.trained import TrainedModel, export_last, usage_lines
 from tests.worlds.held_runs import held_run
 
@@ -45,7 +45,7 @@ def test_a_testnet_without_its_nodes_compares_nothing():
 
 
 def swarm(tmp_path, *, with_model):
-    layout = Layout(tmp_path / "swarm")
+    layout = SwarmLayout(tmp_path / "swarm")
     for path in (layout.node("trainer-1"), layout.trained):
         path.mkdir(parents=True)
         (path / "file").touch()

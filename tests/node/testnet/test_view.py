@@ -11,8 +11,8 @@ from node.api.status import RolloutCounts, TrainingStatus
 from node.testnet.colours import BAD, DIM, GOOD, WARN
 from node.testnet.display import save_picture
 from node.testnet.nodes_view import fate
-from node.testnet.plan import Layout
-from node.testnet.poll import Sample
+from node.testnet.plan import SwarmLayout
+from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report
 from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds, progress_line
@@ -52,7 +52,7 @@ def test_it_draws_at_every_width_in_every_stage(width, stage):
 
 def test_it_shows_what_a_person_looks_for():
     record = learned_swarm()
-    record.observe("validator-2", Sample(100, False, None))
+    record.observe("validator-2", StatusSample(100, False, None))
     text = "\n".join(drawn(record, screen(notice="dead: validator-2"), 100))
     for part in ("0.38 → 0.82", "committed", "202", "computation", "✗ validator-2", "dead"):
         assert part in text
@@ -209,7 +209,7 @@ def test_the_summary_prints(failure):
         record, run_id="ab" * 32, versions=60, wall_seconds=200, greedy_eval_last=None
     )
     console = Console(width=100, file=io.StringIO(), color_system=None)
-    console.print(draw_summary(report, record, Layout(Path("t")), failure))
+    console.print(draw_summary(report, record, SwarmLayout(Path("t")), failure))
     text = console.file.getvalue()
     assert "0 of honest workers" in text
     assert failure in text

@@ -11,7 +11,7 @@ from node.api.server import ControlServer
 from node.api.v1.recording import Recording
 from node.local.datadir import open_data_dir
 from node.testnet.plan import Options
-from node.testnet.poll import Sample
+from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
 from node.testnet.web import SwarmPages
 from protocol.core.types import Role
@@ -45,7 +45,7 @@ class Swarm:
         )
         await server.start()
         self.servers[name] = server
-        self.record.observe(name, Sample(1, True, status(plan)))
+        self.record.observe(name, StatusSample(1, True, status(plan)))
 
     async def stop(self):
         await self.pages.stop()

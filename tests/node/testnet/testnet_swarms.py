@@ -3,17 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
-from node.api.arrivals import ArrivalStatus, PartyStatus, StripeStatus
+from node.api.arrivals import DownloadStatus, PeerTrafficStatus, StripeStatus
 from node.api.status import (
     CheckpointStatus,
     MemberStatus,
     NodeStatus,
+    PolicySwapStatus,
     RolloutCounts,
     TrafficStatus,
-    UptakeStatus,
 )
 from node.testnet.plan import NodePlan, Options
-from node.testnet.poll import Sample
+from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
 from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
@@ -58,13 +58,15 @@ def status(plan: NodePlan, **changes) -> NodeStatus:
         checkpoints=(),
         traffic=TrafficStatus(),
         p2pd_pid=None,
-        uptake=UptakeStatus(first_token_seconds_median=1.5 if plan.role == "inference" else None),
+        uptake=PolicySwapStatus(
+            first_token_seconds_median=1.5 if plan.role == "inference" else None
+        ),
     )
     return replace(base, **changes)
 
 
 def sample(given: NodeStatus | None, *, pid: int = 100, running: bool = True, peak: int = 300):
-    return Sample(pid, running, given, peak * MEGABYTE, 40 * MEGABYTE)
+    return StatusSample(pid, running, given, peak * MEGABYTE, 40 * MEGABYTE)
 
 
 def checkpoint(version: int, reward: float, uncertified: int = 0) -> CheckpointStatus:
@@ -107,13 +109,13 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) 
     return record
 
 
-def arrival(version: int, here: int, pieces: int = 40, **changes) -> ArrivalStatus:
+def arrival(version: int, here: int, pieces: int = 40, **changes) -> DownloadStatus:
     """A version of two stripes whose first pieces are here, in each stripe as many."""
     bits = f"{(1 << here) - 1 << (pieces - here):0{pieces}b}".ljust(-(-pieces // 4) * 4, "0")
     stripe = StripeStatus(
         0, peer_id("trainer-1"), pieces, here, f"{int(bits, 2):0{len(bits) // 4}x}"
     )
-    base = ArrivalStatus(
+    base = DownloadStatus(
         name=f"version {version}",
         version=version,
         form="patch",
@@ -130,20 +132,20 @@ def arrival(version: int, here: int, pieces: int = 40, **changes) -> ArrivalStat
         stream_bytes=here * 150_000,
         stripes=(stripe, replace(stripe, number=1, parent=peer_id("relay-1"))),
         sources=(
-            PartyStatus(peer_id("trainer-1"), here * 50_000, here * 50_000, 300_000),
-            PartyStatus(peer_id("relay-1"), 0, here * 100_000, 100_000),
+            PeerTrafficStatus(peer_id("trainer-1"), here * 50_000, here * 50_000, 300_000),
+            PeerTrafficStatus(peer_id("relay-1"), 0, here * 100_000, 100_000),
         ),
     )
     return replace(base, **changes)
 
 
-def arrived(version: int, seconds: float) -> ArrivalStatus:
+def arrived(version: int, seconds: float) -> DownloadStatus:
     """A version that came so many seconds after it was published."""
     at = checkpoint(version, 0.0).created_at + seconds
     return arrival(version, 40, seconds=seconds, seconds_to_go=0.0, arrived_at=at, stripes=())
 
 
-def give(record: SwarmRecord, name: str, *arrivals: ArrivalStatus) -> None:
+def give(record: SwarmRecord, name: str, *arrivals: DownloadStatus) -> None:
     """Let a node be seen with these downloads."""
     status = record.nodes[name].status
     assert status is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 from node.network.blobs.exchange import BlobExchange
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from node.weights.download import Weights, WeightsDownload
+from node.weights.download import RemoteWeights, WeightsDownload
 from protocol.core import crypto
 from protocol.core.types import Digest, PeerId
 from protocol.shardcast.forest import ForestMember
@@ -24,7 +24,7 @@ async def download(
     exchange = BlobExchange(SocketStreams(sockets, CHILD), blobs)
     await exchange.start()
     say("serves")
-    weights = Weights(crypto.digest(b"version"), index, index_bytes, total, ROOT)
+    weights = RemoteWeights(crypto.digest(b"version"), index, index_bytes, total, ROOT)
     members = [ForestMember(CHILD, 10**6, reachable=True)]
     await WeightsDownload(
         exchange,

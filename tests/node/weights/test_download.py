@@ -10,20 +10,20 @@ import pytest
 
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
-from node.network.blobs.wire import Kind
+from node.network.blobs.wire import BlobKind
 from node.network.streams.protocols import BLOBS
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from node.weights.download import TICK_SECONDS, Weights, WeightsDownload
+from node.weights.download import TICK_SECONDS, RemoteWeights, WeightsDownload
 from protocol.core import codec, crypto
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId
 from protocol.shardcast import forest
 from protocol.shardcast import index as shard_index
-from protocol.shardcast.events import ChunkBad, Tick, TransferLimits
+from protocol.shardcast.events import ChunkCorrupt, Tick, TransferLimits
 from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import ShardIndex
-from protocol.shardcast.source_history import SourceHistory
+from protocol.shardcast.source_history import SourceReputation
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from roles.ports.transport import Stream
 from tests.worlds.network import Hub
@@ -105,19 +105,19 @@ class Swarm:
         self.nodes[peer] = Node(peer, blobs, files, exchange, files.weights(1))
         return self.nodes[peer]
 
-    async def publish(self) -> tuple[Weights, ShardIndex]:
+    async def publish(self) -> tuple[RemoteWeights, ShardIndex]:
         root = self.nodes[ROOT]
         root.path.unlink(missing_ok=True)
         root.path.write_bytes(self.content)
         stored = await root.blobs.put_file(root.path, SHARD_BYTES, CHUNK_BYTES, Purpose.WEIGHTS)
         sizes = stored.index_bytes, stored.total_bytes
-        return Weights(crypto.digest(b"version"), stored.digest, *sizes, ROOT), stored.index
+        return RemoteWeights(crypto.digest(b"version"), stored.digest, *sizes, ROOT), stored.index
 
     @property
     def members(self) -> list[ForestMember]:
         return [ForestMember(peer, 10**6, reachable=True) for peer in self.nodes if peer != ROOT]
 
-    def download(self, node: Node, weights: Weights, **options: Any) -> WeightsDownload:
+    def download(self, node: Node, weights: RemoteWeights, **options: Any) -> WeightsDownload:
         arguments = {"stripes": 4, "fanout": 4, "limits": QUICK} | options
         return WeightsDownload(
             node.exchange,
@@ -130,7 +130,7 @@ class Swarm:
             **arguments,
         )
 
-    async def run(self, nodes: Sequence[Node], weights: Weights, **options: Any) -> None:
+    async def run(self, nodes: Sequence[Node], weights: RemoteWeights, **options: Any) -> None:
         async with asyncio.timeout(60):
             results = await asyncio.gather(
                 *(self.download(node, weights, **options).run(node.path) for node in nodes)
@@ -145,7 +145,7 @@ async def swarm(directory: Path, size: int, seed: int = 1) -> Swarm:
     return made
 
 
-def feeder_of(members: Sequence[ForestMember], weights: Weights, stripe: int) -> PeerId:
+def feeder_of(members: Sequence[ForestMember], weights: RemoteWeights, stripe: int) -> PeerId:
     parents = forest.tree(tuple(members), ROOT, weights.version_digest, stripe, 4, 4).parents
     return next(iter(parents))
 
@@ -163,9 +163,9 @@ async def test_eight_nodes_download_and_the_root_sends_about_one_copy(tmp_path: 
     weights, _ = await world.publish()
     await world.run(nodes, weights, limits=None)
     root, size = world.nodes[ROOT].exchange, len(world.content)
-    assert size <= root.sent[Kind.WEIGHTS] < 2 * size
+    assert size <= root.sent[BlobKind.WEIGHTS] < 2 * size
     assert max(node.exchange.sent.total() for node in nodes) < 3 * size
-    assert all(node.exchange.received[Kind.WEIGHTS] < 1.5 * size for node in nodes)
+    assert all(node.exchange.received[BlobKind.WEIGHTS] < 1.5 * size for node in nodes)
     assert all(node.progress[-1] == (size, size) for node in nodes)
     assert not [node for node in nodes if node.blamed]
 
@@ -210,7 +210,7 @@ async def test_who_failed_once_is_asked_last_for_the_next_version(
     bad, node = await world.add("bad", store), await world.add("node")
     weights, _ = await world.publish()
     await world.run([bad], weights)
-    experience = SourceHistory()
+    experience = SourceReputation()
     first = world.download(node, weights, source_history=experience)
     assert any(order[0] == bad.peer for order in first._candidates)
     assert await asyncio.wait_for(first.run(node.path), 30) == node.path
@@ -226,7 +226,7 @@ async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
     world = await swarm(tmp_path, 2_400_000)
     node = await world.add("node")
     weights, _ = await world.publish()
-    experience = SourceHistory()
+    experience = SourceReputation()
     await world.run([node], weights, source_history=experience)
     assert experience.begin_seconds(60.0) < 60.0
     begun = []
@@ -241,9 +241,9 @@ async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
     assert [limit.late_seconds_initial for limit in begun] == [experience.begin_seconds(60.0)]
 
 
-@pytest.mark.parametrize(("proven", "seconds"), [(False, (1.0, 1.5)), (True, (6.0, 9.0))])
+@pytest.mark.parametrize(("trusted", "seconds"), [(False, (1.0, 1.5)), (True, (6.0, 9.0))])
 async def test_a_parent_that_holds_every_request_costs_less_without_standing(
-    tmp_path: Path, proven: bool, seconds: tuple[float, float]
+    tmp_path: Path, trusted: bool, seconds: tuple[float, float]
 ) -> None:
     world = await swarm(tmp_path, 600_000)
     node, holder = await world.add("node"), PeerId("holder")
@@ -254,10 +254,10 @@ async def test_a_parent_that_holds_every_request_costs_less_without_standing(
     await world.hub.transport(holder).handle(BLOBS.name, hold)
     world.hub.connect(node.peer, holder)
     weights, _ = await world.publish()
-    history = SourceHistory()
+    history = SourceReputation()
     for _ in range(50):
         history.begun(0.1)
-    members = [*world.members, ForestMember(holder, 10**6, reachable=True, proven=proven)]
+    members = [*world.members, ForestMember(holder, 10**6, reachable=True, trusted=trusted)]
     download = world.download(node, weights, source_history=history, limits=TransferLimits())
     download._candidates = ((holder, ROOT),) * 4
     with pytest.MonkeyPatch.context() as patch:
@@ -273,7 +273,7 @@ async def test_who_was_late_and_delivered_in_the_end_is_not_doubted(tmp_path: Pa
     world = await swarm(tmp_path, 600_000)
     node = await world.add("node")
     weights, _ = await world.publish()
-    history = SourceHistory()
+    history = SourceReputation()
     download = world.download(node, weights, source_history=history)
     slow, silent = PeerId("slow"), PeerId("silent")
     download._late.update({slow: None, silent: None})
@@ -291,7 +291,7 @@ async def test_a_deadline_is_noticed_in_time_however_much_happens(tmp_path: Path
     now = asyncio.get_running_loop().time
     ticks = []
     while now() < 10 * TICK_SECONDS:
-        download._events.put_nowait(ChunkBad(0, 0))  # there is always something
+        download._events.put_nowait(ChunkCorrupt(0, 0))  # there is always something
         event = await download._next_event()
         if isinstance(event, Tick):
             ticks.append(now())
@@ -334,7 +334,7 @@ async def test_a_parent_that_trickles_the_index_is_passed_over(tmp_path: Path) -
 
     await world.hub.transports[parent].handle(BLOBS.name, trickle)
     children = [node for node in world.nodes.values() if node.peer not in (ROOT, parent)]
-    experience = SourceHistory()
+    experience = SourceReputation()
     await world.run(children, weights, source_history=experience)
     assert asked  # it was somebody's first choice
     assert experience.is_doubted(parent)
@@ -406,7 +406,7 @@ async def test_a_publisher_that_dies_when_each_byte_has_left_it_once_stops_nobod
 
 
 def _together(nodes: Sequence[Node], index: ShardIndex) -> bool:
-    """Tell whether every chunk is at one of the nodes at least."""
+    """Return whether every chunk is at one of the nodes at least."""
     for shard in index.shards:
         held = 0
         for node in nodes:

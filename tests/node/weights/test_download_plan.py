@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.weights.download_plan import ONE_SOURCE_COST, Routes
+from node.weights.download_plan import ONE_SOURCE_COST, DownloadPlanner
 from protocol.core.crypto import digest
 from protocol.core.types import Digest, Version
 from protocol.messages import CheckpointManifest, Encoding, Signed
@@ -27,7 +27,7 @@ def index(version, place):
 
 @dataclass
 class KnownVersions:
-    """What ``Routes`` asks a ledger: the newest version is the last of ``manifests``."""
+    """What ``DownloadPlanner`` asks a ledger: the newest version is the last of ``manifests``."""
 
     manifests: list
 
@@ -97,7 +97,9 @@ def every_cost(manifests, held, version, oldest, useless):
 def test_the_way_is_the_cheapest_of_all(history):
     manifests, held, version, one_useless = history
     held = held - {version}
-    routes = Routes(KnownVersions(manifests), RULES, lambda v: here(v) if v in held else None)
+    routes = DownloadPlanner(
+        KnownVersions(manifests), RULES, lambda v: here(v) if v in held else None
+    )
     useless = index(version, 0) if one_useless else None
     if useless:
         routes.useless[useless] = None
@@ -122,13 +124,13 @@ def here(version):
 
 
 def test_an_unknown_version_has_no_way():
-    assert Routes(KnownVersions([signed(0, [])]), RULES, lambda _: None).to(1) is None
+    assert DownloadPlanner(KnownVersions([signed(0, [])]), RULES, lambda _: None).to(1) is None
 
 
 def test_a_base_that_is_another_policy_here_is_no_base():
     manifests = [signed(0, []), signed(1, [(0, 10, True)])]
     other = Policy(Version(0), digest(b"other"), Path("here"))
-    routes = Routes(KnownVersions(manifests), RULES, lambda v: other if v == 0 else None)
+    routes = DownloadPlanner(KnownVersions(manifests), RULES, lambda v: other if v == 0 else None)
     (leg,) = routes.to(1).legs
     assert leg.encoding is None
 
@@ -140,7 +142,7 @@ def test_a_trainer_cannot_make_us_search_for_ever():
         for version in range(200)
     ]
     rules = RULES.model_copy(update={"full_every": 1000})
-    route = Routes(KnownVersions(manifests), rules, lambda _: None).to(199)
+    route = DownloadPlanner(KnownVersions(manifests), rules, lambda _: None).to(199)
     assert route.cost_bytes == FILE_BYTES + 50 * 10
 
 

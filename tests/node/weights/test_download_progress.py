@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.api.arrivals_observer import arrival_statuses, durations_statuses
-from node.network.blobs.transport_choice import Way
+from node.api.arrivals_observer import download_statuses, durations_statuses
+from node.network.blobs.transport_choice import BlobTransport
 from node.weights.download_progress import (
     ARRIVED_KEPT,
     SECONDS_BOUNDS,
-    Arrival,
-    Arrivals,
+    DownloadLog,
+    DownloadProgress,
     Form,
     Label,
 )
@@ -52,16 +52,18 @@ def test_a_record_says_what_is_here_and_from_whom(index, stripes, data):
         [chunk for chunk in range(len(shard.chunks)) if (number, chunk) not in before]
         for number, shard in enumerate(index.shards)
     ]
-    arrivals = Arrivals()
+    arrivals = DownloadLog()
     arrival = arrivals.begin(Label("version 7", 7, Form.PATCH, 5), ROOT, stripes, 100.0)
-    (asking,) = arrival_statuses(arrivals, 101.5, 1e9)
+    (asking,) = download_statuses(arrivals, 101.5, 1e9)
     assert (asking.seconds, asking.total_bytes, asking.stripes) == (1.5, 0, ())
     assert (asking.seconds_to_go, asking.bytes_per_second, asking.sources) == (None, 0, ())
     arrival.start(index, missing)
     here, came, now = set(before), [], 102.0
     for (shard, chunk), peer, way in data.draw(
         st.lists(
-            st.tuples(st.sampled_from(every), st.sampled_from(PEERS), st.sampled_from(Way)),
+            st.tuples(
+                st.sampled_from(every), st.sampled_from(PEERS), st.sampled_from(BlobTransport)
+            ),
             max_size=60,
         )
     ):
@@ -70,7 +72,7 @@ def test_a_record_says_what_is_here_and_from_whom(index, stripes, data):
         arrival.have(shard, chunk)
         here.add((shard, chunk))
         came.append((peer, way, index.chunk_length(shard, chunk)))
-    (status,) = arrival_statuses(arrivals, now, 1e9)
+    (status,) = download_statuses(arrivals, now, 1e9)
     assert (status.version, status.form, status.spared_bytes) == (7, "patch", 5)
     assert status.total_bytes == index.total_bytes
     assert status.bytes_here == sum(index.chunk_length(*piece) for piece in here)
@@ -82,11 +84,12 @@ def test_a_record_says_what_is_here_and_from_whom(index, stripes, data):
     moved = sum(count for _, _, count in came)
     assert status.bytes_per_second == moved  # all of it within one second
     assert status.root_bytes == sum(count for peer, _, count in came if peer == ROOT)
-    assert status.http_bytes == sum(count for _, way, count in came if way is Way.HTTP)
+    assert status.http_bytes == sum(count for _, way, count in came if way is BlobTransport.HTTP)
     assert status.http_bytes + status.stream_bytes == moved
     assert {one.name: (one.http_bytes, one.stream_bytes) for one in status.sources} == {
         peer: tuple(
-            sum(count for name, by, count in came if (name, by) == (peer, way)) for way in Way
+            sum(count for name, by, count in came if (name, by) == (peer, way))
+            for way in BlobTransport
         )
         for peer, _, _ in came
     }
@@ -114,7 +117,7 @@ def small_index():
 
 
 def test_a_parent_is_who_may_make_us_wait():
-    arrival = Arrival(Label(), ROOT, 2, 0.0)
+    arrival = DownloadProgress(Label(), ROOT, 2, 0.0)
     arrival.asked(Ask(0, 1, PEERS[1], 0, 0, 1, wait=True))
     arrival.asked(Ask(1, 1, PEERS[2], 0, 0, 1, wait=False))
     assert arrival.parents == ["", PEERS[1]]
@@ -123,17 +126,17 @@ def test_a_parent_is_who_may_make_us_wait():
 
 
 def test_what_has_come_is_remembered_for_a_while_with_its_time():
-    arrivals = Arrivals()
+    arrivals = DownloadLog()
     for version in range(ARRIVED_KEPT + 3):
         arrival = arrivals.begin(Label(f"version {version}", version), ROOT, 1, 10.0 * version)
         arrival.start(small_index(), [[0]])
-        arrival.received(ROOT, Way.STREAM, 4, 10.0 * version + 1)
+        arrival.received(ROOT, BlobTransport.STREAM, 4, 10.0 * version + 1)
         arrival.have(0, 0)
         arrivals.complete(arrival, 10.0 * version + 2)
         arrivals.end(arrival)
     late = arrivals.begin(Label("version 3", 3), ROOT, 1, 200.0)
     newest = arrivals.begin(Label("version 12", 12), ROOT, 1, 200.0)
-    statuses = arrival_statuses(arrivals, 210.0, 1_000_210.0)
+    statuses = download_statuses(arrivals, 210.0, 1_000_210.0)
     assert [one.version for one in statuses[:2]] == [12, 3]
     assert [one.version for one in statuses[2:]] == list(range(ARRIVED_KEPT + 2, 2, -1))
     last = statuses[2]
@@ -147,7 +150,7 @@ def test_what_has_come_is_remembered_for_a_while_with_its_time():
 
 
 def test_durations_are_counted_by_form_and_for_versions_alone():
-    arrivals = Arrivals()
+    arrivals = DownloadLog()
     for label, seconds in (
         (Label("version 0", 0, Form.PLANES), 0.5),
         (Label("version 1", 1, Form.PATCH), 0.51),

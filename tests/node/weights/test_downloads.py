@@ -31,13 +31,13 @@ def test_who_feeds_whom_is_worked_out_again_only_when_something_has_changed():
     assert downloads.members() is members, "a large roster changes many times a second"
     clock.seconds += MEMBERS_SECONDS
     joined = downloads.members()
-    assert [member.peer for member in joined if not member.proven] == [worker.peer_id]
-    assert not next(member for member in joined if not member.proven).reachable
+    assert [member.peer for member in joined if not member.trusted] == [worker.peer_id]
+    assert not next(member for member in joined if not member.trusted).reachable
 
     commit = world.commit(worker)
     replica.receive(commit.envelope, world.at(0))
     replica.receive(world.certificate(commit).envelope, world.at(2))
-    assert all(member.proven for member in downloads.members())
+    assert all(member.trusted for member in downloads.members())
 
     clock.seconds = world.at(100)
     assert list(downloads.members()) == []

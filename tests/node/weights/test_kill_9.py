@@ -11,7 +11,7 @@ from pathlib import Path
 
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
-from node.network.blobs.wire import Kind
+from node.network.blobs.wire import BlobKind
 from node.storage.blobs import FileBlobs
 from protocol.core import crypto
 from protocol.core.types import PeerId
@@ -58,7 +58,7 @@ async def read_along(sockets: Path, index, read: list[int], rng: random.Random) 
         shard = index.shards[number]
         offset = rng.randrange(shard.length)
         length = min(rng.choice([1, 1000, CHUNK_BYTES]), shard.length - offset)
-        arguments = {"piece_bytes": length, "wait": rng.random() < 0.2, "kind": Kind.WEIGHTS}
+        arguments = {"piece_bytes": length, "wait": rng.random() < 0.2, "kind": BlobKind.WEIGHTS}
         pieces = exchange.fetch_range(CHILD, shard.digest, offset, length, **arguments)
         with suppress(TransportError):
             async with aclosing(pieces):

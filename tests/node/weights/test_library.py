@@ -7,8 +7,8 @@ import pytest
 
 from node.context import Ports
 from node.network.blobs.exchange import BlobExchange
-from node.network.connections.manager import PeerTable
-from node.weights.download_plan import Leg
+from node.network.connections.manager import ConnectionManager
+from node.weights.download_plan import DownloadStep
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from protocol.core.crypto import digest
@@ -56,7 +56,9 @@ class Node:
         self.disk = Disk()
         self.store, self.blobs = MemoryStore(self.disk), Blobs(self.disk)
         self.replica = Replica(swarm.world.manifest, lambda *_: True)
-        self.peers = PeerTable(self.transport, LoopClock(), Rng(b"1"), [], self.replica.roster)
+        self.peers = ConnectionManager(
+            self.transport, LoopClock(), Rng(b"1"), [], self.replica.roster
+        )
         self.exchange = BlobExchange(self.peers, self.blobs)
         self.ports = Ports(
             clock=LoopClock(),
@@ -236,7 +238,7 @@ async def test_what_one_version_taught_about_its_sources_serves_the_next(tmp_pat
     one = swarm.followers[0]
     history = one.library._downloads._source_history
     assert history.begin_seconds(15.0) < 15.0
-    leg = Leg(swarm.head)
+    leg = DownloadStep(swarm.head)
     downloads = [one.library._download(leg, PeerId("root"), []) for _ in range(2)]
     assert {download._source_history for download in downloads} == {history}
     await swarm.stop()

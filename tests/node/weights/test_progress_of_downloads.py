@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from node.api.arrivals_observer import arrival_statuses, receiver_statuses
+from node.api.arrivals_observer import download_statuses, receiver_statuses
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
-from node.weights.download_progress import Arrivals, Form, Label
+from node.weights.download_progress import DownloadLog, Form, Label
 from roles.ports.storage import StorageFullError
 from tests.node.weights.test_download import (
     CHUNK_BYTES,
@@ -33,13 +33,13 @@ async def limited(world: Swarm, bytes_per_second: int) -> Node:
     return root
 
 
-def seen(arrivals: Arrivals):
-    return arrival_statuses(arrivals, asyncio.get_running_loop().time(), 1e9)
+def seen(arrivals: DownloadLog):
+    return download_statuses(arrivals, asyncio.get_running_loop().time(), 1e9)
 
 
 async def test_a_download_under_way_shows_its_pieces_its_rate_and_its_source(tmp_path: Path):
     world = await swarm(tmp_path, 4_000_000)
-    node, arrivals = await world.add("n0"), Arrivals()
+    node, arrivals = await world.add("n0"), DownloadLog()
     root = await limited(world, 400_000)
     weights = replace((await world.publish())[0], label=LABEL)
     running = asyncio.create_task(
@@ -77,7 +77,7 @@ async def test_who_feeds_a_stripe_is_its_parent_in_the_forest(tmp_path: Path):
     nodes = [await world.add(f"n{number}") for number in range(6)]
     await limited(world, 1_000_000)
     weights = replace((await world.publish())[0], label=LABEL)
-    records = {node.peer: Arrivals() for node in nodes}
+    records = {node.peer: DownloadLog() for node in nodes}
     running = [
         asyncio.create_task(
             world.download(node, weights, fanout=2, limits=None, arrivals=records[node.peer]).run(
@@ -108,7 +108,7 @@ async def test_who_feeds_a_stripe_is_its_parent_in_the_forest(tmp_path: Path):
 
 async def test_what_was_here_before_a_restart_is_here_from_the_start(tmp_path: Path):
     world = await swarm(tmp_path, 4_000_000)
-    node, arrivals = await world.add("n0"), Arrivals()
+    node, arrivals = await world.add("n0"), DownloadLog()
     await limited(world, 4_000_000)
     weights = replace((await world.publish())[0], label=LABEL)
     download = world.download(node, weights, arrivals=arrivals)
@@ -126,7 +126,7 @@ async def test_what_was_here_before_a_restart_is_here_from_the_start(tmp_path: P
 
 async def test_what_does_not_come_is_not_counted_as_come(tmp_path: Path):
     world = await swarm(tmp_path, 1_000_000)
-    node, arrivals = await world.add("n0", quota_bytes=600_000), Arrivals()
+    node, arrivals = await world.add("n0", quota_bytes=600_000), DownloadLog()
     weights = replace((await world.publish())[0], label=LABEL)
     with pytest.raises(StorageFullError):
         await world.download(node, weights, arrivals=arrivals).run(node.path)

@@ -5,7 +5,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.consensus.committee import VIEW_SLACK, Committee, Tally, check_certificate, draw
+from protocol.consensus.committee import VIEW_SLACK, Committee, VerdictPool, check_certificate, draw
 from protocol.core.faults import Fault
 from protocol.messages import Certificate
 from tests.worlds.messages import World, run_manifest
@@ -17,9 +17,9 @@ COMMITTEE = REPLICA.committee(COMMIT)
 RANKED = [WORLD.by_peer[peer] for peer in COMMITTEE.ranking]
 
 
-def tally(*votes) -> Tally:
+def tally(*votes) -> VerdictPool:
     """Return the tally of ``votes`` by rank: True, False, or None where nobody is heard."""
-    result = Tally()
+    result = VerdictPool()
     for signer, accept in zip(RANKED, votes, strict=False):
         if accept is not None:
             assert result.add(WORLD.verdict(signer, COMMIT, accept=accept)) is True

@@ -1,6 +1,6 @@
 import pytest
 
-from protocol.consensus.equivocation import Equivocators
+from protocol.consensus.equivocation import EquivocationTracker
 from protocol.core.crypto import verify
 from protocol.core.faults import Fault
 from tests.worlds.messages import World, run_manifest
@@ -12,8 +12,8 @@ COMMIT = WORLD.commit(WORKER, epoch=7)
 FIRST_EPOCH = 7 + WORLD.manifest.committee.expire_after_epochs + 1
 
 
-def equivocators(*pieces) -> Equivocators:
-    result = Equivocators(WORLD.manifest, verify)
+def equivocators(*pieces) -> EquivocationTracker:
+    result = EquivocationTracker(WORLD.manifest, verify)
     for piece in pieces:
         assert result.offer(piece) is True
     return result

@@ -45,7 +45,7 @@ def router(
     opinions=no_opinions,
     seed: bytes = b"seed",
     chosen=nobody,
-    proven=nobody,
+    trusted=nobody,
     standing=frozenset(),
 ) -> Router:
     """Return a router; authors and peers in ``standing`` have some."""
@@ -55,7 +55,7 @@ def router(
         Rng(seed),
         opinions=opinions,
         chosen=chosen,
-        proven=proven,
+        trusted=trusted,
         standing=standing.__contains__,
     )
 
@@ -93,11 +93,11 @@ def joined_router(
     *,
     may_wait: bool = False,
     chosen=nobody,
-    proven=nobody,
+    trusted=nobody,
     standing=frozenset(),
 ) -> Router:
     """Return a router subscribed to TOPIC, with ``count`` subscribed peers in its mesh."""
-    node = router(params, opinions, chosen=chosen, proven=proven, standing=standing)
+    node = router(params, opinions, chosen=chosen, trusted=trusted, standing=standing)
     for each in PEERS[:count]:
         node.handle(PeerConnected(each.peer_id), 0)
         node.handle(received(each.peer_id, ENTER), 0)

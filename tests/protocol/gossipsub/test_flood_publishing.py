@@ -10,16 +10,16 @@ some = st.sets(st.sampled_from(EVERYBODY))
 
 
 @given(some, some, some, st.integers(0, len(EVERYBODY)), st.binary(max_size=4))
-def test_the_mesh_before_the_proven_before_strangers(mesh, proven, subscribers, peers_max, seed):
+def test_the_mesh_before_the_proven_before_strangers(mesh, trusted, subscribers, peers_max, seed):
     mesh &= subscribers
-    flood = Flood(peers_max, Rng(seed), lambda: proven)
+    flood = Flood(peers_max, Rng(seed), lambda: trusted)
     got = flood.receivers(mesh, sorted(subscribers))
     assert len(set(got)) == len(got) == min(peers_max, len(subscribers))
     assert set(got) <= subscribers
     left = subscribers - set(got)
-    for better, worse in [(mesh, subscribers - mesh), (proven, subscribers - mesh - proven)]:
+    for better, worse in [(mesh, subscribers - mesh), (trusted, subscribers - mesh - trusted)]:
         assert not left & better or not set(got) & worse
-    assert got == sorted(got, key=lambda peer: peer not in proven)
+    assert got == sorted(got, key=lambda peer: peer not in trusted)
 
 
 def test_no_stranger_is_always_left_out():

@@ -16,7 +16,7 @@ from protocol.gossipsub.events import (
     Subscribe,
     Validate,
 )
-from protocol.gossipsub.inspection import Level
+from protocol.gossipsub.inspection import ScoreLevel
 from protocol.gossipsub.message import decode_message
 from protocol.gossipsub.params import Params
 from protocol.gossipsub.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
@@ -95,7 +95,7 @@ def test_who_grafts_again_and_again_into_a_full_mesh_is_graylisted():
         for number in range(20)
     ]
     assert [bool(each) for each in answers] == [True] * 5 + [False] * 15, "no answer, no work"
-    assert level(node, FLOODER) is Level.GRAYLISTED
+    assert level(node, FLOODER) is ScoreLevel.GRAYLISTED
     assert FLOODER not in node.mesh_peers(TOPIC)
 
 
@@ -119,8 +119,8 @@ def test_an_ihave_flood_makes_us_ask_for_so_much_a_heartbeat_and_then_for_nothin
         assert table_sizes(node.tables)["promises"] <= params.score.promises_max
     assert asked[0] > 0
     assert sum(count > 0 for count in asked[5:]) <= 5, "broken promises: now and then, once decayed"
-    assert level(node, FLOODER) is not Level.GOOD
-    assert all(level(node, peer) is Level.GOOD for peer in node.mesh_peers(TOPIC))
+    assert level(node, FLOODER) is not ScoreLevel.GOOD
+    assert all(level(node, peer) is ScoreLevel.GOOD for peer in node.mesh_peers(TOPIC))
 
 
 @settings(max_examples=20, deadline=None)
@@ -145,8 +145,8 @@ def test_an_iwant_flood_is_served_each_message_so_often_and_so_many_bytes(rpcs, 
 
 def test_strangers_that_ask_for_everything_share_what_is_served_and_those_with_standing_do_not():
     params = Params(iwant_reply_bytes_max=100_000, iwant_stranger_bytes_max=100_000)
-    proven = HONEST[0].peer_id
-    node = joined_router(0, params, proven=lambda: {proven})
+    trusted = HONEST[0].peer_id
+    node = joined_router(0, params, trusted=lambda: {trusted})
     enter(node, STRANGERS + HONEST, 0)
     published = [node.handle(Publish(TOPIC, bytes(5000)), number) for number in range(30)]
     encoded = [rpc_of(effects[0]).publish[0] for effects in published]
@@ -165,7 +165,7 @@ def test_strangers_that_ask_for_everything_share_what_is_served_and_those_with_s
     node.handle(Heartbeat(), 42)
     for each in STRANGERS:
         assert 20_000 <= served(each.peer_id, 42.1) <= 20_000 + slack
-    assert served(proven, 42.2) >= 100_000
+    assert served(trusted, 42.2) >= 100_000
     node.handle(Heartbeat(), 43)
     node.handle(Heartbeat(), 44)
     assert served(FLOODER, 44.1) >= 100_000
@@ -173,8 +173,8 @@ def test_strangers_that_ask_for_everything_share_what_is_served_and_those_with_s
 
 def test_strangers_that_offer_what_nobody_has_share_what_is_asked_for():
     params = Params(ihave_ids_max=300, asked_stranger_ids_max=100)
-    proven = HONEST[0].peer_id
-    node = joined_router(0, params, proven=lambda: {proven})
+    trusted = HONEST[0].peer_id
+    node = joined_router(0, params, trusted=lambda: {trusted})
     enter(node, STRANGERS + HONEST, 0)
     first = itertools.count(step=1000)
 
@@ -191,7 +191,7 @@ def test_strangers_that_offer_what_nobody_has_share_what_is_asked_for():
     node.handle(Heartbeat(), 3)
     for each in STRANGERS:
         assert asked(each.peer_id, 3.1) == 100 // len(STRANGERS)
-    assert asked(proven, 3.2) == 200
+    assert asked(trusted, 3.2) == 200
     node.handle(Heartbeat(), 4)
     node.handle(Heartbeat(), 5)
     assert asked(FLOODER, 5.1) == 100
@@ -227,8 +227,8 @@ def test_a_flood_of_rpcs_that_take_long_to_read_is_soon_not_read(rpc):
         found += blames(node.handle(flood, 1.5))
     assert set(found) == {"rpc-flood"}
     assert len(found) <= 8, "of 100: those after them are not decoded"
-    assert level(node, FLOODER) is Level.GRAYLISTED
-    assert all(level(node, peer) is Level.GOOD for peer in node.mesh_peers(TOPIC))
+    assert level(node, FLOODER) is ScoreLevel.GRAYLISTED
+    assert all(level(node, peer) is ScoreLevel.GOOD for peer in node.mesh_peers(TOPIC))
 
 
 def test_a_flood_of_empty_rpcs_is_soon_not_read():
@@ -256,7 +256,7 @@ def test_who_asks_for_all_that_it_was_offered_in_each_heartbeat_is_heeded():
         faults += blames(node.handle(received(FLOODER, ENTER), beat))
         assert faults == []
         node.handle(Heartbeat(), beat + 0.5)
-    assert level(node, FLOODER) is Level.GOOD
+    assert level(node, FLOODER) is ScoreLevel.GOOD
 
 
 @pytest.mark.parametrize("author", [STRANGERS[0], identity(77)], ids=["its own", "another's"])
@@ -286,7 +286,7 @@ def test_a_flood_of_bad_signatures_is_verified_a_few_times_and_then_not_read(aut
     assert set(found) == {"message-signature"}
     assert len(verified) == len(found)
     assert len(found) <= 20, "of 499"
-    assert level(node, FLOODER) is Level.GRAYLISTED
+    assert level(node, FLOODER) is ScoreLevel.GRAYLISTED
     assert node.mesh_peers(TOPIC) != []
 
 

@@ -7,8 +7,8 @@ import pytest
 from protocol.core.faults import Fault
 from protocol.core.types import PeerId, ValidationResult
 from protocol.gossipsub.events import Heartbeat, PeerDisconnected, Validated
-from protocol.gossipsub.forwarding import LANE_BYTES, LANE_WAITING_BYTES_MAX, NewcomerLane
-from protocol.gossipsub.message import Message, decode_message
+from protocol.gossipsub.forwarding import LANE_BYTES, LANE_WAITING_BYTES_MAX, UntrustedForwardQueue
+from protocol.gossipsub.message import GossipMessage, decode_message
 from protocol.gossipsub.router import Router
 from protocol.gossipsub.rpc import IHave, Prune, Rpc
 from tests.protocol.gossipsub.nodes import PEERS, TOPIC, joined_router, received, sends, signed
@@ -30,7 +30,7 @@ def accept(node: Router, sender: PeerId, *messages: bytes) -> None:
         node.handle(Validated(decoded(encoded).message_id, ValidationResult.ACCEPT), 1)
 
 
-def decoded(encoded: bytes) -> Message:
+def decoded(encoded: bytes) -> GossipMessage:
     message = decode_message(encoded)
     assert not isinstance(message, Fault)
     return message
@@ -115,7 +115,7 @@ def test_what_newcomers_say_is_not_advertised():
 
 
 def test_only_so_much_waits_for_a_peer_and_the_oldest_leaves():
-    lane, one = NewcomerLane(), decoded(signed(NEWCOMERS[0], b"word", 1))
+    lane, one = UntrustedForwardQueue(), decoded(signed(NEWCOMERS[0], b"word", 1))
     room = LANE_WAITING_BYTES_MAX // LANE_BYTES
     says = [
         replace(one, source=bytes([number]), encoded=bytes([number]) * LANE_BYTES)

@@ -37,12 +37,12 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.scores = Scores(PARAMS.score)
-        self.proven = frozenset[PeerId]()
+        self.trusted = frozenset[PeerId]()
         self.chosen = dict[PeerId, None]()
         self.subscribers = {"one": dict.fromkeys(PEERS[:6]), "two": dict.fromkeys(PEERS[3:])}
         for peer in PEERS:
             self.scores.connect(peer, 0.0)
-        self.mesh = Mesh(PARAMS, Rng(b"mesh"), self.scores, self.chosen.keys, lambda: self.proven)
+        self.mesh = Mesh(PARAMS, Rng(b"mesh"), self.scores, self.chosen.keys, lambda: self.trusted)
         self.said: list[object] = []
 
     def heartbeat(self) -> None:
@@ -54,7 +54,7 @@ class World:
     def do(self, step) -> None:
         match step:
             case "proven", some:
-                self.proven = some
+                self.trusted = some
             case "chosen", peer:  # the same view changes
                 if self.chosen.pop(peer, peer) is not None:
                     self.chosen[peer] = None

@@ -8,7 +8,7 @@ from protocol.core.crypto import Identity, verify
 from protocol.core.faults import Fault, FaultCode
 from protocol.gossipsub.message import (
     MESSAGE_ID_BYTES,
-    Message,
+    GossipMessage,
     decode_message,
     encode_message,
     sign_message,
@@ -57,7 +57,7 @@ def test_another_author_does_not_verify():
 
 @given(st.binary(max_size=200))
 def test_random_bytes_never_raise(data):
-    assert isinstance(decode_message(data), Message | Fault)
+    assert isinstance(decode_message(data), GossipMessage | Fault)
 
 
 def _canonical_parts() -> list[bytes]:

@@ -13,7 +13,7 @@ from protocol.gossipsub.message_cache import MessageCache, SeenCache
 from protocol.gossipsub.params import Params, ScoreParams
 from protocol.gossipsub.peer_score import Scores
 from protocol.gossipsub.rpc import RPC_BYTES_MAX, Deframer, frame
-from protocol.gossipsub.send_queue import Outbox
+from protocol.gossipsub.send_queue import SendQueue
 
 PEER = PeerId("peer")
 
@@ -83,7 +83,7 @@ def test_the_message_cache_is_bounded_in_bytes():
     )
 )
 def test_outbox_loses_nothing_it_does_not_count_and_keeps_its_limits(steps):
-    outbox = Outbox(frames_max=8, bytes_max=100)
+    outbox = SendQueue(frames_max=8, bytes_max=100)
     pushed = dropped = taken = 0
     for step in steps:
         if isinstance(step, tuple):
@@ -102,7 +102,7 @@ def test_outbox_loses_nothing_it_does_not_count_and_keeps_its_limits(steps):
 
 
 def test_outbox_drops_ihave_first_and_the_oldest_of_a_class():
-    outbox = Outbox(frames_max=3, bytes_max=1000)
+    outbox = SendQueue(frames_max=3, bytes_max=1000)
     for data, priority in [
         (b"i", Priority.IHAVE),
         (b"1", Priority.RELAY),
@@ -116,7 +116,10 @@ def test_outbox_drops_ihave_first_and_the_oldest_of_a_class():
 
 
 def test_outbox_is_crowded_from_half_of_either_limit_on():
-    by_count, by_size = Outbox(frames_max=4, bytes_max=100), Outbox(frames_max=4, bytes_max=100)
+    by_count, by_size = (
+        SendQueue(frames_max=4, bytes_max=100),
+        SendQueue(frames_max=4, bytes_max=100),
+    )
     by_count.push(b"", Priority.RELAY)
     by_size.push(bytes(49), Priority.RELAY)
     assert not by_count.crowded
@@ -177,12 +180,12 @@ def test_params_check_their_relations(wrong):
         Params(**wrong)
 
 
-def mesh_of(params=None, seed=b"", opinions=None, chosen=(), proven=()):
+def mesh_of(params=None, seed=b"", opinions=None, chosen=(), trusted=()):
     scores = Scores(ScoreParams(), lambda: opinions or {})
     for peer in opinions or {}:
         scores.connect(peer, now=0)
     return Mesh(
-        params or Params(), Rng(seed), scores, lambda: frozenset(chosen), lambda: frozenset(proven)
+        params or Params(), Rng(seed), scores, lambda: frozenset(chosen), lambda: frozenset(trusted)
     )
 
 
@@ -235,17 +238,17 @@ def test_two_with_standing_are_in_a_mesh_however_many_strangers_are_there(seed, 
     """Strangers graft first, and with ``best`` they have the best scores and we chose them."""
     params = Params()
     strangers = [PeerId(f"stranger {number}") for number in range(40)]
-    proven = [PeerId(f"proven {number}") for number in range(count)]
+    trusted = [PeerId(f"proven {number}") for number in range(count)]
     mesh = mesh_of(
-        params, seed, dict.fromkeys(strangers, 9.0 * best), strangers if best else (), proven
+        params, seed, dict.fromkeys(strangers, 9.0 * best), strangers if best else (), trusted
     )
     mesh.join("t", strangers, now=0)
-    assert not set(mesh.members("t")) & set(proven)
+    assert not set(mesh.members("t")) & set(trusted)
     for now in range(1, 4):
         for peer in strangers[10 * now :][:10]:
             mesh.grafted_by("t", peer, now=now)
-        mesh.maintain_all(lambda _topic: [*strangers, *proven], now=now)
-        there = set(mesh.members("t")) & set(proven)
+        mesh.maintain_all(lambda _topic: [*strangers, *trusted], now=now)
+        there = set(mesh.members("t")) & set(trusted)
         assert len(there) == min(count, params.mesh_standing)
 
 
@@ -254,18 +257,18 @@ def asked_at(params, seconds, leave_it_out):
 
     They prune it in each second of which ``leave_it_out`` says so.
     """
-    proven = [PeerId(f"proven {number}") for number in range(9)]
-    peers = [PeerId(str(number)) for number in range(20)] + proven
-    mesh = mesh_of(params, proven=proven)
+    trusted = [PeerId(f"proven {number}") for number in range(9)]
+    peers = [PeerId(str(number)) for number in range(20)] + trusted
+    mesh = mesh_of(params, trusted=trusted)
     mesh.join("t", peers[: params.mesh_size], now=0)
     asked = []
     for now in range(1, seconds):
         grafts, _ = mesh.maintain_all(lambda _topic: peers, now=now)
-        some = grafts.keys() & set(proven)
+        some = grafts.keys() & set(trusted)
         if some:
             assert len(some) == params.mesh_standing
             asked.append(now)
-        for peer in set(mesh.members("t")) & set(proven) if leave_it_out(now) else ():
+        for peer in set(mesh.members("t")) & set(trusted) if leave_it_out(now) else ():
             mesh.pruned_by("t", peer, 0, now=now)
     return asked
 
@@ -285,11 +288,11 @@ def test_who_loses_those_with_standing_that_it_had_for_long_does_not_wait_longer
 
 def test_with_standing_one_comes_into_a_full_mesh_that_has_too_few_of_them():
     params = Params()
-    proven = [PeerId(f"proven {number}") for number in range(3)]
-    mesh = mesh_of(params, proven=proven)
+    trusted = [PeerId(f"proven {number}") for number in range(3)]
+    mesh = mesh_of(params, trusted=trusted)
     mesh.join("t", [], now=0)
     for number in range(params.mesh_high):
         assert mesh.grafted_by("t", PeerId(str(number)), now=0) is GraftAnswer.ACCEPT
     assert mesh.grafted_by("t", PeerId("late"), now=0) is GraftAnswer.REFUSE
-    answers = [mesh.grafted_by("t", peer, now=0) for peer in proven]
+    answers = [mesh.grafted_by("t", peer, now=0) for peer in trusted]
     assert answers == [GraftAnswer.ACCEPT, GraftAnswer.ACCEPT, GraftAnswer.REFUSE]

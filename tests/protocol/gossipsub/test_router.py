@@ -128,7 +128,7 @@ def test_publishing_floods_to_subscribers_whether_we_subscribe_or_not():
 
 
 def test_who_is_proven_is_sent_our_own_messages_before_strangers_take_the_line():
-    node = Router(SELF, Params(), Rng(b""), proven=lambda: {B, C})
+    node = Router(SELF, Params(), Rng(b""), trusted=lambda: {B, C})
     for peer in (A, B, C):
         node.handle(PeerConnected(peer), 0)
         node.handle(received(peer, ENTER), 0)
@@ -146,8 +146,8 @@ def test_of_many_subscribers_the_mesh_and_the_proven_get_our_messages():
         flood_peers_max=3,
     )
     everybody = [each.peer_id for each in PEERS[:20]]
-    for proven in everybody:
-        node = Router(SELF, params, Rng(b""), proven=lambda one=proven: {one})
+    for trusted in everybody:
+        node = Router(SELF, params, Rng(b""), trusted=lambda one=trusted: {one})
         node.handle(Subscribe(TOPIC), 0)
         for peer in everybody:
             node.handle(PeerConnected(peer), 0)
@@ -155,7 +155,7 @@ def test_of_many_subscribers_the_mesh_and_the_proven_get_our_messages():
         node.handle(Heartbeat(), 1)
         got = [peer for peer, _ in sends(node.handle(Publish(TOPIC, b"data"), 5))]
         assert len(set(got)) == 3
-        assert got[0] == proven
+        assert got[0] == trusted
         assert set(node.mesh_peers(TOPIC)) <= set(got)
 
 

@@ -10,7 +10,7 @@ from protocol.core.containers import DecayingSum
 from protocol.core.types import ValidationResult
 from protocol.ledger import reputation
 from protocol.ledger.commits import CommitState
-from protocol.ledger.worker_stats import EARNED_MAX, HALF_LIFE_EPOCHS, Counts
+from protocol.ledger.worker_stats import EARNED_MAX, HALF_LIFE_EPOCHS, WorkerStats
 from tests.worlds.messages import World, found, identity, run_manifest
 
 ACCEPT, IGNORE = ValidationResult.ACCEPT, ValidationResult.IGNORE
@@ -59,7 +59,7 @@ def test_who_has_standing_is_not_held_up_by_strangers(monkeypatch):
 def test_a_flood_that_there_is_no_room_for_is_not_counted_again_and_again(full, monkeypatch):
     asked = []
 
-    def counted(worker, manifest, ledger, honest=reputation.has_standing):
+    def counted(worker, manifest, ledger, honest=reputation.has_reputation):
         asked.append(worker)
         return honest(worker, manifest, ledger)
 
@@ -87,7 +87,7 @@ def test_what_others_have_certified_is_taken_however_full_it_is(full):
 def with_work(certified=0, expired=0, rejected=0, epoch=0):
     """Return the ledger of a replica in which a worker has done so much, all in one epoch."""
     here, worker = WORLD.replica(), WORLD.workers[0].peer_id
-    counts = here.ledger.workers[worker] = Counts()
+    counts = here.ledger.workers[worker] = WorkerStats()
     commit = SimpleNamespace(message=SimpleNamespace(tokens=1))
     entry = SimpleNamespace(commit=commit, epoch=epoch, reason="")
     work = {
@@ -103,7 +103,7 @@ def with_work(certified=0, expired=0, rejected=0, epoch=0):
 
 def has(ledger, worker, epoch=0):
     ledger.epoch = epoch
-    return reputation.has_standing(worker, WORLD.manifest, ledger)
+    return reputation.has_reputation(worker, WORLD.manifest, ledger)
 
 
 def test_one_certified_rollout_gives_standing_for_a_half_life():

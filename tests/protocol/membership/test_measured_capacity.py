@@ -4,7 +4,7 @@ import pytest
 
 from protocol.core.crypto import public_key_from_peer_id
 from protocol.core.types import RATE_CLASS_MAX, PeerId, rate_class, rate_of_class
-from protocol.ledger.reputation import has_standing
+from protocol.ledger.reputation import has_reputation
 from protocol.membership.measured_capacity import UNWITNESSED_SHARE, forest_members
 from protocol.membership.roster import Member
 from protocol.messages import NodeRecord, Signed
@@ -27,7 +27,7 @@ class Swarm:
         self.world = world
         self.genesis = [*world.validators, *world.trainers]
         self.workers = [identity(f"capable {n}") for n in range(workers)]
-        self.proven = {one.peer_id for one in (*self.genesis, *self.workers)}
+        self.trusted = {one.peer_id for one in (*self.genesis, *self.workers)}
         self.said: dict[PeerId, dict[PeerId, int]] = {}
         self.on_probation: set[PeerId] = set()
         self.own: dict[PeerId, dict] = {}
@@ -41,7 +41,7 @@ class Swarm:
             Member(self.record(one), 0.0, math.inf)
             for one in (*self.genesis, *self.workers, *strangers)
         ]
-        found = forest_members(live, self.world.manifest, self.proven.__contains__, self.counts)
+        found = forest_members(live, self.world.manifest, self.trusted.__contains__, self.counts)
         assert [member.peer for member in found] == [member.peer for member in live]
         return {member.peer: member for member in found}
 
@@ -87,7 +87,7 @@ def test_words_of_keys_without_standing_and_of_itself_count_for_nothing(world):
     swarm.say(swarm.workers[:1], swarm.workers[0], RATE_CLASS_MAX)
     members = swarm.members(*strangers)
     assert not members[subject.peer_id].reachable
-    assert not members[subject.peer_id].proven
+    assert not members[subject.peer_id].trusted
     assert not members[swarm.workers[0].peer_id].reachable
 
 
@@ -136,19 +136,19 @@ def test_a_quarter_of_liars_moves_no_rate_up_and_fewer_than_three_none_down(worl
 def test_standing_is_of_the_genesis_or_of_certified_work(world):
     replica = world.replica()
     worker = world.workers[0]
-    has = has_standing(worker.peer_id, world.manifest, replica.ledger)
+    has = has_reputation(worker.peer_id, world.manifest, replica.ledger)
     assert not has
-    assert has_standing(world.validators[0].peer_id, world.manifest, replica.ledger)
-    assert has_standing(world.trainers[0].peer_id, world.manifest, replica.ledger)
+    assert has_reputation(world.validators[0].peer_id, world.manifest, replica.ledger)
+    assert has_reputation(world.trainers[0].peer_id, world.manifest, replica.ledger)
     commit = world.commit(worker)
     replica.receive(commit.envelope, world.at(0))
-    assert not has_standing(worker.peer_id, world.manifest, replica.ledger), "a promise is free"
+    assert not has_reputation(worker.peer_id, world.manifest, replica.ledger), "a promise is free"
     replica.receive(world.certificate(commit).envelope, world.at(2))
-    assert has_standing(worker.peer_id, world.manifest, replica.ledger)
+    assert has_reputation(worker.peer_id, world.manifest, replica.ledger)
     lied = world.chain(worker, 2)[1]
     replica.receive(lied.envelope, world.at(0))
     replica.receive(world.certificate(lied, accepted=False, escalated=True).envelope, world.at(2))
-    assert not has_standing(worker.peer_id, world.manifest, replica.ledger)
+    assert not has_reputation(worker.peer_id, world.manifest, replica.ledger)
 
 
 def test_rates_fall_into_classes_and_back():

@@ -1,7 +1,7 @@
 import pytest
 
-from protocol.consensus.electorate import ViewElectorate
-from protocol.consensus.equivocation import Equivocators
+from protocol.consensus.electorate import LocalElectorate
+from protocol.consensus.equivocation import EquivocationTracker
 from protocol.core.crypto import verify
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Role
@@ -23,7 +23,7 @@ def roster(*records, now=None):
 
 
 def electorate_of(known, manifest=WORLD.manifest):
-    return ViewElectorate(manifest, known, Equivocators(manifest, verify))
+    return LocalElectorate(manifest, known, EquivocationTracker(manifest, verify))
 
 
 def peers(members):

@@ -41,7 +41,7 @@ def synchronise(target, *messages, now=NOW):
 
 
 def learns(target, *messages) -> bool:
-    """Tell whether messages slash the worker, also after the next tidying and a restart."""
+    """Return whether messages slash the worker, also after the next tidying and a restart."""
     synchronise(target, *messages)
     slashed = target.ledger.slashed(WORKER.peer_id)
     target.advance(NOW)

@@ -55,7 +55,7 @@ def opened(envelope: bytes) -> tuple[str, dict]:
 
 @cache
 def is_proven(commit, certificate) -> bool:
-    """Tell whether a certificate shows that enough of the right committee said the same."""
+    """Return whether a certificate shows that enough of the right committee said the same."""
     _, shown = opened(certificate.envelope)
     epoch = commit.message.epoch + 1
     beacon = blake3(b"prime-node/beacon" + WORLD.run_id + epoch.to_bytes(8, "big")).digest()

@@ -9,7 +9,7 @@ from protocol.core.crypto import digest
 from protocol.rollout.audit import (
     ACCEPTED,
     HISTORY_ROLLOUTS_MIN,
-    LIES,
+    SLASHABLE_REASONS,
     Past,
     audited,
     check_claims,
@@ -160,7 +160,13 @@ def test_one_bad_sequence_is_found_wherever_it_stands(bad, reason, place):
 
 
 def test_only_what_cannot_be_an_accident_is_a_lie():
-    assert {"format", "termination", "computation", "history", "reward-history"} == LIES
+    assert {
+        "format",
+        "termination",
+        "computation",
+        "history",
+        "reward-history",
+    } == SLASHABLE_REASONS
     assert decided(of()).reason == ACCEPTED
 
 

@@ -16,7 +16,7 @@ from protocol.rollout.body import (
     reward_min,
     reward_of,
 )
-from protocol.toploc.layout import Layout, Variant
+from protocol.toploc.layout import ProofLayout, Variant
 from tests.worlds.messages import run_manifest
 
 MANIFEST = run_manifest()
@@ -173,6 +173,6 @@ def test_the_largest_honest_body_fits(precision, top_k, chunk_tokens, tokens_max
         toploc={"precision": precision, "top_k": top_k, "chunk_tokens": chunk_tokens},
     )
     chunks = -(-tokens_max // chunk_tokens)
-    proofs = (bytes(Layout(Variant(precision), chunk_tokens, top_k).proof_bytes),) * chunks
+    proofs = (bytes(ProofLayout(Variant(precision), chunk_tokens, top_k).proof_bytes),) * chunks
     sequence = RolloutSequence((1,) * tokens_max, (-1.0,) * tokens_max, REWARD_SCALE, proofs)
     assert len(encode_body([sequence] * 4)) <= body_bytes_max(manifest)

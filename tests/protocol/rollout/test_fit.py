@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.rollout.audit import LIES, Past, decide
+from protocol.rollout.audit import SLASHABLE_REASONS, Past, decide
 from protocol.rollout.fit import IMPROBABLE, Decided, Fit, Misfit, WorkerFit, fit_of
 from protocol.rollout.statistics import (
     STATISTICS,
@@ -61,7 +61,7 @@ def test_a_direction_is_a_limit_that_half_of_the_rollouts_exceed(reason):
 
 def test_one_rollout_says_nothing_of_a_worker_nor_do_the_rollouts_of_a_liar():
     assert of(new=rollouts("statistics", sampling_gap=1.0)) == {}
-    for lie in sorted(LIES - IMPROBABLE):
+    for lie in sorted(SLASHABLE_REASONS - IMPROBABLE):
         assert of(liar=rollouts("accepted", "accepted", lie)) == {}
     assert of(odd=rollouts("accepted", "accepted", "a reason that nobody knows")) == {}
 
@@ -148,7 +148,7 @@ def test_engines_under_their_own_thresholds_fit():
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_thresholds_of_another_model_reject_everybody_end_nobody_and_are_told(thresholds, workers):
     found = Judged(under(thresholds), workers).judge(8)
-    assert found.reasons.isdisjoint(LIES | {"accepted"})
+    assert found.reasons.isdisjoint(SLASHABLE_REASONS | {"accepted"})
     misfits = fit_of(found.manifest.toploc, found.decided).misfits
     most = [(one.workers, one.of) for one in misfits[:1]]
     assert most == ([(workers, workers)] if workers > 1 else [])

@@ -237,7 +237,7 @@ def test_helpers_are_drawn_by_what_they_can_and_each_has_others() -> None:
     )
     drawn: list[PeerId] = []
     for n in range(110):
-        mine = forest.helpers(members, ROOT, VERSION, PeerId(f"p{n}"), 4)
+        mine = forest.extra_sources(members, ROOT, VERSION, PeerId(f"p{n}"), 4)
         assert len(set(mine)) == len(mine) <= forest.HELPERS_MAX
         assert f"p{n}" not in mine
         drawn += mine
@@ -245,7 +245,7 @@ def test_helpers_are_drawn_by_what_they_can_and_each_has_others() -> None:
     assert 0.65 < share < 0.85, "three quarters of what all can upload"
     assert len(set(drawn)) > 50, "and the others are asked too"
     assert all(int(peer[1:]) >= 100 or int(peer[1:]) % 2 == 0 for peer in drawn)
-    assert forest.helpers(roster(5, unreachable=5), ROOT, VERSION, PeerId("p1"), 4) == []
+    assert forest.extra_sources(roster(5, unreachable=5), ROOT, VERSION, PeerId("p1"), 4) == []
 
 
 @pytest.mark.parametrize("sybils", [50, 200, 1000])
@@ -254,7 +254,7 @@ def test_new_keys_get_the_places_of_newcomers_at_most(sybils: int, *, admitted: 
     """They claim 2^53 B/s; ``admitted``: witnesses found them, as they find every relay."""
     honest = roster(200, capacity=50_000_000)
     evil = [
-        ForestMember(PeerId(f"evil{n}"), 2**53, reachable=admitted, proven=False)
+        ForestMember(PeerId(f"evil{n}"), 2**53, reachable=admitted, trusted=False)
         for n in range(sybils)
     ]
     names = {member.peer for member in evil}
@@ -262,7 +262,7 @@ def test_new_keys_get_the_places_of_newcomers_at_most(sybils: int, *, admitted: 
     fed, cut_off, asked, helping, helped = 0, 0, 0, 0, 0
     for version in (VERSION, crypto.digest(b"next version")):
         for member in honest[:60]:
-            helpers = forest.helpers(members, ROOT, version, member.peer, 4)
+            helpers = forest.extra_sources(members, ROOT, version, member.peer, 4)
             helping += len(names.intersection(helpers))
             helped += len(helpers)
         for stripe in range(4):

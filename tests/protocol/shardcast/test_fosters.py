@@ -5,7 +5,7 @@ import pytest
 from protocol.core import crypto
 from protocol.core.types import PeerId
 from protocol.shardcast import forest
-from protocol.shardcast.forest import ForestMember, foster, with_foster
+from protocol.shardcast.forest import ForestMember, failover_parent, with_failover
 
 ROOT = PeerId("root")
 VERSION = crypto.digest(b"version")
@@ -33,7 +33,7 @@ def test_orphans_go_to_those_who_fed_their_parent_and_seldom_to_the_same(
     for stripe in range(stripes):
         taken: dict[tuple[PeerId, PeerId], int] = {}
         for child, parent in parents[stripe].items():
-            found = foster(members, ROOT, VERSION, stripe, child, stripes, stripes)
+            found = failover_parent(members, ROOT, VERSION, stripe, child, stripes, stripes)
             if parent == ROOT or found is None:
                 assert parent == ROOT, "somebody feeds it in another stripe"
                 continue
@@ -51,7 +51,7 @@ def test_orphans_go_to_those_who_fed_their_parent_and_seldom_to_the_same(
 
 def test_the_foster_parent_comes_after_the_parent_and_once() -> None:
     a, b, c = PeerId("a"), PeerId("b"), PeerId("c")
-    assert with_foster([a, b, ROOT], c) == [a, c, b, ROOT]
-    assert with_foster([a, b, ROOT], ROOT) == [a, ROOT, b]
-    assert with_foster([a, b], None) == [a, b]
-    assert with_foster([], a) == []
+    assert with_failover([a, b, ROOT], c) == [a, c, b, ROOT]
+    assert with_failover([a, b, ROOT], ROOT) == [a, ROOT, b]
+    assert with_failover([a, b], None) == [a, b]
+    assert with_failover([], a) == []

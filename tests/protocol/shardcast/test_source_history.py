@@ -7,7 +7,7 @@ from protocol.shardcast.source_history import (
     DOUBT_VERSIONS_MAX,
     DOUBTED_MIN,
     STRANGER_BEGIN_SECONDS_MIN,
-    SourceHistory,
+    SourceReputation,
 )
 
 A, B, C, D, ROOT = (PeerId(name) for name in ("a", "b", "c", "d", "root"))
@@ -27,12 +27,12 @@ def lasts(experience, peer):
 
 
 def test_strangers_are_asked_as_the_forest_says():
-    assert SourceHistory().ordered([C, A, ROOT, B]) == (C, A, ROOT, B)
+    assert SourceReputation().ordered([C, A, ROOT, B]) == (C, A, ROOT, B)
 
 
 @pytest.mark.parametrize("failure", ["late", "bad"])
 def test_who_failed_us_is_asked_after_the_root_for_a_while(failure):
-    experience = SourceHistory()
+    experience = SourceReputation()
     end(experience, **{failure: [A]})
     assert experience.ordered([A, B, C, ROOT]) == (B, C, ROOT, A)
     assert lasts(experience, A) == DOUBT_VERSIONS
@@ -40,20 +40,20 @@ def test_who_failed_us_is_asked_after_the_root_for_a_while(failure):
 
 
 def test_who_delivers_is_trusted_again():
-    experience = SourceHistory()
+    experience = SourceReputation()
     end(experience, late=[A, B])
     end(experience, delivered=[A])
     assert experience.ordered([A, B, ROOT]) == (A, ROOT, B)
 
 
 def test_bad_bytes_outweigh_good_ones_of_the_same_transfer():
-    experience = SourceHistory()
+    experience = SourceReputation()
     end(experience, bad=[A], delivered=[A, B])
     assert experience.is_doubted(A)
 
 
 def test_a_doubt_that_proves_right_lasts_twice_as_long():
-    experience = SourceHistory()
+    experience = SourceReputation()
     lengths = []
     for _ in range(7):
         end(experience, late=[A])
@@ -66,7 +66,7 @@ def test_a_doubt_that_proves_right_lasts_twice_as_long():
 
 
 def test_who_fails_while_it_is_doubted_is_doubted_from_then_on_and_no_longer():
-    experience = SourceHistory()
+    experience = SourceReputation()
     end(experience, late=[A])
     end(experience)
     end(experience, late=[A])
@@ -74,7 +74,7 @@ def test_who_fails_while_it_is_doubted_is_doubted_from_then_on_and_no_longer():
 
 
 def test_when_many_are_late_or_the_root_is_nobody_is_blamed():
-    experience = SourceHistory()
+    experience = SourceReputation()
     end(experience, late=[A, B, C])
     end(experience, late=[A, ROOT])
     assert experience.ordered([A, B, C, ROOT]) == (A, B, C, ROOT)
@@ -84,14 +84,14 @@ def test_when_many_are_late_or_the_root_is_nobody_is_blamed():
 
 @pytest.mark.parametrize(("members", "doubted"), [(5, DOUBTED_MIN), (1000, 125)])
 def test_a_share_of_the_members_is_doubted_the_latest_of_them(members, doubted):
-    experience = SourceHistory()
+    experience = SourceReputation()
     peers = [PeerId(f"p{number}") for number in range(200)]
     end(experience, bad=peers, members=members)
     assert [peer for peer in peers if experience.is_doubted(peer)] == peers[-doubted:]
 
 
 def test_a_source_has_as_long_to_begin_as_others_took():
-    experience = SourceHistory()
+    experience = SourceReputation()
     assert experience.begin_seconds(15.0) == 15.0
     for _ in range(50):
         experience.begun(0.3)
@@ -106,7 +106,7 @@ def test_a_source_has_as_long_to_begin_as_others_took():
 
 
 def test_a_source_without_standing_has_as_long_as_others_usually_took():
-    experience = SourceHistory()
+    experience = SourceReputation()
     assert experience.stranger_begin_seconds(15.0) == BEGIN_SECONDS_MIN
     assert experience.stranger_begin_seconds(3.0) == 3.0
     for _ in range(50):

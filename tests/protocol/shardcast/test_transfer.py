@@ -10,16 +10,16 @@ from protocol.core.types import Digest, PeerId
 from protocol.shardcast.events import (
     Ask,
     BadSource,
-    Cancel,
+    CancelRequest,
     CandidatesChanged,
-    ChunkBad,
-    ChunkGood,
-    Done,
+    ChunkCorrupt,
+    ChunkVerified,
     Effect,
-    Late,
     Refusal,
     RequestFailed,
+    SourceLate,
     Tick,
+    TransferDone,
     TransferLimits,
 )
 from protocol.shardcast.index import Shard, ShardIndex
@@ -58,7 +58,7 @@ def asks(effects: Sequence[Effect]) -> list[Ask]:
 def deliver(transfer: Transfer, ask: Ask, now: float) -> list[Effect]:
     effects: list[Effect] = []
     for chunk in range(ask.first, ask.first + ask.count):
-        effects += transfer.handle(ChunkGood(ask.request, ask.shard, chunk), now)
+        effects += transfer.handle(ChunkVerified(ask.request, ask.shard, chunk), now)
     return effects
 
 
@@ -82,13 +82,13 @@ def test_a_transfer_ends_with_done_and_then_says_nothing() -> None:
     while pending:
         last = deliver(transfer, pending.pop(0), 1.0)
         pending += asks(last)
-    assert last[-1] == Done()
+    assert last[-1] == TransferDone()
     assert transfer.bytes_missing == 0
     assert transfer.handle(Tick(), 2.0) == []
 
 
 def test_nothing_missing_is_done_at_once_and_what_is_here_is_not_asked_for() -> None:
-    assert start([[A]], missing=[[], [], [], []]).handle(Tick(), 0.0) == [Done()]
+    assert start([[A]], missing=[[], [], [], []]).handle(Tick(), 0.0) == [TransferDone()]
     transfer = start([[A]], missing=[[], [1, 3], [], []])
     assert transfer.bytes_missing == 20
     taken = [(ask.shard, ask.first, ask.count) for ask in asks(transfer.handle(Tick(), 0.0))]
@@ -135,21 +135,21 @@ def test_a_late_parent_is_cancelled_and_the_wait_doubles_while_nothing_comes() -
     (ask,) = asks(transfer.handle(Tick(), 0.0))
     assert transfer.handle(Tick(), 14.9) == []
     effects = transfer.handle(Tick(), 15.0)
-    assert effects[0] == Cancel(ask.request)
+    assert effects[0] == CancelRequest(ask.request)
     (second,) = asks(effects)
     assert second.peer == B
     assert transfer.handle(Tick(), 44.9) == []
-    assert transfer.handle(Tick(), 45.0)[0] == Cancel(second.request)
+    assert transfer.handle(Tick(), 45.0)[0] == CancelRequest(second.request)
 
 
 def test_who_is_late_is_told_unless_it_has_delivered_in_this_transfer() -> None:
     transfer = start([[A], [B]], shards=2)
     one, _, other, _ = asks(transfer.handle(Tick(), 0.0))
-    transfer.handle(ChunkGood(one.request, one.shard, 0), 0.1)
+    transfer.handle(ChunkVerified(one.request, one.shard, 0), 0.1)
     effects = [effect for now in range(1, 16) for effect in transfer.handle(Tick(), float(now))]
-    assert Cancel(one.request) in effects
-    assert Cancel(other.request) in effects
-    late = [effect.peer for effect in effects if isinstance(effect, Late)]
+    assert CancelRequest(one.request) in effects
+    assert CancelRequest(other.request) in effects
+    late = [effect.peer for effect in effects if isinstance(effect, SourceLate)]
     assert set(late) == {B}
 
 
@@ -159,11 +159,11 @@ def test_a_stranger_is_late_sooner_until_it_has_delivered() -> None:
     late = TransferLimits().late_seconds_stranger
     assert not transfer.handle(Tick(), late - 0.1)
     given_up = transfer.handle(Tick(), late)
-    assert [effect.peer for effect in given_up if isinstance(effect, Late)] == [A, A]
+    assert [effect.peer for effect in given_up if isinstance(effect, SourceLate)] == [A, A]
     assert {ask.peer for ask in asks(given_up)} == {ROOT}, "who has standing is waited for"
     transfer = start([[A, ROOT]], shards=1, strangers=frozenset({A}))
     first = asks(transfer.handle(Tick(), 0.0))
-    transfer.handle(ChunkGood(first[0].request, 0, first[0].first), late - 0.1)
+    transfer.handle(ChunkVerified(first[0].request, 0, first[0].first), late - 0.1)
     assert not asks(transfer.handle(Tick(), late)), "it has sent something"
 
 
@@ -181,20 +181,20 @@ def test_lateness_follows_the_measured_gap() -> None:
     for _ in range(30):
         now += 0.01
         queue += asks(deliver(transfer, queue.pop(0), now))
-    assert not [e for e in transfer.handle(Tick(), now + 1.9) if isinstance(e, Cancel)]
-    assert [e for e in transfer.handle(Tick(), now + 2.1) if isinstance(e, Cancel)]
+    assert not [e for e in transfer.handle(Tick(), now + 1.9) if isinstance(e, CancelRequest)]
+    assert [e for e in transfer.handle(Tick(), now + 2.1) if isinstance(e, CancelRequest)]
 
 
 def test_a_bad_chunk_names_its_sender_who_is_never_asked_again() -> None:
     transfer = start([[A, B]], shards=2)
     one, other = asks(transfer.handle(Tick(), 0.0))
-    effects = transfer.handle(ChunkBad(one.request, 1), 0.5)
+    effects = transfer.handle(ChunkCorrupt(one.request, 1), 0.5)
     (blame,) = (effect for effect in effects if isinstance(effect, BadSource))
     assert blame.peer == A
     assert (blame.fault.code, blame.fault.detail) == ("bad-chunk", "shard 0 chunk 1")
-    assert Cancel(other.request) in effects
+    assert CancelRequest(other.request) in effects
     assert [ask.peer for ask in asks(effects)] == [B, B]
-    assert transfer.handle(ChunkBad(other.request, 3), 0.6) == [], "its request is over already"
+    assert transfer.handle(ChunkCorrupt(other.request, 3), 0.6) == [], "its request is over already"
 
 
 def test_a_chunk_of_a_cancelled_request_still_counts() -> None:
@@ -202,7 +202,7 @@ def test_a_chunk_of_a_cancelled_request_still_counts() -> None:
     (ask,) = asks(transfer.handle(Tick(), 0.0))
     (second,) = asks(transfer.handle(RequestFailed(ask.request, Refusal.BROKEN), 0.1))
     assert (second.first, second.count) == (0, 4)
-    transfer.handle(ChunkGood(ask.request, 0, 0), 0.2)
+    transfer.handle(ChunkVerified(ask.request, 0, 0), 0.2)
     assert transfer.bytes_missing == 30
     (third,) = asks(transfer.handle(RequestFailed(second.request, Refusal.BROKEN), 3.0))
     assert (third.first, third.count) == (1, 3)
@@ -217,17 +217,17 @@ def test_the_tail_is_asked_of_anyone_and_the_slower_answer_is_cancelled() -> Non
     assert (hedge.peer, hedge.shard, hedge.wait) == (B, one.shard, False)
     assert transfer.handle(Tick(), 7.7) == [], "one hedge is enough"
     effects = deliver(transfer, hedge, 7.9)
-    assert effects == [Cancel(one.request), Done()]
+    assert effects == [CancelRequest(one.request), TransferDone()]
 
 
 def test_a_stripe_that_is_fed_late_is_not_judged_by_another_one() -> None:
     transfer = start([[A], [B]], shards=2, chunks=2)
     one, other = asks(transfer.handle(Tick(), 0.0))
-    transfer.handle(ChunkGood(other.request, other.shard, 0), 0.1)
-    transfer.handle(ChunkGood(other.request, other.shard, 1), 0.2)
+    transfer.handle(ChunkVerified(other.request, other.shard, 0), 0.1)
+    transfer.handle(ChunkVerified(other.request, other.shard, 1), 0.2)
     effects = [effect for now in range(1, 15) for effect in transfer.handle(Tick(), float(now))]
-    assert Cancel(one.request) not in effects
-    assert Cancel(one.request) in transfer.handle(Tick(), 15.0)
+    assert CancelRequest(one.request) not in effects
+    assert CancelRequest(one.request) in transfer.handle(Tick(), 15.0)
 
 
 def test_the_root_is_asked_in_its_turn_and_never_on_suspicion() -> None:
@@ -235,7 +235,7 @@ def test_the_root_is_asked_in_its_turn_and_never_on_suspicion() -> None:
     one, _ = asks(transfer.handle(Tick(), 0.0))
     asked = [ask.peer for now in range(1, 15) for ask in asks(transfer.handle(Tick(), float(now)))]
     assert asked == [B, A], "a hedge for each"
-    assert Cancel(one.request) in transfer.handle(Tick(), 15.0)
+    assert CancelRequest(one.request) in transfer.handle(Tick(), 15.0)
     asked = [ask.peer for now in range(16, 90) for ask in asks(transfer.handle(Tick(), float(now)))]
     assert ROOT in asked, "who stands before it was late, too"
 
@@ -245,12 +245,12 @@ def test_a_second_source_is_asked_for_the_later_half_of_what_is_slow_to_come() -
     transfer = start([[A], [B]], shards=2, chunks=4, limits=limits)
     one, other = asks(transfer.handle(Tick(), 0.0))
     deliver(transfer, other, 0.1)
-    transfer.handle(ChunkGood(one.request, one.shard, 0), 0.1)
+    transfer.handle(ChunkVerified(one.request, one.shard, 0), 0.1)
     slow_for = 0.1 + limits.late_seconds_min / 2
     (hedge,) = asks(transfer.handle(Tick(), slow_for))
     assert (hedge.peer, hedge.first, hedge.count) == (B, 2, 2)
-    assert asks(transfer.handle(ChunkGood(one.request, one.shard, 1), slow_for)) == []
-    assert deliver(transfer, hedge, slow_for + 0.1) == [Cancel(one.request), Done()]
+    assert asks(transfer.handle(ChunkVerified(one.request, one.shard, 1), slow_for)) == []
+    assert deliver(transfer, hedge, slow_for + 0.1) == [CancelRequest(one.request), TransferDone()]
 
 
 def test_a_stripe_that_has_all_its_own_helps_through_its_own_candidates_from_the_end() -> None:
@@ -332,8 +332,8 @@ def test_who_brings_an_end_fast_does_not_make_a_parent_late() -> None:
     while ask.peer == C and transfer.bytes_missing > 200:
         deliver(transfer, ask, 1.0)
         (ask,) = asks(transfer.handle(Tick(), 1.0))
-    assert not [it for it in transfer.handle(Tick(), 14.9) if isinstance(it, Late)]
-    assert Late(A) in transfer.handle(Tick(), 15.0)
+    assert not [it for it in transfer.handle(Tick(), 14.9) if isinstance(it, SourceLate)]
+    assert SourceLate(A) in transfer.handle(Tick(), 15.0)
 
 
 def test_requests_in_flight_to_one_peer_are_bounded() -> None:
@@ -357,13 +357,13 @@ def test_who_is_no_candidate_any_more_is_waited_for_briefly_and_not_held_to_be_l
     transfer.handle(CandidatesChanged(((ROOT,), (B,))), 0.5)
     assert transfer.handle(Tick(), 2.9) == []
     effects = transfer.handle(Tick(), 3.0)
-    assert effects[0] == Cancel(one.request)
+    assert effects[0] == CancelRequest(one.request)
     assert [(ask.peer, ask.shard, ask.wait) for ask in asks(effects)] == [(ROOT, 0, True)]
-    assert not [effect for effect in effects if isinstance(effect, Late)]
+    assert not [effect for effect in effects if isinstance(effect, SourceLate)]
     transfer.handle(CandidatesChanged(((A, ROOT), (B,))), 3.1)
     (again,) = asks(transfer.handle(RequestFailed(2, Refusal.BROKEN), 3.2))
     assert again.peer == A, "it was not its fault"
-    assert Cancel(other.request) not in transfer.handle(Tick(), 4.0)
+    assert CancelRequest(other.request) not in transfer.handle(Tick(), 4.0)
 
 
 def test_a_candidate_that_delivers_goes_on_when_it_is_none_any_more() -> None:
@@ -371,9 +371,9 @@ def test_a_candidate_that_delivers_goes_on_when_it_is_none_any_more() -> None:
     (ask,) = asks(transfer.handle(Tick(), 0.0))
     transfer.handle(CandidatesChanged(((B,),)), 0.5)
     for chunk, now in enumerate((2.9, 5.0, 7.1)):
-        effects = transfer.handle(ChunkGood(ask.request, 0, chunk), now)
+        effects = transfer.handle(ChunkVerified(ask.request, 0, chunk), now)
         effects += transfer.handle(Tick(), now + 1.9)
-        assert not [effect for effect in effects if isinstance(effect, Cancel)]
+        assert not [effect for effect in effects if isinstance(effect, CancelRequest)]
 
 
 def test_a_stripe_asks_its_own_candidates_before_others_help_it() -> None:
@@ -390,7 +390,7 @@ def test_events_of_unknown_requests_change_nothing() -> None:
     transfer = start([[A]])
     transfer.handle(Tick(), 0.0)
     assert transfer.handle(RequestFailed(99, Refusal.BROKEN), 0.1) == []
-    assert transfer.handle(ChunkBad(99, 0), 0.1) == []
+    assert transfer.handle(ChunkCorrupt(99, 0), 0.1) == []
 
 
 def test_without_any_source_it_waits_and_goes_on_later() -> None:
@@ -441,7 +441,7 @@ def test_a_delivery_ends_a_pause() -> None:
     transfer = start([[A]], shards=4, limits=TransferLimits(requests_per_stripe=2))
     one, other = asks(transfer.handle(Tick(), 0.0))
     assert transfer.handle(RequestFailed(one.request, Refusal.BROKEN), 0.5) == []
-    (again,) = asks(transfer.handle(ChunkGood(other.request, other.shard, 0), 0.6))
+    (again,) = asks(transfer.handle(ChunkVerified(other.request, other.shard, 0), 0.6))
     assert (again.peer, again.shard) == (A, one.shard)
 
 
@@ -455,7 +455,7 @@ def test_what_is_still_slow_to_come_is_hedged_again_when_a_hedge_was_lost() -> N
     assert asks(transfer.handle(RequestFailed(hedge.request, Refusal.BROKEN), 8.5)) == []
     (second,) = asks(transfer.handle(Tick(), 9.0))
     assert (second.peer, second.shard) == (C, one.shard)
-    assert deliver(transfer, second, 9.5) == [Cancel(one.request), Done()]
+    assert deliver(transfer, second, 9.5) == [CancelRequest(one.request), TransferDone()]
 
 
 @dataclass
@@ -481,15 +481,15 @@ class World:
                 self.live[effect.request] = effect
                 per_peer = [ask for ask in self.live.values() if ask.peer == effect.peer]
                 assert len(per_peer) <= 8
-            elif isinstance(effect, Cancel):
+            elif isinstance(effect, CancelRequest):
                 self.live.pop(effect.request, None)
             elif isinstance(effect, BadSource):
                 assert self.behaviours[effect.peer] == "liar"
                 self.blamed[effect.peer] = None
-            elif isinstance(effect, Done):
+            elif isinstance(effect, TransferDone):
                 self.done = True
             else:
-                assert isinstance(effect, Late)
+                assert isinstance(effect, SourceLate)
 
     def answer(self, ask: Ask) -> None:
         """Let one request take its course for one step."""
@@ -500,7 +500,7 @@ class World:
             return
         if behaviour == "liar":
             del self.live[ask.request]
-            self.take(self.transfer.handle(ChunkBad(ask.request, ask.first), self.now))
+            self.take(self.transfer.handle(ChunkCorrupt(ask.request, ask.first), self.now))
         elif behaviour == "honest":
             self.send(ask)
         else:
@@ -516,7 +516,7 @@ class World:
             self.got[ask.shard, chunk] = None
             if chunk == ask.first + ask.count - 1:
                 del self.live[ask.request]
-            self.take(self.transfer.handle(ChunkGood(ask.request, ask.shard, chunk), self.now))
+            self.take(self.transfer.handle(ChunkVerified(ask.request, ask.shard, chunk), self.now))
 
     def run(self, steps: int) -> None:
         self.take(self.transfer.handle(Tick(), self.now))
@@ -563,5 +563,5 @@ def test_a_chunk_that_comes_twice_counts_once() -> None:
     transfer = start([[A]], shards=1)
     (ask, _) = asks(transfer.handle(Tick(), 0.0))
     for _ in range(2):
-        transfer.handle(ChunkGood(ask.request, 0, 0), 0.1)
+        transfer.handle(ChunkVerified(ask.request, 0, 0), 0.1)
     assert transfer.bytes_missing == 30

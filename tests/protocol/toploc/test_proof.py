@@ -31,7 +31,7 @@ FP32_REPLAY = ChunkResult(4, 32.0, 32.0)
 
 
 def sequence_passes(results, limits):
-    """Tell whether every statistic of every chunk keeps its limit."""
+    """Return whether every statistic of every chunk keeps its limit."""
     measured = np.array([astuple(result) for result in results])
     return bool((measured <= np.array(astuple(limits))).all())
 

@@ -9,22 +9,22 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from roles.ports.text import Message
+from roles.ports.text import ChatMessage
 from tests.roles.engines.chat_templates import FILES
 from tests.worlds.text import FOUNDED_AT, read_tokenizer
 
 QUESTION = "  What is 1 + 2?\nOr \"é\" <b> & 'c'?\n"
 CHATS = {
     "question": (),
-    "system": (Message("system", " Answer briefly.\n"),),
+    "system": (ChatMessage("system", " Answer briefly.\n"),),
     "turns": (
-        Message("user", "1 + 1"),
-        Message("assistant", "<think>\nhm\n</think>\n\n 2 "),
+        ChatMessage("user", "1 + 1"),
+        ChatMessage("assistant", "<think>\nhm\n</think>\n\n 2 "),
     ),
     "system-turns": (
-        Message("system", "Be brief."),
-        Message("user", "1 + 1"),
-        Message("assistant", "2"),
+        ChatMessage("system", "Be brief."),
+        ChatMessage("user", "1 + 1"),
+        ChatMessage("assistant", "2"),
     ),
 }
 RAISING = {"raises-always", "divides-by-zero", "changes-messages"}
@@ -80,7 +80,7 @@ def directory(made, tmp_path, monkeypatch):
 
 def expected_of(tokenizer, before):
     """Return the text and the tokens of transformers, or what it raises."""
-    messages = [message._asdict() for message in (*before, Message("user", QUESTION))]
+    messages = [message._asdict() for message in (*before, ChatMessage("user", QUESTION))]
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # noqa: BLE001 - a template raises what it likes

@@ -14,7 +14,7 @@ import pytest
 
 from roles.environments import jail as jails
 from roles.environments.jail import Jail, NoJailError
-from roles.environments.limits import Limits, Use
+from roles.environments.limits import JailLimits, Use
 from roles.environments.seccomp import one_process
 from roles.environments.walls import VARIABLES
 from roles.ports.engines import EngineError, Unscorable
@@ -24,7 +24,7 @@ pytestmark = needs_jail
 
 MIB = 1 << 20
 SLEEP = b"import time; time.sleep(99)"
-LIMITS = Limits(1.0, 1, 64 * MIB, 128 * MIB, 60.0, 100_000)
+LIMITS = JailLimits(1.0, 1, 64 * MIB, 128 * MIB, 60.0, 100_000)
 MARK = f"jail of {os.getpid()}"
 RUN = f"import os, sys\n{MARK!r}\nos.write(1, b'ready\\n')\nexec(sys.stdin.read())"
 
@@ -133,7 +133,7 @@ async def test_processor_time_of_the_whole_tree_is_counted(jail):
     """
     ended = await ran(jail, burn)
     assert 0.75 < ended.use.cpu_seconds < 1.2
-    assert ended.use.over(Limits(0.1, 0.5, MIB, 1 << 40, 1, 1))
+    assert ended.use.over(JailLimits(0.1, 0.5, MIB, 1 << 40, 1, 1))
 
 
 async def test_who_loops_is_ended_by_processor_time(jail):
@@ -145,7 +145,7 @@ async def test_who_loops_is_ended_by_processor_time(jail):
 
 async def test_who_sleeps_is_ended_by_the_deadline_with_its_whole_tree(jail):
     program = "import time\nos.fork(); os.setsid() if os.fork() == 0 else 0\ntime.sleep(99)"
-    limits = Limits(1.0, 1, 64 * MIB, 128 * MIB, 0.5, 1000)
+    limits = JailLimits(1.0, 1, 64 * MIB, 128 * MIB, 0.5, 1000)
     ended = await ran(jail, program, limits)
     assert ended.expired and not ended.use.over(limits)
     for _ in range(100):
@@ -382,7 +382,7 @@ async def test_what_a_program_sees_does_not_depend_on_the_machine(jail):
 
 
 def test_between_the_limits_machines_may_differ():
-    limits = Limits(1.0, 4, 10 * MIB, 20 * MIB, 1, 1)
+    limits = JailLimits(1.0, 4, 10 * MIB, 20 * MIB, 1, 1)
     assert Use(0.9, 9 * MIB).between(limits) is None
     assert Use(1.0, 0).between(limits) == Unscorable("1.0 s of processor time")
     assert Use(0.0, 10 * MIB).between(limits) == Unscorable("10 MiB of memory")

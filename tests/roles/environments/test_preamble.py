@@ -6,14 +6,14 @@ from protocol.run.recipe import EnvironmentSection
 from protocol.run.toml import validated
 from roles.environments.preamble import PreambleTokenizer, preamble
 from roles.environments.registry import require_task
-from roles.ports.text import Message
+from roles.ports.text import ChatMessage
 from tests.worlds.text import byte_tokenizer
 
 EXAMPLE = {"question": "1 + 1?", "answer": "<answer>2</answer>"}
 BEFORE = (
-    Message("system", "Be short."),
-    Message("user", "1 + 1?"),
-    Message("assistant", "<answer>2</answer>"),
+    ChatMessage("system", "Be short."),
+    ChatMessage("user", "1 + 1?"),
+    ChatMessage("assistant", "<answer>2</answer>"),
 )
 
 
@@ -31,7 +31,7 @@ def test_a_prompt_begins_with_them(tmp_path):
     plain = byte_tokenizer(tmp_path)
     primed = PreambleTokenizer(plain, BEFORE)
     assert primed.encode_chat("2 + 2?") == plain.encode_chat("2 + 2?", BEFORE)
-    inner = (Message("user", "0?"), Message("assistant", "0"))
+    inner = (ChatMessage("user", "0?"), ChatMessage("assistant", "0"))
     assert primed.encode_chat("2 + 2?", inner) == plain.encode_chat("2 + 2?", (*BEFORE, *inner))
     assert primed.vocabulary_size == plain.vocabulary_size
     assert primed.decode(primed.encode_chat("x")) == plain.decode(plain.encode_chat("x", BEFORE))

@@ -6,12 +6,12 @@ import pytest
 import roles
 from roles.environments.jail import Jail
 from roles.environments.jailed.serve import LENGTH_BYTES
-from roles.environments.limits import Limits
+from roles.environments.limits import JailLimits
 from tests.worlds.text import needs_jail
 
 pytestmark = needs_jail
 
-LIMITS = Limits(1.0, 2, 64 << 20, 128 << 20, 60.0, 100_000)
+LIMITS = JailLimits(1.0, 2, 64 << 20, 128 << 20, 60.0, 100_000)
 
 PROGRAM = """
 import os

@@ -11,7 +11,7 @@ from roles.environments.usable_rows import (
     UsableRows,
     replacement,
 )
-from roles.ports.text import Message
+from roles.ports.text import ChatMessage
 from tests.worlds.messages import run_manifest
 from tests.worlds.text import MemoryRows, byte_tokenizer, exchange, program_row
 
@@ -92,7 +92,7 @@ def test_a_machine_without_memory_is_no_reason_against_a_row():
 def test_messages_before_the_prompt_are_part_of_the_chat():
     assert chat_of(HALF) == ("1/2?", ())
     chat = chat_of(HALF | {"chat_before": before(("system", "Be brief."), ("user", "Hello"))})
-    assert chat == ("1/2?", (Message("system", "Be brief."), Message("user", "Hello")))
+    assert chat == ("1/2?", (ChatMessage("system", "Be brief."), ChatMessage("user", "Hello")))
 
 
 def usable(tokenizer, *prompts):

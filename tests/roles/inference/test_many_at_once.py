@@ -12,7 +12,7 @@ from roles.inference.flow import InferenceFlow
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
-from roles.runtime.shared_lock import Turns
+from roles.runtime.shared_lock import SharedLock
 from tests.worlds.flow_world import Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found
 
@@ -29,7 +29,7 @@ class Busy(Engine):
     def __init__(self, *seconds):
         super().__init__()
         self.seconds = list(seconds)
-        self.turns = Turns()
+        self.turns = SharedLock()
         self.begun = self.ended = 0
         self.most = 0
 

@@ -1,10 +1,10 @@
 import asyncio
 
-from roles.runtime.shared_lock import Turns
+from roles.runtime.shared_lock import SharedLock
 
 
 async def test_a_change_waits_for_those_inside_and_those_after_it_wait_for_the_change():
-    turns, told = Turns(), []
+    turns, told = SharedLock(), []
 
     async def call(name, seconds):
         async with turns.together():
@@ -25,7 +25,7 @@ async def test_a_change_waits_for_those_inside_and_those_after_it_wait_for_the_c
 
 
 async def test_who_is_cancelled_holds_nobody_up():
-    turns = Turns()
+    turns = SharedLock()
 
     async def inside(way):
         async with way():

@@ -4,8 +4,8 @@ import pytest
 
 from protocol.core.crypto import digest
 from roles.ports.engines import StepMetrics, TrainingSequence
-from roles.runtime.metrics import Steps
-from roles.trainer.batching import Batch
+from roles.runtime.metrics import BusyTime
+from roles.trainer.batching import TrainingBatch
 from roles.trainer.statistics import StepTimer, training_step
 from tests.roles.trainer.trainer_world import World, fresh, led
 from tests.worlds.flow_world import ANSWER, END
@@ -20,7 +20,7 @@ def sequence(group, reward, tokens=(ANSWER, END), prompt=(2, 3, 4)):
     return TrainingSequence(group, prompt, tokens, (-1.0,) * len(tokens), reward)
 
 
-BATCH = Batch(
+BATCH = TrainingBatch(
     (digest(b"one"), digest(b"two")),
     [
         sequence(0, 0.0),
@@ -71,7 +71,7 @@ def test_what_is_not_finite_is_not_known(value):
 
 
 async def test_time_outside_of_the_engine_is_idle():
-    steps = Steps()
+    steps = BusyTime()
     timer = StepTimer(steps)
     await asyncio.sleep(3)
     timer.start()

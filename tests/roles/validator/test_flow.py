@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from protocol.core.crypto import digest
 from protocol.ledger.commits import CommitState
-from protocol.ledger.reputation import has_standing
+from protocol.ledger.reputation import has_reputation
 from protocol.messages import Certificate, Verdict
 from protocol.rollout.assignment import assign
 from protocol.rollout.body import RolloutSequence, encode_body
@@ -825,8 +825,8 @@ def known(world, worker):
     return first
 
 
-@pytest.mark.parametrize("proven", [False, True])
-async def test_a_crowd_of_strangers_has_a_few_places_together(tmp_path, proven):
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_a_crowd_of_strangers_has_a_few_places_together(tmp_path, trusted):
     world = World(tmp_path)
     crowd = [identity(f"stranger {number}") for number in range(2 * CHECKS_AT_ONCE)]
     fetching, most = {}, []
@@ -839,11 +839,11 @@ async def test_a_crowd_of_strangers_has_a_few_places_together(tmp_path, proven):
 
     world.network.fetch_body = stall
     for number, one in enumerate(crowd):
-        earlier = known(world, one).digest if proven else b""
-        world.commit(f"withheld {number}".encode(), signer=one, slot=int(proven), previous=earlier)
+        earlier = known(world, one).digest if trusted else b""
+        world.commit(f"withheld {number}".encode(), signer=one, slot=int(trusted), previous=earlier)
     world.run(world.flow)
     await world.rest(5 * EPOCH_SECONDS)
-    assert max(most) == (CHECKS_AT_ONCE if proven else STRANGER_CHECKS)
+    assert max(most) == (CHECKS_AT_ONCE if trusted else STRANGER_CHECKS)
     await world.stop()
 
 
@@ -907,5 +907,5 @@ async def test_a_stranger_is_checked_and_has_standing_then(tmp_path):
     assert [item.commit for item in world.verdicts] == [first.digest]
     world.verdict(first)
     await world.rest(2 * EPOCH_SECONDS)
-    assert has_standing(worker.peer_id, world.manifest, world.replica.ledger)
+    assert has_reputation(worker.peer_id, world.manifest, world.replica.ledger)
     await world.stop()

@@ -25,7 +25,7 @@ from simulations.ports.storage import Disk, Session
 from simulations.ports.sums import SumTask
 from simulations.runtime.content import Extent, digest_of, joined
 from simulations.scenario import plans
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 from tests.worlds.messages import World as Worlds
 from tests.worlds.messages import run_manifest
 
@@ -100,7 +100,7 @@ def play(tmp_path_factory):
         file = folder / "scenario.toml"
         lying = sum(name.startswith("worker") for name in dishonest)
         file.write_text(SWARM.format(minutes=minutes, workers=workers + lying))
-        plan = Plan(str(file), seed=seed)
+        plan = RunPlan(str(file), seed=seed)
         outcome = run_plan(plan, clock=time.perf_counter, actors=[corrupt])
         assert outcome.violation is None
         return Played(outcome, **seen)
@@ -351,7 +351,7 @@ def contradicted(monkeypatch):
 
 
 def run_scenario(name, minutes):
-    outcome = run_plan(Plan(name, seed=3, minutes=minutes), clock=time.perf_counter)
+    outcome = run_plan(RunPlan(name, seed=3, minutes=minutes), clock=time.perf_counter)
     assert outcome.violation is None, str(outcome.violation)
     assert outcome.result.versions_published > 3
     return outcome.result

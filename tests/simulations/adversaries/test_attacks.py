@@ -13,8 +13,8 @@ import pytest
 from node.local.addresses import host_of
 from node.network.connections.dial_policy import SILENT_DIALS_MAX
 from node.network.resources import open_rate
-from node.network.resources.open_rate import STRANGERS_PER_SECOND, Openings
-from node.network.resources.stream_slots import Places
+from node.network.resources.open_rate import STRANGERS_PER_SECOND, OpenRateLimiter
+from node.network.resources.stream_slots import StreamSlots
 from node.replication.anti_entropy import AntiEntropy
 from protocol.core.types import Role
 from protocol.gossipsub.router import Router
@@ -26,7 +26,7 @@ from simulations.adversaries.streams import STREAMS_AT_ONCE
 from simulations.runtime.cores import FIELD_SECONDS, OPEN_SECONDS
 from simulations.runtime.loop import START
 from simulations.scenario.scenario import load_scenario, scenario_names
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
 SWARM = """
 name = "attacked"
@@ -125,7 +125,7 @@ def play(tmp_path_factory):
                 SWARM.format(**{**USUAL, **OTHERS.get(behaviour, {})}, behaviour=behaviour)
             )
             with pytest.MonkeyPatch.context() as patch:
-                played[behaviour] = run(Plan(str(file), seed=2), patch)
+                played[behaviour] = run(RunPlan(str(file), seed=2), patch)
         seen = played[behaviour]
         assert seen.outcome.violation is None, str(seen.outcome.violation)
         return seen
@@ -174,24 +174,24 @@ def watch_routers(seen, patch):
 
 
 def watch_places(seen, patch):
-    honest = Places.take
+    honest = StreamSlots.take
 
     def take(self, peer, now):
         place, lost = honest(self, peer, now)
-        seen.places.append((now, self, peer, self._trust.proven(peer), place, lost))
+        seen.places.append((now, self, peer, self._trust.trusted(peer), place, lost))
         return place, lost
 
-    patch.setattr(Places, "take", take)
+    patch.setattr(StreamSlots, "take", take)
 
 
 def watch_worth(seen, patch):
-    honest = Openings.worth
+    honest = OpenRateLimiter.worth
 
     def worth(self, peer, now):
         honest(self, peer, now)
         seen.worth[peer] += 1
 
-    patch.setattr(Openings, "worth", worth)
+    patch.setattr(OpenRateLimiter, "worth", worth)
 
 
 def watch_pages(seen, patch):
@@ -314,9 +314,9 @@ def test_streams_that_are_held_take_what_strangers_share_and_nobody_with_standin
     held = [row for row in seen.places if row[2] in strangers and FROM <= row[0] <= UNTIL]
     assert sum(place is not None for *_, place, _ in held) > 300
     assert sum(place is None for *_, place, _ in held) > 20, "they want more than there is"
-    proven = [row for row in seen.places if row[3] and FROM <= row[0] <= UNTIL]
-    assert len(proven) > 50
-    assert all(place is not None for *_, place, _ in proven)
+    trusted = [row for row in seen.places if row[3] and FROM <= row[0] <= UNTIL]
+    assert len(trusted) > 50
+    assert all(place is not None for *_, place, _ in trusted)
     honest_work_went_on(seen)
 
 

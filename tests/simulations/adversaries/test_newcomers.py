@@ -2,7 +2,7 @@
 
 import time
 
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
 PER_NODE = 6
 """As ``sybil-newcomers`` with a third of the strangers, which takes a tenth of the time."""
@@ -26,7 +26,7 @@ def test_newcomers_among_strangers_that_lie_are_ready_soon_and_commit_to_honest_
                 if machine.signer.peer_id in ledger.workers:
                     worked.setdefault(machine.name, world.loop.time())
 
-    plan = Plan("sybil-newcomers", seed=1, minutes=3.5, strangers_per_node=PER_NODE)
+    plan = RunPlan("sybil-newcomers", seed=1, minutes=3.5, strangers_per_node=PER_NODE)
     outcome = run_plan(plan, clock=time.perf_counter, actors=[look])
     assert outcome.violation is None, f"{outcome.violation}\n{plan.command}"
     joined_at = 60.0 * load_minute()
@@ -40,5 +40,5 @@ def test_newcomers_among_strangers_that_lie_are_ready_soon_and_commit_to_honest_
 
 def load_minute():
     """Return the minute in which the scenario's newcomers come."""
-    (crowd,) = Plan("sybil-newcomers").load().faults
+    (crowd,) = RunPlan("sybil-newcomers").load().faults
     return crowd.minute

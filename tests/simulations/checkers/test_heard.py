@@ -7,7 +7,7 @@ import pytest
 from protocol import messages
 from simulations.checkers import Watch
 from simulations.checkers.limits import LIMITS
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
 EVERYTHING = """
 name = "everything"
@@ -49,7 +49,7 @@ def heard(tmp_path, monkeypatch):
     monkeypatch.setattr(Watch, "see", listen)
     file = tmp_path / "scenario.toml"
     file.write_text(EVERYTHING)
-    assert run_plan(Plan(str(file), 1), clock=time.perf_counter).violation is None
+    assert run_plan(RunPlan(str(file), 1), clock=time.perf_counter).violation is None
     return facts, watches[0]
 
 

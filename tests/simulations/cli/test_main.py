@@ -17,13 +17,13 @@ from simulations.checkers import Violation
 from simulations.cli import console
 from simulations.cli import main as cli
 from simulations.cli.comparison import differences, flattened, plan_of, summarise
-from simulations.metrics.numbers import GossipNumbers, Result, RolloutNumbers, WeightsNumbers
+from simulations.metrics.numbers import GossipNumbers, RolloutNumbers, RunResult, WeightsNumbers
 from simulations.study import regressions
-from simulations.study.study import Plan, RunOutcome, resized
+from simulations.study.study import RunOutcome, RunPlan, resized
 from simulations.study.sweep import Sweep
 
 
-def result(**changes) -> Result:
+def result(**changes) -> RunResult:
     values = {
         "plan": {"scenario": "quiet-20", "seed": 1},
         "scenario": "quiet-20",
@@ -44,7 +44,7 @@ def result(**changes) -> Result:
         "peak_rss_mb": 100,
         "violations": (),
     }
-    return Result(**(values | changes))
+    return RunResult(**(values | changes))
 
 
 VIOLATION = Violation("one-chain", 12.5, "relay-0", "version 1 exists [twice]", ("0.0 a cause",))
@@ -101,7 +101,7 @@ def test_the_scenarios_are_listed(prime_node):
 def test_a_run_shows_its_numbers(prime_node, outcomes):
     code, output, _ = prime_node("run", "quiet-20", "--seed", 4, "--nodes", 30, "--minutes", 2)
     assert code == 0
-    assert outcomes.plans == [Plan("quiet-20", 4, 30, 2.0)]
+    assert outcomes.plans == [RunPlan("quiet-20", 4, 30, 2.0)]
     assert "rollouts.certified" in output
     assert "all held" in output
 
@@ -130,7 +130,7 @@ def test_a_violation_adds_itself_to_the_checkout(prime_node, outcomes, tmp_path)
     for _ in range(2):
         assert prime_node("run", "quiet-20", "--seed", 4)[0] == 1
     (kept,) = regressions.load_regressions(file)
-    assert kept.plan == Plan("quiet-20", 4)
+    assert kept.plan == RunPlan("quiet-20", 4)
     assert kept.rule == "one-chain"
     assert kept.what == VIOLATION.what
 
@@ -245,12 +245,12 @@ def test_two_results_are_compared(prime_node, tmp_path):
 
 def test_a_result_is_repeated_and_compared_by_its_trace(prime_node, outcomes, tmp_path):
     file = tmp_path / "result.json"
-    file.write_text(json.dumps(kept(Plan("quiet-20", 9))))
+    file.write_text(json.dumps(kept(RunPlan("quiet-20", 9))))
     code, _, errors = prime_node("repeat", file)
     assert code == 0
     assert "the trace is the same" in errors
-    assert outcomes.plans == [Plan("quiet-20", 9)]
-    file.write_text(json.dumps({**kept(Plan("quiet-20", 9)), "trace_digest": "bb"}))
+    assert outcomes.plans == [RunPlan("quiet-20", 9)]
+    file.write_text(json.dumps({**kept(RunPlan("quiet-20", 9)), "trace_digest": "bb"}))
     code, _, errors = prime_node("repeat", file)
     assert code == 1
     assert "another" in errors
@@ -258,7 +258,7 @@ def test_a_result_is_repeated_and_compared_by_its_trace(prime_node, outcomes, tm
 
 def test_regressions_are_repeated(prime_node, outcomes, tmp_path):
     file = tmp_path / "mine.toml"
-    entries = [regressions.Regression(Plan("quiet-20", seed), "r", "w") for seed in (3, 5)]
+    entries = [regressions.Regression(RunPlan("quiet-20", seed), "r", "w") for seed in (3, 5)]
     file.write_text("".join(entry.to_toml() for entry in entries))
     assert prime_node("repeat", file)[0] == 0
     assert [plan.seed for plan in outcomes.plans] == [3, 5]
@@ -284,18 +284,18 @@ def test_help_of_every_node_command_does_not_load_the_simulator():
 
 
 def test_a_plan_knows_its_command():
-    assert Plan("a b.toml", 3).command == "prime-node simulate run 'a b.toml' --seed 3"
-    command = Plan("quiet-20", 0, 30, 2.5).command
+    assert RunPlan("a b.toml", 3).command == "prime-node simulate run 'a b.toml' --seed 3"
+    command = RunPlan("quiet-20", 0, 30, 2.5).command
     assert command == "prime-node simulate run quiet-20 --seed 0 --nodes 30 --minutes 2.5"
 
 
 @pytest.mark.parametrize("total", [8, 20, 100, 1000])
 def test_another_size_keeps_the_proportions(total):
-    nodes = resized(Plan("quiet-20").load().nodes, total)
+    nodes = resized(RunPlan("quiet-20").load().nodes, total)
     assert nodes.total == total
     assert nodes.trainer == 1
     assert nodes.validator >= 4
-    loaded = Plan("quiet-20", nodes=total, minutes=3).load()
+    loaded = RunPlan("quiet-20", nodes=total, minutes=3).load()
     assert (loaded.nodes, loaded.minutes) == (nodes, 3)
 
 
@@ -308,14 +308,14 @@ def test_a_result_without_a_plan_says_what_it_lacks(values):
 def full_plan():
     """Return a plan in which every field differs from its default; also of fields to come."""
     values = {int: 7, int | None: 23, float | None: 0.12345678, str: "sybil-newcomers"}
-    return Plan(**{each.name: values[each.type] for each in dataclasses.fields(Plan)})
+    return RunPlan(**{each.name: values[each.type] for each in dataclasses.fields(RunPlan)})
 
 
 def test_every_option_that_changes_a_run_is_kept_and_repeated(prime_node, outcomes, tmp_path):
     """By the printed command, by a result, and by an entry among the regressions."""
     plan = full_plan()
     parameters = set(inspect.signature(cli.run).parameters) - {"as_json", "report"}
-    assert parameters == {each.name for each in dataclasses.fields(Plan)}
+    assert parameters == {each.name for each in dataclasses.fields(RunPlan)}
     assert prime_node(*shlex.split(plan.command)[2:])[0] == 0
     (tmp_path / "result.json").write_text(json.dumps(kept(plan)))
     assert prime_node("repeat", "result.json")[0] == 0

@@ -11,7 +11,7 @@ from simulations.cluster.faults import chosen, fault_actor
 from simulations.cluster.world import World
 from simulations.runtime.loop import run_virtual
 from simulations.runtime.trace import Event, Trace
-from simulations.scenario.plans import Selection
+from simulations.scenario.plans import NodeSelection
 from simulations.scenario.scenario import Scenario, parse_scenario
 
 BASE = """
@@ -335,7 +335,7 @@ def test_a_selection_takes_names_or_a_share_or_a_count_of_those_that_run() -> No
         world.crash("worker-1")
 
         def drawn(**fields: object) -> list[str]:
-            return chosen(world, Selection.model_validate(fields), rng)
+            return chosen(world, NodeSelection.model_validate(fields), rng)
 
         assert drawn(names=("worker-1", "nobody")) == ["worker-1"]
         assert drawn(roles=("inference",)) == ["worker-0", "worker-2"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulations.checkers.swarm import TracedNode
 from simulations.metrics.makespan import ideal_seconds, round_trips_least
-from simulations.metrics.numbers import Meter, quantile, rounded
+from simulations.metrics.numbers import RunMeter, quantile, rounded
 from simulations.metrics.series import POINTS_MAX
 from simulations.metrics.spread import CLOSE_SECONDS, Histogram
 from tests.simulations.trace_examples import small_run
@@ -39,7 +39,7 @@ VALIDATORS = ("validator-0", "validator-1", "validator-2")
 
 def measured_run(**options):
     run = small_run(**options)
-    run.meter = Meter(run.watch, run.certificates, 0.1)
+    run.meter = RunMeter(run.watch, run.certificates, 0.1)
     return run
 
 

@@ -100,7 +100,7 @@ class Machines:
         return ours, await self._accepted[other].get()
 
     def connected(self, one, other) -> bool:
-        """Tell whether both machines know of a connection; they agree about it."""
+        """Return whether both machines know of a connection; they agree about it."""
         there = identity(other).peer_id in self.network.hosts[one].connections
         back = identity(one).peer_id in self.network.hosts[other].connections
         assert there == back

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.gossipsub.rpc import IHave, Prune, Rpc, Subscription, encode_rpc, frame
 from roles.ports.transport import TransportError
-from simulations.network.meshsight import Control, mesh_control, mesh_pipes
+from simulations.network.meshsight import MeshControl, mesh_control, mesh_pipes
 from simulations.runtime.loop import VirtualLoop
 from tests.simulations.network.machines import Machines
 
@@ -37,9 +37,9 @@ def test_grafts_and_prunes_of_a_write_are_seen_in_order(rpcs):
     seen = mesh_control(b"".join(frame(encode_rpc(rpc)) for rpc in rpcs))
     expected = []
     for rpc in rpcs:
-        expected += [Control("graft", short(topic)) for topic in rpc.graft]
+        expected += [MeshControl("graft", short(topic)) for topic in rpc.graft]
         expected += [
-            Control("prune", short(entry.topic), entry.backoff_seconds) for entry in rpc.prune
+            MeshControl("prune", short(entry.topic), entry.backoff_seconds) for entry in rpc.prune
         ]
     assert list(seen) == expected
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from simulations.metrics.numbers import Meter
+from simulations.metrics.numbers import RunMeter
 from simulations.report.page import CAPTIONS, _percent, write_report
 from simulations.report.plots import CALM, FAULT, PICTURES, draw_all
 from tests.simulations.trace_examples import small_run
@@ -20,7 +20,7 @@ COMMAND = "prime-node simulate run 'a b' --seed 3"
 def story(*, broken=False):
     """A run in which everything that a picture shows happens; return its result and series."""
     run = small_run()
-    meter = Meter(run.watch, run.certificates, 0.1)
+    meter = RunMeter(run.watch, run.certificates, 0.1)
     manifest = run.genesis
     for version in range(1, 12):
         run.wait(2)
@@ -100,7 +100,7 @@ def test_a_violation_stands_on_the_page_with_its_causes():
 
 def test_pictures_of_a_run_that_hardly_began():
     run = small_run()
-    meter = Meter(run.watch, run.certificates, 0.1)
+    meter = RunMeter(run.watch, run.certificates, 0.1)
     assert all(png.startswith(PNG) for png in draw_all(meter.series).values())
 
 

@@ -8,11 +8,11 @@ import pytest
 from node.api.v1.queries import RolloutQuery
 from node.api.v1.recording import Recording, read_recording, write_recording
 from simulations.report.view import ViewRecorder
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PLAN = Plan("byzantine-inference", seed=0, minutes=2)
+PLAN = RunPlan("byzantine-inference", seed=0, minutes=2)
 
 
 def test_a_report_shows_what_an_honest_node_saw_and_the_run_is_the_same(tmp_path):

@@ -2,7 +2,7 @@
 
 import time
 
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
 RATIO_MAX = 2.0
 """A forest of equal lines comes to 1.1; here strong ones give a fifth of theirs to other things
@@ -13,7 +13,7 @@ ONE_VERSION_MINUTES = 9
 
 
 def test_a_file_of_a_minute_is_everywhere_in_less_than_two():
-    plan = Plan("bulk-20", seed=1, minutes=ONE_VERSION_MINUTES)
+    plan = RunPlan("bulk-20", seed=1, minutes=ONE_VERSION_MINUTES)
     outcome = run_plan(plan, clock=time.perf_counter)
     weights = outcome.result.weights
     assert outcome.violation is None

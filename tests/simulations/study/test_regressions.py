@@ -12,7 +12,7 @@ from simulations.study.regressions import (
     find_file,
     load_regressions,
 )
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
 ROOT = Path(__file__).parents[3]
 KEPT = load_regressions(ROOT / FILE)
@@ -46,9 +46,9 @@ def test_an_entry_survives_its_file(tmp_path):
     file.parent.mkdir()
     file.write_text("")
     entries = [
-        Regression(Plan("quiet-20", 3), "one-chain", 'a "quoted"\nwhat \\ é'),
-        Regression(Plan("my scenario.toml", 4, 50, 2.5), "progress", "x"),
-        Regression(Plan("attack-flood", 5, None, None, 0.5, 2.0), "limits", "y"),
+        Regression(RunPlan("quiet-20", 3), "one-chain", 'a "quoted"\nwhat \\ é'),
+        Regression(RunPlan("my scenario.toml", 4, 50, 2.5), "progress", "x"),
+        Regression(RunPlan("attack-flood", 5, None, None, 0.5, 2.0), "limits", "y"),
     ]
     for entry in (*entries, entries[0]):
         assert add_regression(entry, tmp_path / "deep" / "inside") == file
@@ -56,7 +56,7 @@ def test_an_entry_survives_its_file(tmp_path):
 
 
 def test_what_cannot_be_kept_is_not_an_error(tmp_path):
-    entry = Regression(Plan("quiet-20", 3), "one-chain", "x")
+    entry = Regression(RunPlan("quiet-20", 3), "one-chain", "x")
     assert add_regression(entry, tmp_path) is None
     file = tmp_path / FILE
     file.parent.mkdir()
@@ -77,5 +77,5 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path, text, message):
 
 
 def test_the_cost_of_an_entry_is_its_nodes_times_its_minutes():
-    assert node_minutes(Regression(Plan("quiet-20", 0), "r", "w")) == 200
-    assert node_minutes(Regression(Plan("quiet-20", 0, 10, 2), "r", "w")) == 20
+    assert node_minutes(Regression(RunPlan("quiet-20", 0), "r", "w")) == 200
+    assert node_minutes(Regression(RunPlan("quiet-20", 0, 10, 2), "r", "w")) == 20

@@ -6,9 +6,9 @@ import pytest
 
 from simulations.cluster.calm import calm_after_seconds
 from simulations.scenario.scenario import parse_scenario
-from simulations.study.study import Plan, run_plan
+from simulations.study.study import RunPlan, run_plan
 
-PLAN = Plan("quiet-20", seed=3, nodes=9, minutes=0.8)
+PLAN = RunPlan("quiet-20", seed=3, nodes=9, minutes=0.8)
 
 HEAD = """
 name = "calm"
@@ -75,9 +75,9 @@ def test_calm_begins_when_the_last_plan_is_over(plan, seconds):
 
 def test_workers_generate_faster_and_the_command_says_so():
     """And nobody else works faster."""
-    plan = Plan("quiet-20", worker_speed=4)
+    plan = RunPlan("quiet-20", worker_speed=4)
     assert plan.command.endswith(" --worker-speed 4")
-    for before, after in zip(Plan("quiet-20").load().compute, plan.load().compute, strict=True):
+    for before, after in zip(RunPlan("quiet-20").load().compute, plan.load().compute, strict=True):
         assert after.generate_tokens_per_second == 4 * before.generate_tokens_per_second
         assert after.faster_generation(1 / 4) == before
 
@@ -87,7 +87,9 @@ def test_workers_generate_faster_and_the_command_says_so():
 )
 def test_strangers_that_come_later_do_all_later_and_nobody_else_does(attack, window):
     """An older run is attacked: its length, and when each stranger starts and acts, move alike."""
-    plan = Plan(f"attack-{attack}", 1, 8, 0.7, strangers_per_node=0.5, strangers_after_minutes=0.5)
+    plan = RunPlan(
+        f"attack-{attack}", 1, 8, 0.7, strangers_per_node=0.5, strangers_after_minutes=0.5
+    )
     assert plan.command.endswith("--minutes 0.7 --strangers-per-node 0.5 --strangers-after 0.5")
     assert plan.load().attack_seconds == window
     there = {}

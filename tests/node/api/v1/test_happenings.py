@@ -1,16 +1,16 @@
 import asyncio
 import json
 
-from node.api.v1.answers import Happening
-from node.api.v1.happenings import HAPPENINGS_MAX, Happenings
+from node.api.v1.answers import RunEvent
+from node.api.v1.happenings import HAPPENINGS_MAX, EventLog
 from node.api.v1.queries import EventQuery
 from node.api.v1.recording import Recording
-from node.api.v1.stream import STREAMS_MAX, Streams, resume_from
+from node.api.v1.stream import STREAMS_MAX, EventStreams, resume_from
 from tests.browser.states import ready
 
 
 def happening(number, kind="slashed"):
-    return Happening(f"key/{number}", float(number), kind, "peer", f"number {number}")
+    return RunEvent(f"key/{number}", float(number), kind, "peer", f"number {number}")
 
 
 def texts(numbered):
@@ -18,7 +18,7 @@ def texts(numbered):
 
 
 def test_the_list_is_bounded_and_takes_each_key_once():
-    happenings = Happenings("boot")
+    happenings = EventLog("boot")
     for number in range(3 * HAPPENINGS_MAX):
         happenings.add(happening(number))
         happenings.add(happening(number))
@@ -30,7 +30,7 @@ def test_the_list_is_bounded_and_takes_each_key_once():
 
 
 def test_what_happens_all_day_pushes_nothing_rare_out():
-    happenings = Happenings("boot", [happening(0), happening(1, "fork")])
+    happenings = EventLog("boot", [happening(0), happening(1, "fork")])
     for number in range(2, 2 * HAPPENINGS_MAX):
         happenings.add(happening(number, "escalated"))
     page = happenings.page(EventQuery())
@@ -41,14 +41,14 @@ def test_what_happens_all_day_pushes_nothing_rare_out():
 
 
 def test_who_comes_back_is_told_what_it_missed_and_after_a_restart_everything():
-    happenings = Happenings("second", [happening(number) for number in range(5)])
+    happenings = EventLog("second", [happening(number) for number in range(5)])
     assert texts(happenings.after("second", 3)) == ["number 3", "number 4"]
     assert texts(happenings.after("second", 5)) == []
     assert len(happenings.after("first", 5)) == 5
 
 
 def test_a_page_has_one_kind_the_newest_first():
-    happenings = Happenings("boot", [happening(2, "fork"), happening(1), happening(3)])
+    happenings = EventLog("boot", [happening(2, "fork"), happening(1), happening(3)])
     page = happenings.page(EventQuery(kind="slashed", limit=1))
     assert [one.text for one in page.rows] == ["number 3"]
     assert page.kinds == {"fork": 1, "slashed": 2}
@@ -75,7 +75,7 @@ async def read(events, count):
 async def test_a_stream_begins_with_what_is_missing_and_then_tells_of_each_look():
     source = Recording(ready(), boot="b")
     known = source.happenings.number
-    streams = Streams(source)
+    streams = EventStreams(source)
     events = streams.events("b", known - 1)
     hello, missed, look = await read(events, 3)
     assert hello == ("hello", "", {"boot": "b"})
@@ -93,7 +93,7 @@ async def test_a_stream_begins_with_what_is_missing_and_then_tells_of_each_look(
 
 
 async def test_so_many_pages_may_watch_and_who_leaves_makes_room():
-    streams = Streams(Recording(ready()))
+    streams = EventStreams(Recording(ready()))
     opened = [streams.events("", 0) for _ in range(STREAMS_MAX)]
     for events in opened:
         await anext(events)

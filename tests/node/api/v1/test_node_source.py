@@ -14,7 +14,7 @@ from node.api.v1.view import NodeView
 from node.local.datadir import open_data_dir
 from node.local.errors import NodeError
 from node.local.log_tail import LogTail
-from node.replication.inbox import Source
+from node.replication.inbox import MessageOrigin
 from node.storage.blobs import FileBlobs
 from protocol.core.crypto import digest
 from protocol.core.types import ValidationResult
@@ -73,7 +73,7 @@ class Node:
             received = self.replica.receive(signed.envelope, NOW)
             assert received.result is ValidationResult.ACCEPT
             for listener in self.listeners:
-                listener(received, Source.GOSSIP)
+                listener(received, MessageOrigin.GOSSIP)
 
     def kinds(self):
         return [one.kind for one in self.source.events(EventQuery()).rows]

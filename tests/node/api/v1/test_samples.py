@@ -1,12 +1,12 @@
-from node.api.v1.samples import COLUMNS, RECENT_SECONDS, Sample, Samples
+from node.api.v1.samples import COLUMNS, RECENT_SECONDS, ResourceSample, ResourceSamples
 
 
 def sample(at, **counts):
-    return Sample(**(dict.fromkeys(COLUMNS, 0) | {"at": float(at)} | counts))
+    return ResourceSample(**(dict.fromkeys(COLUMNS, 0) | {"at": float(at)} | counts))
 
 
 def test_a_ring_that_is_full_keeps_the_whole_time_in_larger_steps():
-    samples = Samples(samples_max=8)
+    samples = ResourceSamples(samples_max=8)
     for at in range(1000):
         samples.note(sample(at, certified=3 * at))
         assert len(samples.history().at) <= 8
@@ -19,7 +19,7 @@ def test_a_ring_that_is_full_keeps_the_whole_time_in_larger_steps():
 
 
 def test_the_rate_is_that_of_the_last_minute():
-    samples = Samples()
+    samples = ResourceSamples()
     assert samples.certified_per_minute is None
     samples.note(sample(0))
     assert samples.certified_per_minute is None
@@ -30,14 +30,14 @@ def test_the_rate_is_that_of_the_last_minute():
 
 
 def test_an_outcome_that_is_taken_back_makes_no_negative_rate():
-    samples = Samples()
+    samples = ResourceSamples()
     samples.note(sample(0, certified=5))
     samples.note(sample(60, certified=4))
     assert samples.certified_per_minute == 0
 
 
 def test_the_trainer_is_idle_at_as_many_looks_as_too_little_waited():
-    samples = Samples()
+    samples = ResourceSamples()
     assert samples.trainer_idle_share is None
     for at in range(101):
         samples.note(sample(at, looks=at, looks_idle=at // 4))

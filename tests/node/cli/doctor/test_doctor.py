@@ -10,7 +10,7 @@ from node.cli import api_client
 from node.cli.commands.doctor import _look_at_daemon
 from node.cli.doctor import engine, machine
 from node.cli.doctor.engine import check_engine
-from node.cli.doctor.finding import Level
+from node.cli.doctor.finding import FindingLevel
 from node.cli.doctor.jail import check_jail
 from node.cli.doctor.machine import check_clock, check_devices, check_disk
 from node.cli.doctor.network import check_p2pd, check_peers, check_reachable
@@ -56,40 +56,50 @@ def cards(monkeypatch):
 def test_a_disk_is_compared_with_what_the_run_keeps(tmp_path, monkeypatch):
     root = tmp_path / "not" / "there" / "yet"
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(0, 0, 150 * GB))
-    assert check_disk(root, (Role.INFERENCE,), None).level is Level.OK
+    assert check_disk(root, (Role.INFERENCE,), None).level is FindingLevel.OK
     assert NEEDS.disk_bytes < 150 * GB
-    assert check_disk(root, (Role.INFERENCE,), NEEDS).level is Level.OK
+    assert check_disk(root, (Role.INFERENCE,), NEEDS).level is FindingLevel.OK
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(0, 0, NEEDS.disk_bytes))
-    assert check_disk(root, (Role.TRAINER,), NEEDS).level is Level.FAILURE
+    assert check_disk(root, (Role.TRAINER,), NEEDS).level is FindingLevel.FAILURE
     assert not root.exists()
 
 
 def test_memory_is_that_of_the_device_which_computes(cards, monkeypatch):
     roles = (Role.RELAY, Role.INFERENCE, Role.VALIDATOR)
     monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: Memory(2 * GB))
-    assert levels(check_devices("cpu", roles, SMALL)) == [Level.OK, Level.OK, Level.OK]
+    assert levels(check_devices("cpu", roles, SMALL)) == [
+        FindingLevel.OK,
+        FindingLevel.OK,
+        FindingLevel.OK,
+    ]
     assert levels(check_devices("cpu", roles, NEEDS)) == [
-        Level.WARNING,
-        Level.FAILURE,
-        Level.FAILURE,
+        FindingLevel.WARNING,
+        FindingLevel.FAILURE,
+        FindingLevel.FAILURE,
     ]
     cards += [Gpu("small", 8 * GB, 4 * GB, "1"), Gpu("large", 80 * GB, 70 * GB, "1")]
     first = list(check_devices("auto", roles, NEEDS))
-    assert levels(first) == [Level.OK, Level.OK, Level.FAILURE, Level.FAILURE]
+    assert levels(first) == [
+        FindingLevel.OK,
+        FindingLevel.OK,
+        FindingLevel.FAILURE,
+        FindingLevel.FAILURE,
+    ]
     second = list(check_devices("cuda:1", roles, NEEDS))
-    assert levels(second) == [Level.OK] * 4
+    assert levels(second) == [FindingLevel.OK] * 4
     assert "large" in second[1].found
-    assert levels(check_devices("cuda:2", roles, NEEDS))[-1] is Level.FAILURE
+    assert levels(check_devices("cuda:2", roles, NEEDS))[-1] is FindingLevel.FAILURE
 
 
 def test_a_gpu_that_is_not_there_is_a_failure(cards):
     (finding,) = check_devices("cuda", (Role.INFERENCE,), None)
-    assert finding.level is Level.FAILURE
+    assert finding.level is FindingLevel.FAILURE
     assert "--device cpu" in finding.advice
 
 
 @pytest.mark.parametrize(
-    ("status", "level"), [(0, Level.OK), (0x2000, Level.OK), (0x2040, Level.WARNING)]
+    ("status", "level"),
+    [(0, FindingLevel.OK), (0x2000, FindingLevel.OK), (0x2040, FindingLevel.WARNING)],
 )
 def test_the_kernels_word_about_its_clock_is_read(monkeypatch, status, level):
     class Libc:
@@ -122,20 +132,20 @@ async def test_peers_are_dialled_and_one_is_enough():
         good, bad = (
             f"/ip4/127.0.0.1/tcp/{number}/p2p/{PEER}" for number in (port, closed.getsockname()[1])
         )
-        assert levels(await check_peers((good,))) == [Level.OK]
-        assert levels(await check_peers((bad,))) == [Level.FAILURE]
-        assert levels(await check_peers((bad, good))) == [Level.WARNING, Level.OK]
+        assert levels(await check_peers((good,))) == [FindingLevel.OK]
+        assert levels(await check_peers((bad,))) == [FindingLevel.FAILURE]
+        assert levels(await check_peers((bad, good))) == [FindingLevel.WARNING, FindingLevel.OK]
     assert await check_peers(()) == []
     server.close()
 
 
 def test_without_an_address_of_its_own_a_node_is_reached_through_relays():
-    assert check_reachable(0, None).level is Level.WARNING
-    assert check_reachable(31337, "192.0.2.1").level is Level.OK
+    assert check_reachable(0, None).level is FindingLevel.WARNING
+    assert check_reachable(31337, "192.0.2.1").level is FindingLevel.OK
 
 
 @pytest.mark.parametrize(
-    ("task", "level"), [("arithmetic", Level.WARNING), ("code/sums", Level.FAILURE)]
+    ("task", "level"), [("arithmetic", FindingLevel.WARNING), ("code/sums", FindingLevel.FAILURE)]
 )
 def test_a_machine_without_a_jail_can_only_score_characters(monkeypatch, task, level):
     manifest = run_manifest(environment={"name": task})
@@ -147,31 +157,31 @@ def test_a_machine_without_a_jail_can_only_score_characters(monkeypatch, task, l
 
 @needs_jail
 def test_a_jail_that_holds_is_well():
-    assert check_jail(None).level is Level.OK
+    assert check_jail(None).level is FindingLevel.OK
 
 
 @pytest.mark.live
 async def test_p2pd_listens_unless_its_port_is_taken():
-    assert (await check_p2pd("127.0.0.1", 0)).level is Level.OK
+    assert (await check_p2pd("127.0.0.1", 0)).level is FindingLevel.OK
     with socket.create_server(("127.0.0.1", 0)) as taken:
         finding = await check_p2pd("127.0.0.1", taken.getsockname()[1])
-    assert finding.level is Level.FAILURE
+    assert finding.level is FindingLevel.FAILURE
     assert "port" in finding.found
 
 
 async def test_an_engine_tries_itself_in_a_process_of_its_own():
     finding = await check_engine("cpu", RECIPE)
-    assert finding.level is Level.OK, finding
+    assert finding.level is FindingLevel.OK, finding
     assert "on cpu" in finding.found
 
 
 async def test_an_engine_that_dies_or_hangs_is_a_failure(tmp_path, monkeypatch):
     finding = await check_engine("cpu", tmp_path / "nowhere.toml")
-    assert finding.level is Level.FAILURE
+    assert finding.level is FindingLevel.FAILURE
     assert "nowhere.toml" in finding.found
     monkeypatch.setattr(engine, "ENGINE_SECONDS", 0.1)
     finding = await check_engine("cpu", RECIPE)
-    assert (finding.level, "0.1 s" in finding.found) == (Level.FAILURE, True)
+    assert (finding.level, "0.1 s" in finding.found) == (FindingLevel.FAILURE, True)
 
 
 @pytest.mark.live

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from node.api.status import LoopStatus, RolloutCounts, TrainingStatus, UptakeStatus
+from node.api.status import LoopStatus, PolicySwapStatus, RolloutCounts, TrainingStatus
 from node.api.why import Why
 from node.cli.render.status import STEP_TEXTS, peers_view, plain, short_peer, status_view, why_view
 from protocol.rollout.evaluation import EvaluationPoint
@@ -269,7 +269,7 @@ def test_status_tells_how_soon_a_version_was_in_use():
     assert row(lines, "uptake").split(maxsplit=1)[1] == (
         "version 41: weights 2.2 s, swapped 7.5 s, first token 7.8 s (median 6.0 s)"
     )
-    lines = drawn(status_view(replace(STATUS, uptake=UptakeStatus()), 2e9))
+    lines = drawn(status_view(replace(STATUS, uptake=PolicySwapStatus()), 2e9))
     assert not any(line.split()[:1] == ["uptake"] for line in lines)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from node.network.blobs.config import STRANGERS_MIN, TURNS_MIN, WORTH_BYTES, ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
-from node.network.blobs.wire import HELD_BYTES_MAX, BlobRefusedError, Kind, Status
-from node.network.resources.upload_scheduler import BURST_SECONDS, PAYLOAD_SHARE, UploadCap
+from node.network.blobs.wire import HELD_BYTES_MAX, BlobKind, BlobRefusedError, BlobStatus
+from node.network.resources.upload_scheduler import BURST_SECONDS, PAYLOAD_SHARE, UploadScheduler
 from node.network.streams.protocols import BLOBS
 from node.storage.blobs import FileBlobs
 from protocol.core import codec, crypto
@@ -98,7 +98,7 @@ async def test_a_blob_comes_from_the_first_source_that_has_it(tmp_path: Path) ->
     sources = [one.peer, PeerId("absent"), two.peer, three.peer]
     assert await one.exchange.fetch(DIGEST, len(DATA), sources, 5) == DATA
     assert (one.exchange.received.total(), three.exchange.sent.total()) == (len(DATA), len(DATA))
-    assert three.exchange.sent[Kind.WEIGHTS] == 0
+    assert three.exchange.sent[BlobKind.WEIGHTS] == 0
     await one.blobs.put(DATA, OWNER)
     assert await one.exchange.fetch(DIGEST, len(DATA), [], 5) == DATA
     assert await two.exchange.fetch(DIGEST, len(DATA) - 1, [three.peer], 5) is None
@@ -108,11 +108,11 @@ async def test_a_blob_comes_from_the_first_source_that_has_it(tmp_path: Path) ->
 async def test_a_range_comes_in_pieces_and_is_accounted(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     await two.blobs.put(DATA, OWNER)
-    pieces = await pull(one, two.peer, 1000, 250_000, kind=Kind.WEIGHTS)
+    pieces = await pull(one, two.peer, 1000, 250_000, kind=BlobKind.WEIGHTS)
     assert [len(piece) for piece in pieces] == [100_000, 100_000, 50_000]
     assert b"".join(pieces) == DATA[1000:251_000]
-    assert one.exchange.received[Kind.WEIGHTS] == one.exchange.received.total() == 250_000
-    assert two.exchange.sent[Kind.WEIGHTS] == 250_000
+    assert one.exchange.received[BlobKind.WEIGHTS] == one.exchange.received.total() == 250_000
+    assert two.exchange.sent[BlobKind.WEIGHTS] == 250_000
     with pytest.raises(TransportError, match="less than"):
         await pull(one, two.peer, 1000, len(DATA))
     for offset in (len(DATA), len(DATA) + 1):
@@ -140,7 +140,7 @@ async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Pa
     await open_one(two.blobs, index)
     with pytest.raises(BlobRefusedError) as refusal:
         await pull(one, two.peer, 0, 100, wait=False)
-    assert refusal.value.status is Status.UNKNOWN
+    assert refusal.value.status is BlobStatus.UNKNOWN
     with pytest.raises(TransportError):
         await pull(one, two.peer, 0, 100)
     reading = asyncio.create_task(pull(one, two.peer, 0, 100))
@@ -162,7 +162,7 @@ async def test_who_must_not_wait_gets_the_chunks_that_are_here_and_learns_which(
     for offset in (30_000, 90_000, 210_001):
         with pytest.raises(BlobRefusedError) as refusal:
             await pull(one, two.peer, offset, 60_000, wait=False)
-        assert refusal.value.status is Status.UNKNOWN
+        assert refusal.value.status is BlobStatus.UNKNOWN
         assert refusal.value.held == 0b10_0000_0011
 
 
@@ -351,7 +351,7 @@ async def test_too_many_streams_are_told_busy(
         await anext(pieces)
         with pytest.raises(BlobRefusedError) as refusal:
             await pull(one, two.peer, 0, 10)
-        assert refusal.value.status is Status.BUSY
+        assert refusal.value.status is BlobStatus.BUSY
     await asyncio.sleep(0.01)
     assert await pull(one, two.peer, 0, 10) == [DATA[:10]]
 
@@ -389,7 +389,7 @@ async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> No
     assert not any(task.done() for task in first)
     with pytest.raises(BlobRefusedError) as refusal:
         await pull(four, one.peer, 0, 10)
-    assert refusal.value.status is Status.BUSY
+    assert refusal.value.status is BlobStatus.BUSY
     assert [b"".join(pieces) for pieces in await asyncio.gather(*first)] == [DATA, DATA]
 
 
@@ -513,16 +513,16 @@ async def test_who_asks_and_does_not_read_costs_one_deadline(tmp_path: Path) -> 
     await stream.close()
 
 
-async def seconds_to_take(cap: UploadCap, count: int) -> float:
+async def seconds_to_take(cap: UploadScheduler, count: int) -> float:
     began = asyncio.get_running_loop().time()
-    await cap.take(count, proven=False)
+    await cap.take(count, trusted=False)
     return asyncio.get_running_loop().time() - began
 
 
 async def test_an_idle_uplink_saves_up_for_a_moment_only() -> None:
-    cap = UploadCap(10_000)
+    cap = UploadScheduler(10_000)
     rate = round(PAYLOAD_SHARE * 10_000)
-    await cap.take(rate, proven=False)
+    await cap.take(rate, trusted=False)
     await asyncio.sleep(3600)
     allowed = round(rate * BURST_SECONDS)
     assert await seconds_to_take(cap, allowed) == 0
@@ -531,8 +531,8 @@ async def test_an_idle_uplink_saves_up_for_a_moment_only() -> None:
 
 
 async def test_the_headers_of_full_packets_fit_into_the_line_beside_what_the_cap_lets_go() -> None:
-    cap = UploadCap(1_000_000)
-    await cap.take(1_000_000, proven=False)  # what was saved up is gone
+    cap = UploadScheduler(1_000_000)
+    await cap.take(1_000_000, trusted=False)  # what was saved up is gone
     ten_seconds = await seconds_to_take(cap, 10_000_000)
     assert ten_seconds > 10.0 * 1514 / 1448
 
@@ -542,8 +542,8 @@ async def test_the_line_is_shared_by_standing(tmp_path: Path) -> None:
     digest = await two.blobs.put(DATA, OWNER)
     told: list[bool] = []
 
-    async def note(_count: int, *, proven: bool) -> None:
-        told.append(proven)
+    async def note(_count: int, *, trusted: bool) -> None:
+        told.append(trusted)
 
     two.exchange.upload_cap.take = note  # type: ignore[method-assign]
     nobody, somebody = Trust(), Trust(lambda peer: peer == one.peer)
@@ -565,9 +565,9 @@ async def test_what_else_leaves_gets_in_between_small_pieces(
     taken: list[int] = []
     take = two.exchange.upload_cap.take
 
-    async def note(count: int, *, proven: bool) -> None:
+    async def note(count: int, *, trusted: bool) -> None:
         taken.append(count)
-        await take(count, proven=proven)
+        await take(count, trusted=trusted)
 
     two.exchange.upload_cap.take = note  # type: ignore[method-assign]
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 60.0) == DATA

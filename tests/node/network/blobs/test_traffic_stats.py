@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.network.blobs.traffic_stats import PARTIES_MAX, WINDOW_SECONDS, SlidingRate, Tally
-from node.network.blobs.transport_choice import Way
-from node.network.blobs.wire import Kind
+from node.network.blobs.traffic_stats import PARTIES_MAX, WINDOW_SECONDS, SlidingRate, TrafficStats
+from node.network.blobs.transport_choice import BlobTransport
+from node.network.blobs.wire import BlobKind
 
 GAPS = st.floats(0, 2.5 * WINDOW_SECONDS)
 MOVES = st.lists(
     st.tuples(
         GAPS,
         st.integers(0, 2 * PARTIES_MAX),
-        st.sampled_from(Kind),
-        st.sampled_from(Way),
+        st.sampled_from(BlobKind),
+        st.sampled_from(BlobTransport),
         st.integers(1, 1 << 22),
     ),
     max_size=150,
@@ -60,18 +60,18 @@ def test_the_first_bytes_are_no_flood():
 
 
 def test_a_stranger_for_each_byte_costs_a_bounded_table():
-    tally = Tally()
+    tally = TrafficStats()
     for number in range(1000):
-        tally.note(f"{number}", Kind.BODY, Way.STREAM, 1, 0.0)
-        tally.note("regular", Kind.BODY, Way.STREAM, 1, 0.0)
+        tally.note(f"{number}", BlobKind.BODY, BlobTransport.STREAM, 1, 0.0)
+        tally.note("regular", BlobKind.BODY, BlobTransport.STREAM, 1, 0.0)
     assert len(tally.parties) == PARTIES_MAX
-    assert tally.parties["regular"].ways[Way.STREAM] == 1000
+    assert tally.parties["regular"].ways[BlobTransport.STREAM] == 1000
     assert tally.total() == 2000
 
 
 @given(MOVES)
 def test_a_tally_adds_up_and_remembers_the_last_ones(moves):
-    tally, now = Tally(), 0.0
+    tally, now = TrafficStats(), 0.0
     by_kind_and_way, by_name, last_at = Counter(), Counter(), {}
     for number, (gap, name, kind, way, count) in enumerate(moves):
         now += gap
@@ -82,12 +82,16 @@ def test_a_tally_adds_up_and_remembers_the_last_ones(moves):
         remembered = sorted(last_at, key=last_at.get)[-PARTIES_MAX:]
         for lost in set(last_at) - set(remembered):  # it begins from nothing if it comes back
             del last_at[lost]
-            for each in Way:
+            for each in BlobTransport:
                 del by_name[lost, each]
         assert list(tally.parties) == remembered
-    for kind in Kind:
-        assert tally[kind] == sum(by_kind_and_way[kind, way] for way in Way)
-        assert [tally.by(kind, way) for way in Way] == [by_kind_and_way[kind, way] for way in Way]
+    for kind in BlobKind:
+        assert tally[kind] == sum(by_kind_and_way[kind, way] for way in BlobTransport)
+        assert [tally.by(kind, way) for way in BlobTransport] == [
+            by_kind_and_way[kind, way] for way in BlobTransport
+        ]
     assert tally.total() == by_kind_and_way.total()
     for name, party in tally.parties.items():
-        assert [party.ways[way] for way in Way] == [by_name[name, way] for way in Way]
+        assert [party.ways[way] for way in BlobTransport] == [
+            by_name[name, way] for way in BlobTransport
+        ]

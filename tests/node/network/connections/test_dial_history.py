@@ -2,11 +2,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from node.network.connections.dial_history import ANSWERED_MAX, FAILED_MAX, Outcomes
+from node.network.connections.dial_history import ANSWERED_MAX, FAILED_MAX, DialHistory
 
 
 def told(*dialled):
-    outcomes = Outcomes()
+    outcomes = DialHistory()
     for now, (address, answered) in enumerate(dialled):
         outcomes.note(address, float(now), answered=answered)
     return outcomes
@@ -39,7 +39,7 @@ class Dialled(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.outcomes, self.noted = Outcomes(), []
+        self.outcomes, self.noted = DialHistory(), []
 
     @rule(number=st.integers(0, 2 * ANSWERED_MAX), answered=st.booleans())
     def note(self, number, answered):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from node.network.connections.gater import BAN_SECONDS, Bans, Inbound
+from node.network.connections.gater import BAN_SECONDS, Bans, ConnectionGater
 from node.network.resources.open_rate import STRANGERS_PER_SECOND
 from protocol.core.types import PeerId
 
@@ -25,10 +25,10 @@ class Gate:
     def __init__(self, admits=lambda _peer: True):
         self.bans = Bans()
         self.blamed, self.sent_away, self.served = [], [], []
-        inbound = Inbound(self.proven, self.bans, self.blame, self.disconnect, admits)
+        inbound = ConnectionGater(self.trusted, self.bans, self.blame, self.disconnect, admits)
         self.openings, self.open = inbound.openings, inbound.guarded(self.serve)
 
-    def proven(self, peer):
+    def trusted(self, peer):
         return peer == "proven"
 
     def blame(self, peer, fault):

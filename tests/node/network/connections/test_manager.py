@@ -13,7 +13,7 @@ from node.network.connections.manager import (
     RETRY_SECONDS_MAX,
     RETRY_SECONDS_MIN,
     TRIED_MAX,
-    PeerTable,
+    ConnectionManager,
 )
 from node.network.connections.peer_selection import (
     AGAIN_SECONDS,
@@ -58,7 +58,7 @@ class Net:
         for name in names:
             self.hub.transport(self.peer(name))
 
-    def table(self, *initial, seed=b"1", proven=lambda _peer: False):
+    def table(self, *initial, seed=b"1", trusted=lambda _peer: False):
         """Return our own peer table."""
         transport = self.hub.transport(self.peer("ours"))
         connect = transport.connect
@@ -72,7 +72,7 @@ class Net:
         transport.connect = dial
         known = [address(self.peer(name)) for name in initial]
         self.roster = Roster(WORLD.manifest, verify)
-        return PeerTable(transport, LoopClock(), Rng(seed), known, self.roster, proven)
+        return ConnectionManager(transport, LoopClock(), Rng(seed), known, self.roster, trusted)
 
     def tell(self, name, *, at=None, **changes):
         """Let us know a member, by default at the address where it is."""
@@ -159,17 +159,17 @@ async def test_a_node_keeps_connections_to_others_with_standing(monkeypatch, own
     monkeypatch.setattr(module, "CONNECTIONS_TARGET", 4)
     net = Net()
     strangers = [f"stranger {n}" for n in range(40)]
-    proven = [f"proven {n}" for n in range(TARGET + 4)]
-    net.add(*strangers, *proven)
-    standing = {net.peer(name) for name in proven}
+    trusted = [f"proven {n}" for n in range(TARGET + 4)]
+    net.add(*strangers, *trusted)
+    standing = {net.peer(name) for name in trusted}
     if own_standing:
         standing.add(net.peer("ours"))
-    ours = net.table(*strangers[:1], proven=standing.__contains__)
+    ours = net.table(*strangers[:1], trusted=standing.__contains__)
     for name in strangers:
         net.hub.connect(net.peer(name), net.peer("ours"))
         net.tell(name)
     await ours.reach()
-    for name in proven:
+    for name in trusted:
         net.tell(name)
     running = asyncio.create_task(ours.run())
     await asyncio.sleep(2 * RETRY_SECONDS_MAX)
@@ -184,21 +184,21 @@ async def test_a_newcomer_looks_for_standing_before_it_has_all_its_connections()
     net = Net()
     strangers = [f"stranger {n}" for n in range(200)]
     net.add("boot", *strangers, "proven 0", "proven 1")
-    proven = {net.peer("proven 0"), net.peer("proven 1")}
-    ours = net.table("boot", proven=proven.__contains__)
+    trusted = {net.peer("proven 0"), net.peer("proven 1")}
+    ours = net.table("boot", trusted=trusted.__contains__)
     for name in (*strangers, "proven 0", "proven 1"):
         net.tell(name)
     running = asyncio.create_task(ours.run())
     await asyncio.sleep(3 * POLL_SECONDS)
-    assert proven <= set(ours.connected)
-    assert len(proven) < len(ours.connected) < CONNECTIONS_TARGET, "beside others"
+    assert trusted <= set(ours.connected)
+    assert len(trusted) < len(ours.connected) < CONNECTIONS_TARGET, "beside others"
     running.cancel()
 
 
 async def test_who_is_alone_tries_those_with_standing_among_the_first():
     net = Net()
     names = [f"stranger {n}" for n in range(200)] + ["proven"]
-    ours = net.table(proven=lambda peer: peer == net.peer("proven"))
+    ours = net.table(trusted=lambda peer: peer == net.peer("proven"))
     for name in names:
         net.tell(name, at=(dead(net.peer(name)),))
     reaching = asyncio.create_task(ours.reach())
@@ -605,7 +605,7 @@ def beside_a_worker(net, count):
     """Let strangers be there, and one worker, which has standing; return them and our table."""
     strangers = [f"stranger {number}" for number in range(count)]
     net.add(*strangers, "worker")
-    return strangers, net.table(proven=lambda peer: peer == net.peer("worker"))
+    return strangers, net.table(trusted=lambda peer: peer == net.peer("worker"))
 
 
 @pytest.mark.usefixtures("at_most_ten")
@@ -632,7 +632,7 @@ async def test_where_there_are_too_many_those_go_first_that_nobody_heeds():
     net = Net()
     strangers, ours = beside_a_worker(net, 11)
     floods = {net.peer(name) for name in strangers[:2]}
-    ours.heeded = lambda peers: [peer for peer in peers if peer not in floods]
+    ours.gossip_ok = lambda peers: [peer for peer in peers if peer not in floods]
     for name in strangers:
         net.hub.connect(net.peer(name), net.peer("ours"))
     await ours._look()
@@ -645,7 +645,7 @@ async def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_sta
     strangers = [f"stranger {number}" for number in range(p2pd.CONNECTIONS_HIGH)]
     net.add(*strangers, "chosen", "worker", "meshed", "guest", "left")
     standing = {net.peer("worker"), net.peer("left")}
-    ours = net.table("chosen", proven=standing.__contains__)
+    ours = net.table("chosen", trusted=standing.__contains__)
     ours.meshed = lambda: frozenset({net.peer("meshed")})
     for name in ("guest", "worker", "meshed", "left"):
         net.hub.connect(net.peer(name), net.peer("ours"))

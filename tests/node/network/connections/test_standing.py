@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.network.connections.peer_selection import LOOK_SECONDS, Standing
+from node.network.connections.peer_selection import LOOK_SECONDS, TrustedPeers
 from protocol.core.types import PeerId
 
 PEERS = [PeerId(name) for name in "abcdef"]
@@ -13,15 +13,15 @@ some_peers = st.frozensets(st.sampled_from(PEERS))
 
 @given(st.lists(st.tuples(st.floats(0, 2 * LOOK_SECONDS), some_peers, some_peers)))
 def test_who_comes_or_leaves_is_noticed_at_once_and_standing_in_a_while(steps):
-    proven: frozenset[PeerId] = frozenset()
+    trusted: frozenset[PeerId] = frozenset()
     asked: list[PeerId] = []
 
     def has_standing(peer):
         asked.append(peer)
-        return peer in proven
+        return peer in trusted
 
-    standing, now, looked_at, before = Standing(has_standing), 0.0, -LOOK_SECONDS, frozenset()
-    for seconds, connected, proven in steps:
+    standing, now, looked_at, before = TrustedPeers(has_standing), 0.0, -LOOK_SECONDS, frozenset()
+    for seconds, connected, trusted in steps:
         now += seconds
         known = {peer: peer in standing.peers for peer in connected & before}
         asked.clear()
@@ -30,7 +30,7 @@ def test_who_comes_or_leaves_is_noticed_at_once_and_standing_in_a_while(steps):
         assert told is (all_of_them or connected != before)
         if all_of_them:
             looked_at, known = now, {}
-        new = {peer: peer in proven for peer in connected - known.keys()}
+        new = {peer: peer in trusted for peer in connected - known.keys()}
         assert standing.peers == {peer for peer, has in {**known, **new}.items() if has}
         assert sorted(asked) == sorted(new)
         before = connected

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 
 from node.network.connections.gater import BAN_SECONDS
-from node.network.connections.manager import POLL_SECONDS, PeerTable
+from node.network.connections.manager import POLL_SECONDS, ConnectionManager
 from node.network.gossip import peer_streams as links
 from node.network.gossip.config import GossipLimits
 from node.network.gossip.driver import Gossip
@@ -47,7 +47,7 @@ def accept(_author, _data):
     return ValidationResult.ACCEPT
 
 
-class Table(PeerTable):
+class Table(ConnectionManager):
     chosen = frozenset()
     places = MappingProxyType({})
 
@@ -392,7 +392,7 @@ async def test_a_peer_that_stops_gossip_but_stays_connected_leaves_the_mesh():
 async def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
     limits = GossipLimits(outbox_frames_max=50, publish_wait_seconds=0.01)
     params = Params(heartbeat_seconds=1.0, mesh_low=1)
-    trust = Trust(proven=lambda _: True)
+    trust = Trust(trusted=lambda _: True)
     async with swarm(3, limits=limits, params=params, trust=trust) as (hub, nodes):
         await eventually(lambda: meshed(*nodes))
         author, healthy, stalled = nodes[1], nodes[0], nodes[2]
@@ -413,7 +413,7 @@ async def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
 async def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(core_seconds, share):
     """What takes five times as long as its bytes may is read at a fifth of the rate."""
     flooder = Identity(bytes([200]) * 32).peer_id
-    async with swarm(2, trust=Trust(proven=lambda peer: peer != flooder)) as (hub, nodes):
+    async with swarm(2, trust=Trust(trusted=lambda peer: peer != flooder)) as (hub, nodes):
         await eventually(lambda: meshed(*nodes))
         author, reader = nodes
         reader.clock.look_seconds = core_seconds
@@ -471,7 +471,7 @@ async def hears_an_author_in_a_flood(hub, say, reader, frames, peers, warm_secon
 
 async def test_a_stranger_in_our_mesh_is_read_apart_from_those_outside():
     """Twenty outside send all they can, a member without standing says 60 kB a second."""
-    async with swarm(2, trust=Trust(proven=lambda _peer: False)) as (hub, nodes):
+    async with swarm(2, trust=Trust(trusted=lambda _peer: False)) as (hub, nodes):
         await eventually(lambda: meshed(*nodes))
         ids = tuple(number.to_bytes(MESSAGE_ID_BYTES, "big") for number in range(800))
         offers = frame(encode_rpc(Rpc(ihave=(IHave("elsewhere", ids),))))
@@ -812,14 +812,14 @@ async def test_peers_at_one_place_are_told_to_the_router_once_greeted():
         strangers = [RawPeer(hub, number) for number in range(100, 139)]
         everybody = [other.peer_id, *(each.identity.peer_id for each in strangers)]
         await eventually(lambda: meshed(node, other))
-        assert node.gossip.heeded([other.peer_id]) == [other.peer_id]
+        assert node.gossip.gossip_ok([other.peer_id]) == [other.peer_id]
         node.peers.places = dict.fromkeys(everybody, ("203.0.113.7",))
         for each in strangers:
             await each.listen()
             hub.connect(each.identity.peer_id, node.peer_id)
         await asyncio.sleep(3 * POLL_SECONDS)
         assert len(node.peers.connected) == 40
-        assert node.gossip.mesh_peers(TOPIC) == node.gossip.heeded(everybody) == []
+        assert node.gossip.mesh_peers(TOPIC) == node.gossip.gossip_ok(everybody) == []
         strangers[0].rpcs.clear()
         await node.gossip.publish(TOPIC, b"news")
         await asyncio.sleep(5)

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.network.blobs.traffic_stats import Tally
+from node.network.blobs.traffic_stats import TrafficStats
 from node.network.http.application import Application, ResponseLimits
 from node.network.http.catalog import Catalogue
 from node.network.http.rate_limit import ConnectionLimits
 from node.network.http.server import WeightsServer
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.storage.blobs import FileBlobs
 from protocol.core import crypto
 from protocol.core.types import Version
@@ -34,7 +34,7 @@ class Face:
     application: Application
     port: int
     policies: dict[Version, Policy]
-    sent: Tally = field(default_factory=Tally)
+    sent: TrafficStats = field(default_factory=TrafficStats)
 
 
 @asynccontextmanager
@@ -43,11 +43,11 @@ async def face(
     *,
     connections: ConnectionLimits | None = None,
     responses: ResponseLimits | None = None,
-    cap: UploadCap | None = None,
+    cap: UploadScheduler | None = None,
 ):
-    blobs, policies, sent = FileBlobs(directory / "blobs"), {}, Tally()
+    blobs, policies, sent = FileBlobs(directory / "blobs"), {}, TrafficStats()
     catalogue = Catalogue(blobs, lambda: policies)
-    application = Application(catalogue, cap or UploadCap(None), sent, responses)
+    application = Application(catalogue, cap or UploadScheduler(None), sent, responses)
     listener = socket.create_server((HOST, 0))
     server = WeightsServer(listener, application, connections)
     await server.start()

@@ -13,18 +13,18 @@ from node.network.blobs.transport_choice import (
     OTHER_WAY_REQUESTS,
     PAUSE_SECONDS_MAX,
     PAUSE_SECONDS_MIN,
-    Way,
-    Ways,
+    BlobTransport,
+    TransportChooser,
 )
-from node.network.blobs.wire import BlobRefusedError, Kind, Status
+from node.network.blobs.wire import BlobKind, BlobRefusedError, BlobStatus
 from node.network.http import client as http_client
 from node.network.http.application import ResponseLimits
 from node.network.http.client import HttpClient
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.protocols import BLOBS
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
-from node.weights.download import Weights, WeightsDownload
+from node.weights.download import RemoteWeights, WeightsDownload
 from protocol.core.faults import FaultCode
 from protocol.core.types import PeerId, RunId
 from protocol.shardcast.forest import ForestMember
@@ -37,7 +37,7 @@ from tests.worlds.socket_streams import SocketStreams
 PEER = PeerId("two")
 OK = b"HTTP/1.1 206 Partial Content\r\ncontent-length: 1000\r\ncontent-range: bytes 100-1099/700001"
 LENGTH = len(DATA)
-WEIGHT = Kind.WEIGHTS
+WEIGHT = BlobKind.WEIGHTS
 WHOLE = (
     f"HTTP/1.1 206 Partial\r\nContent-Length: {LENGTH}\r\n"
     f"Content-Range: bytes 0-{LENGTH - 1}/{LENGTH}\r\n\r\n"
@@ -143,7 +143,7 @@ async def test_any_other_answer_is_a_broken_transport(answer):
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [(404, Status.UNKNOWN), (503, Status.BUSY), (429, Status.BUSY)],
+    [(404, BlobStatus.UNKNOWN), (503, BlobStatus.BUSY), (429, BlobStatus.BUSY)],
 )
 async def test_refusals_say_why(code, status):
     async with impostor(b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % code) as (port, _):
@@ -212,47 +212,47 @@ async def test_few_idle_connections_are_kept():
 
 
 def test_the_faster_way_is_taken_and_the_other_tried_now_and_then():
-    seen = Ways()
-    assert seen.choose(PEER, 0.0) is Way.HTTP
+    seen = TransportChooser()
+    assert seen.choose(PEER, 0.0) is BlobTransport.HTTP
     for _ in range(20):
-        seen.delivered(PEER, Way.HTTP, 1000, 1.0)
-        seen.delivered(PEER, Way.STREAM, 5000, 1.0)
+        seen.delivered(PEER, BlobTransport.HTTP, 1000, 1.0)
+        seen.delivered(PEER, BlobTransport.STREAM, 5000, 1.0)
     chosen = [seen.choose(PEER, 0.0) for _ in range(2 * OTHER_WAY_REQUESTS)]
-    assert chosen.count(Way.HTTP) == 2
-    seen.delivered(PEER, Way.HTTP, 9000, 1.0)
+    assert chosen.count(BlobTransport.HTTP) == 2
+    seen.delivered(PEER, BlobTransport.HTTP, 9000, 1.0)
     chosen = [seen.choose(PEER, 0.0) for _ in range(2 * OTHER_WAY_REQUESTS)]
-    assert chosen.count(Way.STREAM) == 2
+    assert chosen.count(BlobTransport.STREAM) == 2
 
 
 def test_one_slow_request_decides_nothing_and_many_do():
-    seen = Ways()
-    seen.delivered(PEER, Way.HTTP, 2000, 1.0)
-    seen.delivered(PEER, Way.STREAM, 1000, 1.0)
-    seen.delivered(PEER, Way.HTTP, 1, 60.0)
-    assert seen.choose(PEER, 0.0) is Way.HTTP
+    seen = TransportChooser()
+    seen.delivered(PEER, BlobTransport.HTTP, 2000, 1.0)
+    seen.delivered(PEER, BlobTransport.STREAM, 1000, 1.0)
+    seen.delivered(PEER, BlobTransport.HTTP, 1, 60.0)
+    assert seen.choose(PEER, 0.0) is BlobTransport.HTTP
     for _ in range(20):
-        seen.delivered(PEER, Way.HTTP, 1, 60.0)
-    assert seen.choose(PEER, 0.0) is Way.STREAM
+        seen.delivered(PEER, BlobTransport.HTTP, 1, 60.0)
+    assert seen.choose(PEER, 0.0) is BlobTransport.STREAM
 
 
 def test_http_that_fails_is_left_alone_for_ever_longer():
-    seen, now, pauses = Ways(), 0.0, []
+    seen, now, pauses = TransportChooser(), 0.0, []
     for _ in range(15):
         seen.failed(PEER, now)
         seen.failed(PEER, now)  # two requests that were under way together
         start = now
-        while seen.choose(PEER, now) is Way.STREAM:
+        while seen.choose(PEER, now) is BlobTransport.STREAM:
             now += 1.0
         pauses.append(now - start)
     assert pauses[0] == PAUSE_SECONDS_MIN and pauses[1] == 2 * PAUSE_SECONDS_MIN
     assert pauses[-1] == PAUSE_SECONDS_MAX
-    seen.delivered(PEER, Way.HTTP, 1, 1.0)
+    seen.delivered(PEER, BlobTransport.HTTP, 1, 1.0)
     seen.failed(PEER, now)
-    assert seen.choose(PEER, now + PAUSE_SECONDS_MIN) is Way.HTTP
+    assert seen.choose(PEER, now + PAUSE_SECONDS_MIN) is BlobTransport.HTTP
 
 
 def test_few_peers_are_remembered():
-    seen = Ways()
+    seen = TransportChooser()
     for number in range(transport_choice.PEERS_MAX + 10):
         seen.choose(PeerId(str(number)), 0.0)
     assert len(seen._peers) == transport_choice.PEERS_MAX
@@ -282,7 +282,12 @@ class Pair:
 
     async def pull(self, offset=0, length=LENGTH, **options):
         pieces = self.one.fetch_range(
-            PEER, DIGEST, offset, length, piece_bytes=100_000, **{"kind": Kind.WEIGHTS, **options}
+            PEER,
+            DIGEST,
+            offset,
+            length,
+            piece_bytes=100_000,
+            **{"kind": BlobKind.WEIGHTS, **options},
         )
         async with aclosing(pieces):
             return b"".join([bytes(piece) async for piece in pieces])
@@ -311,25 +316,31 @@ async def test_weights_come_by_http_and_bodies_by_streams(tmp_path):
         assert await both.pull() == DATA
         await eventually(lambda: served.sent.total() >= len(DATA))  # counted once it has been sent
         assert (both.by_stream, served.sent.total()) == (0, len(DATA))
-        assert both.one.received[Kind.WEIGHTS] == len(DATA)
-        assert await both.pull(kind=Kind.BODY) == DATA
+        assert both.one.received[BlobKind.WEIGHTS] == len(DATA)
+        assert await both.pull(kind=BlobKind.BODY) == DATA
         assert (both.by_stream, served.sent.total()) == (len(DATA), len(DATA))
 
 
 async def test_each_piece_tells_by_which_way_it_came(tmp_path):
     async with pair(tmp_path) as (both, _served):
         heard = []
-        for kind in (Kind.WEIGHTS, Kind.BODY):
+        for kind in (BlobKind.WEIGHTS, BlobKind.BODY):
             await both.pull(kind=kind, on_piece=lambda *piece: heard.append(piece))
         lengths = [min(100_000, len(DATA) - at) for at in range(0, len(DATA), 100_000)]
-        assert heard == [(way, length) for way in (Way.HTTP, Way.STREAM) for length in lengths]
+        assert heard == [
+            (way, length)
+            for way in (BlobTransport.HTTP, BlobTransport.STREAM)
+            for length in lengths
+        ]
         received = both.one.received
         assert (
-            received.by(Kind.WEIGHTS, Way.HTTP) == received.by(Kind.BODY, Way.STREAM) == len(DATA)
+            received.by(BlobKind.WEIGHTS, BlobTransport.HTTP)
+            == received.by(BlobKind.BODY, BlobTransport.STREAM)
+            == len(DATA)
         )
         assert received.total() == 2 * len(DATA)
         assert {name: party.ways for name, party in received.parties.items()} == {
-            PEER: {Way.HTTP: len(DATA), Way.STREAM: len(DATA)}
+            PEER: {BlobTransport.HTTP: len(DATA), BlobTransport.STREAM: len(DATA)}
         }
 
 
@@ -349,7 +360,7 @@ async def test_what_neither_way_has_is_refused_and_http_still_trusted(tmp_path):
         await served.blobs.release(WEIGHTS)
         with pytest.raises(BlobRefusedError) as caught:
             await both.pull()
-        assert caught.value.status is Status.UNKNOWN
+        assert caught.value.status is BlobStatus.UNKNOWN
         await served.blobs.put(DATA, WEIGHTS)
         assert await both.pull() == DATA
         assert both.by_stream == 0
@@ -357,7 +368,7 @@ async def test_what_neither_way_has_is_refused_and_http_still_trusted(tmp_path):
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 async def test_a_port_that_closes_in_the_middle_costs_no_byte_twice(tmp_path, after):
-    async with pair(tmp_path, cap=UploadCap(1_000_000)) as (both, served):
+    async with pair(tmp_path, cap=UploadScheduler(1_000_000)) as (both, served):
         if not after:
             await served.server.stop()
         pieces = both.one.fetch_range(PEER, DIGEST, 0, LENGTH, piece_bytes=50_000, kind=WEIGHT)
@@ -427,7 +438,7 @@ async def test_a_face_that_sends_wrong_bytes_is_named_and_nothing_of_it_stays(tm
             both.one,
             blobs,
             files,
-            Weights(stored.digest, stored.digest, *sizes, PEER),
+            RemoteWeights(stored.digest, stored.digest, *sizes, PEER),
             [ForestMember(PEER, 0, reachable=True)],
             stripes=1,
             fanout=2,

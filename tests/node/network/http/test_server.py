@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from node.local.errors import NodeError
 from node.local.ports import listen
-from node.network.blobs.transport_choice import Way
-from node.network.blobs.wire import Kind
+from node.network.blobs.transport_choice import BlobTransport
+from node.network.blobs.wire import BlobKind
 from node.network.http import catalog
 from node.network.http.application import ResponseLimits
 from node.network.http.catalog import PROBE_BYTES, SHARD_BYTES
-from node.network.http.rate_limit import ConnectionLimits, Doorkeeper
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.http.rate_limit import ConnectionLimits, HttpRateLimiter
+from node.network.resources.upload_scheduler import UploadScheduler
 from protocol.core import crypto
 from protocol.core.types import Digest, Version
 from roles.ports.engines import Policy
@@ -66,10 +66,10 @@ async def test_a_blob_is_served_whole_in_part_and_not_at_all(tmp_path):
         assert (same.status, same.body) == (304, b"")
         beyond = await get(served.port, BLOB, f"Range: bytes={len(DATA)}-")
         assert (beyond.status, beyond.headers["content-range"]) == (416, f"bytes */{len(DATA)}")
-        sent_bytes = served.sent.by(Kind.WEIGHTS, Way.HTTP)
+        sent_bytes = served.sent.by(BlobKind.WEIGHTS, BlobTransport.HTTP)
         assert sent_bytes == served.sent.total() == len(DATA) + 300_001
         assert {name: party.ways for name, party in served.sent.parties.items()} == {
-            HOST: {Way.HTTP: sent_bytes}
+            HOST: {BlobTransport.HTTP: sent_bytes}
         }
 
 
@@ -260,7 +260,7 @@ async def put_much(served):
 @pytest.mark.parametrize("rate", [None, 200_000_000], ids=["no cap", "a cap"])
 async def test_a_reader_whose_socket_is_full_again_and_again_gets_every_byte(tmp_path, rate):
     large = random.Random(3).randbytes(24_000_001)
-    async with face(tmp_path, cap=UploadCap(rate)) as served:
+    async with face(tmp_path, cap=UploadScheduler(rate)) as served:
         blob = f"/blobs/{(await served.blobs.put(large, WEIGHTS)).hex()}"
         here = open_descriptors()
         reader, writer = await asyncio.open_connection(HOST, served.port, limit=1 << 16)
@@ -312,7 +312,7 @@ async def test_a_slow_reader_is_cut_off_and_blocks_nobody(tmp_path):
         await asyncio.sleep(1.0)
         assert not served.server.doorkeeper.connections
         assert not served.application._serving
-        assert served.sent[Kind.WEIGHTS] < 19_000_000
+        assert served.sent[BlobKind.WEIGHTS] < 19_000_000
         writer.close()
 
 
@@ -379,7 +379,7 @@ async def test_connections_and_responses_are_limited(tmp_path):
 
 
 def test_requests_are_limited_by_address():
-    keeper = Doorkeeper(ConnectionLimits(requests_per_second=10))
+    keeper = HttpRateLimiter(ConnectionLimits(requests_per_second=10))
     assert sum(keeper.may_ask("one", 0.0) for _ in range(50)) == 20
     assert keeper.may_ask("two", 0.0)
     assert not keeper.may_ask("one", 0.05) and keeper.may_ask("one", 0.2)
@@ -397,7 +397,7 @@ async def test_a_flood_of_requests_is_turned_away(tmp_path):
 
 
 async def test_uploads_stay_under_the_cap_that_streams_share(tmp_path):
-    cap = UploadCap(1_000_000)
+    cap = UploadScheduler(1_000_000)
     async with face(tmp_path, cap=cap) as served:
         await served.blobs.put(DATA, WEIGHTS)
         started = asyncio.get_running_loop().time()
@@ -408,9 +408,9 @@ async def test_uploads_stay_under_the_cap_that_streams_share(tmp_path):
 async def test_the_line_is_shared_by_who_is_at_an_address(tmp_path):
     told = []
 
-    class Noting(UploadCap):
-        async def take(self, _count, *, proven):
-            told.append(proven)
+    class Noting(UploadScheduler):
+        async def take(self, _count, *, trusted):
+            told.append(trusted)
 
     async with face(tmp_path, cap=Noting(None)) as served:
         await served.blobs.put(DATA, WEIGHTS)
@@ -424,10 +424,10 @@ async def test_the_line_is_shared_by_who_is_at_an_address(tmp_path):
 async def test_a_capped_answer_leaves_in_small_pieces(tmp_path):
     taken = []
 
-    class Noting(UploadCap):
-        async def take(self, count, *, proven):
+    class Noting(UploadScheduler):
+        async def take(self, count, *, trusted):
             taken.append(count)
-            await super().take(count, proven=proven)
+            await super().take(count, trusted=trusted)
 
     async with face(tmp_path, cap=Noting(5_000_000)) as served:
         await served.blobs.put(DATA, WEIGHTS)

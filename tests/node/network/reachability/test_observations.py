@@ -7,7 +7,7 @@ import pytest
 from node.context import NodeContext, Ports
 from node.local.addresses import host_of, is_local
 from node.network.reachability.autonat import WITNESSES, Reachability, dialled_back
-from node.network.reachability.observations import NEWCOMERS_MAX, Witness
+from node.network.reachability.observations import NEWCOMERS_MAX, ReachabilityProber
 from node.network.streams.framing import write_frame
 from node.network.streams.protocols import DIAL_BACK, SAMPLE_BYTES_MAX
 from protocol.core.crypto import public_key_from_peer_id
@@ -49,9 +49,9 @@ class Node:
             self.peers,
             ChangeSignal(),
             Conditions(),
-            Trust(swarm.proven.__contains__),
+            Trust(swarm.trusted.__contains__),
         )
-        self.witness = Witness(self.context)
+        self.witness = ReachabilityProber(self.context)
         self.reachability = Reachability(self.context, self.witness.finding_seconds, None)
 
 
@@ -59,9 +59,9 @@ class Swarm:
     def __init__(self, count=6):
         genesis = run_manifest().genesis.model_copy(update={"created_at": round(LoopClock().now())})
         self.world = World(run_manifest().model_copy(update={"genesis": genesis}))
-        self.hub, self.proven = Hub(), set()
+        self.hub, self.trusted = Hub(), set()
         self.nodes = [Node(self, f"node {number}") for number in range(count)]
-        self.proven |= {node.peer for node in self.nodes}
+        self.trusted |= {node.peer for node in self.nodes}
 
     async def begin(self):
         """Serve, and know each other."""
@@ -206,16 +206,16 @@ async def test_findings_are_forgotten_with_time_and_with_the_member():
 async def test_we_speak_for_proven_keys_first_and_for_few_others_that_we_know_for_a_while():
     swarm = Swarm(NEWCOMERS_MAX + 4)
     await swarm.begin()
-    witness, proven, *new = swarm.nodes
-    swarm.proven -= {node.peer for node in new}
-    for node in (proven, *new):
+    witness, trusted, *new = swarm.nodes
+    swarm.trusted -= {node.peer for node in new}
+    for node in (trusted, *new):
         await asked(node, witness, address(node.peer), 1000)
-    assert list(witness.witness.findings()) == [key(proven)]
+    assert list(witness.witness.findings()) == [key(trusted)]
     for _ in range(AGE_EPOCHS + 1):
         await asyncio.sleep(EPOCH_SECONDS)
         swarm.refresh()
     found = list(witness.witness.findings())
-    assert found[0] == key(proven)
+    assert found[0] == key(trusted)
     assert len(found) == 1 + NEWCOMERS_MAX <= WITNESSED_MAX
 
 

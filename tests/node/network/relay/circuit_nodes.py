@@ -25,7 +25,7 @@ class Node:
             self.peers,
             ChangeSignal(),
             Conditions(),
-            Trust(swarm.proven.__contains__),
+            Trust(swarm.trusted.__contains__),
         )
 
 
@@ -35,7 +35,7 @@ class Swarm:
     def __init__(self, *names):
         genesis = run_manifest().genesis.model_copy(update={"created_at": round(LoopClock().now())})
         self.world = World(run_manifest().model_copy(update={"genesis": genesis}))
-        self.hub, self.proven = Hub(), set()
+        self.hub, self.trusted = Hub(), set()
         self.nodes = [Node(self, name) for name in names]
 
     def tell(self, node, *, roles=("relay",), at="/ip4/9.9.9.9/tcp/4001", **changes):

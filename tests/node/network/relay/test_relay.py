@@ -10,13 +10,13 @@ from node.network.relay.wire import (
     HOP_SHAPE,
     STOP_SHAPE,
     CircuitMessage,
-    Kind,
-    Status,
+    CircuitMessageKind,
+    CircuitStatus,
     ask,
     receive,
     send,
 )
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.protocols import HOP, STOP_NAME
 from roles.ports.transport import TransportError
 from tests.node.network.relay.circuit_nodes import Swarm
@@ -31,9 +31,9 @@ class World(Swarm):
         super().__init__("relay", "home", "caller", *others)
         self.members = self.nodes[:members]
         self.relay_node, self.home, self.caller, *self.others = self.nodes
-        self.relay = CircuitRelay(self.relay_node.context, UploadCap(cap))
+        self.relay = CircuitRelay(self.relay_node.context, UploadScheduler(cap))
         self.knocks = []
-        self.answer = Status.OK
+        self.answer = CircuitStatus.OK
 
     async def begin(self):
         for node in self.members:
@@ -45,7 +45,7 @@ class World(Swarm):
         """Take a connection, and echo what comes over it."""
         message = await receive(stream, STOP_SHAPE)
         self.knocks.append(message)
-        await send(stream, CircuitMessage(Kind.STATUS, None, self.answer), STOP_SHAPE)
+        await send(stream, CircuitMessage(CircuitMessageKind.STATUS, None, self.answer), STOP_SHAPE)
         while data := await stream.read(1 << 16):
             await stream.write(data)
 
@@ -56,13 +56,15 @@ class World(Swarm):
         return await receive(stream, HOP_SHAPE), stream
 
     async def reserve(self, node):
-        answer, stream = await self.hop(node, CircuitMessage(Kind.RESERVE))
+        answer, stream = await self.hop(node, CircuitMessage(CircuitMessageKind.RESERVE))
         await stream.close()
         return answer
 
     async def connect(self, node=None, target=None):
         target = (target or self.home).peer
-        return await self.hop(node or self.caller, CircuitMessage(Kind.CONNECT, target))
+        return await self.hop(
+            node or self.caller, CircuitMessage(CircuitMessageKind.CONNECT, target)
+        )
 
 
 async def begun(*others, **options):
@@ -74,11 +76,11 @@ async def begun(*others, **options):
 async def test_bytes_go_both_ways_through_a_circuit_and_are_counted():
     world = await begun()
     reserved = await world.reserve(world.home)
-    assert reserved.status == Status.OK
+    assert reserved.status == CircuitStatus.OK
     lasts = reserved.expires_at - world.home.context.ports.clock.now()
     assert lasts == pytest.approx(RESERVATION_SECONDS, abs=1)
     answer, circuit = await world.connect()
-    assert answer.status == Status.OK
+    assert answer.status == CircuitStatus.OK
     assert (answer.limit_seconds, answer.limit_bytes) == (600, module.CIRCUIT_BYTES_MAX)
     await circuit.write(b"hello")
     assert await circuit.read_exactly(5) == b"hello"
@@ -95,11 +97,11 @@ async def test_bytes_go_both_ways_through_a_circuit_and_are_counted():
 async def test_nobody_is_called_who_has_not_asked_for_it():
     world = await begun()
     answer, _ = await world.connect()
-    assert answer.status == Status.NO_RESERVATION
+    assert answer.status == CircuitStatus.NO_RESERVATION
     await world.reserve(world.home)
     world.hub.disconnect(world.relay_node.peer, world.home.peer)
     answer, _ = await world.connect()
-    assert answer.status == Status.NO_RESERVATION
+    assert answer.status == CircuitStatus.NO_RESERVATION
     assert world.relay.reservations == 0
     assert not world.knocks
     assert not world.hub.connected(world.relay_node.peer, world.home.peer), "it dials nobody"
@@ -119,29 +121,29 @@ async def test_a_reservation_ends_unless_it_is_renewed():
         await world.reserve(world.home)
         await asyncio.sleep(RESERVATION_SECONDS - 5)
         answer, circuit = await world.connect()
-        assert answer.status == Status.OK
+        assert answer.status == CircuitStatus.OK
         await circuit.close()
     for node in world.nodes:  # records live shorter
         world.tell(node)
     await asyncio.sleep(6)
     answer, _ = await world.connect()
-    assert answer.status == Status.NO_RESERVATION
+    assert answer.status == CircuitStatus.NO_RESERVATION
     task.cancel()
 
 
 async def test_only_members_are_served_and_only_over_connections_of_their_own():
     world = await begun("stranger", members=3)
     (stranger,) = world.others
-    assert (await world.reserve(stranger)).status == Status.PERMISSION_DENIED
-    assert (await world.reserve(world.home)).status == Status.OK
+    assert (await world.reserve(stranger)).status == CircuitStatus.PERMISSION_DENIED
+    assert (await world.reserve(world.home)).status == CircuitStatus.OK
     answer, _ = await world.connect(stranger)
-    assert answer.status == Status.PERMISSION_DENIED
+    assert answer.status == CircuitStatus.PERMISSION_DENIED
 
     async def through_another_relay(_peer):
         return ["/ip4/9.9.9.9/tcp/1/p2p/x/p2p-circuit"]
 
     world.relay_node.transport.remote_addresses = through_another_relay
-    assert (await world.reserve(world.home)).status == Status.PERMISSION_DENIED
+    assert (await world.reserve(world.home)).status == CircuitStatus.PERMISSION_DENIED
     assert not world.knocks
 
 
@@ -172,35 +174,35 @@ async def test_one_node_has_so_many_circuits_and_one_caller_too(monkeypatch):
     await world.reserve(world.home)
     circuits = [await world.connect() for _ in range(3)]
     answer, _ = await world.connect(world.others[0])
-    assert answer.status == Status.RESOURCE_LIMIT_EXCEEDED
+    assert answer.status == CircuitStatus.RESOURCE_LIMIT_EXCEEDED
     await circuits[0][1].close()
     await asyncio.sleep(1)
     answer, _ = await world.connect(world.others[0])
-    assert answer.status == Status.OK
+    assert answer.status == CircuitStatus.OK
 
 
 async def test_places_go_to_who_has_standing_when_they_run_out(monkeypatch):
     monkeypatch.setattr(module, "RESERVATIONS_MAX", 2)
     world = await begun("proven", "other")
-    proven, other = world.others
-    world.proven.add(proven.peer)
-    assert (await world.reserve(world.home)).status == Status.OK
-    assert (await world.reserve(other)).status == Status.OK
-    assert (await world.reserve(world.caller)).status == Status.RESERVATION_REFUSED
-    assert (await world.reserve(proven)).status == Status.OK
+    trusted, other = world.others
+    world.trusted.add(trusted.peer)
+    assert (await world.reserve(world.home)).status == CircuitStatus.OK
+    assert (await world.reserve(other)).status == CircuitStatus.OK
+    assert (await world.reserve(world.caller)).status == CircuitStatus.RESERVATION_REFUSED
+    assert (await world.reserve(trusted)).status == CircuitStatus.OK
     assert world.relay.reservations == 2
     answer, _ = await world.connect()
-    assert answer.status == Status.NO_RESERVATION, "the oldest of the others has lost it"
-    assert (await world.reserve(proven)).status == Status.OK, "it has one already"
+    assert answer.status == CircuitStatus.NO_RESERVATION, "the oldest of the others has lost it"
+    assert (await world.reserve(trusted)).status == CircuitStatus.OK, "it has one already"
     assert world.relay.reservations == 2
 
 
 async def test_a_refusal_of_the_one_behind_is_passed_on():
     world = await begun()
     await world.reserve(world.home)
-    world.answer = Status.CONNECTION_FAILED
+    world.answer = CircuitStatus.CONNECTION_FAILED
     answer, _ = await world.connect()
-    assert answer.status == Status.CONNECTION_FAILED
+    assert answer.status == CircuitStatus.CONNECTION_FAILED
     assert world.relay.circuits == 0
 
 
@@ -218,8 +220,8 @@ async def test_what_is_no_message_is_blamed():
     world = await begun()
     stream = await world.caller.peers.open_stream(world.relay_node.peer, HOP.name)
     await stream.write(b"\x02\x08\x09")
-    assert (await receive(stream, HOP_SHAPE)).status == Status.MALFORMED_MESSAGE
+    assert (await receive(stream, HOP_SHAPE)).status == CircuitStatus.MALFORMED_MESSAGE
     assert [peer for peer, _ in world.relay_node.peers.blamed] == [world.caller.peer]
     stream = await world.caller.peers.open_stream(world.relay_node.peer, HOP.name)
     with pytest.raises(TransportError, match="400"):
-        await ask(stream, CircuitMessage(Kind.CONNECT), HOP_SHAPE)
+        await ask(stream, CircuitMessage(CircuitMessageKind.CONNECT), HOP_SHAPE)

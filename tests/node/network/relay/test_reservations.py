@@ -4,7 +4,7 @@ import pytest
 
 from node.network.relay.relay import RESERVATION_SECONDS, CircuitRelay
 from node.network.relay.reservations import RELAYS_TARGET, RETRY_SECONDS, Reservations
-from node.network.resources.upload_scheduler import UploadCap
+from node.network.resources.upload_scheduler import UploadScheduler
 from tests.node.network.relay.circuit_nodes import Swarm
 
 pytestmark = pytest.mark.virtual
@@ -40,7 +40,7 @@ class World(Swarm):
     async def begin(self):
         self.tasks = [asyncio.create_task(self.refresh())]
         for name, node in self.places.items():
-            self.relays[name] = CircuitRelay(node.context, UploadCap(None))
+            self.relays[name] = CircuitRelay(node.context, UploadScheduler(None))
             await self.relays[name].start()
         self.tasks.append(asyncio.create_task(self.reservations.run(self.changed)))
         await asyncio.sleep(1)

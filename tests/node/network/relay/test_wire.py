@@ -8,8 +8,8 @@ from node.network.relay.wire import (
     HOP_SHAPE,
     STOP_SHAPE,
     CircuitMessage,
-    Kind,
-    Status,
+    CircuitMessageKind,
+    CircuitStatus,
     ask,
     decode,
     encode,
@@ -62,10 +62,20 @@ class Pipe:
         (
             GO_RESERVED,
             HOP_SHAPE,
-            CircuitMessage(Kind.STATUS, None, Status.OK, 1795420404, 120, 131072),
+            CircuitMessage(
+                CircuitMessageKind.STATUS, None, CircuitStatus.OK, 1795420404, 120, 131072
+            ),
         ),
-        (GO_KNOCKS, STOP_SHAPE, CircuitMessage(Kind.CONNECT, CALLER, 0, 0, 120, 131072)),
-        (GO_REFUSES, HOP_SHAPE, CircuitMessage(Kind.STATUS, None, Status.CONNECTION_FAILED)),
+        (
+            GO_KNOCKS,
+            STOP_SHAPE,
+            CircuitMessage(CircuitMessageKind.CONNECT, CALLER, 0, 0, 120, 131072),
+        ),
+        (
+            GO_REFUSES,
+            HOP_SHAPE,
+            CircuitMessage(CircuitMessageKind.STATUS, None, CircuitStatus.CONNECTION_FAILED),
+        ),
     ],
 )
 def test_what_go_says_is_understood(data, shape, message):
@@ -73,15 +83,15 @@ def test_what_go_says_is_understood(data, shape, message):
 
 
 def test_we_knock_and_refuse_in_the_same_bytes_as_go():
-    knock = CircuitMessage(Kind.CONNECT, CALLER, 0, 0, 120, 131072)
+    knock = CircuitMessage(CircuitMessageKind.CONNECT, CALLER, 0, 0, 120, 131072)
     assert encode(knock, STOP_SHAPE).hex() == GO_KNOCKS
-    refusal = CircuitMessage(Kind.STATUS, None, Status.CONNECTION_FAILED)
+    refusal = CircuitMessage(CircuitMessageKind.STATUS, None, CircuitStatus.CONNECTION_FAILED)
     assert encode(refusal, HOP_SHAPE).hex() == GO_REFUSES
 
 
 MESSAGES = st.builds(
     CircuitMessage,
-    st.sampled_from(Kind),
+    st.sampled_from(CircuitMessageKind),
     st.sampled_from([None, PEER]),
     *[st.integers(0, 2**32)] * 4,
 )
@@ -131,11 +141,11 @@ async def test_a_long_message_is_not_read(prefix):
 
 async def test_whoever_asks_hears_yes_or_an_error():
     for answer in (
-        CircuitMessage(Kind.STATUS, None, Status.NO_RESERVATION),
-        CircuitMessage(Kind.CONNECT, PEER, Status.OK),
+        CircuitMessage(CircuitMessageKind.STATUS, None, CircuitStatus.NO_RESERVATION),
+        CircuitMessage(CircuitMessageKind.CONNECT, PEER, CircuitStatus.OK),
     ):
         said = encode(answer, HOP_SHAPE)
         pipe = Pipe(bytes((len(said),)) + said)
         pipe.write = lambda _data: asyncio.sleep(0)
         with pytest.raises(TransportError):
-            await ask(pipe, CircuitMessage(Kind.RESERVE), HOP_SHAPE)
+            await ask(pipe, CircuitMessage(CircuitMessageKind.RESERVE), HOP_SHAPE)

@@ -9,7 +9,7 @@ from node.network.resources.dht_call_limiter import (
     RATES,
     REFUSED_MAX,
     CallError,
-    Calls,
+    DhtCallLimiter,
 )
 from roles.ports.transport import Trust
 
@@ -23,7 +23,7 @@ class Callers:
 
     def __init__(self):
         self.spent_seconds = 0.0
-        self.calls = Calls(lambda: self.spent_seconds)
+        self.calls = DhtCallLimiter(lambda: self.spent_seconds)
         self.calls.trust = Trust(lambda peer: peer == "worker")
         self.blamed = []
         self.calls.blame = lambda peer, fault: self.blamed.append((peer, str(fault.code)))
@@ -60,7 +60,7 @@ def share(rate_bytes):
     [
         (["stranger"], 20, RATES.stranger),
         ([f"stranger-{number}" for number in range(40)], 2, RATES.strangers),
-        (["worker"], 100, RATES.proven),
+        (["worker"], 100, RATES.trusted),
     ],
     ids=["a stranger", "many of them", "one with standing"],
 )

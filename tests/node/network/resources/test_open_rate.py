@@ -10,7 +10,7 @@ from node.network.resources.open_rate import (
     EACH_PER_SECOND,
     HALF_LIFE_SECONDS,
     STRANGERS_PER_SECOND,
-    Openings,
+    OpenRateLimiter,
 )
 from protocol.core.types import PeerId
 
@@ -19,7 +19,7 @@ MANY = 100
 
 
 def made():
-    return Openings(lambda peer: peer.startswith("proven"))
+    return OpenRateLimiter(lambda peer: peer.startswith("proven"))
 
 
 def play(openings, rates, seconds, now=0.0):

@@ -7,7 +7,7 @@ from node.network.resources.read_limiter import (
     READ_BYTES_MIN,
     RECOUNT_SECONDS,
     WAKE_BYTES,
-    Reading,
+    ReadRateLimiter,
     ReadRates,
 )
 
@@ -15,12 +15,12 @@ RATES = ReadRates()
 READ = 64 << 10
 
 
-def reading(*proven):
-    return Reading(RATES, lambda peer: peer in proven)
+def reading(*trusted):
+    return ReadRateLimiter(RATES, lambda peer: peer in trusted)
 
 
 def reading_with_mesh(*members):
-    return Reading(RATES, lambda _peer: False, lambda peer: peer in members)
+    return ReadRateLimiter(RATES, lambda _peer: False, lambda peer: peer in members)
 
 
 def wait_seconds(table, peer, size, now):
@@ -46,7 +46,7 @@ def test_a_stranger_that_sends_all_it_can_is_read_at_its_rate():
 
 def test_who_has_standing_is_read_faster():
     read = read_for(reading("worker"), 60.0, "worker")["worker"]
-    assert 60 * RATES.proven < read <= 60 * RATES.proven + BURST_BYTES + READ
+    assert 60 * RATES.trusted < read <= 60 * RATES.trusted + BURST_BYTES + READ
 
 
 def test_strangers_share_one_rate_evenly():
@@ -119,7 +119,7 @@ def test_strangers_in_our_meshes_are_over_a_rate_together_too():
 
 def test_who_leaves_our_meshes_is_read_as_the_others():
     members = {"member"}
-    table = Reading(RATES, lambda _peer: False, members.__contains__)
+    table = ReadRateLimiter(RATES, lambda _peer: False, members.__contains__)
     outside = [f"stranger-{number}" for number in range(400)]
     read_for(table, 30.0, *outside, "member", size=4096)
     table.came("member", READ)
@@ -166,5 +166,5 @@ def test_nobody_gets_more_than_its_rate_and_a_burst(steps):
         assert wait >= 0
         free_at[peer] = now + wait
         read[peer] = read.get(peer, 0) + size
-        rate = RATES.proven if peer == "worker" else RATES.stranger
+        rate = RATES.trusted if peer == "worker" else RATES.stranger
         assert read[peer] <= BURST_BYTES + READ + rate * free_at[peer] + 1

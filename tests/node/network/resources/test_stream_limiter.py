@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.network.resources.stream_limiter import UNDISTURBED_SECONDS, Bounded
+from node.network.resources.stream_limiter import UNDISTURBED_SECONDS, StreamLimiter
 from node.network.resources.stream_slots import SERVED_TIMES
 from node.network.streams.protocols import MESSAGE
 from protocol.core.containers import table_sizes
@@ -29,7 +29,7 @@ class Server:
         self.hub = Hub()
         self.served = []
         limits = replace(MESSAGE, **{"streams_per_peer": 2, "streams_total": 3, **changes})
-        self.bounded = Bounded(self.serve, limits, Trust(lambda peer: peer == "genesis"))
+        self.bounded = StreamLimiter(self.serve, limits, Trust(lambda peer: peer == "genesis"))
         self.transport = self.hub.transport(SERVER)
 
     async def serve(self, stream):
@@ -115,7 +115,7 @@ async def test_a_fault_of_ours_is_not_lost():
     async def broken(_stream):
         raise RuntimeError("our own fault")
 
-    bounded = Bounded(broken, MESSAGE, Trust())
+    bounded = StreamLimiter(broken, MESSAGE, Trust())
     with pytest.raises(RuntimeError, match="our own fault"):
         await bounded(Silent())
     assert not bounded._serving
@@ -130,7 +130,7 @@ async def test_a_node_that_stops_ends_what_it_serves():
         finally:
             ended.append(True)
 
-    bounded = Bounded(slow, MESSAGE, Trust())
+    bounded = StreamLimiter(slow, MESSAGE, Trust())
     serving = asyncio.create_task(bounded(Silent()))
     await asyncio.sleep(1)
     serving.cancel()
@@ -147,7 +147,7 @@ async def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
         bounded.note_slow(stream, slow=slow[stream.peer])
         await asyncio.sleep(1000)
 
-    bounded = Bounded(serve, replace(MESSAGE, streams_total=3), Trust(), strangers=2)
+    bounded = StreamLimiter(serve, replace(MESSAGE, streams_total=3), Trust(), strangers=2)
     transport = hub.transport(SERVER)
     await transport.handle("p", bounded)
 

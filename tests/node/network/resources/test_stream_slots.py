@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from node.network.resources import stream_slots as module
-from node.network.resources.stream_slots import SERVED_TIMES, WASTED_SECONDS, Places
+from node.network.resources.stream_slots import SERVED_TIMES, WASTED_SECONDS, StreamSlots
 from protocol.core.containers import table_sizes
 from protocol.core.types import PeerId
 from roles.ports.transport import Trust
@@ -20,7 +20,9 @@ TRUST = Trust(lambda peer: peer in PROVEN, lambda peer: peer[0], lambda peer: pe
 
 
 def places(total=4, per_peer=2, strangers=None, turns=None):
-    return Places(per_peer, total, UNDISTURBED_SECONDS, TRUST, strangers=strangers, turns=turns)
+    return StreamSlots(
+        per_peer, total, UNDISTURBED_SECONDS, TRUST, strangers=strangers, turns=turns
+    )
 
 
 def take(table, *peers, now=0.0):
@@ -273,7 +275,7 @@ class PlacesMachine(RuleBasedStateMachine):
         The ones have a turn, the others may have.
         """
         over = self.now - UNDISTURBED_SECONDS
-        have = {one.peer for one in self.taken if not one.proven}
+        have = {one.peer for one in self.taken if not one.trusted}
         return have, have | {peer for peer, at in self.left_at.items() if at > over}
 
     @rule(peer=STRANGERS | st.sampled_from(PROVEN), later=st.sampled_from([0.0, 0.1, 0.6, 3.0]))
@@ -287,7 +289,7 @@ class PlacesMachine(RuleBasedStateMachine):
         waits &= peer not in PROVEN and peer not in have
         place, lost = self.table.take(PeerId(peer), self.now)
         own = [one for one in before if one.peer == peer]
-        strangers = [one for one in before if not one.proven]
+        strangers = [one for one in before if not one.trusted]
         full = len(before) == self.total or (
             len(strangers) >= self.strangers and peer not in PROVEN
         )
@@ -320,7 +322,7 @@ class PlacesMachine(RuleBasedStateMachine):
         if self.taken:
             place = self.taken.pop(data.draw(st.integers(0, len(self.taken) - 1)))
             self.table.leave(place, self.now)
-            if not place.proven:
+            if not place.trusted:
                 self.left_at[place.peer] = self.now
                 self.wasted.add(place.peer)
 
@@ -328,10 +330,10 @@ class PlacesMachine(RuleBasedStateMachine):
     def as_many_as_there_are(self):
         if hasattr(self, "table"):
             assert len(self.table) == len(self.taken) <= self.total
-            strangers = sum(not one.proven for one in self.taken)
+            strangers = sum(not one.trusted for one in self.taken)
             assert strangers == self.table._strangers <= self.strangers
             assert len(self.table._peers) == len({one.peer for one in self.taken})
-            with_some = {one.peer for one in self.taken if not one.proven}
+            with_some = {one.peer for one in self.taken if not one.trusted}
             assert len(with_some) <= self.turns
             if self.table._turns is not None:
                 held = self.table._turns._held

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.network.resources import token_bucket as module
-from node.network.resources.token_bucket import PROVEN_FACTOR, Rates
+from node.network.resources.token_bucket import PROVEN_FACTOR, TokenBuckets
 from protocol.core.types import PeerId
 from roles.ports.transport import Trust
 
@@ -10,11 +10,11 @@ PER_SECOND, BURST = 2.0, 6
 TRUST = Trust(lambda peer: peer.startswith("proven"), lambda peer: peer[-1])
 
 
-def made() -> Rates:
-    return Rates(PER_SECOND, BURST, TRUST)
+def made() -> TokenBuckets:
+    return TokenBuckets(PER_SECOND, BURST, TRUST)
 
 
-def taken(rates: Rates, peer: str, asked: int, now: float) -> int:
+def taken(rates: TokenBuckets, peer: str, asked: int, now: float) -> int:
     return sum(rates.take(PeerId(peer), now) for _ in range(asked))
 
 

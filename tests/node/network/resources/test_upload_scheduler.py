@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from node.network.resources.upload_scheduler import PAYLOAD_SHARE, STRANGERS_WEIGHT, UploadCap
+from node.network.resources.upload_scheduler import PAYLOAD_SHARE, STRANGERS_WEIGHT, UploadScheduler
 
 pytestmark = pytest.mark.virtual
 
@@ -21,12 +21,12 @@ async def sent(seconds, **wanting):
     By name, how many ask at once; those whose names begin with "worker" have standing, and those
     whose names end with "messages" want messages.
     """
-    cap, counts = UploadCap(LINE_BYTES), Counter()
+    cap, counts = UploadScheduler(LINE_BYTES), Counter()
 
     async def ask(name):
         while True:
-            proven, messages = name.startswith("worker"), name.endswith("messages")
-            await cap.take(PIECE_BYTES, proven=proven, messages=messages)
+            trusted, messages = name.startswith("worker"), name.endswith("messages")
+            await cap.take(PIECE_BYTES, trusted=trusted, messages=messages)
             counts[name] += PIECE_BYTES
 
     async with asyncio.TaskGroup() as group:
@@ -71,12 +71,12 @@ async def test_those_with_standing_share_their_part_evenly():
 @pytest.mark.parametrize(("first", "then"), [(False, True), (True, False)])
 async def test_what_was_not_used_is_not_owed(first, then):
     """Nobody who comes late takes the whole line until it has had as much as the others."""
-    cap, counts = UploadCap(LINE_BYTES), Counter()
+    cap, counts = UploadScheduler(LINE_BYTES), Counter()
 
-    async def ask(proven):
+    async def ask(trusted):
         while True:
-            await cap.take(PIECE_BYTES, proven=proven)
-            counts[proven] += PIECE_BYTES
+            await cap.take(PIECE_BYTES, trusted=trusted)
+            counts[trusted] += PIECE_BYTES
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(first)) for _ in range(20)]
@@ -90,18 +90,18 @@ async def test_what_was_not_used_is_not_owed(first, then):
 
 
 async def test_a_worker_that_comes_back_after_a_while_waits_for_no_more_than_a_few_pieces():
-    cap, waits = UploadCap(LINE_BYTES), []
+    cap, waits = UploadScheduler(LINE_BYTES), []
     clock = asyncio.get_running_loop().time
 
     async def strange():
         while True:
-            await cap.take(PIECE_BYTES, proven=False)
+            await cap.take(PIECE_BYTES, trusted=False)
 
     tasks = [asyncio.create_task(strange()) for _ in range(100)]
     for _ in range(10):
         await asyncio.sleep(5)
         began = clock()
-        await cap.take(PIECE_BYTES, proven=True)
+        await cap.take(PIECE_BYTES, trusted=True)
         waits.append(clock() - began)
     for task in tasks:
         task.cancel()
@@ -109,13 +109,13 @@ async def test_a_worker_that_comes_back_after_a_while_waits_for_no_more_than_a_f
 
 
 async def test_whoever_leaves_while_it_waits_holds_nobody_up():
-    cap = UploadCap(LINE_BYTES)
-    tasks = [asyncio.create_task(cap.take(LINE_BYTES, proven=False)) for _ in range(20)]
+    cap = UploadScheduler(LINE_BYTES)
+    tasks = [asyncio.create_task(cap.take(LINE_BYTES, trusted=False)) for _ in range(20)]
     await asyncio.sleep(0.5)
     for task in tasks:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
     began = asyncio.get_running_loop().time()
-    await cap.take(PIECE_BYTES, proven=False)
+    await cap.take(PIECE_BYTES, trusted=False)
     assert asyncio.get_running_loop().time() - began < 1.2, "only the first one had begun"

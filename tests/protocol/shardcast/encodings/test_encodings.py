@@ -23,7 +23,7 @@ from protocol.shardcast.encodings import (
     tensor_file,
 )
 from protocol.shardcast.encodings.planes import SPARSE_BYTES_MIN, PlaneReader, PlaneWriter
-from protocol.shardcast.encodings.stream import Base, Decoder, PatchReader, Source
+from protocol.shardcast.encodings.stream import Base, ByteReader, PatchReader, StreamDecoder
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from tests.worlds.tensor_files import file_of, policy_of
 
@@ -31,7 +31,7 @@ FILE_BYTES_MAX = 1 << 30
 BASE_POLICY = digest(b"base")
 
 
-def source_of(file: bytes) -> Source:
+def source_of(file: bytes) -> ByteReader:
     return stream.source_of(lambda offset, length: file[offset : offset + length], len(file))
 
 
@@ -42,7 +42,7 @@ def encoding_of(file: bytes, base: Base | None, block_bytes: int = 256) -> bytes
 def decoded(
     data: bytes, base: Base | None, step: int = 1000, bytes_max: int = FILE_BYTES_MAX
 ) -> tuple[bytes, Digest]:
-    decoder = Decoder(base, bytes_max)
+    decoder = StreamDecoder(base, bytes_max)
     out = [
         bytes(part)
         for start in range(0, len(data), step)
@@ -316,7 +316,7 @@ def test_changed_bytes_are_refused_or_decode_to_something(data):
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(mutated) - 1))
         mutated[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    decoder = Decoder(base, FILE_BYTES_MAX)
+    decoder = StreamDecoder(base, FILE_BYTES_MAX)
     try:
         out = b"".join(bytes(part) for part in decoder.feed(bytes(mutated)))
         _ = decoder.policy

@@ -11,7 +11,7 @@ from node.founding.recipes import read_recipe
 from roles.engines.architectures.configuration import UnsupportedModelError
 from roles.engines.architectures.registry import ARCHITECTURES
 from roles.engines.bootstrap.gguf import convert_gguf
-from roles.ports.text import Message
+from roles.ports.text import ChatMessage
 from tests.worlds.text import read_tokenizer
 
 SIZES = {
@@ -59,7 +59,7 @@ def test_a_run_gets_the_model_that_was_written(write, tmp_path, architecture, co
     with located(path, RECIPE, tmp_path) as (directory, notes):
         section, _ = import_model(directory, RECIPE, tmp_path / "policy")
         ignored = notes_of_model(directory)
-        tokens = read_tokenizer(directory).encode_chat("a", [Message("user", "1")])
+        tokens = read_tokenizer(directory).encode_chat("a", [ChatMessage("user", "1")])
     assert not directory.exists()
     assert section.name == "small"
     assert (section.architecture, section.end_tokens) == (architecture, (257,))

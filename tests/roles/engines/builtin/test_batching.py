@@ -7,7 +7,7 @@ import torch
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin import batching
-from roles.engines.builtin.batching import Batch, Continuation, Lengths, decode
+from roles.engines.builtin.batching import Continuation, DecodeBatch, Lengths, decode
 from roles.engines.builtin.cache import Cache
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.sampling.gumbel_noise import NoiseSource
@@ -43,7 +43,7 @@ def sequences(count, tokens_max=24, first=0):
 
 def batch_of(decoder, *, columns=None, rows=1000, steps=1, lengths=None):
     most = PLENTY if columns is None else columns * decoder.bytes_per_column
-    return Batch(
+    return DecodeBatch(
         decoder,
         SOURCE.at,
         lengths or Lengths(),

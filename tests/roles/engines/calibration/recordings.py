@@ -4,7 +4,7 @@ import numpy as np
 
 from protocol.rollout.statistics import Recomputed
 from protocol.toploc.results import ChunkResult
-from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.recording import ClaimRecording
 
 CHUNK = 32
 
@@ -22,7 +22,7 @@ def drawn(name="pair", sequences=64, tokens=256, sigma=0.01, flips=0.02, seed=0,
         ]
         claimed.append((own + rng.normal(shift, sigma, tokens)).tolist())
         recomputed.append(Recomputed(chunks, own.tolist(), gaps.tolist()))
-    return Recording(name, claimed, recomputed)
+    return ClaimRecording(name, claimed, recomputed)
 
 
 LAYOUT = {"precision": "bf16", "chunk_tokens": CHUNK, "top_k": 128}

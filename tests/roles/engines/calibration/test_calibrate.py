@@ -7,7 +7,7 @@ from node.cli.main import main
 from protocol.rollout.statistics import STATISTICS
 from protocol.run.toml import load_recipe
 from roles.engines.calibration.calibrate import bench_of, calibrate, prompts_of, with_lies
-from roles.engines.calibration.honest import ATTENTIONS, BATCHES, Budget
+from roles.engines.calibration.honest import ATTENTIONS, BATCHES, TimeBudget
 from roles.engines.calibration.picture import draw
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.messages import RECIPE
@@ -33,7 +33,7 @@ def found(directory, tmp_path_factory):
             bench,
             prompts_of_task,
             folder / "calibration.jsonl",
-            Budget(tokens_enough=10_000, tokens_min=0),
+            TimeBudget(tokens_enough=10_000, tokens_min=0),
             2.0,
             lambda *progress: shown.append(progress),
         )

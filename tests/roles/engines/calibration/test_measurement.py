@@ -6,13 +6,13 @@ import pytest
 
 from protocol.core.types import Digest
 from protocol.run.toml import load_recipe
-from roles.engines.calibration.honest import Budget
-from roles.engines.calibration.measurement import MeasurementFile, Subject
+from roles.engines.calibration.honest import TimeBudget
+from roles.engines.calibration.measurement import MeasuredEngine, MeasurementFile
 from roles.engines.calibration.proposal import propose
 from tests.roles.engines.calibration.recordings import LAYOUT, drawn
 from tests.worlds.messages import RECIPE
 
-SUBJECT = Subject.of(load_recipe(RECIPE.read_text()), Digest(bytes(32)))
+SUBJECT = MeasuredEngine.of(load_recipe(RECIPE.read_text()), Digest(bytes(32)))
 PARTS = [[drawn(f"pair {pair}", seed=10 * part + pair) for pair in range(2)] for part in range(3)]
 
 
@@ -83,7 +83,7 @@ def test_what_is_no_calibration_is_refused(tmp_path, text):
 
 
 def test_a_calibration_goes_on_until_it_has_enough_or_its_time_is_over():
-    budget = Budget(tokens_enough=100, tokens_min=10, seconds_max=60)
+    budget = TimeBudget(tokens_enough=100, tokens_min=10, seconds_max=60)
     assert budget.spent(100, 0)
     assert budget.spent(10, 60)
     assert not budget.spent(99, 59)

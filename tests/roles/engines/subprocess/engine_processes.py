@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 
 from roles.engines.subprocess import wire
-from roles.engines.subprocess.connection import Conversation, Patience
+from roles.engines.subprocess.connection import CallTimeouts, EngineConnection
 from roles.engines.subprocess.process import EngineProcess, ErrorLines
 from roles.engines.subprocess.rpc_methods import METHODS
 from tests.roles.engines.tiny import CONFIG
 from tests.worlds.messages import run_manifest
 
 PROOFS = {"precision": "fp32", "top_k": 16, "chunk_tokens": 8}
-BRISK = Patience(start_seconds=60, silence_seconds=3, call_seconds=60)
+BRISK = CallTimeouts(start_seconds=60, silence_seconds=3, call_seconds=60)
 
 
 def tiny_manifest(**sections):
@@ -34,7 +34,7 @@ def make(kind="generation", **fields) -> wire.Make:
 
 
 def exists(pid: int) -> bool:
-    """Tell whether a process is there and no zombie."""
+    """Return whether a process is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -93,14 +93,14 @@ class Played:
         self._leash[1].close()
         self.writer.close()
 
-    def say(self, message: wire.Message) -> None:
+    def say(self, message: wire.EngineMessage) -> None:
         self.writer.write(wire.encode(message, wire.ANSWER_BYTES_MAX))
 
     def hello(self) -> None:
         self.say(wire.Hello(version=wire.VERSION, software="a test"))
         self.say(wire.Made())
 
-    async def hear(self) -> wire.Message:
+    async def hear(self) -> wire.EngineMessage:
         async with asyncio.timeout(10):
             return await wire.read(self.reader, wire.QUESTIONS, wire.QUESTION_BYTES_MAX)
 
@@ -111,5 +111,5 @@ class Played:
         await asyncio.sleep(0)
 
 
-async def conversation(process, patience=BRISK, kind="generation") -> Conversation:
-    return await Conversation.begin(process, make(kind), METHODS[kind], patience)
+async def conversation(process, patience=BRISK, kind="generation") -> EngineConnection:
+    return await EngineConnection.begin(process, make(kind), METHODS[kind], patience)

@@ -16,7 +16,7 @@ import pytest
 from protocol.core.types import Digest
 from roles.engines.factory import TransformersEngines
 from roles.engines.subprocess.client import ChildEngines
-from roles.engines.subprocess.connection import Patience
+from roles.engines.subprocess.connection import CallTimeouts
 from roles.engines.subprocess.process import EngineProcesses
 from roles.ports.engines import EngineError, GenerationRequest, Policy, VerificationRequest
 from roles.ports.storage import StorageFullError
@@ -419,7 +419,7 @@ async def test_a_process_that_fails_again_and_again_is_replaced(made, policies):
 
 
 async def test_a_process_that_keeps_dying_is_replaced_after_pauses(made, policies):
-    generator = made("generation", MANIFEST, patience=Patience(silence_seconds=3))
+    generator = made("generation", MANIFEST, patience=CallTimeouts(silence_seconds=3))
     await generator.load(policies[0])
     loop = asyncio.get_running_loop()
     times = []

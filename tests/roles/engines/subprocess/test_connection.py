@@ -6,7 +6,7 @@ import random
 import pytest
 
 from roles.engines.subprocess import wire
-from roles.engines.subprocess.connection import Patience
+from roles.engines.subprocess.connection import CallTimeouts
 from roles.ports.engines import EngineError, Generation, GenerationRequest
 from roles.ports.storage import StorageFullError
 from tests.roles.engines.subprocess.engine_processes import BRISK, Played, conversation, eventually
@@ -42,10 +42,10 @@ async def test_calls_in_flight_are_answered_by_their_number_as_items_come():
     calls = {1: one, 2: other} if one.id == 1 else {1: other, 2: one}
     played.say(item(calls[1]))
     played.say(item(calls[2]))
-    played.say(wire.Done(id=2))
+    played.say(wire.CallDone(id=2))
     assert await second == [ANSWER]
     played.say(item(calls[1]))
-    played.say(wire.Done(id=1))
+    played.say(wire.CallDone(id=1))
     assert await first == [ANSWER, ANSWER]
     await talk.close()
     assert played.killed
@@ -82,7 +82,7 @@ async def test_a_process_of_another_version_is_refused_and_told_why(how):
         version = wire.VERSION + (1 if how == "newer" else -1)
         played.say(wire.Hello(version=version, software="prime-node/9"))
     with pytest.raises(EngineError) as raised:
-        await conversation(process, Patience(start_seconds=3))
+        await conversation(process, CallTimeouts(start_seconds=3))
     if how != "silent about it":
         assert "another version (prime-node/9" in str(raised.value)
         assert "--engine-python" in str(raised.value)
@@ -92,7 +92,7 @@ async def test_a_process_of_another_version_is_refused_and_told_why(how):
 async def test_an_engine_that_cannot_be_made_is_told():
     played, process = await Played.begin()
     played.say(wire.Hello(version=wire.VERSION, software=""))
-    played.say(wire.Beat(memory_bytes=1, tokens=0))
+    played.say(wire.Heartbeat(memory_bytes=1, tokens=0))
     failed = wire.Failed(id=None, error="ValueError", reason="no such device", trace="where")
     played.say(failed)
     with pytest.raises(EngineError, match="no engine: no such device"):
@@ -117,15 +117,15 @@ async def test_a_kill_that_is_cancelled_lets_go_of_the_leash_and_the_channel():
 async def test_a_start_has_a_deadline():
     played, process = await Played.begin()
     with pytest.raises(EngineError, match=r"not made within 0\.2 s"):
-        await conversation(process, Patience(start_seconds=0.2))
+        await conversation(process, CallTimeouts(start_seconds=0.2))
     assert played.killed
 
 
 NONSENSE = {
     "too many items": lambda call: [item(call)] * 3,
-    "too few items": lambda call: [item(call), wire.Done(id=call.id)],
+    "too few items": lambda call: [item(call), wire.CallDone(id=call.id)],
     "an item of another type": lambda call: [wire.Item(id=call.id, value={"tokens": "x"})],
-    "an answer to nothing": lambda call: [wire.Done(id=call.id + 1)],
+    "an answer to nothing": lambda call: [wire.CallDone(id=call.id + 1)],
     "a second engine": lambda _: [wire.Made()],
     "a second hello": lambda _: [wire.Hello(version=wire.VERSION, software="")],
 }
@@ -182,7 +182,7 @@ async def test_no_bytes_do_more_than_end_the_conversation(seed):
 )
 async def test_a_death_is_told_with_its_size_and_the_last_line(how, told):
     played, talk = await begun()
-    played.say(wire.Beat(memory_bytes=812_000_000, tokens=5))
+    played.say(wire.Heartbeat(memory_bytes=812_000_000, tokens=5))
     await eventually(lambda: talk.memory_bytes > 0)
     call = generate(talk)
     await played.hear()
@@ -196,7 +196,7 @@ async def test_a_death_is_told_with_its_size_and_the_last_line(how, told):
 
 
 async def test_silence_ends_the_process():
-    played, talk = await begun(Patience(silence_seconds=0.3))
+    played, talk = await begun(CallTimeouts(silence_seconds=0.3))
     call = generate(talk)
     with pytest.raises(EngineError, match=r"no heartbeat for 0\.3 s"):
         await call
@@ -205,13 +205,13 @@ async def test_silence_ends_the_process():
 
 async def beating(played):
     while True:
-        played.say(wire.Beat(memory_bytes=1, tokens=0))
+        played.say(wire.Heartbeat(memory_bytes=1, tokens=0))
         await asyncio.sleep(0.05)
 
 
 async def test_a_call_without_progress_ends_the_process_while_its_heart_beats():
     played, talk = await begun(
-        Patience(silence_seconds=5, call_seconds=0.5, tokens_per_second_min=1000)
+        CallTimeouts(silence_seconds=5, call_seconds=0.5, tokens_per_second_min=1000)
     )
     heart = asyncio.create_task(beating(played))
     call = generate(talk, tokens=100)
@@ -225,7 +225,7 @@ async def test_a_call_without_progress_ends_the_process_while_its_heart_beats():
 
 async def test_a_call_that_waits_for_others_has_its_own_time_when_it_is_its_turn():
     played, talk = await begun(
-        Patience(silence_seconds=5, call_seconds=0.5, tokens_per_second_min=1e9)
+        CallTimeouts(silence_seconds=5, call_seconds=0.5, tokens_per_second_min=1e9)
     )
     heart = asyncio.create_task(beating(played))
     calls = [generate(talk, items=1) for _ in range(4)]
@@ -233,7 +233,7 @@ async def test_a_call_that_waits_for_others_has_its_own_time_when_it_is_its_turn
         question = await played.hear()
         await asyncio.sleep(0.3)
         played.say(item(question))
-        played.say(wire.Done(id=question.id))
+        played.say(wire.CallDone(id=question.id))
     assert await asyncio.gather(*calls) == [[ANSWER]] * 4
     heart.cancel()
     await talk.close()
@@ -244,22 +244,22 @@ async def test_a_cancelled_call_is_told_and_its_late_answer_is_nobodys():
     call = generate(talk)
     question = await played.hear()
     call.cancel()
-    assert await played.hear() == wire.Cancel(id=question.id)
+    assert await played.hear() == wire.CancelCall(id=question.id)
     with pytest.raises(asyncio.CancelledError):
         await call
-    for message in (item(question), item(question), wire.Done(id=question.id)):
+    for message in (item(question), item(question), wire.CallDone(id=question.id)):
         played.say(message)
     again = generate(talk, items=1)
     question = await played.hear()
     played.say(item(question))
-    played.say(wire.Done(id=question.id))
+    played.say(wire.CallDone(id=question.id))
     assert await again == [ANSWER]
     await talk.close()
 
 
 async def test_a_cancelled_call_that_hangs_still_ends_the_process():
     played, talk = await begun(
-        Patience(silence_seconds=5, call_seconds=0.3, tokens_per_second_min=1e9)
+        CallTimeouts(silence_seconds=5, call_seconds=0.3, tokens_per_second_min=1e9)
     )
     call = generate(talk)
     await played.hear()

@@ -56,7 +56,7 @@ class RealWorker:
                     self.world.changes.notify()
 
     def chain_is_whole(self) -> bool:
-        """Tell whether every slot is used once, in order, and each names the one before."""
+        """Return whether every slot is used once, in order, and each names the one before."""
         published = self.world.network.published
         slots = [commit.slot for commit in self.commits]
         named = [commit.previous for commit in self.commits[1:]]

@@ -14,9 +14,9 @@ ANSWERS = [
     wire.Hello(version=1, software="prime-node/1"),
     wire.Made(),
     wire.Item(id=3, value={"tokens": (1, 2), "logprobs": (-0.5, float("-inf"))}),
-    wire.Done(id=3),
+    wire.CallDone(id=3),
     wire.Failed(id=None, error="EngineError", reason="no memory", trace="where"),
-    wire.Beat(memory_bytes=10, tokens=0),
+    wire.Heartbeat(memory_bytes=10, tokens=0),
 ]
 
 
@@ -80,7 +80,7 @@ def test_any_bytes_are_a_message_or_refused(body):
         message = wire.decode(body, wire.ANSWERS)
     except wire.WireError:
         return
-    assert isinstance(message, wire.Message)
+    assert isinstance(message, wire.EngineMessage)
 
 
 @given(st.integers(0, 200), st.integers(0, 255), st.sampled_from(ANSWERS))
@@ -88,4 +88,4 @@ def test_a_damaged_message_is_a_message_or_refused(place, value, message):
     body = bytearray(wire.encode(message, wire.ANSWER_BYTES_MAX)[4:])
     body[place % len(body)] = value
     with suppress(wire.WireError):
-        assert isinstance(wire.decode(bytes(body), wire.ANSWERS), wire.Message)
+        assert isinstance(wire.decode(bytes(body), wire.ANSWERS), wire.EngineMessage)

@@ -2,12 +2,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.engines.training.batch import Sample, collate, minibatches, pack, select
+from roles.engines.training.batch import TrainingSample, collate, minibatches, pack, select
 from roles.ports.engines import TrainingSequence
 
 
 def sample(prompt, tokens, advantage=1.0):
-    return Sample(0, 0, tuple(prompt), tuple(tokens), tuple(-0.1 * t for t in tokens), advantage)
+    return TrainingSample(
+        0, 0, tuple(prompt), tuple(tokens), tuple(-0.1 * t for t in tokens), advantage
+    )
 
 
 def sequence(group, reward, tokens=(5, 1)):
@@ -24,7 +26,7 @@ def test_groups_without_a_difference_teach_nothing():
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12))
 def test_minibatches_are_whole_groups_dealt_out_evenly(groups, count):
-    samples = [Sample(n, group, (2,), (n,), (-0.1,), 1.0) for n, group in enumerate(groups)]
+    samples = [TrainingSample(n, group, (2,), (n,), (-0.1,), 1.0) for n, group in enumerate(groups)]
     parts = minibatches(samples, count)
     order = list(dict.fromkeys(groups))
     assert len(parts) == min(count, len(order))
