@@ -1,1 +1,1 @@
-"""This machine: configuration, data directory, logs, hardware, and how the process ends."""
+"""The local machine: configuration, data directory, logs, hardware, exit codes."""

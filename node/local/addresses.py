@@ -1,6 +1,6 @@
-"""Peer addresses: what one looks like, and the cache of those that answered.
+"""Peer addresses: validation, classification, and a cache of those that answered.
 
-The cache lets a node start again when every bootstrap node of its configuration is gone.
+With the cache a node can restart when all bootstrap nodes of its configuration are gone.
 """
 
 import json
@@ -17,29 +17,29 @@ from protocol.core.types import PeerId
 log = logging.getLogger(__name__)
 
 CACHED_PEERS_MAX = 64
-"""Enough to find a living one after days of churn; a guess."""
+"""Enough to find a live peer after days of churn; a guess."""
 
 ADDRESS_CHARACTERS_MAX = 200
-"""As in ``NodeRecord.addresses``."""
+"""The limit of ``NodeRecord.addresses``."""
 
 REMEMBERED_MAX = 4096
-"""Answers about addresses: the same few are asked about several times a second, and ``ipaddress``
-takes 10 us each time."""
+"""Entries of the address caches: the same few addresses are looked up several times a second, and
+``ipaddress`` takes 10 us per call."""
 
 CIRCUIT = "/p2p-circuit"
-"""In an address: through the relay before it, to the peer after it."""
+"""Multiaddress part between a relay and the peer behind it."""
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
 PORT_MAX = 65_535
 
 _WITH_VALUE = ("ip4", "ip6", "ip6zone", "dns", "dns4", "dns6", "dnsaddr", "tcp", "udp", "p2p")
-"""Names in a multiaddress that a value follows; ``p2p-circuit``, ``ws`` and others have none."""
+"""Multiaddress names that take a value; ``p2p-circuit``, ``ws`` and others take none."""
 
 _CACHE_BYTES_MAX = 64 * 1024
 
 
 def check_multiaddress(text: str) -> str:
-    """Return a multiaddress; raises ``ValueError`` naming an IP address or a port that is none."""
+    """Return a multiaddress; raises ``ValueError`` naming an invalid IP address or port."""
     if not text.startswith("/"):
         raise ValueError(f"{text[:80]!r} is not a multiaddress")
     parts = iter(text[1:].split("/"))
@@ -63,7 +63,7 @@ def _check_value(name: str, value: str) -> None:
 
 
 def check_peer_address(text: str) -> str:
-    """Return a multiaddress that names its peer's key; raises ``ValueError`` saying what is off."""
+    """Return a multiaddress with a peer id; raises ``ValueError`` naming the invalid part."""
     address = text.strip()
     _, separator, peer_id = address.rpartition("/p2p/")
     if not (address.startswith("/") and separator and len(address) <= ADDRESS_CHARACTERS_MAX):
@@ -75,18 +75,18 @@ def check_peer_address(text: str) -> str:
 
 
 def host_of(address: str) -> str:
-    """Return the first name in a multiaddress: an IP address, or what stands for one."""
+    """Return the host of a multiaddress: an IP address or a DNS name."""
     return "/".join(address.split("/")[2:3])
 
 
 def peer_of(address: str) -> PeerId:
-    """Return the key that a multiaddress names, in its last ``/p2p`` part."""
+    """Return the peer id in the last ``/p2p`` part of a multiaddress."""
     return PeerId(address.rpartition("/p2p/")[2])
 
 
 @lru_cache(REMEMBERED_MAX)
 def is_local(host: str) -> bool:
-    """Return whether an IP address means something on one machine or in one network only."""
+    """Return whether an IP address is valid only on one machine or in one network."""
     try:
         return not ip_address(host).is_global
     except ValueError:
@@ -99,15 +99,15 @@ def is_circuit(address: str) -> bool:
 
 
 def relay_address_of(address: str) -> str:
-    """Return the address of the relay through which an address goes, with its ``/p2p`` part."""
+    """Return the relay's address in a circuit address, with its ``/p2p`` part."""
     return address.partition(CIRCUIT)[0]
 
 
 @lru_cache(REMEMBERED_MAX)
 def address_block(address: str) -> str | None:
-    """Return what a multiaddress shares with its neighbours: an IPv4 address, an IPv6 /64.
+    """Return the address block of a multiaddress: an IPv4 address, or an IPv6 /64.
 
-    None where it tells nothing: a local address, a name, or a relay's, which many share.
+    None for a local address, a DNS name, or a relay's address, which many peers share.
     """
     host = host_of(address)
     if is_circuit(address) or is_local(host):
@@ -116,22 +116,22 @@ def address_block(address: str) -> str | None:
         ip = ip_address(host)
     except ValueError:
         return None
-    # Whoever rents an IPv6 address rents 2^64 of them (go-libp2p-pubsub counts /64 too).
+    # A customer gets 2^64 IPv6 addresses at once; go-libp2p-pubsub groups by /64 too.
     return host if ip.version == 4 else str(ip_network((ip, 64), strict=False))
 
 
 @lru_cache(REMEMBERED_MAX)
 def prefix_of(place: str) -> str:
-    """Return the network that a place is in: an IPv4 /16, an IPv6 /32.
+    """Return the network of an address block: an IPv4 /16, or an IPv6 /32.
 
-    What one provider or one attacker rents together, mostly; Bitcoin's peers are told apart so.
+    A provider or an attacker mostly rents within one network; Bitcoin groups peers the same way.
     """
     ip = ip_network(place, strict=False)
     return str(ip.supernet(new_prefix=16 if ip.version == 4 else 32))
 
 
 def load_cached_peers(datadir: DataDir) -> tuple[str, ...]:
-    """Return the addresses that answered, best first; none when the cache is damaged."""
+    """Return the addresses that answered, best first; empty when the cache is damaged."""
     try:
         with datadir.peers.open("rb") as file:
             addresses = json.loads(file.read(_CACHE_BYTES_MAX))
@@ -144,9 +144,9 @@ def load_cached_peers(datadir: DataDir) -> tuple[str, ...]:
 
 
 def store_cached_peers(datadir: DataDir, addresses: Iterable[str]) -> None:
-    """Replace the cache by the first 64 different ``addresses``, best first.
+    """Replace the cache by the first 64 distinct valid ``addresses``, best first.
 
-    They may come from other nodes' records: what is no peer address is left out.
+    They may come from other nodes' records: invalid ones are dropped.
     """
     write_atomically(datadir.peers, json.dumps(_valid(addresses), indent=0).encode())
 

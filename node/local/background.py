@@ -1,4 +1,4 @@
-"""A thread beside that of the event loop."""
+"""Background thread for long computations."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ThreadBackground(Background):
-    """One thread of its own: what takes long there must not hold up who reads and writes files."""
+    """Single thread, so that long computations do not delay the threads for file access."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="background")
@@ -23,5 +23,5 @@ class ThreadBackground(Background):
         return await asyncio.wrap_future(self._executor.submit(function))
 
     def close(self) -> None:
-        """Drop what waits and let the running call end; idempotent."""
+        """Drop queued calls and let the running one finish; idempotent."""
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""The node's local choices: nothing here must be the same on two nodes of a run.
+"""Local configuration of a node; no value here must agree between the nodes of a run.
 
-A choice is made by a flag, else by an environment variable (``PRIME_NODE_`` and the key in
-capitals; an empty one is none), else by the configuration file (TOML, the same keys), else by
-default. An unknown key is an error everywhere, and every error names the place of the wrong value.
+Precedence: flag, environment variable (``PRIME_NODE_`` and the key in capitals; empty means unset),
+configuration file (TOML, the same keys), default. An unknown key is an error at each level, and
+every error names the place of the wrong value.
 """
 
 import os
@@ -27,11 +27,11 @@ from protocol.messages import SYSTEM_PORTS
 
 ENVIRONMENT_PREFIX = "PRIME_NODE_"
 CONFIG_VARIABLE = "PRIME_NODE_CONFIG"
-ANY_HOST = "0.0.0.0"  # noqa: S104 - a node is there to be reached; its control API is local
+ANY_HOST = "0.0.0.0"  # noqa: S104 - a node must be reachable; its control API is local
 
 _CONFIG_BYTES_MAX = 64 * 1024
 _SIZES = ("engine_memory", "upload_limit", "blob_quota")
-"""Keys that people write with a unit, also in the file."""
+"""Keys that take a unit, in the file too."""
 _PATH_KEYS = ("data_dir", "identity_path", "run", "engine_python", "engine_server")
 _HOST_MADDR = re.compile(r"/ip4/(?P<host>[0-9.]+)/tcp/(?P<port>[0-9]+)")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -42,7 +42,7 @@ StepLogName = Literal["jsonl", "tensorboard", "wandb"]
 
 
 def _items(value: object) -> tuple[str, ...]:
-    """Split strings at commas, so that ``a,b`` and ``["a", "b"]`` mean the same."""
+    """Split strings at commas: ``a,b`` and ``["a", "b"]`` mean the same."""
     parts = [value] if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError("write a list of strings, or one string with commas")
@@ -61,7 +61,7 @@ def _roles(value: object) -> tuple[Role, ...]:
 
 
 def read_step_logs(value: object) -> tuple[str, ...]:
-    """Return the names of logs of training steps; raises ``ValueError`` for an unknown one."""
+    """Return the names of training step logs; raises ``ValueError`` for an unknown one."""
     names = _items(value)
     for name in names:
         if name not in get_args(StepLogName):
@@ -106,7 +106,7 @@ def _path(value: object) -> object:
 
 
 def _expanded(path: Path) -> Path:
-    """Return a path without ``~``; raises ``ValueError`` where that names no directory."""
+    """Expand ``~`` in a path; raises ``ValueError`` for an unknown home directory."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -116,7 +116,7 @@ def _expanded(path: Path) -> Path:
 def _number(parse: Callable[[str], object]) -> BeforeValidator:
     def read(value: object) -> object:
         if isinstance(value, bool):
-            raise ValueError("write a number, not true or false")  # noqa: TRY004 - pydantic's way
+            raise ValueError("write a number, not true or false")  # noqa: TRY004 - for pydantic
         return parse(value) if isinstance(value, str) else value
 
     return BeforeValidator(read)
@@ -128,66 +128,65 @@ LocalPath = Annotated[Path, BeforeValidator(_path)]
 
 
 class LocalPaths(BaseModel):
-    """Where a node keeps its things; all that commands beside a running daemon need."""
+    """Paths of a node's files: all that commands beside a running daemon need."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data_dir: LocalPath
     """See ``node.local.datadir``."""
     identity_path: LocalPath | None = None
-    """The node's key; None for the one in the data directory."""
+    """The node's key; None for ``identity.key`` in the data directory."""
 
 
 class NodeConfig(LocalPaths):
-    """All local choices of one node; constructing it checks them."""
+    """Validated local configuration of one node."""
 
     roles: Annotated[tuple[Role, ...], BeforeValidator(_roles)]
-    """What the node does for the run."""
     initial_peers: Annotated[tuple[str, ...], BeforeValidator(_peers)] = ()
-    """Multiaddresses, each ending in ``/p2p/<peer id>``, to join the swarm through."""
+    """Bootstrap multiaddresses, each ending in ``/p2p/<peer id>``."""
     new_swarm: bool = False
-    """Begin a swarm: that nobody else is there yet is no fault."""
+    """Start a swarm: having no peer yet is no error."""
     run: LocalPath | None = None
-    """Manifest file of the run to insist on."""
+    """Manifest file of the required run."""
     run_id: Annotated[str, BeforeValidator(_run_id)] | None = None
-    """The run to insist on, hexadecimal."""
+    """Required run id, hexadecimal."""
     yes: bool = False
-    """Join whatever run the peers offer, without a question."""
+    """Join the run that the peers offer without confirmation."""
     invite: Annotated[bytes, BeforeValidator(_invite)] = b""
-    """Who we are invited by, to a run that takes invited keys only; a node keeps it."""
+    """Invite to a run with invited keys only; the node stores it."""
     host: Ipv4 = ANY_HOST
-    """IPv4 address that peers' connections are accepted on."""
+    """IPv4 address to listen on for peers."""
     port: Port = 0
-    """TCP port for peers; 0 takes a free one."""
+    """TCP port for peers; 0 for a free one."""
     announce_maddrs: Annotated[tuple[str, ...], BeforeValidator(_multiaddresses)] = ()
-    """Multiaddresses told to peers instead of those the node sees on its interfaces."""
+    """Multiaddresses announced to peers instead of those of the network interfaces."""
     public_ip: Ipv4 | None = None
-    """Short for one announced address, with ``port``."""
+    """Shorthand for one announced address, with ``port``."""
     api_port: Port = 0
-    """Port of 127.0.0.1 for status, health and metrics; 0 takes a free one."""
+    """Port of 127.0.0.1 for status, health and metrics; 0 for a free one."""
     http_port: Port | None = None
-    """TCP port that serves weights by HTTP, also to strangers; 0 takes a free one, None: none."""
+    """TCP port to serve weights over HTTP, also to untrusted peers; 0: a free one, None: off."""
     device: Annotated[str, BeforeValidator(_device)] = "auto"
-    """Where engines compute: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    """Compute device of the engines: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
     engine: Literal["builtin", "vllm"] = "builtin"
-    """What generates; a validator and a trainer compute with the built-in engines."""
+    """Generation engine; validators and trainers compute with the built-in one."""
     engine_gpus: Annotated[int, Field(ge=1, le=1024), _number(str)] = 1
-    """GPUs from ``device`` on over which vLLM spreads the model."""
+    """Number of GPUs, from ``device`` on, over which vLLM spreads the model."""
     engine_python: LocalPath | None = None
     """Interpreter of the engine processes; None for the daemon's own."""
     engine_memory: Annotated[int, Field(ge=1), _number(parse_bytes)] | None = None
-    """Bytes of the machine's memory that one engine may fill; None sets no bound."""
+    """Limit of host memory per engine, in bytes; None for no limit."""
     engine_server: LocalPath | None = None
-    """Socket of a fork server that several nodes of a machine share; None starts an own one."""
+    """Socket of a fork server shared by the nodes of a machine; None starts a private one."""
     upload_limit: Annotated[int, Field(ge=1), _number(parse_rate)] | None = None
-    """Bytes per second of the line that blobs may take, with headers; None sets no limit."""
+    """Upload bandwidth for blobs in bytes per second, with headers; None for no limit."""
     blob_quota: Annotated[int, Field(ge=1), _number(parse_bytes)] | None = None
-    """Bytes of blobs kept; None keeps what the run's retention asks for."""
+    """Bytes of blobs to keep; None for the run's retention."""
     log_format: Literal["auto", "console", "json"] = "auto"
     """``auto`` is ``console`` on a terminal and ``json`` elsewhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_to: Annotated[tuple[StepLogName, ...], BeforeValidator(read_step_logs)] = ()
-    """Where statistics of training steps are written, in ``training`` of the data directory."""
+    """Logs of training steps, written to ``training`` in the data directory."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -205,7 +204,7 @@ class NodeConfig(LocalPaths):
 
     @property
     def announce(self) -> tuple[str, ...]:
-        """The multiaddresses to tell others; empty for those that are found."""
+        """Multiaddresses to announce; empty for those of the network interfaces."""
         if self.public_ip is not None:
             return (f"/ip4/{self.public_ip}/tcp/{self.port}",)
         return self.announce_maddrs
@@ -214,10 +213,10 @@ class NodeConfig(LocalPaths):
 def load_config(
     flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None = None
 ) -> NodeConfig:
-    """Merge the layers and check them; ``flags`` are keyed like ``NodeConfig``, None is not given.
+    """Merge the sources and validate; ``flags`` has the keys of ``NodeConfig``, None for unset.
 
-    Without ``file`` the one of ``PRIME_NODE_CONFIG`` is read, else the one in its usual place if it
-    exists. Raises ``NodeError``: usage for a wrong flag, configuration for the rest.
+    Reads ``file``, else the file that ``PRIME_NODE_CONFIG`` names, else the default one if it
+    exists. Raises ``NodeError`` with the usage code for a wrong flag, else the configuration code.
     """
     layers = _layers(flags, environment, file)
     if "roles" not in layers.values:
@@ -228,20 +227,20 @@ def load_config(
 
 
 def load_paths(flags: Mapping[str, object], environment: Mapping[str, str]) -> LocalPaths:
-    """Return where the node keeps its things; other wrong choices are not looked at."""
+    """Return the paths of the node's files without validating other keys."""
     layers = _layers(flags, environment, None)
     paths = {key: layers.values[key] for key in LocalPaths.model_fields if key in layers.values}
     return _validated(LocalPaths, paths, layers)
 
 
 def flag(key: str) -> str:
-    """Return the flag that sets ``key``."""
+    """Return the command-line flag of ``key``."""
     name = "role" if key == "roles" else key
     return f"--{name.replace('_', '-')}"
 
 
 def default_data_dir(environment: Mapping[str, str]) -> Path:
-    """Return ``/var/lib/prime-node`` for root, else the XDG data directory's ``prime-node``.
+    """Return ``/var/lib/prime-node`` for root, else ``prime-node`` in the XDG data directory.
 
     Raises ``NodeError`` for a user without a home directory.
     """
@@ -258,9 +257,9 @@ def default_data_dir(environment: Mapping[str, str]) -> Path:
 
 
 def runtime_directories(environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return where scoring runtimes are looked for; new ones are made in the first place.
+    """Return the search path of scoring runtimes; new ones are made in its first directory.
 
-    They belong to no data directory: nodes of a machine share them. What root makes is for all.
+    Runtimes are outside the data directories: all nodes of a machine share them.
     """
     machine = Path("/var/lib/prime-node-scoring")
     if not environment.get("XDG_DATA_HOME") and os.geteuid() == 0:
@@ -270,7 +269,7 @@ def runtime_directories(environment: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def default_config_file(environment: Mapping[str, str]) -> Path | None:
-    """Return the XDG place of the configuration file; None for a user without a home directory."""
+    """Return the XDG path of the configuration file; None for a user without a home directory."""
     base = _xdg(environment, "XDG_CONFIG_HOME", ".config")
     return None if base is None else base / "prime-node" / "config.toml"
 
@@ -280,13 +279,13 @@ def _xdg(environment: Mapping[str, str], variable: str, below_home: str) -> Path
         return Path(environment[variable])
     try:
         return Path.home() / below_home
-    except RuntimeError:  # no HOME, and the user database does not know the user
+    except RuntimeError:  # no HOME, and no entry in the user database
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """The merged values; where each was written, and how the process ends when it is wrong."""
+    """Merged values, with the origin and the exit code of each."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, tuple[str, ExitCode]] = field(default_factory=dict)
@@ -294,7 +293,7 @@ class _Layers:
     def add(
         self, values: Mapping[str, object], label: Callable[[str], str], exit_code: ExitCode
     ) -> None:
-        """Lay ``values`` over what is there."""
+        """Override present values by ``values``."""
         for key, value in _with_host_maddr(values, label, exit_code).items():
             if key not in NodeConfig.model_fields:
                 raise NodeError(f"{label(key)}: unknown key{_hint(key, label)}", exit_code)
@@ -333,7 +332,7 @@ def _config_file(environment: Mapping[str, str], file: Path | None) -> Path | No
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Return the file's keys, its relative paths taken from where the file is."""
+    """Return the file's keys; relative paths are relative to the file."""
     try:
         with path.open("rb") as file:
             values = tomllib.loads(file.read(_CONFIG_BYTES_MAX).decode("utf-8-sig"))
@@ -341,7 +340,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise NodeError(
             f"cannot read config file {path}: {error.strerror}", ExitCode.CONFIG
         ) from None
-    except ValueError as error:  # not UTF-8, or not TOML
+    except ValueError as error:  # invalid UTF-8 or TOML
         raise NodeError(f"{path}: not TOML: {error}", ExitCode.CONFIG) from None
     for key in _PATH_KEYS:
         if isinstance(values.get(key), str) and not values[key].startswith("~"):
@@ -352,7 +351,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _with_host_maddr(
     values: Mapping[str, object], label: Callable[[str], str], exit_code: ExitCode
 ) -> dict[str, object]:
-    """Replace ``host_maddr``, which is another way to write ``host`` and ``port``."""
+    """Replace ``host_maddr``, an alternative to ``host`` and ``port``."""
     result = dict(values)
     if "host_maddr" not in result:
         return result

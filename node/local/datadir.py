@@ -1,4 +1,4 @@
-"""The data directory: what a node keeps between two starts, and the right to use it.
+"""Layout, lock and key of the data directory, which holds a node's state between two starts.
 
 =================  ===========================================================
 ``version``        layout version of this directory
@@ -35,7 +35,7 @@ _SMALL_FILE_BYTES_MAX = 4096
 
 
 class DataDir:
-    """The names in a data directory; ``open_data_dir`` makes sure that it exists."""
+    """Paths in a data directory; ``open_data_dir`` creates it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -55,7 +55,7 @@ class DataDir:
 
 
 def open_data_dir(root: Path) -> DataDir:
-    """Create (mode 0700) or recognise a data directory; raises ``NodeError``."""
+    """Create (mode 0700) or open a data directory; raises ``NodeError``."""
     datadir = DataDir(root)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def _unusable(root: Path, error: OSError) -> NodeError:
 
 @contextmanager
 def locked(datadir: DataDir) -> Iterator[None]:
-    """Hold the directory for this process; raises ``NodeError`` when another one holds it."""
+    """Lock the directory for this process; raises ``NodeError`` when another one holds it."""
     try:
         descriptor = os.open(datadir.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -105,7 +105,7 @@ def locked(datadir: DataDir) -> Iterator[None]:
 
 
 def load_or_create_identity(path: Path) -> Identity:
-    """Return the key in ``path``, made now if there is none; raises ``NodeError``."""
+    """Return the key in ``path``, created if missing; raises ``NodeError``."""
     try:
         return load_identity(path)
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def load_or_create_identity(path: Path) -> Identity:
     try:
         write_atomically(path, Identity(os.urandom(32)).to_protobuf(), replace=False)
     except FileExistsError:
-        pass  # another process made it between our two looks, and that one counts
+        pass  # another process created it meanwhile, and that key counts
     except OSError as error:
         raise NodeError(
             f"cannot create identity key {path}: {error.strerror}", ExitCode.LOCKED
@@ -122,9 +122,9 @@ def load_or_create_identity(path: Path) -> Identity:
 
 
 def load_identity(path: Path) -> Identity:
-    """Read a key that only its owner can read.
+    """Read a key whose file only its owner can read.
 
-    Raises ``FileNotFoundError`` when there is none and ``NodeError`` when it cannot be used.
+    Raises ``FileNotFoundError`` if it is missing and ``NodeError`` if it is unusable.
     """
     try:
         with path.open("rb") as file:
@@ -153,14 +153,14 @@ def load_identity(path: Path) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class ApiEndpoint:
-    """Where a daemon's control API listens: a port of 127.0.0.1, and the daemon's process."""
+    """Port of a daemon's control API on 127.0.0.1, and the daemon's process id."""
 
     port: int
     pid: int
 
 
 def store_api_endpoint(datadir: DataDir, port: int) -> None:
-    """Tell local programs where our control API listens."""
+    """Write the control API's port and process id for local programs."""
     endpoint = {"port": port, "pid": os.getpid()}
     write_atomically(datadir.api, json.dumps(endpoint).encode())
     if last_api_port(datadir) != port:
@@ -168,7 +168,7 @@ def store_api_endpoint(datadir: DataDir, port: int) -> None:
 
 
 def last_api_port(datadir: DataDir) -> int:
-    """Return the port that the control API of this directory had last, 0 before the first time."""
+    """Return the last port of the control API, 0 before the first start."""
     with suppress(OSError, ValueError):
         port = int(_read_small(datadir.api_port) or b"0")
         return port if 0 < port < 65_536 else 0
@@ -176,7 +176,7 @@ def last_api_port(datadir: DataDir) -> int:
 
 
 def load_api_endpoint(datadir: DataDir) -> ApiEndpoint | None:
-    """Return where the daemon of this directory said it listens; it may be dead by now."""
+    """Return the stored control API endpoint; its daemon may be dead."""
     try:
         values = json.loads(_read_small(datadir.api) or b"")
         return ApiEndpoint(int(values["port"]), int(values["pid"]))
@@ -185,7 +185,7 @@ def load_api_endpoint(datadir: DataDir) -> ApiEndpoint | None:
 
 
 def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
-    """Write a whole file (mode 0600) or nothing, surviving power loss.
+    """Write a file (mode 0600) atomically and durably.
 
     Without ``replace`` an existing file stays and ``FileExistsError`` is raised.
     """
@@ -202,11 +202,11 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
         sync_directory(path.parent)
     finally:
         with suppress(FileNotFoundError):
-            os.unlink(name)  # noqa: PTH108 - the name is a string from mkstemp
+            os.unlink(name)  # noqa: PTH108 - mkstemp returns a string
 
 
 def sync_directory(path: Path) -> None:
-    """Write the names in a directory to the disk."""
+    """Sync the entries of a directory."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

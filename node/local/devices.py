@@ -1,4 +1,4 @@
-"""Whether this machine has the device that engines shall compute on; torch is not imported."""
+"""Check for the compute device of the engines, without importing torch."""
 
 import os
 from importlib.metadata import PackageNotFoundError, version
@@ -9,10 +9,10 @@ _ALL_CARDS = "CUDA_VISIBLE_DEVICES"
 
 
 def why_no_device(device: str, *, own_torch: bool) -> str:
-    """Return why engines could not compute on ``device`` (``auto``, ``cpu``, ``cuda[:N]``).
+    """Return the reason, in one line, why engines could not use ``device``; empty if none is known.
 
-    In one line; empty when nothing is known against it. ``own_torch`` tells whether engines run
-    under this interpreter, whose torch can be looked at.
+    ``device`` is ``auto``, ``cpu`` or ``cuda[:N]``. ``own_torch`` is True if engines run under this
+    interpreter, whose torch can then be checked.
     """
     if not device.startswith("cuda"):
         return ""
@@ -23,7 +23,7 @@ def why_no_device(device: str, *, own_torch: bool) -> str:
             "for CUDA, name an interpreter that has it with --engine-python, or use --device cpu"
         )
     cards = _visible(len(list(gpus())))
-    if build.startswith("rocm"):  # its cards are called cuda, and NVIDIA's driver is not asked
+    if build.startswith("rocm"):  # its devices are called cuda, and have no NVIDIA driver
         return ""
     if not cards:
         return f"--device {device}: no NVIDIA driver shows a GPU here; use --device cpu, or auto"
@@ -35,7 +35,7 @@ def why_no_device(device: str, *, own_torch: bool) -> str:
 
 
 def _torch_build() -> str:
-    """Return what torch says behind its version: ``cpu``, ``cu128``, ``rocm6.4``, or nothing."""
+    """Return the build tag of torch's version: ``cpu``, ``cu128``, ``rocm6.4``, or nothing."""
     try:
         return version("torch").partition("+")[2]
     except PackageNotFoundError:
@@ -43,7 +43,7 @@ def _torch_build() -> str:
 
 
 def _visible(cards: int) -> int:
-    """Return how many of the machine's GPUs CUDA shows to us."""
+    """Return the number of GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
     listed = os.environ.get(_ALL_CARDS)
     if listed is None:
         return cards

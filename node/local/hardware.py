@@ -1,4 +1,4 @@
-"""What this machine is: the ``Hardware`` that the node's record advertises."""
+"""Hardware probe for the ``Hardware`` field of the node's record."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ import psutil
 from protocol.messages import Hardware
 
 _NAME_CHARACTERS_MAX = 200
-"""As ``Hardware.gpu`` allows."""
+"""The limit of ``Hardware.gpu``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One card as its driver shows it."""
+    """One GPU, as its driver reports it."""
 
     name: str
     memory_bytes: int
@@ -23,9 +23,9 @@ class Gpu:
 
 
 def probe_hardware() -> Hardware:
-    """Look at CPU, memory and NVIDIA GPUs; ``gpu_memory_bytes`` is the sum over all GPUs.
+    """Read CPU, memory and NVIDIA GPUs; ``gpu_memory_bytes`` is the sum over all GPUs.
 
-    Other GPUs are not seen, and nothing is measured: the swarm trusts none of it for safety.
+    GPUs of other vendors are not listed, and nothing is measured: no safety depends on it.
     """
     cards = list(gpus())
     names = " + ".join(dict.fromkeys(card.name for card in cards))
@@ -39,15 +39,15 @@ def probe_hardware() -> Hardware:
 
 
 def _cores() -> int:
-    """Return the cores we may run on, fewer than the machine has in most containers."""
-    with contextlib.suppress(AttributeError, psutil.Error):  # not on every system
+    """Return the cores that this process may use, fewer than the machine's in most containers."""
+    with contextlib.suppress(AttributeError, psutil.Error):  # not on every platform
         return len(psutil.Process().cpu_affinity())
     return psutil.cpu_count() or 0
 
 
 def gpus() -> Iterator[Gpu]:
-    """Yield the GPUs that the driver shows, none when it fails."""
-    import pynvml  # noqa: PLC0415 - takes 2.5 MB, and simulations look at no machine
+    """Yield the GPUs that the driver reports, none when it fails."""
+    import pynvml  # noqa: PLC0415 - takes 2.5 MB, and simulations do not need it
 
     try:
         pynvml.nvmlInit()

@@ -1,4 +1,4 @@
-"""uvicorn inside the daemon: on a socket of ours, without signal handlers, stopped in time."""
+"""uvicorn embedded in the daemon: given socket, no signal handlers, bounded shutdown."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ STOP_SECONDS = 3.0
 
 
 class EmbeddedServer(uvicorn.Server):
-    """Serves from the running loop until ``end``."""
+    """HTTP server in the running event loop until ``end``."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -21,18 +21,18 @@ class EmbeddedServer(uvicorn.Server):
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self, listener: socket.socket, name: str) -> None:
-        """Return when it serves, in a task of this name."""
+        """Start a task of this name and wait until it serves."""
         self._task = asyncio.create_task(self.serve([listener]), name=name)
         async with asyncio.timeout(START_SECONDS):
             await self._listening.wait()
 
     @property
     def serves(self) -> bool:
-        """Whether it has begun and not ended."""
+        """True between ``begin`` and ``end``."""
         return self._task is not None
 
     async def end(self, *, at_once: bool = False) -> None:
-        """Close within ``STOP_SECONDS``, after what was asked or at once; idempotent."""
+        """Close within ``STOP_SECONDS``, after pending requests or at once; idempotent."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -46,7 +46,7 @@ class EmbeddedServer(uvicorn.Server):
     @override
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # they are the daemon's
+        yield  # the daemon handles signals
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

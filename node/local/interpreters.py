@@ -1,4 +1,4 @@
-"""Python interpreters of this machine, by their minor version."""
+"""Search for a Python interpreter of a given minor version."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -15,8 +15,8 @@ def find_interpreter(
 ) -> Interpreter:
     """Return an interpreter of minor version ``python``, outside of any virtual environment.
 
-    With ``named`` it is that one. What does not answer, such as a shim of pyenv for a version that
-    is not chosen, is skipped. Raises ``NodeError``.
+    ``named`` selects it explicitly. Programs that fail are skipped, such as a pyenv shim of an
+    inactive version. Raises ``NodeError``.
     """
     if named is not None:
         found = _base(named, python)
@@ -40,7 +40,7 @@ def find_interpreter(
 
 
 def _base(path: Path, python: str) -> Interpreter | None:
-    """Return the interpreter below ``path``, if it works and has this minor version."""
+    """Return the base interpreter of ``path``, if it works and has this minor version."""
     found = ask(path)
     if found is None or found.minor != python:
         return None
@@ -48,7 +48,7 @@ def _base(path: Path, python: str) -> Interpreter | None:
 
 
 def _candidates(python: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield programs that may be the interpreter, each once; all of them are there."""
+    """Yield existing programs that may be the interpreter, each once."""
     name = f"python{python}"
     directories = [own_interpreter().bare.parent]
     directories += map(Path, filter(None, environment.get("PATH", "").split(os.pathsep)))

@@ -1,4 +1,4 @@
-"""An invite as people send it to each other: one word, or a file with that word."""
+"""Text form of an invite: one word, or a file that contains it."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from contextlib import suppress
@@ -10,12 +10,12 @@ TOKEN_CHARACTERS_MAX = 4 * ADMISSION_BYTES_MAX // 3 + 4
 
 
 def invite_token(envelope: bytes) -> str:
-    """Return the word for an invite."""
+    """Return the text form of an invite."""
     return urlsafe_b64encode(envelope).decode().rstrip("=")
 
 
 def read_invite(given: str) -> bytes:
-    """Return the envelope of a word, or of the file that it names; raises ``ValueError``."""
+    """Return the envelope of a word or of the file it names; raises ``ValueError``."""
     word = given.strip()
     with suppress(OSError, ValueError), Path(word).open() as file:  # no such file: it is the word
         word = file.read(TOKEN_CHARACTERS_MAX + 2).strip()

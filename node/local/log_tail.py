@@ -1,4 +1,4 @@
-"""The last lines of this process's log, for whoever looks at the node from a browser."""
+"""The last log lines of this process, for the node's web page."""
 
 import logging
 from collections import deque
@@ -10,14 +10,14 @@ LINE_CHARACTERS_MAX = 1_000
 
 
 class LogTail(logging.Handler):
-    """Keeps the last lines as the other handlers write them, each cut."""
+    """Keeps the last lines in the format of the other handlers, each truncated."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lines: deque[str] = deque(maxlen=LINES_MAX)
 
     def install(self) -> None:
-        """Listen to everything that this process logs, in the format that it logs in."""
+        """Attach to the root logger, with its format."""
         root = logging.getLogger()
         for handler in root.handlers:
             if handler.formatter is not None:
@@ -25,17 +25,17 @@ class LogTail(logging.Handler):
         root.addHandler(self)
 
     def remove(self) -> None:
-        """Listen no more; idempotent."""
+        """Detach from the root logger; idempotent."""
         logging.getLogger().removeHandler(self)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The oldest first."""
+        """The lines, oldest first."""
         return tuple(self._lines)
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._lines.append(self.format(record)[:LINE_CHARACTERS_MAX])
-        except Exception:  # noqa: BLE001 - as every handler does: a log line must not end a node
+        except Exception:  # noqa: BLE001 - as in every handler: logging must not end a node
             self.handleError(record)

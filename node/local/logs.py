@@ -1,7 +1,7 @@
-"""Log set-up: everything goes through one structlog pipeline to standard error.
+"""Log set-up: one structlog pipeline to standard error.
 
-Modules log with the standard library (``logging.getLogger(__name__)``) or with structlog; both come
-out the same, as lines for people on a terminal and as one JSON object per line elsewhere.
+Modules log with the standard library (``logging.getLogger(__name__)``) or with structlog. Both
+produce text lines on a terminal and one JSON object per line elsewhere.
 """
 
 import logging
@@ -13,7 +13,7 @@ import structlog
 from node.local.status_line import StatusLine
 
 QUIET_LOGGERS = ("asyncio", "filelock", "hivemind", "httpcore", "httpx", "transformers", "uvicorn")
-"""Libraries that say more than an operator wants; their warnings still come through."""
+"""Libraries that log more than an operator needs; their warnings still pass."""
 
 
 def configure_logging(
@@ -21,7 +21,7 @@ def configure_logging(
     log_level: str,
     stream: TextIO | StatusLine | None = None,
 ) -> None:
-    """Send all logs of this process to ``stream`` (standard error); calling again replaces it."""
+    """Send all logs of this process to ``stream`` (standard error); a later call replaces it."""
     target = stream or sys.stderr
     for_people = log_format == "console" or (log_format == "auto" and target.isatty())
     shared: list[structlog.typing.Processor] = [
@@ -54,7 +54,7 @@ def configure_logging(
 
 
 def adopt_hivemind_logs() -> None:
-    """Take hivemind's own log handler away, once it is imported; its records then reach ours."""
+    """Remove hivemind's log handler after its import; its records then reach the root logger."""
     logger = logging.getLogger("hivemind")
     level = logging.getLogger().getEffectiveLevel()
     logger.handlers.clear()

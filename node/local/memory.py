@@ -1,4 +1,4 @@
-"""How much memory a process has used at most, and whether it is there at all."""
+"""Memory peak and existence of other processes."""
 
 import re
 from pathlib import Path
@@ -9,10 +9,10 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
 def peak_rss_bytes(pid: int | None) -> int:
-    """Return the largest resident size a process ever had; 0 when it cannot be read.
+    """Return the largest resident size of a process so far; 0 if it cannot be read.
 
-    The peak of a process that is gone is lost, and without ``/proc`` only the present size is
-    known, so callers sample while it runs.
+    The peak of an ended process is lost, and without ``/proc`` only the current size is known, so
+    callers sample while it runs.
     """
     if pid is None:
         return 0

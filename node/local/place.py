@@ -1,4 +1,4 @@
-"""Where a data directory is: what it loses when it is copied, or taken to another machine."""
+"""Fingerprint of a data directory's location, which a copied or moved directory changes."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,9 +10,9 @@ _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
 def machine_fingerprint(datadir: DataDir) -> bytes:
-    """Return some bytes that stay while a directory does.
+    """Return a fingerprint of machine and directory.
 
-    A renamed directory, a restart of the machine and another container over one volume keep them.
+    It is stable over a rename, a reboot, and another container on the same volume.
     """
     machine = b""
     for file in _MACHINE_IDS:

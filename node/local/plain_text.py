@@ -1,4 +1,4 @@
-"""Standard output of any encoding: characters that it lacks become ASCII ones, never an error."""
+"""Fallback to ASCII on standard output for characters that its encoding lacks."""
 
 import codecs
 import io
@@ -9,7 +9,7 @@ _ASCII = {"…": "...", "·": "-", "✓": "+", "✗": "x", "●": "*", "◆": "*
 
 
 def tolerate_encoding(stream: TextIO) -> None:
-    """Let a stream replace the characters that its encoding lacks."""
+    """Replace characters that the stream's encoding lacks, instead of raising."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors=_NAME)
 

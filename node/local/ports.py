@@ -1,4 +1,4 @@
-"""TCP ports of this machine: taken, or refused with what to do instead."""
+"""Listening TCP sockets, with an error that names a remedy."""
 
 import errno
 import socket
@@ -7,16 +7,16 @@ from node.local.errors import ExitCode, NodeError
 
 
 def listen(host: str, port: int, *, failure: str, remedy: str) -> socket.socket:
-    """Return a socket on a port, 0 for a free one; raises ``NodeError``.
+    """Return a listening socket on a port, 0 for a free one; raises ``NodeError``.
 
-    A port that somebody else has may be free the next time; a host that is not this machine's, or a
-    port that only root may take, will not be.
+    A port in use may be free later (``RETRY``). A foreign host or a port that only root may use
+    needs another configuration (``CONFIG``).
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()  # a bind alone does not tell of who listens with SO_REUSEADDR
+        listener.listen()  # only this fails when another socket listens with SO_REUSEADDR
     except OSError as error:
         listener.close()
         code = ExitCode.RETRY if error.errno == errno.EADDRINUSE else ExitCode.CONFIG

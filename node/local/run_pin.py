@@ -1,6 +1,6 @@
-"""The run of a data directory: one directory belongs to one run for ever.
+"""Binding of a data directory to one run, for ever.
 
-Blobs, progress and receipts of two runs never mix, and a peer that offers another run is refused.
+Blobs, progress and receipts of two runs never mix, and the node refuses peers of another run.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from protocol.run.toml import ManifestError
 
 
 def pinned_run(datadir: DataDir) -> SignedManifest | None:
-    """Return the run this directory belongs to, if any; raises ``NodeError`` when damaged."""
+    """Return the run of the directory, if any; raises ``NodeError`` when it is damaged."""
     try:
         data = datadir.run.read_bytes()
     except FileNotFoundError:
@@ -34,15 +34,15 @@ def pinned_run(datadir: DataDir) -> SignedManifest | None:
 
 
 def pin_run(datadir: DataDir, run: SignedManifest) -> None:
-    """Make the directory belong to ``run``; raises ``NodeError`` when it belongs to another."""
+    """Bind the directory to ``run``; raises ``NodeError`` when it belongs to another run."""
     if not _is_pinned(datadir, run, "the peers offer"):
         write_atomically(datadir.run, run.encoded())
 
 
 def local_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedManifest | None:
-    """Return the run that is known before any peer is asked, and pin it; raises as ``known_run``.
+    """Return the run known without any peer, and pin it; raises as ``known_run``.
 
-    That is the manifest file ``run`` if given, else the pinned one.
+    It is the manifest file ``run`` if given, else the pinned one.
     """
     known = known_run(datadir, run, run_id)
     if known is not None:
@@ -51,7 +51,7 @@ def local_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedM
 
 
 def known_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedManifest | None:
-    """Return what ``local_run`` does, and write nothing: the directory need not exist.
+    """Return the same as ``local_run`` but write nothing: the directory need not exist.
 
     Raises ``NodeError`` when the manifest file ``run`` and the pinned one differ from each other or
     from ``run_id`` (64 hexadecimal digits).
@@ -70,7 +70,7 @@ def known_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedM
 
 
 def _is_pinned(datadir: DataDir, run: SignedManifest, source: str) -> bool:
-    """Return whether the directory belongs to ``run``; raises ``NodeError`` for another one."""
+    """Return whether the directory belongs to ``run``; raises ``NodeError`` for another run."""
     pinned = pinned_run(datadir)
     if pinned is None:
         return False
@@ -84,7 +84,7 @@ def _is_pinned(datadir: DataDir, run: SignedManifest, source: str) -> bool:
 
 
 def load_run(path: Path) -> SignedManifest:
-    """Read a manifest file (TOML, signed); raises ``NodeError`` naming the key that is wrong."""
+    """Read a manifest file (TOML, signed); raises ``NodeError`` naming the wrong key."""
     try:
         with path.open("rb") as file:
             text = file.read(MANIFEST_BYTES_MAX).decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""A run in words: what it trains, by which rules, and who may take part."""
+"""Summary of a run for people: what it trains, its rules, and who may join."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -9,11 +9,12 @@ from protocol.run.recipe import EnvironmentSection
 from protocol.run.sections import AdmissionSection
 
 ROLLOUTS_OF_RATE = 3
-"""None rejected of ``3 n`` rollouts shows a rate of at most 1 in ``n``, with 95 % confidence."""
+"""Rule of three: no rejection in ``3 n`` rollouts shows a rate below 1 in ``n``, with 95 %
+confidence."""
 
 
 def run_words(manifest: RunManifest) -> Iterator[tuple[str, str]]:
-    """Yield what is told and what it is, the most telling first."""
+    """Yield pairs of label and text, the most important first."""
     model, sampling, grpo = manifest.model, manifest.sampling, manifest.grpo
     genesis, committee = manifest.genesis, manifest.committee
     began = datetime.fromtimestamp(genesis.created_at, UTC)
@@ -46,7 +47,7 @@ def run_words(manifest: RunManifest) -> Iterator[tuple[str, str]]:
 
 
 def _thresholds(manifest: RunManifest) -> Iterator[str]:
-    """Yield what the thresholds aim at, what they rest on, and what that shows by counting."""
+    """Yield the target rate of the thresholds, its basis, and the rate shown by counting alone."""
     rules, sampling = manifest.toploc, manifest.sampling
     rollout_tokens = sampling.prompts_per_rollout * sampling.group_size * sampling.tokens_max
     aim, rollouts = f"{1 / rules.false_reject_rate:,.0f}", rules.measured_tokens / rollout_tokens
@@ -65,15 +66,15 @@ def _admission(rules: AdmissionSection) -> Iterator[str]:
     match rules.rule:
         case "open" if rules.work_bits:
             hashes = f"{2**rules.work_bits:,} hashes of {bytes_text(1024 * rules.work_kib)}"
-            yield f"anybody for the work of about {hashes}"
+            yield f"any key with a proof of work of about {hashes}"
         case "open":
-            yield "anybody"
+            yield "any key"
         case "invite":
-            yield f"those whom the creator invites, or {len(rules.inviters)} others"
+            yield f"keys invited by the creator or {len(rules.inviters)} others"
         case "allowlist":
-            yield "those it lists"
+            yield "listed keys"
     if rules.probation_epochs:
-        yield f"for versions made {rules.probation_epochs} epochs after that"
+        yield f"for versions made {rules.probation_epochs} epochs after admission"
 
 
 def _task(section: EnvironmentSection) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Scoring runtimes as virtual environments: made whole or not at all, one for each combination."""
+"""Atomic installation of scoring runtimes as virtual environments, one per combination."""
 
 import fcntl
 import os
@@ -17,10 +17,10 @@ from protocol.run.sections import RuntimeSection
 from roles.environments.runtime import PACKAGES, Interpreter, ask, executable_in, name_of
 
 _HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-"""Variables with which an interpreter would import what is not its own."""
+"""Environment variables with which an interpreter would import foreign packages."""
 
 _UMASK = 0o022
-"""The jail's user reads the runtime, which is not the user that makes it."""
+"""The jail runs as another user, which must be able to read the runtime."""
 
 
 def install_runtime(
@@ -29,10 +29,10 @@ def install_runtime(
     named: Path | None,
     say: Callable[[str], None],
 ) -> Interpreter:
-    """Return the runtime in ``directory``, made now if it is not there; raises ``NodeError``.
+    """Return the runtime in ``directory``, installed if missing; raises ``NodeError``.
 
-    ``named`` is the interpreter to make it with. Packages come from where pip is configured to look
-    for them. What a crash leaves behind is removed by the next call.
+    ``named`` is the interpreter to use. Packages come from the indexes of pip's configuration. The
+    next call removes what a crash left behind.
     """
     try:
         with _locked(directory, say):
@@ -46,7 +46,7 @@ def install_runtime(
                 prefix=".", dir=directory, ignore_cleanup_errors=True
             ) as made:
                 _make(Path(made, "venv"), base, runtime, say)
-                if target.exists():  # and does not work
+                if target.exists():  # and is broken
                     target.rename(Path(made, "damaged"))
                 Path(made, "venv").rename(target)
     except OSError as error:
@@ -57,7 +57,7 @@ def install_runtime(
 
 
 def installed_runtimes(directories: Sequence[Path]) -> list[Interpreter]:
-    """Return the runtimes that are there and work, with their versions of packages that score."""
+    """Return the working runtimes, with their versions of the scoring packages."""
     names = sorted({name for packages in PACKAGES.values() for name in packages})
     places = [place for directory in directories for place in sorted(directory.glob("python*"))]
     found = (ask(executable_in(place), names) for place in places)
@@ -66,9 +66,9 @@ def installed_runtimes(directories: Sequence[Path]) -> list[Interpreter]:
 
 @contextmanager
 def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold a directory of runtimes for this process, without what crashes left in it."""
+    """Lock a directory of runtimes for this process, and remove leftovers of crashes."""
     directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o777 & ~_UMASK)  # whatever the process's own mask is
+    directory.chmod(0o777 & ~_UMASK)  # independent of the process's umask
     lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -92,7 +92,7 @@ def _fitting(directory: Path, runtime: RuntimeSection) -> Interpreter | None:
 def _make(
     directory: Path, base: Interpreter, runtime: RuntimeSection, say: Callable[[str], None]
 ) -> None:
-    """Make a virtual environment with the runtime's packages; raises ``NodeError``."""
+    """Create a virtual environment with the runtime's packages; raises ``NodeError``."""
     failed = f"{base.executable} made no virtual environment; its output is above"
     _run([base.executable, "-Im", "venv", "--without-pip", directory], failed)
     python = executable_in(directory)
@@ -108,7 +108,7 @@ def _make(
 
 
 def _pip(python: Path) -> list[str | Path]:
-    """Return pip for a virtual environment: our own, else the one that comes with its Python."""
+    """Return a pip command for a virtual environment: our pip, else its Python's bundled one."""
     if find_spec("pip") is not None:
         return [sys.executable, "-Im", "pip", "--python", python]
     failed = "no pip here, and Python's own is not there; install pip (python3-venv on Debian)"
@@ -117,7 +117,6 @@ def _pip(python: Path) -> list[str | Path]:
 
 
 def _run(command: Sequence[str | Path], failed: str) -> None:
-    """Run a program, its output on our standard error; raises ``NodeError`` when it fails."""
     environment = {key: value for key, value in os.environ.items() if key not in _HIDDEN}
     done = subprocess.run(  # noqa: S603 - interpreters of this machine
         list(map(str, command)),

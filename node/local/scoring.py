@@ -1,4 +1,4 @@
-"""The scoring runtime of a run, as a node looks for it before it takes part."""
+"""Lookup of the run's scoring runtime before a node takes part."""
 
 import os
 from collections.abc import Collection
@@ -12,9 +12,9 @@ from roles.environments.runtime import NoRuntimeError, interpreter_of
 
 
 def scoring_digest(manifest: RunManifest, config: NodeConfig) -> bytes:
-    """Return the digest of the scoring runtime that this node has; empty where it does not score.
+    """Return the digest of the node's scoring runtime; empty for roles that do not score.
 
-    Raises ``NodeError`` where the run's is not here. Blocks for a fraction of a second.
+    Raises ``NodeError`` if the runtime is missing. Blocks for a fraction of a second.
     """
     if not manifest.environment.in_text or not scores(config.roles):
         return b""
@@ -28,12 +28,12 @@ def scoring_digest(manifest: RunManifest, config: NodeConfig) -> bytes:
 
 
 def scores(roles: Collection[Role]) -> bool:
-    """Return whether a node with these roles asks the run's task for scores: a relay does not."""
+    """Return whether one of these roles scores answers: all but the relay do."""
     return bool(set(roles) - {Role.RELAY})
 
 
 def run_options(run: Path | None, data_dir: Path) -> str:
-    """Return the options with which a command finds the run of a node."""
+    """Return the command-line options that select a node's run."""
     if run is not None:
         return f"--run {run}"
     return "" if data_dir == default_data_dir(os.environ) else f"--data-dir {data_dir}"

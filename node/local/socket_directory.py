@@ -1,4 +1,4 @@
-"""Where the unix sockets between us and p2pd live."""
+"""Private directory of the unix sockets between the daemon and p2pd."""
 
 import fcntl
 import os
@@ -8,17 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 SOCKET_PATH_BYTES_MAX = 107
-"""``sun_path`` of Linux less its final zero; p2pd refuses one more."""
+"""Linux's ``sun_path`` without its final zero byte; p2pd rejects longer paths."""
 
 _DIRECTORY_PREFIX = "prime-p2p-"
 _LONGEST_NAME = "xxxxxxxx/control.sock"
 
 
 class SocketDirectory:
-    """A private (0700) directory whose path is short enough for unix sockets.
+    """Directory of mode 0700 with a path short enough for unix sockets.
 
-    It is locked while its owner lives, so that whatever a killed process left behind is recognised
-    and removed by the next one to start.
+    Its owner holds a lock in it, so that the next process to start recognises and removes the
+    directory of a killed one.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class SocketDirectory:
 
 
 def _sweep(base: Path) -> None:
-    """Remove our user's socket directories whose owner is dead."""
+    """Remove this user's socket directories whose owner is dead."""
     for directory in base.glob(f"{_DIRECTORY_PREFIX}*"):
         with suppress(OSError):
             if directory.lstat().st_uid != os.getuid():

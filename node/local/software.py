@@ -1,7 +1,7 @@
-"""What this software calls itself."""
+"""Name and version of this software."""
 
 from importlib.metadata import version
 
 VERSION = version("prime-node")
 SOFTWARE = f"prime-node/{VERSION}"
-"""As others read it in our record."""
+"""Value of ``software`` in the node's record."""

@@ -1,4 +1,4 @@
-"""A stream for logs on a terminal, with one line below them that changes in place."""
+"""Terminal stream for logs, with a status line that is redrawn in place below them."""
 
 import io
 import os
@@ -11,13 +11,13 @@ from typing_extensions import override
 _CLEAR_LINE = "\r\x1b[K"
 _BAR_CELLS = 24
 _CELLS = "█░"
-"""Full and empty."""
+"""Full and empty cells."""
 _ASCII_CELLS = "#-"
 _COLUMNS_DEFAULT = 80
 
 
 class StatusLine(io.TextIOBase):
-    """Writes to ``terminal`` what a logger writes, above the line that was shown last."""
+    """Writes log output to ``terminal`` above the current status line."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
@@ -42,9 +42,9 @@ class StatusLine(io.TextIOBase):
 
     @contextmanager
     def asking(self, question: str) -> Iterator[None]:
-        """Hold a question as the line until it is answered: ``show`` changes nothing meanwhile.
+        """Show a question until the block ends; ``show`` has no effect meanwhile.
 
-        Who answers ends the line, so nothing of it is cleared afterwards.
+        The answer ends the line, so it is not cleared afterwards.
         """
         self.show(question, None)
         self._asking = True
@@ -57,11 +57,11 @@ class StatusLine(io.TextIOBase):
             self._asking, self._shown = False, ""
 
     def show(self, text: str, share: float | None) -> None:
-        """Draw the line: a bar where the ``share`` that is done is known; no text clears it."""
+        """Draw the line, with a bar if ``share`` is known; an empty text clears it."""
         if self._asking:
             return
         line = "" if not text else f"{_bar(share, self._cells)}{text}"
-        cut = line[: self._columns() - 1]  # a line that wraps could not be cleared
+        cut = line[: self._columns() - 1]  # a wrapped line could not be cleared
         if cut != self._shown:
             self._shown = cut
             self._terminal.write(f"{_CLEAR_LINE}{cut}")
@@ -82,7 +82,7 @@ def _bar(share: float | None, cells: str) -> str:
 
 
 def _shows(terminal: TextIO, text: str) -> bool:
-    """Return whether the encoding of a terminal has the characters of ``text``."""
+    """Return whether a terminal's encoding has the characters of ``text``."""
     try:
         text.encode(terminal.encoding or "utf-8")
     except UnicodeEncodeError:

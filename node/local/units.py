@@ -1,4 +1,4 @@
-"""Sizes and rates as people write and read them."""
+"""Parsing and formatting of sizes, rates and durations."""
 
 import re
 
@@ -12,12 +12,12 @@ _BITS = {f"{prefix}bit": 1000**power // 8 for power, prefix in enumerate("kmgt",
 
 
 def parse_bytes(text: str) -> int:
-    """Read ``500MB`` or ``20GiB``; raises ``ValueError``, also for a number without a unit."""
+    """Parse ``500MB`` or ``20GiB``; raises ``ValueError``, also for a number without a unit."""
     return _parse(text, _BYTES, "a size such as 500MB or 20GiB")
 
 
 def parse_rate(text: str) -> int:
-    """Read ``20MB``, ``20MB/s`` or ``160Mbit`` as bytes per second; raises as ``parse_bytes``."""
+    """Parse ``20MB``, ``20MB/s`` or ``160Mbit`` as bytes per second; raises as ``parse_bytes``."""
     return _parse(text.removesuffix("/s"), _BYTES | _BITS, "a rate such as 20MB/s or 160Mbit")
 
 
@@ -32,7 +32,7 @@ def _parse(text: str, units: dict[str, int], expected: str) -> int:
 
 
 def bytes_text(count: float) -> str:
-    """Return a count of bytes with three digits: ``0 B``, ``1.2 MB``, ``123 GB``."""
+    """Format a byte count with three digits: ``0 B``, ``1.2 MB``, ``123 GB``."""
     if count < 1000:
         return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB", "TB"):
@@ -43,7 +43,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in its two largest units: ``7 s``, ``3 min 20 s``, ``2 d 4 h``."""
+    """Format a duration in its two largest units: ``7 s``, ``3 min 20 s``, ``2 d 4 h``."""
     rest = max(0, int(seconds))
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):

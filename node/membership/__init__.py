@@ -1,1 +1,1 @@
-"""Who we are and whom we are connected to."""
+"""Membership of this node in the run: admission, announced record, and guard of its key."""

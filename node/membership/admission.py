@@ -1,10 +1,10 @@
-"""Our own admission: the work done, or the invite kept, before we say that we are here.
+"""Admission of this node to the run, and a durable log of admitted keys.
 
-Each epoch has its own work, so a proof is never older than its epoch when it is found. It is in the
-store before it is used: a restart has it. Work is done beside the event loop, a few hashes at a
-time.
+The node announces itself after it has solved the proof of work or loaded its invite. Each epoch has
+its own work, so a fresh proof is at most one epoch old. The proof is stored before it is used, so a
+restart reuses it. A background thread does the work, a few hashes at a time.
 
-Which keys were admitted, and since when, kept over a restart: nobody else can tell us when.
+The log keeps the time of each key's admission over a restart: no other node can supply it.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from roles.ports.storage import Delete, Put, StorageFullError, Store
 log = structlog.get_logger()
 
 HASHES_AT_ONCE = 32
-"""Tried between two looks at the clock: 30 ms to 300 ms."""
+"""Hashes per call to the background thread: 30 ms to 300 ms."""
 
 NONCE_BELOW = 2**63
-"""Each try begins anywhere below it."""
+"""Upper bound of the random first nonce."""
 
 _TABLE = "admission"
 _KEY = b"own"
 
 
 def stored_proof(store: Store) -> bytes:
-    """Return the proof that an earlier start has kept, empty if there is none."""
+    """Return the proof stored by an earlier start, empty if there is none."""
     return store.get(_TABLE, _KEY) or b""
 
 
@@ -47,9 +47,9 @@ def why_not(
     proofs: Sequence[bytes],
     now: float,
 ) -> str:
-    """Return what keeps a key out whatever it does, in one line; empty: nothing.
+    """Return the reason, in one line, why the run never admits a key; empty if it can.
 
-    ``proofs`` are the invites that it has; one good one at unix time ``now`` is enough.
+    ``proofs`` are the key's invites; one that is valid at unix time ``now`` is enough.
     """
     creator = manifest.genesis.creator
     named = {Role.TRAINER: manifest.is_trainer, Role.VALIDATOR: manifest.is_validator}
@@ -81,13 +81,13 @@ def _why_not_invited(
         wrong = f"the invite is not good ({taken})"
     inviters = ", ".join((manifest.genesis.creator, *manifest.admission.inviters))
     return (
-        f"{wrong}; send this key ({peer}) to who invites ({inviters}), "
+        f"{wrong}; send this key ({peer}) to an inviter ({inviters}), "
         "and start again with --invite TOKEN"
     )
 
 
 class OwnAdmission:
-    """Has the proof that our records hold; ``invite`` is what the operator was given."""
+    """Proof of admission for this node's records; ``invite`` comes from the operator."""
 
     def __init__(self, context: NodeContext, invite: bytes) -> None:
         self._context = context
@@ -96,21 +96,21 @@ class OwnAdmission:
         self._invite = invite
         self._here = asyncio.Event()
         self.proof = b""
-        """Of our key; empty before it is found, and where none is asked for."""
+        """Empty until found, and where the run requires none."""
         if not self._admitted.needs_proof(self._peer):
             self._here.set()
 
     @property
     def here(self) -> bool:
-        """Whether we may say that we are here."""
+        """True if this node may announce itself."""
         return self._here.is_set()
 
     async def wait(self) -> None:
-        """Return when we may say that we are here."""
+        """Wait until this node may announce itself."""
         await self._here.wait()
 
     async def run(self) -> None:
-        """Find our proof, and write it down, until cancelled."""
+        """Find and store the proof, then wait until cancelled."""
         if not self.here:
             self.proof = await self._kept() or await self._found()
             self._context.conditions.clear("admission")
@@ -118,7 +118,7 @@ class OwnAdmission:
         await asyncio.Event().wait()
 
     async def _kept(self) -> bytes:
-        """Return the invite, or what an earlier start has kept, if it is good."""
+        """Return the invite or the stored proof if one is valid, else empty bytes."""
         for proof in (self._invite, stored_proof(self._context.ports.store)):
             if not proof:
                 continue
@@ -126,14 +126,14 @@ class OwnAdmission:
             if not isinstance(taken, Fault):
                 await self._keep(proof)
                 return proof
-            log.warning("our proof of admission is not good", fault=str(taken))
+            log.warning("admission proof invalid", fault=str(taken))
             self._context.conditions.set("admission", f"not admitted: {taken}")
         return b""
 
     async def _found(self) -> bytes:
         manifest = self._context.replica.manifest
         if manifest.admission.rule == "invite":
-            await asyncio.Event().wait()  # nothing that we could do helps
+            await asyncio.Event().wait()  # only a restart with another invite helps
         rng = self._context.ports.rng.child("admission")
         clock, loop = self._context.ports.clock, asyncio.get_running_loop()
         began_at, tried = loop.time(), 0
@@ -152,7 +152,7 @@ class OwnAdmission:
         return proof
 
     def _tell(self, seconds: float, tried: int) -> None:
-        """Say how long it takes; what is left does not depend on what was tried."""
+        """Report the expected time of the work; hashes tried do not shorten the rest."""
         expected = 2**self._context.replica.manifest.admission.work_bits
         about_seconds = seconds / tried * expected
         self._context.conditions.wait(
@@ -165,7 +165,7 @@ class OwnAdmission:
         try:
             await self._context.ports.store.commit([Put(_TABLE, _KEY, proof)])
         except StorageFullError as error:
-            log.warning("the next start has to be admitted anew", error=str(error))
+            log.warning("admission proof not stored", error=str(error))
 
 
 ROW_BYTES_MAX = 2048
@@ -174,14 +174,14 @@ _HISTORY_TABLE = "admitted"
 
 
 class AdmittedLog:
-    """One row for each key; losing the last of them costs these keys a second probation here."""
+    """Table of admitted keys; a key with a lost row repeats its probation here."""
 
     def __init__(self, store: Store, keys: AdmittedKeys) -> None:
         self._store = store
         self._keys = keys
 
     def restore(self) -> None:
-        """Take back what was known before a restart."""
+        """Load the keys admitted before a restart."""
         for peer, row in self._store.scan(_HISTORY_TABLE):
             match decode(row, bytes_max=ROW_BYTES_MAX):
                 case {
@@ -196,7 +196,7 @@ class AdmittedLog:
                     self._keys.admit(PeerId(peer.decode()), admission)
 
     async def flush(self) -> None:
-        """Write what has changed; raises ``StorageFullError`` and keeps it pending."""
+        """Write pending changes; raises ``StorageFullError`` and keeps them pending."""
         changes = dict(self._keys.changes)
         if not changes:
             return

@@ -1,4 +1,4 @@
-"""Our own record: made, told to the swarm, put into the directory; and the directory's hints."""
+"""Announcer of this node's record to the swarm and the directory; reader of directory hints."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,42 +24,43 @@ log = structlog.get_logger()
 LOOKUP_SECONDS_MIN = 2.0
 LOOKUP_SECONDS_MAX = 60.0
 CALL_SECONDS = 15.0
-"""One call of transport or directory; a live directory gives up before."""
+"""Timeout of one transport or directory call; a live directory gives up earlier."""
 
 RECORDS_MAX = 1024
-"""Read of one answer of the directory; the live one keeps 240."""
+"""Entries read of one directory answer; the live directory keeps 240."""
 
 DIRECTORY_LIFETIMES = 4
-"""A directory entry outlives the record's place on the roster: it is only an address hint."""
+"""Record lifetimes until a directory entry expires: longer than on the roster, as an address
+hint."""
 
 ADDRESSES_MAX = 8
-"""As ``NodeRecord`` has it."""
+"""The limit of ``NodeRecord``."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What this node says of itself besides what changes."""
+    """Fixed fields of this node's record."""
 
     roles: tuple[Role, ...]
     hardware: Hardware
     reachable: bool
-    """Whether we want to be dialled."""
+    """True if the node wants inbound connections."""
     software: str
     scoring: bytes = b""
-    """Digest of our scoring runtime; empty where we do not score."""
+    """Digest of the scoring runtime; empty on a node that does not score."""
     upload_bytes_per_second: int = 0
-    """No more than this; 0: no limit of our own."""
+    """Upload limit set by the operator; 0 for none."""
     http_port: int = 0
     invite: bytes = b""
-    """What admits us to a run of invited keys; one that an earlier start had is kept."""
+    """Invite to a run with invited keys only; a node stores it for later starts."""
 
 
 class Announcer:
-    """Announces us and listens to the directory; ``hint`` takes the records that it finds.
+    """Publishes this node's record and passes directory records to ``hint``.
 
-    ``synchronised`` waits until a peer has told us what we missed; ``reachable`` is what others
-    found of us, ``witnessed`` what we found of them: a class of rates for each public key;
-    ``relayed`` are the addresses at which relays take connections for us.
+    ``synchronised`` waits until enough peers have sent what this node missed. ``reachable`` is the
+    observation of this node by others. ``witnessed`` holds this node's observations of others: a
+    rate class for each public key. ``relayed`` are this node's addresses at relays.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class Announcer:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses that we told last."""
+        """The addresses of the last published record."""
         return () if self._newest is None else self._newest.message.addresses
 
     async def announce(self, *, leaving: bool = False) -> None:
-        """Tell the swarm that we are here, or that we leave; raises ``TransportError``.
+        """Publish a record, or a leaving record; raises ``TransportError``.
 
-        Not before we are admitted: nobody would take our record.
+        Does nothing before admission: peers would reject the record.
         """
         if not self._admission.here:
             return
@@ -110,24 +111,24 @@ class Announcer:
         try:
             self._newest = await self._network.publish(Topic.ROSTER, record)
         except RefusedError as error:
-            log.warning("our own record is refused", error=str(error))
+            log.warning("record refused", error=str(error))
             self._context.conditions.set("record", f"our record is refused: {error}")
             return
         self._context.conditions.clear("record")
         self._announced.set()
 
     async def run(self) -> None:
-        """Refresh our record until cancelled."""
+        """Refresh the record until cancelled."""
         epochs = self._context.replica.manifest.epochs
         async with asyncio.TaskGroup() as group:
-            # Beside: a slow directory must not cost us our place on the roster.
+            # A task of its own: a slow directory must not delay the record on the roster.
             group.create_task(self._look_up())
             group.create_task(self._stay_listed())
             group.create_task(self._incarnation.run(self._synchronised))
             group.create_task(self._admission.run())
             await self._admission.wait()
             if self._incarnation.is_new:
-                # A peer may show us a record of ours; our next one would take its place.
+                # A peer may hold an older record of this key, which the next one must continue.
                 with suppress(TimeoutError):  # the first node of a run is alone
                     async with asyncio.timeout(epochs.seconds):
                         await self._synchronised()
@@ -146,11 +147,10 @@ class Announcer:
                 await self._rest(wait_seconds)
 
     def renew(self) -> None:
-        """Announce us again as soon as that is news: what our record says is not so any more."""
+        """Announce a changed record as soon as peers accept it as news."""
         self._stale.set()
 
     async def _rest(self, seconds: float) -> None:
-        """Wait until our next record is due."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stale.wait()
@@ -158,7 +158,7 @@ class Announcer:
         self._stale.clear()
 
     async def _record(self, *, leaving: bool) -> NodeRecord:
-        # What nobody gets through to is left out where there is another way.
+        # Relay addresses replace addresses that others cannot reach.
         addresses = self._relayed() or await within(
             CALL_SECONDS, self._context.ports.transport.addresses()
         )
@@ -189,7 +189,7 @@ class Announcer:
         )
 
     async def _stay_listed(self) -> None:
-        """Put each record that we announce into the directory."""
+        """Publish each announced record in the directory."""
         epochs, ports = self._context.replica.manifest.epochs, self._context.ports
         lifetime_seconds = DIRECTORY_LIFETIMES * epochs.record_epochs * epochs.seconds
         while True:
@@ -201,12 +201,12 @@ class Announcer:
             publishing = ports.directory.publish(key, self._newest.envelope, expires_at)
             try:
                 if not await within(CALL_SECONDS, publishing):
-                    log.debug("the directory did not take our record")
+                    log.debug("record refused by the directory")
             except TransportError as error:
-                log.info("record not put into the directory", error=str(error))
+                log.info("record not published in the directory", error=str(error))
 
     async def _look_up(self) -> None:
-        """Pass the directory's records on; they are judged like any other."""
+        """Pass directory records to ``hint``, which checks them like any other record."""
         reader = BucketReader(self._buckets, self._context.ports.rng.child("buckets"))
         own, pause_seconds = self._context.signer.peer_id, LOOKUP_SECONDS_MIN
         while True:
@@ -214,7 +214,7 @@ class Announcer:
                 lookup = self._context.ports.directory.lookup(reader.next(self._members()))
                 found = await within(CALL_SECONDS, lookup)
             except TransportError as error:
-                log.info("no answer from the directory", error=str(error))
+                log.info("directory lookup failed", error=str(error))
                 found = {}
             for owner, envelope in islice(found.items(), RECORDS_MAX):
                 if owner == own:
@@ -228,5 +228,4 @@ class Announcer:
             pause_seconds = min(1.5 * pause_seconds, LOOKUP_SECONDS_MAX)
 
     def _members(self) -> int:
-        """Return how many members are live, as far as we know."""
         return len(self._context.replica.roster.live(self._context.ports.clock.now()))

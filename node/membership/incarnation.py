@@ -1,16 +1,15 @@
-"""What this key remembers of itself across restarts, and what it cannot know.
+"""Protection of a key against a lost disk and against a second process (doppelganger).
 
-One durable row tells since when this disk is in use, since when the node has been a member without
-a break, the last sequence number of its record, and whether the key was in use before with a disk
-that is lost. Two things that a key signs must never contradict each other; without the old disk it
-does not know what it signed. So it first listens to what others remember, and leaves alone for good
-what it may have signed something about. A restart while it listens begins that anew.
+One durable row holds the first use of the disk, the start of unbroken membership and the last
+sequence number. It also notes that an earlier disk of the key was lost. A key must never sign two
+contradicting messages; without the old disk the node does not know what it signed. So it first
+collects the messages that peers hold, and never again signs where it may have signed before. A
+restart during this time begins it anew.
 
-Nor does it know what another process signs that has the same key. So a start on a directory that
-was used elsewhere, or on a key that somebody has just heard of, listens before it works. A record
-of ours that was issued after our start, and that we never made, ends this node, unless it is the
-one of the two that has been here for longer: then the other one ends, which comes to hold our
-record as we came to hold its.
+A second process with the same key is equally unknown. A start on a directory that was used
+elsewhere, or with a key that a peer has seen recently, therefore listens before it signs. A record
+of this key that another process issued after the start ends this node, unless this node has been a
+member for longer. Then the other process receives this node's record, and ends.
 """
 
 import asyncio
@@ -31,21 +30,20 @@ from roles.ports.storage import Put, StorageFullError
 log = structlog.get_logger()
 
 CAREFUL_EPOCHS = 8.0
-"""For how long a key without its disk listens: until it has asked several peers what it missed. It
-may have used slots of every version that it hears of meanwhile. A guess."""
+"""Listening time of a key with a lost disk, long enough to synchronise with several peers: a guess.
+It may have used slots of every version that it learns of meanwhile."""
 
 ROW_BYTES_MAX = 256
 
 GIVEN_MAX = 4096
-"""Sequence numbers of this process that are remembered: hours of records, and nobody shows older
-ones as issued after its start."""
+"""Own sequence numbers kept: hours of records; peers send no older ones as new."""
 
 _TABLE = "incarnation"
 _KEY = b"own"
 
 
 class KeyGuard:
-    """Read at start; changed only by what is written to the store before it counts."""
+    """Guard of this node's key; each change is stored before it takes effect."""
 
     def __init__(self, context: NodeContext, machine: bytes = b"") -> None:
         self._context = context
@@ -72,58 +70,57 @@ class KeyGuard:
         if row.get("lost", False):
             self._lost.set()
 
-    # What others and roles ask
+    # Queries of roles and records
 
     @property
     def is_new(self) -> bool:
-        """Whether this disk has announced nothing yet."""
+        """True if this disk has announced no record yet."""
         return self._sequence == 0
 
     @property
     def joined_at(self) -> int:
-        """Unix milliseconds since when we are a member without a break that others could see."""
+        """Unix milliseconds of the start of unbroken membership."""
         return min(self._joined_at, self._sequence)
 
     @property
     def sequence(self) -> int:
-        """The last sequence number of our record, 0 before the first."""
+        """The last sequence number of the node's record, 0 before the first."""
         return self._sequence
 
     def may_have_used(self, version: int) -> bool:
-        """Return whether we may have used slots of a version that this disk does not know of."""
+        """Return whether the lost disk may have used slots of ``version``."""
         if not self._lost.is_set():
             return False
         return self._used_up_to is None or version <= self._used_up_to
 
     def may_have_judged(self, epoch: int) -> bool:
-        """Return whether we may have signed verdicts on commits of ``epoch`` with another disk."""
+        """Return whether another disk may have signed verdicts on commits of ``epoch``."""
         return epoch < self._born_epoch
 
     @property
     def _born_epoch(self) -> int:
         return self._context.replica.manifest.epoch_at(self._born_at / 1000)
 
-    # Whether we are alone with our key
+    # Detection of another process
 
     async def wait_alone(self) -> None:
-        """Return when nobody else seems to use our key: before that we sign nothing."""
+        """Wait until no other process seems to use the key: nothing is signed before that."""
         await self._alone.wait()
 
     async def wait_twin(self) -> str:
-        """Return, in one line for people, that another process uses our key; mostly never."""
+        """Wait for another process with this key; return one line for the operator."""
         await self._twin.wait()
         return (
             f"another node uses our key ({self._context.signer.peer_id}): a record of it is of "
             f"{_moment(self._twin_sequence)} and not made here; two nodes with one key sign "
-            "what excludes both. Stop the other one and start again, or give this one a key of its "
-            "own with another --data-dir"
+            "contradictions that exclude both. Stop the other one and start again, or give this "
+            "one a key of its own with another --data-dir"
         )
 
     async def listen(self, synchronised: Callable[[], Awaitable[None]]) -> None:
-        """Hear whether another process uses our key, if there is a reason to think so.
+        """Listen for another process with this key, if there is reason to suspect one.
 
-        The other one's next record is due after a refresh, and comes here with what we ask of peers
-        at the latest.
+        Its next record is due after a refresh, and arrives by synchronisation at the latest.
         """
         loop, seconds = asyncio.get_running_loop(), self.listen_seconds
         if self._elsewhere or self._heard_of:
@@ -131,7 +128,7 @@ class KeyGuard:
             text = "listening for another node with our key before we work"
             self._context.conditions.wait("key", f"{text}, {seconds:.0f} s")
             until = loop.time() + seconds
-            with suppress(TimeoutError):  # where nobody is, nobody hears what we sign
+            with suppress(TimeoutError):  # without peers, no contradiction can spread
                 async with asyncio.timeout(seconds):
                     await synchronised()
                     until = loop.time() + seconds
@@ -144,11 +141,11 @@ class KeyGuard:
 
     @property
     def listen_seconds(self) -> float:
-        """For how long a start listens: three records of the other, and five questions to peers."""
+        """Seconds to listen: three records of the other process, and five pulls from peers."""
         return (3 * self._epochs.refresh_epochs + 1) * self._epochs.seconds
 
     def _note_other(self, record: NodeRecord, *, former: bool) -> None:
-        """Note a record of ours that this process did not make; ``former``: nor this disk."""
+        """Note a record of this key by another process; ``former``: also by another disk."""
         if record.leaving:
             return
         newest_ms = max(self._began_ms + CLOCK_SKEW_SECONDS_MAX * 1000, self._sequence_at_start)
@@ -158,11 +155,11 @@ class KeyGuard:
             self._heard_of = True
 
     def _meet_twin(self, record: NodeRecord) -> None:
-        """Take note of another process with our key that is alive, and of which of us ends.
+        """Note another live process with this key, and decide which one ends.
 
-        The one that has been here for less time does, and if neither has, the one with the higher
-        addresses; what we told last is what it compares with. Whoever has announced nothing yet has
-        signed nothing either. The other one must be silent when it has had the time to hear of us.
+        The process that joined later ends; if both joined together, the one with the higher
+        addresses. The last announced record counts; a process without one has signed nothing, and
+        ends. The other must be silent after the time that it needs to receive this node's record.
         """
         until_ms = self._outlasts_until_ms
         goes_on = self._said is not None and _rank(self._said) < _rank(record)
@@ -171,25 +168,25 @@ class KeyGuard:
             self._twin.set()
         elif until_ms is None:
             self._outlasts_until_ms = round(self._now_ms() + 1000 * self.listen_seconds)
-            log.warning("another node used our key and has to end", since=record.joined_at)
+            log.warning("another node used our key and must end", since=record.joined_at)
 
-    # What changes it
+    # Changes
 
     def said(self, record: NodeRecord) -> None:
-        """Note the record that is announced now."""
+        """Keep the announced record for comparison with another process."""
         self._said = record
 
     async def begin(self) -> None:
-        """Write down that this disk is in use from now on, if it is new."""
+        """Store the first use of a new disk."""
         if self._context.ports.store.get(_TABLE, _KEY) is None:
             await self._write()
 
     def shown(self, signed: Signed[Any], *, is_news: bool) -> None:
-        """Take note of a message of ours that another node holds, and whether it was news here.
+        """Note a message of this key that another node holds; ``is_news``: unknown here.
 
-        A record with a sequence number that this disk never gave was made with another one, and
-        so was a commit that is news and was made before this disk came to be. Younger ones may
-        have been forgotten, by a replica whose clock was wrong for a while.
+        A record with a sequence number that this disk never used comes from another disk. So does a
+        commit that is news and older than this disk. A replica whose clock was wrong for a while
+        may have forgotten younger ones.
         """
         message, former = signed.message, False
         if isinstance(message, NodeRecord):
@@ -201,14 +198,14 @@ class KeyGuard:
         elif isinstance(message, RolloutCommit):
             former = is_news and message.epoch <= self._born_epoch
         if former and not self._lost.is_set():
-            log.warning("this key was here before with a disk that is lost", kind=message.kind)
+            log.warning("key in use before with a lost disk", kind=message.kind)
             self._lost.set()
 
     def _take_up(self, former: NodeRecord) -> None:
-        """Go on from a record of the lost disk.
+        """Continue from a record of the lost disk.
 
-        Certificates that we signed then stay valid for whoever comes late and draws their
-        committees from today's records.
+        Certificates signed then stay valid for late nodes, which draw their committees from today's
+        records.
         """
         if self._is_recent(former.sequence):
             if not former.leaving:
@@ -216,9 +213,9 @@ class KeyGuard:
             self._sequence = max(self._sequence, former.sequence)
 
     def early_seconds(self) -> float:
-        """Return for how long a record of ours is no news yet to whoever heard the last one.
+        """Return the seconds until peers accept the node's next record as news.
 
-        That may have said that we leave: who comes back this soon has to say so once more.
+        The last one may be a leaving record: a node that returns this early must announce again.
         """
         if not self._is_recent(self._sequence):
             return 0.0
@@ -226,23 +223,23 @@ class KeyGuard:
         return news_at - self._context.ports.clock.now()
 
     async def advance(self, *, leaving: bool) -> None:
-        """Take and write down the sequence number of our next record."""
+        """Choose and store the sequence number of the next record."""
         now_ms = self._now_ms()
         if self._sequence > now_ms + CLOCK_SKEW_SECONDS_MAX * 1000:
-            # Our clock was ahead and was set back: nobody took what it said.
+            # The clock was ahead and was set back: peers rejected those records.
             self._sequence, self._born_at = now_ms, min(self._born_at, now_ms)
         else:
             self._sequence = max(self._sequence + 1, now_ms)
         if not self._given and self._joined_at >= self._began_ms:
-            self._joined_at = self._sequence  # nobody has heard of us while we listened
+            self._joined_at = self._sequence  # no record was sent while listening
         self._left = leaving
         self._given[self._sequence] = None
         await self._write()
 
     async def run(self, synchronised: Callable[[], Awaitable[None]]) -> None:
-        """Listen, should the old disk be lost, and write down which versions to leave alone."""
+        """After the loss of a disk, synchronise and store the versions that must not be used."""
         await self._lost.wait()
-        while not await self._write():  # noqa: ASYNC110 - the disk tells nobody when it has room
+        while not await self._write():  # noqa: ASYNC110 - no event reports free disk space
             await asyncio.sleep(self._epochs.seconds)
         if self._used_up_to is None:
             await synchronised()
@@ -257,7 +254,7 @@ class KeyGuard:
             "joined_at": self._joined_at,
             "left": self._left,
             "lost": self._lost.is_set(),
-            # Until we have listened, the next start must listen, too.
+            # The next start must listen too, until one has completed.
             "machine": self._machine if self._alone.is_set() or not self._elsewhere else b"?",
             "sequence": self._sequence,
             "used_up_to": self._used_up_to,
@@ -265,12 +262,12 @@ class KeyGuard:
         try:
             await self._context.ports.store.commit([Put(_TABLE, _KEY, encode(row))])
         except StorageFullError as error:
-            log.warning("a restart will look like a new arrival", error=str(error))
+            log.warning("key state not stored", error=str(error))
             return False
         return True
 
     def _is_recent(self, sequence: int) -> bool:
-        """Return whether a record with this sequence number would still count today."""
+        """Return whether a record with this sequence number would still be valid today."""
         lifetime_seconds = self._epochs.record_epochs * self._epochs.seconds
         return abs(self._now_ms() - sequence) <= lifetime_seconds * 1000
 
@@ -279,7 +276,7 @@ class KeyGuard:
 
 
 def _rank(record: NodeRecord) -> tuple[int, tuple[str, ...]]:
-    """Return by what two processes with one key are told apart: the lower one goes on."""
+    """Return the rank of a process among those with its key: the lowest continues."""
     return record.joined_at, record.addresses
 
 
@@ -289,7 +286,7 @@ def _row(stored: bytes | None) -> dict[str, Any]:
 
 
 def _moment(milliseconds: int) -> str:
-    """Return a time in words; whoever has our key writes what it likes."""
+    """Return a time in words; another process may have written any number."""
     try:
         at = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (OverflowError, OSError, ValueError):

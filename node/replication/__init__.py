@@ -1,1 +1,1 @@
-"""How signed messages come in, are kept, and reach nodes that missed them."""
+"""Replication of signed messages: intake, durable log, anti-entropy, direct delivery."""

@@ -1,9 +1,9 @@
-"""Anti-entropy: what one peer has accepted and another has missed, pulled on request.
+"""Anti-entropy: pull from one peer the messages that this node has missed.
 
-A newcomer takes everything that still matters this way, a restarted node what it slept through, and
-every node now and then what gossip lost. The server lists message ids, page by page; the client
-asks for those it lacks; each envelope then passes the same door as gossip (``MessageIntake.take``).
-Answers share the upload with weights: with a roster of keys that somebody made they take megabytes.
+A new node loads the whole current state this way, a restarted node what it missed, and every node
+now and then what gossip lost. The server lists message ids in pages; the client requests those it
+lacks. Each envelope then passes the same intake as gossip (``MessageIntake.take``). Answers share
+the upload with weights: the records of a roster full of Sybil keys take megabytes.
 """
 
 import asyncio
@@ -34,28 +34,28 @@ log = structlog.get_logger()
 
 PAUSE_EPOCHS_MIN = 0.5
 PAUSE_EPOCHS_MAX = 8
-"""Gossip loses little; this bounds how long the loss lasts."""
+"""Longest pause between pulls: gossip loses little, and this bounds how long a loss lasts."""
 
 PIECE_BYTES_MAX = 16_384
-"""Written at once where no upload limit says how much: some thirty messages."""
+"""Bytes per write without an upload limit: about 30 messages."""
 
 REQUEST_BYTES_MAX = 64
 NUMBER_MAX = 2**53
-"""Of ids to skip, and of a version, as in messages."""
+"""Limit of ids to skip and of a version, as in messages."""
 
 EXCHANGE_SECONDS = SYNC.exchange_seconds or 0.0
 
 REVIEW_VERSIONS_MIN = 8
-"""How many of our own versions are compared first when another chain has shown up."""
+"""Own versions that are compared first after a fork appeared."""
 
 ANSWERS_MAX = 1024
-"""Peers whose time to answer is remembered."""
+"""Peers whose response time is kept."""
 
 T = TypeVar("T")
 
 
 class AntiEntropy:
-    """Serves and pulls the messages of one run."""
+    """Server and client of the synchronisation protocol of one run."""
 
     def __init__(
         self, context: NodeContext, inbox: MessageIntake, upload_cap: UploadScheduler
@@ -65,7 +65,7 @@ class AntiEntropy:
         self._replica = context.replica
         self._inbox = inbox
         self._protocol = SYNC.on(context.replica.run_id)
-        # The client takes a closed stream for "ask another one".
+        # The client takes a closed stream as a request to try another peer.
         self._bounded = StreamLimiter(self._serve, SYNC, context.trust)
         context.tables.register(*self._bounded.tables)
         self._review = 0
@@ -74,31 +74,31 @@ class AntiEntropy:
         self._connected = asyncio.Event()
         self._taken = self._asked = 0
         self.answer_seconds = BoundedDict[PeerId, float](ANSWERS_MAX)
-        """From a question to the first of the answer, the shortest of each peer: a round trip."""
+        """Shortest time from request to first response byte of each peer: a round trip."""
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How many messages of the pull under way are here, and how many were asked for so far."""
+        """Messages received, and messages requested, in the current or last pull."""
         return self._taken, self._asked
 
     @property
     def synchronised(self) -> bool:
-        """Whether enough peers have told us since our start what we had missed."""
+        """True if enough peers have sent, since the start, what this node had missed."""
         return self._told.is_set()
 
     async def wait_until_synchronised(self) -> None:
-        """Return when enough peers have told us what we had missed."""
+        """Wait until enough peers have sent what this node had missed."""
         await self._told.wait()
 
     async def start(self) -> None:
-        """Serve the protocol."""
+        """Register the protocol handler."""
         await self._context.peers.handle(self._protocol, self._bounded)
         self._context.peers.follow(self._note_connected)
 
     async def run(self) -> None:
-        """Pull from peer after peer: at once until enough have told us all, then ever less often.
+        """Pull from peers until cancelled: without pause until synchronised, then ever less often.
 
-        The first peer may have just come too: after a power cut half of the swarm has.
+        One peer is not enough: after a power cut, half of the swarm has just started too.
         """
         context = self._context
         rng = context.ports.rng.child("synchronise")
@@ -115,7 +115,7 @@ class AntiEntropy:
             await asyncio.sleep(pause_epochs * self._replica.manifest.epochs.seconds)
 
     async def _begin(self, rng: Rng) -> None:
-        """Ask until enough have told us, or until all that we know of have been asked."""
+        """Pull until enough peers have answered, or all known peers were tried."""
         self._sources.begin()
         while not self.synchronised and (peer := self._sources.next(rng)) is not None:
             await self.pull(peer)
@@ -125,7 +125,7 @@ class AntiEntropy:
             self._connected.set()
 
     async def pull(self, peer: PeerId) -> bool:
-        """Take what ``peer`` has and we lack; False when it did not tell all of it in time."""
+        """Pull what ``peer`` has and this node lacks; False if it did not complete in time."""
         try:
             await within(EXCHANGE_SECONDS, self._pull(peer))
         except TransportError as error:
@@ -135,7 +135,7 @@ class AntiEntropy:
             return False
         self._sources.told(peer)
         self._look()
-        # The versions that we lack may replace many of ours: we look further back each time.
+        # The missing versions may replace many of ours: each pull compares more of them.
         self._review = max(REVIEW_VERSIONS_MIN, 8 * self._review) if self._replica.forked else 0
         return True
 
@@ -144,7 +144,7 @@ class AntiEntropy:
             self._told.set()
 
     async def _pull(self, peer: PeerId) -> None:
-        """Go through the peer's pages; each id is asked for once, whatever comes of it."""
+        """Request all pages of the peer; each id is requested once, whatever the outcome."""
         asked: dict[Digest, None] = {}
         skip = self._taken = self._asked = 0
         while True:
@@ -153,13 +153,13 @@ class AntiEntropy:
             asked.update(dict.fromkeys(wanted))
             if listed < IDS_MAX:
                 return
-            # The list begins at our newest version: when that moves, the pages do.
+            # The list begins at the newest version: when that changes, the pages shift.
             skip = skip + IDS_MAX if self._replica.ledger.version == before else 0
 
     async def _round(
         self, peer: PeerId, skip: int, asked: dict[Digest, None]
     ) -> tuple[int, list[Digest]]:
-        """Take what is new on one page; return how long the page was, and what was asked for."""
+        """Pull the new messages of one page; return the page's length and the requested ids."""
         stream = await self._context.peers.open_stream(peer, self._protocol)
         try:
             version = max(0, self._replica.ledger.version + 1 - self._review)
@@ -180,20 +180,20 @@ class AntiEntropy:
             for _ in wanted:
                 self._taken += 1
                 self._take(await self._read(stream, ENVELOPE_BYTES_MAX), peer)
-                await asyncio.sleep(0)  # a full buffer must not keep the loop from the others
+                await asyncio.sleep(0)  # let other tasks run while the buffer is full
         finally:
             await stream.close()
         return len(ids), wanted
 
     def _note_answer(self, peer: PeerId, seconds: float) -> None:
-        """Keep the shortest of a peer's answers: the rest of it is what the peer computed."""
+        """Keep the peer's shortest response time: the rest is its computing time."""
         known = self.answer_seconds.get(peer, seconds)
         self.answer_seconds.set_newest(peer, min(known, seconds))
 
     def _take(self, envelope: bytes, peer: PeerId) -> None:
         received = self._inbox.take(envelope, MessageOrigin.ANTI_ENTROPY, sender=peer)
         if received.result is ValidationResult.REJECT:
-            raise TransportError(f"the peer holds what no honest node accepts: {received.fault}")
+            raise TransportError(f"the peer sent an invalid message: {received.fault}")
 
     async def _read(
         self, stream: Stream, bytes_max: int, seconds: float = SYNC.stall_seconds
@@ -201,7 +201,7 @@ class AntiEntropy:
         return self._sound(stream, await within(seconds, read_frame(stream, bytes_max)))
 
     def _sound(self, stream: Stream, value: T | Fault) -> T:
-        """Return what a peer sent, or blame it; raises ``TransportError``."""
+        """Return a valid value, or blame its sender and raise ``TransportError``."""
         if isinstance(value, Fault):
             self._context.peers.blame(stream.peer, value)
             raise TransportError(str(value))
@@ -220,7 +220,7 @@ class AntiEntropy:
         await self._send(stream, map(offered.__getitem__, takewhile(offered.__contains__, wanted)))
 
     async def _send(self, stream: Stream, frames: Iterable[bytes]) -> None:
-        """Write frames in pieces, each when the line has room for it."""
+        """Write frames in pieces, each when the upload cap admits it."""
         piece_bytes = min(PIECE_BYTES_MAX, self._upload_cap.piece_bytes_max)
         unsent = bytearray()
         for frame in frames:
@@ -245,7 +245,7 @@ def _map(data: bytes) -> dict[str, Any] | Fault:
 
 
 def _request(data: bytes) -> tuple[int, int] | Fault:
-    """Return how many ids to skip, and the version from which on versions are listed."""
+    """Return the number of ids to skip, and the first version to list."""
     fields = _map(data)
     if isinstance(fields, Fault):
         return fields
@@ -270,13 +270,13 @@ def _ids(data: bytes) -> list[Digest] | Fault:
 
 
 def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
-    """Yield what matters now, in an order in which it can be taken in.
+    """Yield the current messages in an order in which a replica can accept them.
 
-    The keys of the genesis first, since certificates are checked against the roster; then versions
-    from ``from_version`` on, and the newest in any case, because it may be of another chain;
-    commits before the certificates that settle them. Everybody else's records come late: anyone may
-    make thousands of them, and nothing waits for them. Last come old commits that prove a fault of
-    somebody whose record is here, each with its certificate.
+    Records of the genesis keys come first, since certificates are checked against the roster. Then
+    versions from ``from_version`` on, always with the newest, which may be on another fork; commits
+    before their certificates. Other records come late: an attacker can make thousands of them, and
+    nothing depends on them. Last come old commits that prove a fault of a peer with a record here,
+    each with its certificate.
     """
     ledger, manifest = replica.ledger, replica.manifest
     records = replica.roster.records()

@@ -1,10 +1,10 @@
-"""Comparison of this machine's clock with those of others, by the dates of gossiped records.
+"""Comparison of this machine's clock with other clocks, by the dates of gossiped records.
 
-A node whose clock is wrong refuses honest records, or has its own refused, and sees no other cause.
-One peer with a wrong clock is that peer's fault: only a majority says something about ours. Keys
-are free, so the keys of the genesis count, which a node hears of also when it knows no addresses,
-and each network that a connected peer is in. Nobody can date a record of theirs ahead; who carries
-all that a node hears can delay it, and such a node is cut off in any case.
+A node with a wrong clock rejects honest records, or peers reject its own, with no other sign of the
+cause. One peer with a wrong clock is that peer's fault: only a majority says something about ours.
+Keys are free, so the votes are the genesis keys, whose records arrive even without addresses, and
+the network of each connected peer. A peer cannot date another's record ahead. A peer that carries
+all of a node's traffic can delay records, but such a node is eclipsed in any case.
 """
 
 import math
@@ -29,29 +29,29 @@ log = structlog.get_logger()
 _CONDITION = "clock"
 
 LOOK_EPOCHS = 0.5
-"""Between two comparisons: each looks at all connected peers."""
+"""Interval of comparisons: each scans all connected peers."""
 
 
 class ClockWatch:
-    """Says what is wrong with our clock in ``conditions``, once in the log, and in ``wrong``."""
+    """Detector of a wrong local clock: sets a condition, logs once, and fills ``wrong``."""
 
     def __init__(self, context: NodeContext) -> None:
         epochs = context.replica.manifest.epochs
         self._context = context
         self._epoch_seconds = epochs.seconds
-        # Gossip may hold a record back for an epoch, which makes its author's clock seem late.
+        # Gossip may delay a record by an epoch, which makes its author's clock seem late.
         self._late_seconds = CLOCK_SKEW_SECONDS_MAX + epochs.seconds
         kept_seconds = epochs.record_epochs * epochs.seconds
         self._offsets = ClockOffsets(self._late_seconds, kept_seconds)
         self._looked_at = -math.inf
         self._told = BoundedDict[PeerId, None](PEERS_MAX)
-        """Peers with a wrong clock that the log has named."""
+        """Peers with a wrong clock that the log has already named."""
         self.wrong = ""
-        """Error of our clock in words, empty when none is known."""
+        """Error of the local clock in words, empty when none is known."""
         context.tables.register(*self._offsets.tables)
 
     def note(self, received: Received, source: MessageOrigin) -> None:
-        """Take the date of a gossiped record that counts, whatever became of the record."""
+        """Note the date of a gossiped record, whether or not the replica accepted it."""
         signed = received.signed
         if source is not MessageOrigin.GOSSIP or signed is None:
             return
@@ -65,7 +65,7 @@ class ClockWatch:
         return named or peer in self._context.peers.connected
 
     def _networks(self) -> dict[Hashable, list[PeerId]]:
-        """Return the peers that count, by what counts as one: a key of the genesis, a network."""
+        """Return the peers that count, grouped by vote: a genesis key, or a network."""
         genesis = self._context.replica.manifest.genesis
         named = dict.fromkeys(map(PeerId, (*genesis.trainers, *genesis.validators)))
         networks: dict[Hashable, list[PeerId]] = defaultdict(list)
@@ -103,7 +103,7 @@ class ClockWatch:
         self.wrong = ""
 
     def _tell(self, peer: PeerId, ahead_seconds: float | None) -> None:
-        """Name a peer whose clock differs from ours and from most others, once."""
+        """Log once a peer whose clock differs from ours and from the majority."""
         late_seconds = self._late_seconds
         if ahead_seconds is None or -late_seconds <= ahead_seconds <= CLOCK_SKEW_SECONDS_MAX:
             self._told.pop(peer, None)

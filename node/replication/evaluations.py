@@ -1,4 +1,4 @@
-"""Reads the bodies of the certified rollouts that evaluate versions, one at a time."""
+"""Collector of certified rollouts that evaluate policy versions, one at a time."""
 
 import asyncio
 
@@ -14,9 +14,9 @@ log = structlog.get_logger()
 
 
 class EvaluationCollector:
-    """Keeps the curve of this node up to date, an epoch late at most.
+    """Keeps this node's evaluation curve at most one epoch late.
 
-    Only bodies of versions are read whose weights are kept: nodes release the others.
+    It reads only versions whose weights are kept: nodes release the bodies of others.
     """
 
     def __init__(self, context: NodeContext, bodies: RolloutBodies) -> None:
@@ -24,19 +24,19 @@ class EvaluationCollector:
         self._bodies = bodies
 
     async def run(self) -> None:
-        """Read what is lacking once per epoch until cancelled."""
+        """Read missing bodies once per epoch until cancelled."""
         while True:
             await self.collect()
             await asyncio.sleep(self._context.replica.manifest.epochs.seconds)
 
     async def collect(self) -> None:
-        """Read the rollouts that are lacking now; what cannot be had is tried an epoch later."""
+        """Read the missing rollouts; those not available are tried again an epoch later."""
         for entry in self._due():
             if self._context.evaluation.lacks(entry.commit):
                 await self._read(entry)
 
     def _due(self) -> list[Entry]:
-        """Return the certified rollouts that evaluate a version which was taken and is kept."""
+        """Return the certified evaluation rollouts of versions that are taken and kept."""
         replica = self._context.replica
         manifest, ledger = replica.manifest, replica.ledger
         oldest = ledger.version - manifest.shardcast.versions_kept
@@ -57,7 +57,7 @@ class EvaluationCollector:
         if body is None:
             return
         sequences = read_body(replica.manifest, message, body)
-        if isinstance(sequences, AuditResult):  # a committee has certified it nevertheless
+        if isinstance(sequences, AuditResult):  # certified by a committee all the same
             log.warning("evaluation not read", commit=entry.commit.digest.hex()[:12])
             return
         store = self._context.ports.store

@@ -1,8 +1,8 @@
-"""The one door for messages: received, written, told to whoever waits.
+"""Intake of all messages: judge, write to the log, notify listeners.
 
-Whatever a message came by, the replica judges it here. What must survive a restart goes into the
-message log: what we announce is written and synced before it leaves, what others announced is
-written in batches. A fault that its sender is to blame for is told to the peer table.
+The replica judges each message here, whatever path it came by. Messages that must survive a restart
+go into the message log: own ones are written and synced before they leave, others in batches. The
+connection manager receives each fault for which the sender is to blame.
 """
 
 import asyncio
@@ -36,20 +36,20 @@ from roles.runtime.context import ChangeSignal
 log = structlog.get_logger()
 
 COMPACT_EPOCHS = 60
-"""A guess: the log then holds little more than the replica, and deleting is rare."""
+"""Interval of log compaction, a guess: the log stays near the replica's size."""
 
 CHECKS_SECONDS = 1.0
-"""While newcomers wait for a look at their work: so much is done at once."""
+"""Interval of ``advance`` while proofs of work of untrusted keys wait for a check."""
 
 RESTORED_AT_ONCE = 64
-"""Messages of the log between two looks at what else is due: about 10 ms, most of it signatures."""
+"""Log messages between two yields to the event loop: about 10 ms, most of it signatures."""
 
 OTHER_VERSIONS_MAX = 1024
-"""Members of another protocol version that are remembered."""
+"""Members of another protocol version that are kept."""
 
 
 class MessageOrigin(Enum):
-    """What a message came by."""
+    """Path by which a message arrived."""
 
     GOSSIP = auto()
     DIRECT = auto()
@@ -58,14 +58,14 @@ class MessageOrigin(Enum):
     OWN = auto()
     LOG = auto()
     WAITED = auto()
-    """It came earlier, by whatever, and could not be decided then."""
+    """Arrived earlier, by any path, and could not be judged then."""
 
 
 Listener = Callable[[Received, MessageOrigin], None]
 
 
 class MessageIntake:
-    """Takes every message; ``versions`` is told when a version has come, the roles of the rest."""
+    """Intake of every message; a new version notifies ``versions``, the rest the roles."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class MessageIntake:
         self._versions = versions
         self._listeners: list[Listener] = []
         self.other_versions = BoundedDict[PeerId, int](OTHER_VERSIONS_MAX)
-        """Members whose record says that they speak another version of the protocol."""
+        """Members whose record names another protocol version."""
 
     def listen(self, listener: Listener) -> None:
-        """Have ``listener`` told of every message after it was judged, but for those of the log."""
+        """Call ``listener`` for every message after it was judged, except those of the log."""
         self._listeners.append(listener)
 
     async def restore(self) -> None:
-        """Take back what was accepted before the last restart."""
+        """Load the messages accepted before the last restart."""
         self._admitted_log.restore()
         for number, envelope in enumerate(self._log.replay(), start=1):
             self.take(envelope, MessageOrigin.LOG)
@@ -106,10 +106,10 @@ class MessageIntake:
         sender: PeerId | None = None,
         topic: Topic | None = None,
     ) -> Received:
-        """Judge a message and do what follows from it.
+        """Judge a message and apply the consequences.
 
-        ``sender`` is who handed it to us, when that is certain and nobody else blames it; ``topic``
-        is given where only one kind of message is in place.
+        ``sender`` delivered it, if that is certain and the caller does not blame it itself;
+        ``topic`` is given where only one kind of message is allowed.
         """
         now = self._context.ports.clock.now()
         if source is MessageOrigin.LOG:
@@ -125,22 +125,23 @@ class MessageIntake:
         return received
 
     async def record(self, signed: Signed[Any]) -> None:
-        """Write a message of ours durably and then take it; it may be announced after that.
+        """Store and accept a message of this node, which may be announced after that.
 
-        Raises ``StorageFullError`` and ``RefusedError``, and then it was not said. A record of ours
-        is not written, and is in place even when we hold a later one that a wrong clock dated.
+        Raises ``StorageFullError`` and ``RefusedError``; then nothing remains of the message. This
+        node's records are not stored, and are accepted even after a later one that a wrong clock
+        dated.
         """
         lasting = not isinstance(signed.message, NodeRecord)
         written = lasting and await self._log.keep(signed.envelope)
         received = self.take(signed.envelope, MessageOrigin.OWN)
         if received.fault is None and (not lasting or received.result is ValidationResult.ACCEPT):
             return
-        if written:  # or a restart would take it for said
+        if written:  # or a restart would treat it as sent
             await self._log.forget(signed.envelope)
         raise RefusedError(str(received.fault or "no longer news"))
 
     async def run(self) -> None:
-        """Let time pass in the replica, and write in batches, until cancelled."""
+        """Advance the replica and write batches until cancelled."""
         loop, epoch_seconds = asyncio.get_running_loop(), self._replica.manifest.epochs.seconds
         compact_at = loop.time() + COMPACT_EPOCHS * epoch_seconds
         while True:
@@ -153,7 +154,7 @@ class MessageIntake:
             await asyncio.sleep(min(CHECKS_SECONDS if unchecked else math.inf, epoch_seconds / 4))
 
     def advance(self) -> None:
-        """Let time pass in the replica, and take what it can decide now."""
+        """Advance the replica's time, and process the messages that it can judge now."""
         for signed in self._replica.advance(self._context.ports.clock.now()):
             self._follow_up(Received(ValidationResult.ACCEPT, signed), MessageOrigin.WAITED)
 
@@ -181,7 +182,7 @@ class MessageIntake:
     def _accept(self, signed: Signed[Any], source: MessageOrigin, *, lasting: bool) -> None:
         message = signed.message
         if isinstance(message, NodeRecord):
-            return  # it comes again soon, and elections look at the clock anyway
+            return  # it is sent again soon, and elections read the clock anyway
         if source is not MessageOrigin.OWN and lasting:
             if isinstance(message, Certificate):  # a commit that came late is kept from now on
                 self._log.later(
@@ -194,7 +195,7 @@ class MessageIntake:
             self._context.changes.notify()
 
     def _concerns_roles(self, message: Message) -> bool:
-        """Return whether a role has something to do now, and not only at its next look."""
+        """Return whether a role must act now, before its next scan."""
         if self._judges or not isinstance(message, RolloutCommit | Certificate):
             return True
         if isinstance(message, RolloutCommit):
@@ -210,7 +211,7 @@ class MessageIntake:
             self._context.peers.blame(sender, fault)
         if fault.code is FaultCode.PROTOCOL_VERSION and signed is not None:
             self.other_versions[signed.signer] = signed.message.protocol_version
-        # A clock is named by who compares several of them.
+        # ``ClockWatch`` names wrong clocks: it compares several.
         tell = log.debug if fault.code is FaultCode.CLOCK_SKEW else log.info
         tell(
             "message refused",

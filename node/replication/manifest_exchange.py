@@ -1,4 +1,4 @@
-"""How a newcomer learns which run its peers are in: the signed manifest, from any of them."""
+"""Exchange of the signed run manifest: any peer serves it to a joining node."""
 
 from node.context import TableRegistry
 from node.network.resources.stream_limiter import StreamLimiter
@@ -17,7 +17,7 @@ _SECONDS = MANIFEST.stall_seconds
 async def serve_manifest(
     streams: Streams, manifest: SignedManifest, trust: Trust, tables: TableRegistry
 ) -> None:
-    """Give our run's manifest to whoever asks, from now on."""
+    """Register the handler that serves this run's manifest."""
     encoded = manifest.encoded()
 
     async def serve(stream: Stream) -> None:
@@ -31,7 +31,7 @@ async def serve_manifest(
 async def fetch_manifest(
     streams: Streams, peer: PeerId, verify: Verifier
 ) -> SignedManifest | Fault:
-    """Ask ``peer`` for its run; raises ``TransportError``, also when it takes too long."""
+    """Request the run manifest of ``peer``; raises ``TransportError``, also on timeout."""
     encoded = await within(_SECONDS, _ask(streams, peer))
     return encoded if isinstance(encoded, Fault) else decode_signed_manifest(encoded, verify)
 

@@ -1,8 +1,8 @@
-"""The messages that this node has accepted, in order, so that a restart finds its replica again.
+"""Durable, ordered log of accepted messages, from which a restart rebuilds the replica.
 
-What we announce is written and synced before it leaves (``keep``). What others announced is written
-in batches (``later``): losing the last of it costs a synchronisation, nothing else. What the
-replica no longer needs is deleted (``compact``), so the log is as long as the replica is large.
+Own messages are written and synced before they leave (``keep``). Others are written in batches
+(``later``): the loss of the last batch costs one synchronisation. ``compact`` deletes what the
+replica no longer needs, so the log grows only with the replica.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ _TABLE = "messages"
 
 
 def stored_messages(path: Path) -> list[bytes]:
-    """Return the envelopes in the store at ``path``, also of a node that runs; writes nothing.
+    """Return the envelopes in the store at ``path`` without writing; its node may be running.
 
-    Raises ``ValueError`` for a file that is none.
+    Raises ``ValueError`` if the file is no store.
     """
     return [value for _, value in read_table(path, _TABLE) if len(value) <= ENVELOPE_BYTES_MAX]
 
 
 class MessageLog:
-    """A log of envelopes in the node's store, one row each; the keys give the order."""
+    """Log of envelopes in the node's store, one row each, ordered by key."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class MessageLog:
         self._writing = asyncio.Lock()
 
     def replay(self) -> Iterator[bytes]:
-        """Yield the envelopes in the order they were written."""
+        """Yield the envelopes in the order of writing."""
         for key, envelope in self._store.scan(_TABLE):
             self._written[envelope] = key
             self._next = int.from_bytes(key, "big") + 1
@@ -48,14 +48,14 @@ class MessageLog:
                 yield envelope
 
     async def keep(self, envelope: bytes) -> bool:
-        """Write an envelope durably, after everything that came before it; False if it was here.
+        """Write an envelope durably, after all earlier ones; False if it was here.
 
-        Raises ``StorageFullError``, and then it is not written later either: its author makes
-        another one, and a restart must not find both.
+        After ``StorageFullError`` it is not written later either: its author makes another one, and
+        a restart must not find both.
         """
         known = envelope in self._written or envelope in self._pending
         try:
-            # Whoever keeps it too may have had to give it up, and ``compact`` may have deleted it.
+            # A concurrent ``keep`` may have failed, and ``compact`` may have deleted the row.
             while envelope not in self._written:
                 self.later(envelope)
                 await self.flush()
@@ -71,7 +71,7 @@ class MessageLog:
             self._next += 1
 
     async def flush(self) -> None:
-        """Write what is pending; raises ``StorageFullError`` and keeps it pending."""
+        """Write pending envelopes; raises ``StorageFullError`` and keeps them pending."""
         async with self._writing:  # one at a time, or a later message could be here alone
             batch = dict(self._pending)
             if batch:
@@ -81,24 +81,24 @@ class MessageLog:
                 self._written[envelope] = key
 
     async def forget(self, envelope: bytes) -> None:
-        """Delete an envelope that was kept and then never announced."""
+        """Delete an envelope that was kept and never announced."""
         self._pending.pop(envelope, None)
         if envelope in self._written:
             await self._delete([envelope])
 
     async def compact(self, replica: Replica) -> None:
-        """Delete what ``replica`` would not need after a restart, written or pending."""
+        """Delete the envelopes that ``replica`` would not need after a restart."""
         needed = dict.fromkeys(replica.envelopes())
         for envelope in [item for item in self._pending if item not in needed]:
             del self._pending[envelope]
         await self._delete([item for item in self._written if item not in needed])
 
     async def _delete(self, envelopes: list[bytes]) -> None:
-        # Taken out first: what comes again meanwhile is written again, under another key.
+        # Removed first: an envelope that arrives again meanwhile gets a new row.
         rows = {item: self._written.pop(item) for item in envelopes}
         try:
             if rows:
                 await self._store.commit([Delete(_TABLE, key) for key in rows.values()])
-        except StorageFullError as error:  # SQLite writes before it frees; the next one tries
-            log.warning("old messages are not deleted", error=str(error))
+        except StorageFullError as error:  # SQLite writes before it frees; the next call retries
+            log.warning("old messages not deleted", error=str(error))
             self._written = rows | self._written

@@ -1,7 +1,7 @@
-"""Bodies of rollouts: fetched for a commit, kept for it, and released when it is done with.
+"""Rollout bodies: fetched for a commit, stored under its ownership, released with it.
 
-A commit names a body by its digest, and anyone may name any digest. What goes with a commit is
-therefore only what this node stored for it, never what the digest happens to be here for.
+A commit names a body by digest, and any peer can name any digest. A release therefore deletes only
+what this node stored for that commit, never a blob with another owner.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from roles.ports.storage import Blobs, Owner, Purpose, StorageFullError
 log = structlog.get_logger()
 
 FETCH_SECONDS = 10.0
-"""A body of the largest run is some tens of megabytes; the caller tries again."""
+"""Timeout of a fetch: the largest bodies are some tens of megabytes; the caller retries."""
 
 
 class RolloutBodies:
-    """The bodies of the commits in the ledger, as far as this node has needed them."""
+    """Store of the bodies of ledger commits, as far as this node has needed them."""
 
     def __init__(self, replica: Replica, blobs: Blobs, exchange: BlobExchange) -> None:
         self._replica = replica
         self._blobs = blobs
         self._exchange = exchange
         self._seen: dict[Owner, None] = {}
-        """Owners whose commit was in the ledger; one that never was may be about to be signed."""
+        """Owners whose commit was in the ledger; an owner never in it may await its signature."""
 
     async def fetch(self, commit: Signed[RolloutCommit], sources: Sequence[PeerId]) -> bytes | None:
-        """Return a commit's body from here or from the first source that has it, else None."""
+        """Return a commit's body from the store or the first source that has it, else None."""
         body, bytes_max = Digest(commit.message.body), commit.message.body_bytes
         here_bytes = self._blobs.size(body)
         if here_bytes is not None and here_bytes > bytes_max:
@@ -41,15 +41,15 @@ class RolloutBodies:
         data = await self._exchange.fetch(body, bytes_max, sources, FETCH_SECONDS)
         if data is None:
             return None
-        if commit.digest in self._replica.ledger.entries:  # so that it can be served from here too
+        if commit.digest in self._replica.ledger.entries:  # so that this node can serve it
             try:
                 await self._blobs.put(data, Owner(Purpose.ROLLOUT_BODY, commit.digest))
             except StorageFullError as error:
-                log.warning("a fetched body is not kept", error=str(error))
+                log.warning("fetched body not stored", error=str(error))
         return data
 
     async def restore(self) -> None:
-        """Release what a crash left of commits that were never signed, or are long forgotten."""
+        """Release bodies that a crash left of commits never signed or forgotten."""
         entries = self._replica.ledger.entries
         for owner in self._blobs.owners(Purpose.ROLLOUT_BODY):
             if owner.subject in entries:
@@ -64,7 +64,7 @@ class RolloutBodies:
             await asyncio.sleep(self._replica.manifest.epochs.seconds)
 
     async def sweep(self) -> None:
-        """Release the bodies of commits that nobody can learn from any more."""
+        """Release the bodies of commits that no trainer can use any more."""
         entries = self._replica.ledger.entries
         for owner in self._blobs.owners(Purpose.ROLLOUT_BODY):
             entry = entries.get(owner.subject)

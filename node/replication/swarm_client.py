@@ -1,4 +1,4 @@
-"""What a role can say and ask (``roles.ports.swarm.Network``), over gossip, streams and blobs."""
+"""Roles' interface to the swarm (``roles.ports.swarm.Network``) over gossip, streams and blobs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ _ACKNOWLEDGED = b"\x06"
 
 
 class SwarmClient(Network):
-    """The swarm as the roles of one node see it."""
+    """The swarm as seen by the roles of one node."""
 
     def __init__(
         self,
@@ -65,23 +65,23 @@ class SwarmClient(Network):
         return self._incarnation.may_have_judged(epoch)
 
     async def publish_evidence(self) -> None:
-        """Gossip the equivocations that this node finds, until cancelled."""
+        """Publish the equivocations that this node finds, until cancelled."""
         replica = self._context.replica
         while True:
             for evidence in replica.evidence_due():
                 try:
                     await self.publish(Topic.EVIDENCE, evidence)
-                except (RefusedError, StorageFullError) as error:  # others found it too
+                except (RefusedError, StorageFullError) as error:  # other nodes found it too
                     log.info("evidence not published", error=str(error))
             await asyncio.sleep(replica.manifest.epochs.seconds / 4)
 
     async def start(self) -> None:
-        """Serve direct messages and subscribe to every topic."""
+        """Register the handler of direct messages and subscribe to every topic."""
         bounded = StreamLimiter(self._serve, MESSAGE, self._context.trust)
         self._context.tables.register(*bounded.tables)
         await self._context.peers.handle(self._protocol, bounded)
         for topic in Topic:
-            # A record is news for an epoch, and a large swarm gossips little else.
+            # A record stays news for an epoch, and is most of a large swarm's gossip.
             may_wait = topic is Topic.ROSTER
             name = topic_name(topic, self._run_id)
             self._gossip.subscribe(name, self._validator(topic), may_wait=may_wait)
@@ -92,7 +92,7 @@ class SwarmClient(Network):
 
         return validate
 
-    # What a role says
+    # Sending
 
     @override
     async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
@@ -133,7 +133,7 @@ class SwarmClient(Network):
         self._inbox.take(envelope, MessageOrigin.DIRECT, sender=stream.peer)
         await within(SEND_SECONDS, stream.write(_ACKNOWLEDGED))
 
-    # What a role asks
+    # Fetching
 
     @override
     async def fetch_body(

@@ -1,9 +1,9 @@
-"""Whom a node asks after its start what it missed, and when enough of them have told it.
+"""Selection of the peers to synchronise with after a start, and the rule for having enough.
 
-One peer may have just come itself, or may want us to believe little. So several of different
-networks have to tell, as far as we know so many, and one of the genesis if a record says that one
-is here: for that we wait until the record is too old. Others that are not connected are waited for
-only for a while after the first has told.
+One peer may have just started too, or may withhold messages. So peers of several networks must
+answer, as far as that many are known. If a live record of a genesis key exists, one genesis peer
+must answer; this condition ends when the record expires. Members that are not connected count only
+for a while after the first answer.
 """
 
 from collections.abc import Hashable
@@ -16,17 +16,18 @@ from protocol.core.rng import Rng
 from protocol.core.types import PeerId
 
 NETWORKS_TARGET = 3
-"""Different networks of which somebody must have told: a guess, as many as witnesses."""
+"""Different networks that must answer: a guess, as many as reachability observers."""
 
 PATIENCE_EPOCHS = 4.0
-"""For so long members count that we are not connected to; a guess: they are dialled meanwhile."""
+"""Epochs after the first answer in which unconnected members count: a guess; they are dialled
+meanwhile."""
 
 LOOKED_AT_MAX = 64
-"""Members looked at for one that could be asked."""
+"""Members scanned for reachable ones."""
 
 
 class SyncPeers:
-    """The peers that were asked since our start."""
+    """State of the peers that were asked since the start."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
@@ -36,22 +37,22 @@ class SyncPeers:
         self._asked: dict[PeerId, None] = {}
 
     def begin(self) -> None:
-        """Ask again who did not answer before."""
+        """Allow failed peers to be asked again."""
         self._failed.clear()
         self._asked.clear()
 
     def told(self, peer: PeerId) -> None:
-        """Note that a peer has told all that it has."""
+        """Note that a peer has sent all that it has."""
         self._told[peer] = network_of_peer(self._context, peer)
         if self._first_told_at is None:
             self._first_told_at = loop_time()
 
     def failed(self, peer: PeerId) -> None:
-        """Note that a peer did not."""
+        """Note that a peer's pull failed."""
         self._failed[peer] = None
 
     def enough(self) -> bool:
-        """Return whether those that have told are enough."""
+        """Return whether enough peers have answered."""
         told = set(self._told.values())
         if not told or self._wants_genesis():
             return False
@@ -61,7 +62,7 @@ class SyncPeers:
         )
 
     def next(self, rng: Rng) -> PeerId | None:
-        """Return whom to ask next; None when all that could be asked have been."""
+        """Return the next peer to pull from; None when all were tried."""
         told = set(self._told.values())
         wants_genesis = self._wants_genesis()
         manifest = self._context.replica.manifest
@@ -79,16 +80,16 @@ class SyncPeers:
         return peer
 
     def _askable(self) -> list[PeerId]:
-        """Return who is connected, and who could be, but for those that did not answer.
+        """Return connected and reachable peers, except those that failed.
 
-        Members of the genesis first: there are few, and strangers may be many.
+        Genesis members come first: they are few, and untrusted peers may be many.
         """
         nobody = (self._context.signer.peer_id, *self._failed)
         found = (*self._context.peers.connected, *self._genesis(), *self._others())
         return [peer for peer in dict.fromkeys(found) if peer not in nobody]
 
     def _others(self) -> list[PeerId]:
-        """Return members that could be dialled, while that is worth waiting for."""
+        """Return members that could be dialled, until the patience ends."""
         replica, now = self._context.replica, self._context.ports.clock.now()
         patience_seconds = PATIENCE_EPOCHS * replica.manifest.epochs.seconds
         began_at = self._first_told_at
@@ -103,7 +104,7 @@ class SyncPeers:
         return found
 
     def _genesis(self) -> list[PeerId]:
-        """Return the keys of the genesis that are here by their own records."""
+        """Return the genesis keys with a live record."""
         replica, now = self._context.replica, self._context.ports.clock.now()
         genesis = replica.manifest.genesis
         keys = map(PeerId, (*genesis.trainers, *genesis.validators))

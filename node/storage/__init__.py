@@ -1,1 +1,1 @@
-"""What survives a restart: content-addressed blobs in files, small state in SQLite."""
+"""Durable storage: content-addressed blobs in files, small state in SQLite."""

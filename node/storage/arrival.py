@@ -1,4 +1,4 @@
-"""A blob that is arriving in a slice of a file, and which chunks of it are verified."""
+"""Arriving blob in a range of a file, with a mask of its verified chunks."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from roles.ports.storage import Holding, PartialBlob
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """What an arriving blob will be: digest, length in bytes, and the digests of its chunks."""
+    """Digest, length in bytes and chunk digests of an arriving blob."""
 
     digest: Digest
     length: int
@@ -40,9 +40,9 @@ class FilePlan:
 
 
 class IncomingFile(PartialBlob):
-    """A blob that is arriving at an offset of a file; also lets readers wait for a chunk.
+    """Arriving blob at an offset of a file; readers can wait for a chunk.
 
-    ``on_end`` is awaited when every chunk is here, with whether they make the promised blob.
+    ``on_end`` is awaited when every chunk is here; its flag tells whether the digest matches.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class IncomingFile(PartialBlob):
     ) -> None:
         self.plan = plan
         self.complete = False
-        """Whether the blob is here."""
+        """True once the blob is here."""
         self._path = path
         self._offset = offset
         self._here = here
@@ -70,7 +70,7 @@ class IncomingFile(PartialBlob):
         return [index for index, here in enumerate(self._here) if not here]
 
     def holding(self) -> Holding:
-        """Return which chunks are readable."""
+        """Return the mask of readable chunks."""
         mask = sum(1 << index for index, here in enumerate(self._here) if here)
         return Holding(self.plan.chunk_bytes, mask)
 
@@ -79,25 +79,25 @@ class IncomingFile(PartialBlob):
         return await files.uninterrupted(self._write_chunk(index, data))
 
     async def wait_for(self, index: int) -> None:
-        """Return when chunk ``index`` is readable; raises ``LookupError`` if it never will be."""
+        """Wait until chunk ``index`` is readable; raises ``LookupError`` if it never will be."""
         while not self._here[index]:
             if self._abandoned:
                 raise LookupError("the arrival was abandoned")
             await self._changed.wait()
 
     def abandon(self) -> None:
-        """Tell whoever waits for a chunk that it will not come; idempotent."""
+        """Fail all waiting readers; idempotent."""
         self._abandoned = True
         self._wake()
 
     def fill(self) -> None:
-        """Note that the whole blob is here."""
+        """Mark the whole blob as here."""
         self._here[:] = b"\1" * len(self._here)
         self.complete = True
         self._wake()
 
     async def finish(self) -> None:
-        """Check the whole and end; raises as ``write_chunk``."""
+        """Check the digest and end; raises as ``write_chunk``."""
         try:
             fits = await files.in_thread(self._digest_synced) == self.plan.digest
             await self._on_end(self, fits)
@@ -121,8 +121,8 @@ class IncomingFile(PartialBlob):
             if all(self._here):
                 self._finishing = asyncio.create_task(self._finish_with(index))
         if self._finishing is not None:
-            # A second copy of the last chunk waits too: its sender was right, and whoever hears
-            # that every chunk is here may read the whole.
+            # The sender of a second copy of the last chunk waits too. It sent good bytes, and on
+            # its return the whole blob must be readable.
             await asyncio.shield(self._finishing)
         return True
 
@@ -130,7 +130,7 @@ class IncomingFile(PartialBlob):
         try:
             await self.finish()
         except BaseException:
-            self._here[last] = 0  # the disk filled up at the end: this chunk comes again
+            self._here[last] = 0  # the disk became full: this chunk must come again
             self._finishing = None
             raise
 
@@ -155,10 +155,10 @@ class IncomingFile(PartialBlob):
 
 
 class RunningDigest:
-    """The digest of a blob that comes in chunks, in any order, into a slice of a file.
+    """Incremental digest of a blob whose chunks arrive in any order.
 
-    Threads add to it. A chunk that is the next one is hashed while it is in their cache, and then
-    what follows is read again from the file.
+    Threads add chunks. The next chunk in order is hashed while it is in the CPU cache; chunks that
+    came before it are then read from the file.
     """
 
     def __init__(self, plan: FilePlan, path: Path, offset: int, here: bytearray) -> None:
@@ -171,9 +171,9 @@ class RunningDigest:
         self._hashing = Lock()
 
     def add(self, index: int, data: bytes | bytearray) -> None:
-        """Note a chunk that the file has now."""
+        """Note a chunk that is in the file."""
         self._written[index] = 1
-        if self._hashing.acquire(blocking=False):  # else another thread comes to it, or the end
+        if self._hashing.acquire(blocking=False):  # else another thread hashes it, or ``finish``
             try:
                 if index == self._next:
                     self._hasher.update(data)
@@ -183,7 +183,7 @@ class RunningDigest:
                 self._hashing.release()
 
     def finish(self) -> Digest:
-        """Return the digest of the whole, of which every chunk has been written."""
+        """Return the digest of the whole blob; every chunk must have been written."""
         with self._hashing:
             self._catch_up()
             return Digest(self._hasher.digest())
@@ -194,11 +194,11 @@ class RunningDigest:
         self._next = len(self._written) if gap < 0 else gap
         if self._next == first:
             return
-        # A mapped file would count as this process's memory, and several shards end at once.
+        # A mapped file would count as memory of this process, and several shards end at once.
         start, stop = first * chunk_bytes, min(self._next * chunk_bytes, self._plan.length)
         try:
             for piece in files.slice_of(self._path, self._offset + start, stop - start):
                 self._hasher.update(piece)
         except BaseException:
-            self._hasher, self._next = blake3(), 0  # how far it came is not known
+            self._hasher, self._next = blake3(), 0  # the hashed length is unknown
             raise

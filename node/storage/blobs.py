@@ -2,9 +2,9 @@
 
 ``complete/ab/ab12…`` holds single blobs, named by their BLAKE3 digest; a file appears there by
 rename after its bytes were checked and synced. ``files/`` holds files whose shards are blobs
-(``node.storage.sharded_files``). ``owners/`` says what blobs are stored for, and is written first;
-a file has the owners of its index. What has no owner is deleted at the start. ``temporary/`` holds
-what is being stored, and is emptied at the start.
+(``node.storage.sharded_files``). ``owners/`` names the owners of each blob, and is written first; a
+file has the owners of its index. Blobs without an owner are deleted at the start. ``temporary/``
+holds unfinished blobs, and is emptied at the start.
 
 Bookkeeping happens on the event loop, file access in threads. One process uses a directory (the
 daemon's ``LOCK``).
@@ -33,11 +33,11 @@ from protocol.shardcast.index import ShardIndex
 from roles.ports.storage import Blobs, Holding, Owner, Purpose, StorageFullError, StoredFile
 
 PART_BYTES = 2 << 20
-"""Of a file, before it is looked up again, for it may be released and come anew; a guess."""
+"""Bytes read before a blob is looked up again, since it may have been released; a guess."""
 
 
 class FileBlobs(Blobs):
-    """Blobs in ``directory``, at most ``quota_bytes`` of them (None: the disk is the limit)."""
+    """Blob store in ``directory`` of at most ``quota_bytes``; None for no limit but the disk."""
 
     def __init__(self, directory: Path, quota_bytes: int | None = None) -> None:
         self._complete = directory / "complete"
@@ -50,10 +50,10 @@ class FileBlobs(Blobs):
         self._sizes = dict(self._found())
         self._files = ShardedFiles(directory / "files")
         self.used_bytes = sum(self._sizes.values()) + self._files.restore(self._index_here)
-        """What all blobs take, arriving ones at their full length."""
+        """Bytes of all blobs; arriving ones count with their full length."""
         self._names = itertools.count()
         self._changing = asyncio.Lock()
-        """Held while a blob comes to be here, goes, or gets an owner; not while it is written."""
+        """Held while a blob is added, removed or claimed; not while its bytes are written."""
 
     @override
     def has(self, digest: Digest) -> bool:
@@ -111,9 +111,9 @@ class FileBlobs(Blobs):
     async def parts(
         self, digest: Digest, offset: int, length: int
     ) -> AsyncGenerator[FilePart, None]:
-        """Yield where a range is, part by part, and what is still arriving as it comes.
+        """Yield the file ranges of a blob's range, waiting for chunks that are still arriving.
 
-        Each is for at once: a blob may be deleted. Raises as ``stream``.
+        Use each at once: the blob may be deleted. Raises as ``stream``.
         """
         size = self.size(digest)
         if size is None:
@@ -140,23 +140,23 @@ class FileBlobs(Blobs):
         await files.uninterrupted(self._release(owner))
 
     def purposes(self, digest: Digest) -> set[Purpose]:
-        """Return what a blob is stored for."""
+        """Return the purposes of a blob's owners."""
         holders = (digest, *self._files.holders(digest))
         return {purpose for holder in holders for purpose in self._owners.purposes(holder)}
 
     def path_of(self, index: Digest) -> Path:
-        """Return where the file of an index is; raises ``LookupError`` unless it is here whole."""
+        """Return the path of an index's file; raises ``LookupError`` unless it is complete."""
         file = self._files.get(index)
         if file is None or not file.whole:
             raise LookupError("not every shard is here")
         return file.path
 
     def _arrival(self, digest: Digest) -> IncomingFile | None:
-        """Return the arrival of a blob that is not here yet."""
+        """Return the arrival of a blob that is not yet complete."""
         found = None if digest in self._sizes else self._files.find(digest)
         return found.arrival if found else None
 
-    # Storing single blobs
+    # Single blobs
 
     async def _put(self, data: bytes, owner: Owner) -> Digest:
         digest = await files.in_thread(crypto.digest, data)
@@ -175,7 +175,7 @@ class FileBlobs(Blobs):
             self.used_bytes -= len(data)
             temporary.unlink(missing_ok=True)
             raise
-        if digest in self._sizes:  # it was stored twice at the same time
+        if digest in self._sizes:  # stored twice concurrently
             self.used_bytes -= len(data)
         self._sizes[digest] = len(data)
         return digest
@@ -195,7 +195,7 @@ class FileBlobs(Blobs):
             raise StorageFullError(f"no room for {length} bytes")
         self.used_bytes += length
 
-    # Storing files
+    # Sharded files
 
     async def _put_file(
         self, path: Path, shard_bytes: int, chunk_bytes: int, purpose: Purpose
@@ -211,12 +211,12 @@ class FileBlobs(Blobs):
         return StoredFile(name, index_bytes, index)
 
     async def _put_index(self, index: ShardIndex, purpose: Purpose) -> tuple[Digest, int]:
-        """Store an index for itself; return its digest and its length in bytes."""
+        """Store an index as a blob; return its digest and its length in bytes."""
         data, name = await files.in_thread(_encode, index)
         return await self._put(data, Owner(purpose, name)), len(data)
 
     async def _keep(self, name: Digest, index: ShardIndex, temporary: Path) -> None:
-        """Make a synced file the one of an index."""
+        """Move a synced file to the place of its index."""
         known = self._files.get(name)
         if known is not None and known.whole:
             return
@@ -247,11 +247,11 @@ class FileBlobs(Blobs):
         arrivals = file.arrivals
         for arrival in arrivals:
             if not arrival.missing() and not arrival.complete:
-                await arrival.finish()  # the end came after the last chunk and before the rename
+                await arrival.finish()  # a crash came between the last chunk and the rename
         return arrivals
 
     async def _begin(self, name: Digest, index: ShardIndex) -> ShardedFile:
-        """Start the arrival of a file, or resume one from before a restart."""
+        """Start the arrival of a file, or resume one after a restart."""
         plans, path = _plans(index), self._files.arriving_path(name)
         leftover = self._files.leftover_bytes(name)
         self._reserve(index.total_bytes - leftover)
@@ -268,7 +268,7 @@ class FileBlobs(Blobs):
         return file
 
     def _arrivals(self, file: ShardedFile, here: Sequence[bytearray]) -> tuple[IncomingFile, ...]:
-        """Return the arrival of each shard, of which the chunks ``here`` have come."""
+        """Return the arrivals of all shards; ``here`` masks the stored chunks."""
         arrived = partial(self._arrived, file)
         return tuple(
             IncomingFile(plan, file.path, file.offset(shard), here[shard], arrived)
@@ -276,10 +276,10 @@ class FileBlobs(Blobs):
         )
 
     async def _arrived(self, file: ShardedFile, arrival: IncomingFile, fits: bool) -> None:
-        """Note that a shard is here, or drop the file because chunks of it make another shard."""
+        """Mark a shard as complete, or drop the file when its chunks do not form the shard."""
         async with self._changing:
             if self._files.get(file.name) is not file or file.whole:
-                return  # released, or it came another way
+                return  # released, or completed another way
             if not fits:
                 self.used_bytes -= self._files.remove(file.name)
                 await files.in_thread(self._files.unlink, file.name)
@@ -294,7 +294,7 @@ class FileBlobs(Blobs):
                     raise
                 file.complete(path)
 
-    # Forgetting
+    # Release
 
     async def _release(self, owner: Owner) -> None:
         async with self._changing:
@@ -309,10 +309,10 @@ class FileBlobs(Blobs):
             self._files.unlink(digest)
             self._path(digest).unlink(missing_ok=True)
 
-    # Files
+    # Lookup
 
     def _found(self) -> Iterator[tuple[Digest, int]]:
-        """Yield what was stored before a restart; delete what has no owner."""
+        """Yield the blobs stored before a restart; delete those without an owner."""
         for digest, path in files.named_by_digest(self._complete.glob("*/*")):
             if self._owners.owned(digest):
                 yield digest, path.stat().st_size
@@ -336,7 +336,7 @@ class FileBlobs(Blobs):
         if found is None:
             raise LookupError("the blob was deleted")
         file = found.file
-        # One that is arriving may be whole, and elsewhere, before it is read.
+        # An arriving file may be renamed when complete, before this part is read.
         paths = (file.path,) if file.whole else (file.path, self._files.whole_path(file.name))
         return FilePart(paths, found.offset + offset, count)
 
@@ -349,7 +349,7 @@ def _plans(index: ShardIndex) -> list[FilePlan]:
 
 
 def _take(path: Path, target: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
-    """Give a file another name, which lasts when the first one is given to another file."""
+    """Link a file to a second name, which survives a rename over the first."""
     try:
         files.link_synced(path, target)
     except FileNotFoundError as error:

@@ -1,6 +1,6 @@
-"""Encodings of weights, from file to file: blocks are read, coded and written, a few at a time.
+"""Encoding and decoding of weight files, a few blocks at a time.
 
-What the machine keeps of the files in memory is its page cache, which it gives back when it must.
+Only the page cache holds the files in memory, and the kernel can reclaim it.
 """
 
 import os
@@ -29,21 +29,20 @@ from protocol.shardcast.encodings.tensor_file import EncodingError
 from roles.ports.engines import Policy
 
 THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
-"""Half of the cores, for something computes beside; not more than eight, for each holds a block: 10
-MB of ours, at most 25. Two are 1.5 times as fast as one (``benchmarks/shardcast/threads.py``)."""
+"""Half of the cores, for other work runs beside. At most 8, for each thread holds a block: 10 MB of
+ours, at most 25 MB. Two are 1.5 times as fast as one (``benchmarks/shardcast/threads.py``)."""
 
 _FREED_BYTES = 31 << 20
-"""What glibc counts as a usual length is at most 32 MiB."""
+"""glibc's dynamic mmap threshold grows to at most 32 MiB."""
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    """Return the threads that code blocks: the same ones always, for each keeps its memory.
+    """Return the threads that code blocks, always the same ones: each keeps its memory.
 
-    glibc keeps what a thread freed for that thread, and returns freed memory to the kernel beyond
-    twice the longest piece that it saw freed: the pages of arrays of megabytes are then made,
-    zeroed and dropped for every step of every block, half of float32's time. So one long piece,
-    which nobody touched, is freed first, once.
+    glibc keeps freed memory per thread, and returns it to the kernel beyond twice the largest piece
+    freed so far. Pages of large arrays would be mapped, zeroed and dropped in every step of every
+    block: half of float32's time. So one large untouched piece is freed first.
     """
     np.empty(_FREED_BYTES, np.uint8)
     return ThreadPoolExecutor(THREADS, "encodings")
@@ -51,9 +50,9 @@ def _pool() -> ThreadPoolExecutor:
 
 @contextmanager
 def in_threads() -> Iterator[InOrder]:
-    """Work on ``THREADS`` blocks at once; NumPy, zstd and reading let other threads run.
+    """Process ``THREADS`` blocks at once; NumPy, zstd and file reads release the GIL.
 
-    At its end nothing works any more, and what the blocks are read from may be closed.
+    At the end no thread works any more, so the inputs of the blocks may be closed.
     """
     waiting: deque[Future[Any]] = deque()
 
@@ -75,7 +74,7 @@ def in_threads() -> Iterator[InOrder]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[ByteReader]:
-    """Open a file of weights; raises ``EncodingError`` when it is not a whole one."""
+    """Open a weight file; raises ``EncodingError`` when it is incomplete."""
     with path.open("rb") as file:
         descriptor = file.fileno()
 
@@ -90,7 +89,7 @@ def opened(path: Path) -> Iterator[ByteReader]:
 
 @contextmanager
 def opened_base(base: Policy | None) -> Iterator[Base | None]:
-    """Open the file of a base, if there is one."""
+    """Open the file of a base, if any."""
     if base is None:
         yield None
         return
@@ -99,12 +98,12 @@ def opened_base(base: Policy | None) -> Iterator[Base | None]:
 
 
 def encode(path: Path, base: Policy | None, target: Path) -> Digest | None:
-    """Write the encoding of a file; return its BLAKE3, None when the base does not fit it."""
+    """Write the encoding of a file; return its BLAKE3, None when the base does not fit."""
     with opened(path) as source, opened_base(base) as against, in_threads() as in_order:
         if against is not None and against.source.layout.header != source.layout.header:
             return None
         hasher = blake3()
-        target.unlink(missing_ok=True)  # it may be published by now: nobody writes into that
+        target.unlink(missing_ok=True)  # may be published by now: never overwritten
         with target.open("wb") as file:
             for block in stream.encode(source, against, in_order=in_order):
                 hasher.update(block)
@@ -113,7 +112,7 @@ def encode(path: Path, base: Policy | None, target: Path) -> Digest | None:
 
 
 class DecodingFile:
-    """A file that an encoding makes; used in one thread at a time, and closed in any case."""
+    """Decoder of an encoding into a file; one thread at a time, and always closed."""
 
     def __init__(self, base: Policy | None, path: Path, file_bytes_max: int) -> None:
         self._base = base
@@ -124,7 +123,7 @@ class DecodingFile:
         self._hasher = blake3()
 
     def feed(self, data: bytes) -> None:
-        """Write what the next bytes of the encoding make."""
+        """Decode the next bytes of the encoding."""
         decoder, file = self._begun or self._begin()
         self._hasher.update(data)
         for part in decoder.feed(data):
@@ -140,7 +139,7 @@ class DecodingFile:
 
     @property
     def encoding(self) -> Digest:
-        """The BLAKE3 of what came."""
+        """The BLAKE3 of the bytes fed."""
         return Digest(self._hasher.digest())
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Results of evaluated versions: rewards on held-out problems, kept over restarts.
+"""Evaluation results by version: rewards on held-out problems, kept over restarts.
 
-The rewards are those of certified rollouts, so a committee has computed them too.
+The rewards come from certified rollouts, so a committee has computed them too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 TABLE = "evaluation"
 
 ROLLOUTS_MAX = 64
-"""Rollouts of a version that a node reads; with 8 problems each the interval of a share is 4 points
+"""Rollouts read per version: with 8 problems each, the confidence interval of a share is 4 points
 wide to either side. A guess."""
 
 _KEY_BYTES = 8
@@ -33,29 +33,29 @@ _KEY_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class _Evaluated:
-    """What was read of the rollouts of one version, by problem."""
+    """Sums over the rollouts of one version, by problem."""
 
     version: int
     checkpoint: str
     commits: list[str] = field(default_factory=list)
     rewards: list[int] = field(default_factory=list)
-    """Sums over the answers to a problem, in millionths."""
+    """Sum of rewards per problem, in millionths."""
     solved: list[int] = field(default_factory=list)
-    """Answers to a problem with the task reward 1."""
+    """Number of answers per problem with task reward 1."""
 
 
 _EVALUATED = TypeAdapter(_Evaluated)
 
 
 class EvaluationCurve:
-    """Evaluated versions by number."""
+    """Evaluation results by version number."""
 
     def __init__(self) -> None:
         self._versions: dict[int, _Evaluated] = {}
         self._points: dict[int, EvaluationPoint] = {}
 
     def restore(self, store: Store) -> None:
-        """Read what an earlier process added."""
+        """Load the results of earlier processes."""
         for key, line in store.scan(TABLE):
             try:
                 one = _EVALUATED.validate_json(line)
@@ -65,7 +65,7 @@ class EvaluationCurve:
             self._versions[one.version] = one
 
     def lacks(self, commit: Signed[RolloutCommit]) -> bool:
-        """Return whether a rollout that evaluates a version is to be read."""
+        """Return whether an evaluation rollout is still to be read."""
         known = self._known(commit.message)
         if known is None:
             return True
@@ -78,7 +78,7 @@ class EvaluationCurve:
         sequences: Sequence[RolloutSequence],
         store: Store,
     ) -> None:
-        """Add a rollout that is lacking; it replaces those of another checkpoint of its version."""
+        """Add a missing rollout; it replaces results of another checkpoint of its version."""
         message = commit.message
         version = message.version
         known = self._known(message) or _Evaluated(version, message.checkpoint.hex())
@@ -100,7 +100,7 @@ class EvaluationCurve:
     def points(
         self, sampling: SamplingSection, checkpoints: Sequence[CheckpointEntry]
     ) -> tuple[EvaluationPoint, ...]:
-        """Return the evaluated versions among those that were taken, ascending."""
+        """Return the evaluated versions among ``checkpoints``, ascending."""
         return tuple(
             self._point(sampling, one)
             for version, one in sorted(self._versions.items())
@@ -119,7 +119,6 @@ class EvaluationCurve:
 
 
 def _targets(manifest: RunManifest, commit: Signed[RolloutCommit]) -> Iterator[int | None]:
-    """Yield the length target of each sequence of a rollout."""
     message = commit.message
     checkpoint = Digest(message.checkpoint)
     for item in assign(manifest, checkpoint, commit.signer, message.slot, message.version):
@@ -148,7 +147,7 @@ def _point(sampling: SamplingSection, one: _Evaluated) -> EvaluationPoint:
 
 
 def _mean_reward(sampling: SamplingSection, means: Sequence[float]) -> Estimate:
-    """Return the mean reward, as a share of the way from the least reward to the most."""
+    """Return the mean reward, scaled to [0, 1] between the least and the greatest reward."""
     least = reward_min(sampling)
     way = REWARD_SCALE - least
     found = share([(mean - least) / way for mean in means], sampling.group_size)

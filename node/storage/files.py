@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what a full disk means."""
+"""Atomic and durable file operations; a full disk raises ``StorageFullError``."""
 
 import asyncio
 import errno
@@ -17,19 +17,19 @@ from roles.ports.storage import StorageFullError
 T = TypeVar("T")
 
 PIECE_BYTES = 512 * 1024
-"""Read at once, between thread hops and memory: a server of HTTP took 0.5 s of CPU for a gigabyte
-in pieces of 256 KiB and 0.25 s in pieces of 1 MiB (measured)."""
+"""Bytes per read, a trade of thread switches for memory. An HTTP server took 0.5 s of CPU per GB
+with 256 KiB and 0.25 s with 1 MiB (measured)."""
 
 NEXT_BYTES = 64 * 1024
-"""Read where a socket is full: a transport that holds it tells when there is room again, for some
-2.7 MB on loopback (measured), which then go without a copy."""
+"""Bytes read when the socket is full. The transport that holds them reports when 2.7 MB more fit
+(loopback, measured); ``sendfile`` then sends those without a copy."""
 
 _NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Of file systems from which nothing is sent without being read."""
+"""Errors of file systems without ``sendfile``."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Of file systems that give a file one name (FAT), or where the other name lies on another one."""
+"""Errors of file systems without hard links (FAT), or of links across file systems."""
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
@@ -43,9 +43,9 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
 
 async def uninterrupted(operation: Coroutine[Any, Any, T]) -> T:
-    """Run ``operation`` to its end even if the caller is cancelled, which is then told after it.
+    """Run ``operation`` to its end, and only then raise a cancellation of the caller.
 
-    A thread cannot be cancelled: without this, bookkeeping would be skipped for a file that exists.
+    A thread cannot be cancelled: bookkeeping would otherwise miss a file that exists.
     """
     task = asyncio.ensure_future(operation)
     try:
@@ -56,7 +56,7 @@ async def uninterrupted(operation: Coroutine[Any, Any, T]) -> T:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` and to the disk."""
+    """Write ``data`` to ``path`` and sync it."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -64,7 +64,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def link_synced(source: Path, target: Path) -> None:
-    """Give a file a second name, and sync its bytes; where there are no second names, copy it."""
+    """Hard-link a file and sync its bytes; copy it where links are not supported."""
     try:
         target.hardlink_to(source)
     except OSError as error:
@@ -77,10 +77,10 @@ def link_synced(source: Path, target: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A range of the first of ``paths`` that is there when it is used: a file may move meanwhile.
+    """Range of the first existing file of ``paths``: a file may be renamed before use.
 
-    It is cut as bytes are, with a slice. What uses it raises ``LookupError`` when no file is there,
-    or the one that is ends before.
+    A slice of it is another range. Its methods raise ``LookupError`` when no file exists or the
+    file is too short.
     """
 
     paths: Sequence[Path]
@@ -88,16 +88,16 @@ class FilePart:
     length: int
 
     def __len__(self) -> int:
-        """Return its length in bytes."""
+        """Return the length in bytes."""
         return self.length
 
     def __getitem__(self, cut: slice) -> "FilePart":
-        """Return a part of this one."""
+        """Return a range within this one."""
         start, stop, _ = cut.indices(self.length)
         return FilePart(self.paths, self.offset + start, stop - start)
 
     def read(self) -> bytes:
-        """Return its bytes."""
+        """Return the bytes."""
         with self._open() as file:
             data = os.pread(file.fileno(), self.length, self.offset)
         if len(data) < self.length:
@@ -105,9 +105,9 @@ class FilePart:
         return data
 
     def send(self, descriptor: int) -> tuple[int, bytes]:
-        """Send what a socket takes at once, without a copy; return its length, and what is next.
+        """Send without a copy what a socket accepts; return that length, and the next bytes.
 
-        The socket must not block. What is next are ``NEXT_BYTES`` at most.
+        The socket must not block. The next bytes are at most ``NEXT_BYTES``.
         """
         with self._open() as file:
             try:
@@ -127,14 +127,14 @@ class FilePart:
 
 
 def promote(source: Path, target: Path) -> None:
-    """Rename within a file system so that ``target`` survives a power loss."""
+    """Rename within a file system, durably: ``target`` survives a power loss."""
     make_directory(target.parent)
     source.replace(target)
     sync_directory(target.parent)
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, so that it survives a power loss; idempotent."""
+    """Create a directory and its parents durably; idempotent."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -142,7 +142,7 @@ def make_directory(path: Path) -> None:
 
 
 def slice_of(path: Path, offset: int, length: int) -> Iterator[bytes]:
-    """Yield a slice of a file in pieces; raises ``ValueError`` when the file ends before it."""
+    """Yield a range of a file in pieces; raises ``ValueError`` when the file is too short."""
     with path.open("rb") as file:
         file.seek(offset)
         while length:
@@ -154,7 +154,7 @@ def slice_of(path: Path, offset: int, length: int) -> Iterator[bytes]:
 
 
 async def stream_slice(path: Path, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-    """Yield a slice of a file in pieces that threads read; fewer when the file ends before it."""
+    """Yield a range of a file in pieces read by threads; ends early if the file is too short."""
     file = await in_thread(path.open, "rb")
     try:
         while length and (
@@ -168,7 +168,7 @@ async def stream_slice(path: Path, offset: int, length: int) -> AsyncGenerator[b
 
 
 def named_by_digest(paths: Iterable[Path]) -> Iterator[tuple[Digest, Path]]:
-    """Yield the files whose name is a digest in hexadecimal; others are not ours."""
+    """Yield the files whose name is a digest in hexadecimal; other files are skipped."""
     for path in paths:
         if len(path.name) == 2 * DIGEST_BYTES:
             yield Digest(bytes.fromhex(path.name)), path

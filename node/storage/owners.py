@@ -1,8 +1,7 @@
-"""What blobs are stored for: one small file per owner, ``<purpose>/<subject>``, of digests.
+"""Owners of blobs: one small file of digests per owner, ``<purpose>/<subject>``.
 
-An owner's file names a blob before the blob is here, and goes before its blobs do. A crash at any
-moment therefore leaves a blob without an owner at worst, never an owned blob that nobody knows to
-be owned.
+An owner's file is written before its blobs, and deleted before them. A crash therefore leaves at
+worst a blob without an owner, never an owned blob without its entry.
 """
 
 import os
@@ -15,7 +14,7 @@ from roles.ports.storage import Owner, Purpose
 
 
 class Owners:
-    """The owners of all blobs; methods with ``file`` in their name are for threads."""
+    """Owners of all blobs; methods with ``file`` in their name run in threads."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -36,20 +35,20 @@ class Owners:
         return digest in self._digests.get(owner, {})
 
     def owned(self, digest: Digest) -> bool:
-        """Return whether a blob is stored for anything."""
+        """Return whether a blob has an owner."""
         return digest in self._owners
 
     def purposes(self, digest: Digest) -> set[Purpose]:
-        """Return what a blob is stored for."""
+        """Return the purposes of a blob's owners."""
         return {owner.purpose for owner in self._owners.get(digest, ())}
 
     def add(self, owner: Owner, digest: Digest) -> None:
-        """Note that a blob is stored for ``owner``."""
+        """Record ``owner`` as an owner of a blob."""
         self._digests.setdefault(owner, {})[digest] = None
         self._owners.setdefault(digest, {})[owner] = None
 
     def remove(self, owner: Owner) -> list[Digest]:
-        """Forget an owner; return the blobs that nothing else needs."""
+        """Remove an owner; return the blobs left without an owner."""
         unowned = []
         for digest in self._digests.pop(owner, {}):
             others = self._owners[digest]
@@ -60,13 +59,13 @@ class Owners:
         return unowned
 
     def write_file(self, owner: Owner, digest: Digest) -> None:
-        """Write that a blob is about to be stored for ``owner``, so that a power loss keeps it."""
+        """Write durably that a blob is about to be stored for ``owner``."""
         path = self._path(owner)
         place = DIGEST_BYTES * len(self._digests.get(owner, {}))
         new = not path.exists()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.pwrite(descriptor, digest, place)  # over what a crash left of an unfinished write
+            os.pwrite(descriptor, digest, place)  # over the rest of an unfinished write
             os.ftruncate(descriptor, place + DIGEST_BYTES)
             os.fsync(descriptor)
         finally:
@@ -75,7 +74,7 @@ class Owners:
             sync_directory(path.parent)
 
     def delete_file(self, owner: Owner) -> None:
-        """Delete what ``write_file`` wrote for an owner; idempotent."""
+        """Delete the file of an owner; idempotent."""
         self._path(owner).unlink(missing_ok=True)
 
     def _path(self, owner: Owner) -> Path:

@@ -1,4 +1,4 @@
-"""Weights and trainer states as files: the ``PolicyFiles`` port on a directory."""
+"""Weights and optimiser states as files: the ``PolicyFiles`` port on a directory."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,13 +16,13 @@ _PARTIAL = ".partial"
 
 
 class PolicyDirectory(PolicyFiles):
-    """The files in ``directory`` and ``task``, which it makes; those of ``blobs`` are linked."""
+    """Files in ``directory`` and ``task``, which it creates; files of ``blobs`` are linked."""
 
     def __init__(self, directory: Path, genesis: Path, task: Path, blobs: FileBlobs) -> None:
         super().__init__(directory, genesis, task)
         self._blobs = blobs
         files.make_directory(directory)
-        for suffix in (_PARTIAL, ENCODING):  # of a process that has ended
+        for suffix in (_PARTIAL, ENCODING):  # left by an earlier process
             for path in directory.glob(f"*{suffix}"):
                 path.unlink()
         files.make_directory(task)

@@ -1,11 +1,11 @@
-"""Files whose shards are blobs: a shard is a slice of its file, and stored nowhere else.
+"""Files whose shards are blobs: a shard is a byte range of its file (no copy).
 
-``whole/ab12…`` has all of its shards; it appears there by rename after it was synced.
-``arriving/ab12…`` comes chunk by chunk, at its full length from the start, so that a full disk
-shows at once; a restart trusts no journal but hashes the chunks again. Both are named by the digest
-of their index, which is a blob of its own.
+``whole/ab12…`` is a complete file, renamed to there after a sync. ``arriving/ab12…`` is written
+chunk by chunk, at full length from the start, so that a full disk shows at once. A restart trusts
+no journal, but hashes the chunks again. Both are named by the digest of their index, which is a
+blob of its own.
 
-Bookkeeping; what takes long is a function that the caller runs in a thread.
+This module keeps the books; the caller runs slow functions in a thread.
 """
 
 import os
@@ -23,7 +23,7 @@ from protocol.shardcast.index import ChunkHasher, Shard, ShardIndex, shard_count
 
 @dataclass(eq=False, slots=True)
 class ShardedFile:
-    """A file here, or on its way: ``arrivals`` has one for each shard, none when all are here."""
+    """Complete or arriving file; ``arrivals`` has one entry per shard, none when complete."""
 
     name: Digest
     path: Path
@@ -32,15 +32,15 @@ class ShardedFile:
 
     @property
     def whole(self) -> bool:
-        """Whether every shard is here."""
+        """True if every shard is here."""
         return not self.arrivals
 
     def offset(self, shard: int) -> int:
-        """Return where a shard begins."""
+        """Return the byte offset of a shard."""
         return shard * self.index.shard_bytes
 
     def complete(self, path: Path) -> None:
-        """Note that it is whole, at ``path``."""
+        """Mark the file as complete at ``path``."""
         arrivals, self.path, self.arrivals = self.arrivals, path, ()
         for arrival in arrivals:
             arrival.fill()
@@ -48,31 +48,31 @@ class ShardedFile:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Where a shard is: number ``shard`` of a file."""
+    """Position of a shard: number ``shard`` of a file."""
 
     file: ShardedFile
     shard: int
 
     @property
     def offset(self) -> int:
-        """Where it begins in the file."""
+        """Byte offset in the file."""
         return self.file.offset(self.shard)
 
     @property
     def length(self) -> int:
-        """Its length in bytes."""
+        """Length in bytes."""
         return self.file.index.shards[self.shard].length
 
     @property
     def arrival(self) -> IncomingFile | None:
-        """Its arrival while it is not whole."""
+        """The arrival of the shard; None when it is complete."""
         if self.file.whole or self.file.arrivals[self.shard].complete:
             return None
         return self.file.arrivals[self.shard]
 
 
 class ShardedFiles:
-    """All files of a directory."""
+    """Index of all sharded files of a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._whole = directory / "whole"
@@ -84,9 +84,9 @@ class ShardedFiles:
         self._leftovers: dict[Digest, int] = {}
 
     def restore(self, index_of: Callable[[Digest], ShardIndex | None]) -> int:
-        """Find what was here before a restart; return how many bytes that takes.
+        """Load the files of an earlier process; return their total bytes.
 
-        Files without an index are deleted: nobody needs them, or could say what is in them.
+        Files without an index are deleted: their content is unknown and unused.
         """
         for name, path in files.named_by_digest(self._whole.iterdir()):
             index = index_of(name)
@@ -103,29 +103,29 @@ class ShardedFiles:
         return here + sum(self._leftovers.values())
 
     def get(self, name: Digest) -> ShardedFile | None:
-        """Return a file, None when it is neither here nor arriving."""
+        """Return a complete or arriving file, else None."""
         return self._files.get(name)
 
     def find(self, digest: Digest) -> Slice | None:
-        """Return where a shard is, or else where it arrives."""
+        """Return a complete copy of a shard, else an arriving one."""
         slices = self._slices.get(digest, {})
         return next((found for found in slices if found.arrival is None), None) or next(
             iter(slices), None
         )
 
     def holders(self, digest: Digest) -> Iterator[Digest]:
-        """Yield the names of the files that a shard is of."""
+        """Yield the names of the files that contain a shard."""
         for found in self._slices.get(digest, ()):
             yield found.file.name
 
     def add(self, file: ShardedFile) -> None:
-        """Note a file."""
+        """Add a file."""
         self._files[file.name] = file
         for shard, entry in enumerate(file.index.shards):
             self._slices.setdefault(entry.digest, {})[Slice(file, shard)] = None
 
     def remove(self, name: Digest) -> int:
-        """Forget a file and return how many bytes it took; its readers and writers are told."""
+        """Remove a file and return its bytes; its readers and writers fail."""
         file = self._files.pop(name, None)
         if file is None:
             return self.claim_leftover(name)
@@ -139,38 +139,38 @@ class ShardedFiles:
         return file.index.total_bytes
 
     def leftover_bytes(self, name: Digest) -> int:
-        """Return what an arrival takes that was interrupted and not resumed."""
+        """Return the bytes of an interrupted arrival that was not resumed."""
         return self._leftovers.get(name, 0)
 
     def claim_leftover(self, name: Digest) -> int:
-        """Take over what ``leftover_bytes`` counts."""
+        """Remove and return ``leftover_bytes``."""
         return self._leftovers.pop(name, 0)
 
     def whole_path(self, name: Digest) -> Path:
-        """Return where a file is when it is whole."""
+        """Return the path of a complete file."""
         return self._whole / name.hex()
 
     def arriving_path(self, name: Digest) -> Path:
-        """Return where a file is while it arrives."""
+        """Return the path of an arriving file."""
         return self._arriving / name.hex()
 
     def unlink(self, name: Digest) -> None:
-        """Delete the bytes of a file; idempotent."""
+        """Delete a file from the disk; idempotent."""
         self.arriving_path(name).unlink(missing_ok=True)
         self.whole_path(name).unlink(missing_ok=True)
 
 
 def prepare(path: Path, plans: Sequence[FilePlan]) -> list[bytearray]:
-    """Make or reopen an arriving file; return one byte per chunk of each shard, 1 for what is here.
+    """Create or reopen an arriving file; return a mask of verified chunks for each shard.
 
-    What is here has the right digest.
+    A mask has one byte per chunk: 1 if its digest is right.
     """
     here = [bytearray(len(plan.chunks)) for plan in plans]
     total_bytes = sum(plan.length for plan in plans)
     left_bytes = path.stat().st_size if path.exists() else 0
     try:
         with path.open("r+b" if left_bytes else "w+b") as file:
-            if left_bytes != total_bytes:  # it is new, or the disk lost its end
+            if left_bytes != total_bytes:  # it is new, or truncated by a crash
                 os.posix_fallocate(file.fileno(), 0, total_bytes)
                 file.truncate(total_bytes)
             for plan, chunks in zip(plans, here, strict=True) if left_bytes else ():
@@ -183,7 +183,7 @@ def prepare(path: Path, plans: Sequence[FilePlan]) -> list[bytearray]:
 
 
 def index_of(path: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
-    """Return the digests of the shards and chunks of a file, read here and now.
+    """Hash a file; return the index of its shards and chunks.
 
     Raises ``ValueError`` when it is empty or missing.
     """

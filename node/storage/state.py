@@ -1,8 +1,8 @@
 """Durable small state: the ``Store`` port on SQLite.
 
-One thread writes. Commits that wait while it works share the next transaction, hence one fsync:
-a busy node pays for the disk's latency once per batch, not once per commit. Readers use their own
-connection; in WAL mode each read sees every transaction that has ended, so every returned commit.
+One writer thread groups the waiting commits into one transaction, hence one fsync. A busy node pays
+the disk's latency per batch, not per commit. Readers use a connection of their own. In WAL mode
+each read sees every finished transaction, so every returned commit.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from roles.ports.storage import Delete, Put, StorageFullError, Store
 SCHEMA_VERSION = 1
 
 BATCH_COMMITS_MAX = 256
-"""A guess: bounds how long the first commit of a batch waits for the others."""
+"""Commits per transaction; bounds the wait of the first one. A guess."""
 
 PAGE_ENTRIES = 256
-"""Read at once by a scan; a guess."""
+"""Rows per page of a scan; a guess."""
 
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
@@ -37,10 +37,10 @@ class _Commit:
     done: asyncio.Future[None]
 
     def resolve(self, error: Exception | None) -> None:
-        """Tell the waiting coroutine, from the writer thread."""
+        """Resolve the caller's future from the writer thread."""
         try:
             self.loop.call_soon_threadsafe(self._resolve, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no caller waits
             return
 
     def _resolve(self, error: Exception | None) -> None:
@@ -53,10 +53,10 @@ class _Commit:
 
 
 class SqliteStore(Store):
-    """Tables of bytes to bytes in the database at ``path``, which only its owner can read.
+    """Tables of bytes to bytes in a database file that only its owner can read.
 
-    Raises ``ValueError`` when it is damaged or not ours, ``OSError`` when it cannot be opened.
-    Reads belong to the thread that made the store.
+    Raises ``ValueError`` when it is damaged or foreign, ``OSError`` when it cannot be opened. Only
+    the thread that made the store may read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,7 +92,7 @@ class SqliteStore(Store):
 
     @override
     def scan(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        # Pages, because an open cursor would pin its snapshot, and ``get`` would see the past.
+        # Pages: an open cursor would pin its snapshot, and ``get`` would read the past.
         query = "SELECT key, value FROM entries WHERE name = ? AND key {} ? ORDER BY key LIMIT ?"
         page = self._reader.execute(query.format(">="), (table, b"", PAGE_ENTRIES)).fetchall()
         while page:
@@ -101,7 +101,7 @@ class SqliteStore(Store):
             page = self._reader.execute(query.format(">"), after).fetchall()
 
     def close(self) -> None:
-        """Write what was committed and close; idempotent."""
+        """Write pending commits and close; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -116,14 +116,14 @@ class SqliteStore(Store):
             while len(batch) < BATCH_COMMITS_MAX and not self._queue.empty():
                 commit = self._queue.get()
                 if commit is None:
-                    self._queue.put(None)  # seen again after this batch
+                    self._queue.put(None)  # read again after this batch
                     break
                 batch.append(commit)
             self._write_batch(batch)
 
     def _write_batch(self, batch: Sequence[_Commit]) -> None:
         error = _transact(self._writer, [change for commit in batch for change in commit.changes])
-        if error is not None and len(batch) > 1:  # one bad commit must not fail its neighbours
+        if error is not None and len(batch) > 1:  # one bad commit must not fail the others
             for commit in batch:
                 commit.resolve(_transact(self._writer, commit.changes))
             return
@@ -166,7 +166,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _transact(connection: sqlite3.Connection, changes: Sequence[Put | Delete]) -> Exception | None:
-    """Apply ``changes`` in one transaction; return why not, and then nothing is applied."""
+    """Apply ``changes`` in one transaction; return the error if none was applied."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         for change in changes:

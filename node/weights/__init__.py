@@ -1,1 +1,1 @@
-"""Policies on this machine: fetched over the forest, kept, published, forgotten."""
+"""Policy weights on this machine: download, storage, publication, retention."""

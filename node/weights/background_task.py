@@ -1,4 +1,4 @@
-"""Work that goes on beside other work and ends with it."""
+"""Context manager for a background task that ends with its block."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def background_task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Run ``work`` as a task during the block, at whose end it is cancelled and waited for."""
+    """Run ``work`` as a task during the block; at its end, cancel the task and wait for it."""
     task = asyncio.create_task(work)
     try:
         yield task

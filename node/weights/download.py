@@ -1,8 +1,8 @@
-"""Downloading a file from the forest, shard by shard.
+"""Download of one file over the forest, shard by shard.
 
-The driver of ``protocol.shardcast``: the machines decide, this moves the bytes between the blob
-exchange and the blob store. All shards of a version are opened for arrival at once, so that our
-children can wait at them from the first moment, and so that a full disk shows before the download.
+The driver of the pure state machines in ``protocol.shardcast``: it moves bytes between the blob
+exchange and the blob store. All shards are opened at the start: child peers can wait for their
+chunks, and a full disk fails before the transfer.
 """
 
 import asyncio
@@ -46,31 +46,31 @@ from roles.ports.storage import Blobs, PartialBlob, PolicyFiles, Purpose
 from roles.ports.transport import TransportError
 
 TICK_SECONDS = 0.1
-"""How late a deadline may be noticed; the shortest is that of who is asked again, as long."""
+"""Resolution of deadlines; the shortest one, of repeated requests, is as long."""
 
 INDEX_SECONDS_MIN = 2.0
 INDEX_SECONDS_MAX = 60.0
 INDEX_BYTES_PER_SECOND_MIN = 100_000
 INDEX_PAUSE_SECONDS_MIN = 0.1
 INDEX_PAUSE_SECONDS_MAX = 5.0
-"""Guesses: who holds an index sends it at once, but 2 MB take a while on a thin link; a parent has
-it a moment before us."""
+"""Guesses. A holder of the index sends it at once, but 2 MB take a while on a slow link; a parent
+receives it only a moment before this node."""
 
 
 Decode = Callable[[AsyncIterator[bytes], Path], Coroutine[Any, Any, None]]
-"""Makes the file at a path of an encoding that arrives."""
+"""Decoder of an arriving encoding into the file at a path."""
 
 
 class _InconsistentIndexError(Exception):
-    """Chunks fit the index and do not make its shards."""
+    """Raised when verified chunks do not form the shards of their index."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteWeights:
-    """What a checkpoint manifest, or the run's, says of a published file.
+    """Reference to a published file, from a checkpoint manifest or the run manifest.
 
-    ``version_digest`` names the version (it salts the forest), ``root`` is who published it,
-    ``label`` is what people see.
+    ``version_digest`` names the version and salts the forest; ``root`` is the publisher; ``label``
+    is for display.
     """
 
     version_digest: Digest
@@ -83,10 +83,10 @@ class RemoteWeights:
 
 
 class WeightsDownload:
-    """One version on its way here; ``run`` may be cancelled and run again, also after a restart.
+    """Download of one version; ``run`` may be cancelled and run again, also after a restart.
 
-    ``source_history`` is what this node knows of its sources, for all of its downloads;
-    ``on_blame`` hears who sent bad bytes, ``on_progress`` the bytes here and the bytes in all.
+    ``source_history`` is this node's record of its sources, shared by all downloads. ``on_blame``
+    receives each sender of bad bytes, ``on_progress`` the bytes stored and the total bytes.
     """
 
     def __init__(
@@ -125,19 +125,19 @@ class WeightsDownload:
         self._tick_at = 0.0
 
     def change_members(self, members: Sequence[ForestMember]) -> None:
-        """Follow a new roster; what is on its way goes on."""
+        """Replace the members of the forest; running requests continue."""
         self._follow(members)
         changed = CandidatesChanged(self._candidates, self._helpers, self._strangers)
         self._events.put_nowait(changed)
 
     async def run(self, path: Path, decode: Decode | None = None) -> Path | Fault:
-        """Download to ``path`` (it appears there whole) and return it.
+        """Download to ``path``, where the complete file appears by rename, and return it.
 
-        With ``decode`` what travels is another form of the file, decoded while it arrives.
+        With ``decode`` another form of the file is transferred, and decoded as it arrives. Silent
+        sources are tried again until the caller cancels.
 
-        Sources that do not answer are tried again until the caller gives up. Returns a ``Fault``
-        when what the publisher signed cannot be: then no source will help. Raises
-        ``StorageFullError``; what is here already stays for the next ``run``.
+        Returns a ``Fault`` when the signed manifest is inconsistent, so that no source can help.
+        Raises ``StorageFullError``; stored chunks stay for the next ``run``.
         """
         weights = self._weights
         self._arrival = self._arrivals.begin(
@@ -169,13 +169,13 @@ class WeightsDownload:
         partials: Sequence[PartialBlob],
         decoding: Coroutine[Any, Any, None],
     ) -> None:
-        """Transfer, and decode what has come; what cannot be decoded shows at the end."""
+        """Transfer and decode concurrently; a decoding error is raised at the end."""
         async with background_task(decoding) as decoded:
             await self._transfer(index, partials)
             await decoded
 
     async def _bytes_of(self, index: ShardIndex) -> AsyncIterator[bytes]:
-        """Yield the shards one after another, as far as they are here."""
+        """Yield the bytes of all shards in order, as they arrive."""
         for shard in index.shards:
             async for piece in self._blobs.stream(shard.digest, 0, shard.length):
                 yield piece
@@ -188,7 +188,7 @@ class WeightsDownload:
     def _plan(
         self, members: Sequence[ForestMember]
     ) -> tuple[tuple[tuple[PeerId, ...], ...], tuple[PeerId, ...]]:
-        """Return the candidates of each stripe, and who helps when we are late."""
+        """Return the candidates of each stripe, and the helpers for late chunks."""
         weights = self._weights
         place = self._exchange.peer_id, self._stripes, self._fanout
         orders = []
@@ -203,9 +203,9 @@ class WeightsDownload:
         return tuple(orders), self._source_history.ordered(helpers)
 
     async def _index(self) -> ShardIndex | Fault:
-        """Fetch the index: from the parent first, then from more of the list with each round.
+        """Fetch the index: first from the parent, then from one more candidate per round.
 
-        It is small, so who has standing is asked before who has not.
+        It is small, so trusted peers are asked before untrusted ones.
         """
         weights = self._weights
         if not 0 < weights.index_bytes <= shard_index.INDEX_BYTES_MAX:
@@ -233,7 +233,7 @@ class WeightsDownload:
     async def _index_from(
         self, sources: Sequence[PeerId], patience_seconds: float, slow: dict[PeerId, None]
     ) -> bytes | None:
-        """Ask one source after another; note in ``slow`` who used up all of our patience."""
+        """Ask the sources in turn; add those that used up the patience to ``slow``."""
         weights = self._weights
         for peer in sources:
             asked_at = loop_time()
@@ -262,7 +262,7 @@ class WeightsDownload:
             noted.clear()
 
     async def _transfer(self, index: ShardIndex, partials: Sequence[PartialBlob]) -> None:
-        # Deadlines are intervals: the loop's clock is monotonic, a wall clock may be set.
+        # Deadlines use the loop's monotonic clock: a wall clock may be set.
         missing = [partial.missing() for partial in partials]
         self._arrival.start(index, missing)
         root = self._weights.root
@@ -297,7 +297,7 @@ class WeightsDownload:
             raise _InconsistentIndexError(str(error)) from error
 
     async def _next_event(self) -> Event:
-        """Return what happens next; a tick comes on time even when events never cease."""
+        """Return the next event; ticks come on time even under a constant stream of events."""
         now = loop_time()
         if now >= self._tick_at:
             self._tick_at = now + TICK_SECONDS
@@ -314,7 +314,7 @@ class WeightsDownload:
     def _apply(
         self, effects: Sequence[Effect], index: ShardIndex, partials: Sequence[PartialBlob]
     ) -> bool:
-        """Do what the machine says; True when it is done."""
+        """Carry out the effects of the state machine; True when the transfer is complete."""
         done = False
         for effect in effects:
             match effect:
@@ -323,7 +323,7 @@ class WeightsDownload:
                     fetching = self._fetch(effect, index, partials[effect.shard])
                     self._tasks[request] = asyncio.create_task(fetching)
                 case CancelRequest(request=request):
-                    if request in self._tasks:  # else it has just ended by itself
+                    if request in self._tasks:  # else it has just ended
                         self._tasks[request].cancel()
                 case BadSource(peer=peer, fault=fault):
                     self._bad[peer] = None
@@ -335,7 +335,7 @@ class WeightsDownload:
         return done
 
     async def _fetch(self, ask: Ask, index: ShardIndex, partial: PartialBlob) -> None:
-        """Carry out one request; whatever comes of it is an event."""
+        """Carry out one request; its result or failure becomes an event."""
         try:
             await self._fetch_chunks(ask, index, partial)
         except BlobRefusedError as refused:

@@ -1,7 +1,7 @@
-"""How a version gets here with the fewest bytes: its file, or patches of a version that is here.
+"""Download planner: the file of a version, or a chain of patches from a version held here.
 
-Every ``full_every``-th version is kept as a file by everybody, so a newcomer takes the last of
-these and the patches since then; the file of another version comes from its publisher alone.
+Every node keeps every ``full_every``-th version as a file, so a new node loads the last of these
+and the patches since then. The file of any other version comes from its publisher alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +15,12 @@ from protocol.run.recipe import ShardcastSection
 from roles.ports.engines import Policy
 
 ONE_SOURCE_COST = 4
-"""Bytes that one node gives to everybody count so many times: a guess."""
+"""Cost factor of bytes that a single node uploads to all others: a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadStep:
-    """One download: a version's file as it is, or ``encoding``, against ``base`` if it has one."""
+    """One download: the file of a version, or ``encoding``, which may need ``base``."""
 
     checkpoint: Signed[CheckpointManifest]
     encoding: Encoding | None = None
@@ -28,17 +28,17 @@ class DownloadStep:
 
     @property
     def version(self) -> int:
-        """The version that is here after it."""
+        """The version that this download makes."""
         return self.checkpoint.message.version
 
     @property
     def form(self) -> CheckpointManifest | Encoding:
-        """What names the index."""
+        """The message that names the index."""
         return self.encoding or self.checkpoint.message
 
     @property
     def label(self) -> Label:
-        """What people see of its download."""
+        """The name of the download for display."""
         form = Form.FILE
         if self.encoding is not None:
             form = Form.PATCH if self.encoding.base else Form.PLANES
@@ -46,23 +46,23 @@ class DownloadStep:
 
     @property
     def spared_bytes(self) -> int:
-        """How much longer the file is than what travels."""
+        """Bytes saved: length of the file minus length of the transfer."""
         return self.checkpoint.message.total_bytes - self.form.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """The legs to a version, the next one to take first."""
+    """Downloads that lead to a version, in order."""
 
     cost_bytes: int
     legs: tuple[DownloadStep, ...]
 
 
 class DownloadPlanner:
-    """Finds what to download next.
+    """Planner of downloads.
 
-    ``held`` returns a policy that is here. Encodings whose index is in ``useless`` have failed;
-    those that are no shorter than their file are never taken.
+    ``held`` returns a policy held here. ``useless`` has the indexes of encodings that failed. An
+    encoding no shorter than its file is never used.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class DownloadPlanner:
         self.useless: dict[Digest, None] = {}
 
     def to(self, version: int) -> DownloadPlan | None:
-        """Return the cheapest way to a version; None when its manifest is not known."""
+        """Return the cheapest route to a version; None when its manifest is unknown."""
         best: dict[int, DownloadPlan] = {}
         oldest = self._rules.forms_kept(self._ledger.version).start
         for number in range(min(oldest, version), version + 1):

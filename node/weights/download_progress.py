@@ -1,7 +1,7 @@
-"""What is seen of downloads: which pieces are here, who is asked, and what came from whom.
+"""Progress of downloads for display: pieces stored, peers asked, and bytes per source.
 
-A download notes these while it runs, at the cost of microseconds a chunk; they decide nothing. A
-piece is a chunk. ``now`` is of a monotonic clock, in seconds.
+A download updates it in microseconds per chunk; no decision depends on it. A piece is a chunk.
+``now`` is in seconds of a monotonic clock.
 """
 
 from collections import deque
@@ -18,14 +18,14 @@ from protocol.shardcast.index import ShardIndex
 from roles.runtime.metrics import Histogram
 
 ARRIVED_KEPT = 8
-"""Arrivals that are remembered; a guess: who looks once a second misses none of a fast run."""
+"""Finished downloads kept: a guess; a reader that polls once a second misses none of a fast run."""
 
 SECONDS_BOUNDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""By which durations are told apart; a guess, from a testnet's to 62 GB at 300 Mbit/s."""
+"""Histogram buckets: a guess, from a testnet's durations to 62 GB at 300 Mbit/s."""
 
 
 class Form(StrEnum):
-    """How a file travels: as it is, as byte planes, or as a patch of another version."""
+    """Form of a transferred file: unchanged, byte planes, or a patch of another version."""
 
     FILE = "file"
     PLANES = "planes"
@@ -34,9 +34,9 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a download brings, as people call it; ``version`` -1 for what is not a policy.
+    """Display name of a download; ``version`` is -1 if it is not a policy.
 
-    ``spared_bytes``: how much longer the file is than what travels.
+    ``spared_bytes`` is the length of the file minus the length of the transfer.
     """
 
     name: str = "file"
@@ -46,7 +46,7 @@ class Label:
 
 
 class DownloadProgress:
-    """One download from its beginning on; ``root`` is who feeds the forest."""
+    """Progress of one download; ``root`` is the root of its forest."""
 
     def __init__(self, label: Label, root: PeerId, stripes: int, now: float) -> None:
         self.label = label
@@ -54,21 +54,21 @@ class DownloadProgress:
         self.began_at = now
         self.arrived_at: float | None = None
         self.parents = [PeerId("")] * stripes
-        """Of each stripe, who was asked last as the one that feeds us; empty before."""
+        """The parent asked last, per stripe; empty before the first request."""
         self.sources = TrafficStats()
         self.from_root_bytes = 0
         self.total_bytes = 0
-        """0 until the index is here, as long as there are no ``pieces``."""
+        """0 until the index has arrived; ``pieces`` is empty until then."""
         self.bytes_missing = 0
         self.pieces: tuple[int, ...] = ()
-        """Of each shard."""
+        """Number of pieces of each shard."""
         self.here: list[int] = []
-        """Of each shard; bit i: piece i is here."""
+        """Bit mask of stored pieces of each shard."""
         self._lengths: tuple[int, ...] = ()
         self._chunk_bytes = 0
 
     def start(self, index: ShardIndex, missing: Sequence[Sequence[int]]) -> None:
-        """Note what there is to come: ``missing`` has, per shard, the numbers of its chunks."""
+        """Record the missing chunks of each shard."""
         self._lengths = tuple(shard.length for shard in index.shards)
         self._chunk_bytes = index.chunk_bytes
         self.total_bytes = self.bytes_missing = index.total_bytes
@@ -79,18 +79,18 @@ class DownloadProgress:
                 self.have(shard, chunk)
 
     def asked(self, ask: Ask) -> None:
-        """Note who is asked; who may make us wait is a parent, others help out."""
+        """Record a request; a peer that may delay the answer is a parent, others are helpers."""
         if ask.wait:
             self.parents[ask.stripe] = ask.peer
 
     def received(self, peer: PeerId, way: BlobTransport, count: int, now: float) -> None:
-        """Note bytes that a source sent, good or not."""
+        """Count bytes from a source, valid or not."""
         self.sources.note(peer, BlobKind.WEIGHTS, way, count, now)
         if peer == self.root:
             self.from_root_bytes += count
 
     def have(self, shard: int, chunk: int) -> None:
-        """Note a piece that is here, checked and stored."""
+        """Mark a piece as verified and stored."""
         bit = 1 << chunk
         if not self.here[shard] & bit:
             self.here[shard] |= bit
@@ -98,33 +98,33 @@ class DownloadProgress:
             self.bytes_missing -= min(self._chunk_bytes, rest_bytes)
 
     def stripe(self, number: int) -> list[tuple[int, int]]:
-        """Return, of each shard of a stripe, how many pieces it has and which are here."""
+        """Return piece count and mask of stored pieces for each shard of a stripe."""
         return list(zip(self.pieces, self.here, strict=True))[number :: len(self.parents)]
 
     def seconds_to_go(self, now: float) -> float | None:
-        """Return how long the rest takes at the rate of now; None while nothing comes."""
+        """Return the remaining time at the current rate; None while no bytes arrive."""
         rate = self.sources.rate.at(now)
         return self.bytes_missing / rate if rate and self.pieces else None
 
 
 class DownloadLog:
-    """Those of one node: on their way, and the last that came."""
+    """Downloads of one node: those in progress and the last finished ones."""
 
     def __init__(self) -> None:
         self.under_way: list[DownloadProgress] = []
         self.arrived: deque[DownloadProgress] = deque(maxlen=ARRIVED_KEPT)
-        """Of versions alone, the last one last."""
+        """Versions only, oldest first."""
         self.durations = {form: Histogram(SECONDS_BOUNDS) for form in Form}
-        """Of versions alone."""
+        """Versions only."""
 
     def begin(self, label: Label, root: PeerId, stripes: int, now: float) -> DownloadProgress:
-        """Return the record of a download that begins now."""
+        """Return the progress of a download that starts now."""
         arrival = DownloadProgress(label, root, stripes, now)
         self.under_way.append(arrival)
         return arrival
 
     def complete(self, arrival: DownloadProgress, now: float) -> None:
-        """Note that a file is here, whole."""
+        """Record that a file is complete."""
         arrival.arrived_at = now
         if arrival.label.version < 0:
             return
@@ -132,5 +132,5 @@ class DownloadLog:
         self.durations[arrival.label.form].add(now - arrival.began_at)
 
     def end(self, arrival: DownloadProgress) -> None:
-        """Note that a download is over, for whatever reason."""
+        """Remove a download that succeeded, failed or was cancelled."""
         self.under_way.remove(arrival)

@@ -1,4 +1,4 @@
-"""Downloads over the forest that the roster gives now."""
+"""Factory of downloads over the current roster's forest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ from protocol.shardcast.forest import ForestMember, ForestMembers
 from protocol.shardcast.source_history import SourceReputation
 
 MEMBERS_SECONDS = 1.0
-"""Until a roster that has changed is looked at again, at least."""
+"""Least interval between two readings of a changed roster."""
 
 SECONDS_PER_MEMBER = 0.005
-"""The same for each of its members: one of 800 changes many times a second, and a look takes some
-4 us for each. So looks take no more than a thousandth of a core, and come with the next epoch."""
+"""The same per member: 800 members change the roster many times a second, and a reading takes 4 us
+per member. Readings thus take at most 0.1 % of a core, and follow within an epoch."""
 
 
 @dataclass(slots=True)
 class TransferProgress:
-    """What a download has brought, and when it last brought anything."""
+    """Bytes that a download has stored, and the time of the last ones."""
 
     brought_at: float
     here_bytes: int = -1
 
     def note(self, here_bytes: int, now: float) -> None:
-        """Note what is here."""
+        """Record the stored bytes."""
         if here_bytes != self.here_bytes:
             self.here_bytes, self.brought_at = here_bytes, now
 
 
 class Downloads:
-    """Makes the downloads of one node, which share what it has learned of its sources."""
+    """Factory of the downloads of one node, which share its source history."""
 
     def __init__(self, ports: Ports, replica: Replica, exchange: BlobExchange) -> None:
         self._ports = ports
@@ -44,19 +44,18 @@ class Downloads:
         self._exchange = exchange
         self._source_history = SourceReputation()
         self.arrivals = DownloadLog()
-        """What is seen of the downloads."""
+        """Progress of the downloads."""
         self._members = ForestMembers(())
         self._state: tuple[int, ...] | None = None
-        """What ``_members`` was made of, but for the roster."""
+        """State from which ``_members`` was built, without the roster."""
         self._roster_changes = -1
         self._roster_seen_at = 0.0
 
     def members(self) -> ForestMembers:
-        """Return who feeds whom now: everybody with a live record, as others have found them.
+        """Return the members of the forest: live records, as corrected by others' observations.
 
-        The same object again while no rollout got an outcome, no epoch has passed and no record has
-        come, or one came soon after the last look: then the forests of versions that were asked for
-        before are known.
+        Returns the same object, whose forests are cached, until a rollout is settled, an epoch
+        passes, or the roster changes. Roster changes are read at intervals.
         """
         replica, now = self._replica, self._ports.clock.now()
         manifest, ledger, roster = replica.manifest, replica.ledger, replica.roster
@@ -80,7 +79,7 @@ class Downloads:
         members: Sequence[ForestMember],
         on_progress: Callable[[int, int], None] = lambda _here, _total: None,
     ) -> WeightsDownload:
-        """Return a download that has not begun."""
+        """Return a download that has not started."""
         rules = self._replica.manifest.shardcast
         return WeightsDownload(
             self._exchange,

@@ -1,10 +1,10 @@
 """Policy store of this machine: fetch over the forest, keep, delete.
 
-Every node that works or relays holds the newest versions, because everyone feeds others. A policy
-counts as here when its file is whole and its name is in the store; which tensors it holds is
-checked by the engine that loads it, and what an engine refuses is fetched once more (``discard``).
+Every worker and relay holds the newest versions, because every node serves others. A policy is held
+when its file is complete and its name is in the store. The engine that loads a policy checks its
+tensors; a rejected policy is fetched again (``discard``).
 
-Releases the blobs of versions that nobody needs any more.
+``WeightsRetention`` releases the blobs of versions that are no longer needed.
 """
 
 import asyncio
@@ -38,24 +38,25 @@ from roles.runtime.context import ChangeSignal, Conditions
 
 STATES_KEPT = 2
 """The newest optimiser state, and the one before it, which becomes the newest when a later term
-supersedes; each takes several times what a policy takes."""
+supersedes. Each is several times as large as a policy."""
 
 
 class WeightsRetention:
-    """Compares what is stored for versions with the versions that are needed."""
+    """Retention of the blobs of versions, by the versions that are needed."""
 
     def __init__(self, replica: Replica, blobs: Blobs) -> None:
         self._replica = replica
         self._blobs = blobs
         self._unnamed_since: dict[Owner, int] = {}
-        """The newest version when we first saw an owner that no version needs; -1 for one that a
-        version has needed."""
+        """Newest version when an owner without a version was first seen; -1 after a version needed
+        it."""
 
     async def sweep(self, weights_kept: Iterable[int]) -> None:
         """Release old states, and the weights of all versions but ``weights_kept``.
 
-        Also what a later term has replaced. What no version has named yet is being published, or
-        its manifest comes again after a restart: it goes when the next version comes without it.
+        This includes weights that a later term replaced. An owner without a version is being
+        published, or its manifest is not yet back after a restart. It is kept until a new version
+        comes without it.
         """
         await self._release_all_but(Purpose.WEIGHTS, self._indexes(weights_kept))
         states = published_states(self._replica, self._replica.ledger.version, STATES_KEPT)
@@ -63,7 +64,7 @@ class WeightsRetention:
         await self._release_all_but(Purpose.OPTIMISER_STATE, needed)
 
     async def drop(self, checkpoint: CheckpointManifest, others: Iterable[int]) -> None:
-        """Release the weights of a version, but for what one of the ``others`` has too."""
+        """Release the weights of a version, except those that one of ``others`` shares."""
         needed = self._indexes(others)
         for index in indexes_of(checkpoint):
             if index not in needed:
@@ -91,14 +92,14 @@ class WeightsRetention:
 
 
 def indexes_of(checkpoint: CheckpointManifest) -> list[Digest]:
-    """Return what the blobs of a version are stored for: its file, and each of its encodings."""
+    """Return the indexes under which a version is stored: its file and each encoding."""
     return [Digest(checkpoint.index), *(Digest(form.index) for form in checkpoint.encodings)]
 
 
 log = structlog.get_logger()
 
 REFUSALS_MAX = 3
-"""By engines, of one version: as it was here, fetched again, and fetched as a file."""
+"""Rejections of one version by engines: the first copy, a second one, and one from the file."""
 
 _TABLE = "policies"
 
@@ -113,7 +114,7 @@ class _Arriving:
 
 
 class PolicyLibrary(Policies):
-    """Downloads what the swarm uses, the newest version first."""
+    """Downloader and store of the versions that the swarm uses, newest first."""
 
     def __init__(
         self,
@@ -130,9 +131,9 @@ class PolicyLibrary(Policies):
         self._downloads = downloads
         self._changes = changes
         self.news = ChangeSignal()
-        """Tells when a version has come or gone, as few of the changes of a run do."""
+        """Signals a version that arrived or was removed: few of the run's changes."""
         self.spared_bytes = 0
-        """What encodings were shorter than the files that they made."""
+        """Total bytes saved by encodings."""
         self._conditions = conditions
         self._retention = WeightsRetention(replica, ports.blobs)
         self._held: dict[int, Policy] = {}
@@ -140,12 +141,12 @@ class PolicyLibrary(Policies):
         self._arriving: dict[int, _Arriving] = {}
         self._routes = DownloadPlanner(replica.ledger, replica.manifest.shardcast, self.get)
         self._bases: set[int] = set()
-        """Versions on the way to one that is wanted."""
+        """Versions needed as bases of wanted versions."""
         self._refusals: dict[Digest, int] = {}
         self._states = TrainerStates(ports, replica, downloads, lambda: not self._arriving)
         self._states_from = 0
 
-    # What is here
+    # Held policies
 
     @override
     def get(self, version: int) -> Policy | None:
@@ -166,17 +167,17 @@ class PolicyLibrary(Policies):
         try:
             yield
         finally:
-            self._in_use -= Counter([policy.version])  # a count of 0 leaves the table
+            self._in_use -= Counter([policy.version])  # removes a count of 0
 
     def newest_version(self) -> int:
-        """Return the newest version that is here, -1 before the first."""
+        """Return the newest held version, -1 before the first."""
         return -1 if (policy := self.newest()) is None else policy.version
 
     async def restore(self) -> None:
-        """Find the policies that were here before a restart.
+        """Load the policies held before a restart.
 
-        A file of another length than was signed is deleted: relays, whose engines load nothing,
-        would offer it for ever.
+        A file that has not its signed length is deleted: a relay loads no file, and would serve it
+        for ever.
         """
         for key, digest in self._ports.store.scan(_TABLE):
             version = _version(key)
@@ -192,10 +193,10 @@ class PolicyLibrary(Policies):
 
     @override
     async def discard(self, policy: Policy) -> None:
-        """Drop a policy that an engine refused, and get it another way.
+        """Drop a policy that an engine rejected, and fetch it again.
 
-        It is fetched as it came, every chunk checked, and then as a file. If that is refused too,
-        its trainer has published something else than it signed.
+        The second copy comes in the same form, with every chunk verified; the third is the file. If
+        an engine rejects that too, the trainer published other tensors than it signed.
         """
         version = policy.version
         checkpoint = self._replica.ledger.checkpoint(version)
@@ -204,7 +205,7 @@ class PolicyLibrary(Policies):
         del self._held[version]
         refusals = self._refusals.get(checkpoint.digest, 0) + 1
         self._refusals[checkpoint.digest] = refusals
-        log.error("an engine refused a policy", version=version, times=refusals)
+        log.error("policy rejected by an engine", version=version, times=refusals)
         others = {*self._held, *self._wanted()} - {version}
         await self._retention.drop(checkpoint.message, others)
         if refusals > 1:
@@ -214,14 +215,14 @@ class PolicyLibrary(Policies):
         self._changes.notify()
         self.news.notify()
 
-    # What is made here
+    # Publication
 
     @override
     async def release(self, policy: Policy) -> Release:
         rules, blobs, files = self._replica.manifest.shardcast, self._ports.blobs, self._ports.files
         sizes = rules.shard_bytes, rules.chunk_bytes
         base = self.get(policy.version - 1)
-        # Each reads a whole file or two: nobody gets anything before the slowest has ended.
+        # Concurrent, each reading one or two whole files: publication waits for the slowest.
         encoding = asyncio.create_task(publish_encoding(self._ports, rules, policy, base))
         try:
             stored = await blobs.put_file(policy.path, *sizes, Purpose.WEIGHTS)
@@ -232,7 +233,7 @@ class PolicyLibrary(Policies):
         except BaseException:
             encoding.cancel()
             raise
-        finally:  # what is tried again begins when this has ended
+        finally:  # a retry must start after its end
             await asyncio.gather(encoding, return_exceptions=True)
         published = await encoding
         await self._hold(replace(policy, patch=published.patch))
@@ -247,15 +248,15 @@ class PolicyLibrary(Policies):
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
         return await self._states.fetch(manifest)
 
-    # What others made
+    # Downloads
 
     async def run(self) -> None:
-        """Keep what the swarm uses until cancelled."""
+        """Keep the versions that the swarm uses until cancelled."""
         async with background_task(self._states.run()) as states:
             try:
                 while True:
                     if states.done():
-                        states.result()  # raises what is a defect
+                        states.result()  # raises a defect
                     seen = self.news.count
                     await self._end_downloads()
                     self._start_download()
@@ -265,12 +266,12 @@ class PolicyLibrary(Policies):
                 await self._cancel(list(self._arriving.values()))
 
     def _wanted(self) -> range:
-        """Return the versions that rollouts may still be of."""
+        """Return the versions that rollouts may still use."""
         newest = self._replica.ledger.version
         return range(max(0, newest - self._replica.manifest.grpo.async_level), newest + 1)
 
     async def _end_downloads(self) -> None:
-        """Take note of those that have ended; end those of which nobody wants the result."""
+        """Remove finished downloads; cancel those that are no longer wanted."""
         members = self._downloads.members() if self._arriving else ()
         ended = []
         for version, arriving in list(self._arriving.items()):
@@ -286,7 +287,7 @@ class PolicyLibrary(Policies):
         await self._cancel(ended)
 
     def _has_changed(self, arriving: _Arriving) -> bool:
-        """Return whether a later term means another policy, or its root feeds nobody any more."""
+        """Return whether a later term replaced the policy, or the root is no longer a source."""
         checkpoint = arriving.leg.checkpoint
         current = self._replica.ledger.checkpoint(checkpoint.message.version)
         superseded = current is None or current.digest != checkpoint.digest
@@ -298,11 +299,11 @@ class PolicyLibrary(Policies):
         await asyncio.gather(*(item.task for item in downloads), return_exceptions=True)
 
     def _start_download(self) -> None:
-        """Start one new one at a time: the newest version has the line for itself first."""
+        """Start one download, of the newest missing version: the newest has the bandwidth first."""
         self._conditions.clear("policy")
         missing = [version for version in reversed(self._wanted()) if self.get(version) is None]
         ways = [route.legs for version in missing if (route := self._routes.to(version))]
-        # Of all of them, whichever is begun now: what is on its way needs its base.
+        # Bases of all routes: a running download needs its base too.
         legs = [leg for way in ways for leg in way]
         self._bases = {leg.version for leg in legs}
         self._bases |= {leg.base.version for leg in legs if leg.base is not None}
@@ -323,9 +324,9 @@ class PolicyLibrary(Policies):
                 return
 
     def _roots(self, checkpoint: Signed[CheckpointManifest]) -> list[PeerId]:
-        """Return who may feed the forest: the publisher, or a node of the genesis when it is gone.
+        """Return possible roots: the publisher, or genesis nodes when it is gone.
 
-        Everybody takes the first; who has begun with another one goes on with that.
+        Downloads start with the first; a running one keeps its root.
         """
         publisher, version = checkpoint.signer, checkpoint.message.version
         roster, now = self._replica.roster, self._ports.clock.now()
@@ -367,7 +368,7 @@ class PolicyLibrary(Policies):
             if decoded:
                 policy = replace(policy, patch=await self._patch_of(leg, decoded[0]))
             await self._hold(policy)
-        except ValueError as error:  # of the decoder
+        except ValueError as error:  # from the decoder
             self._give_up(leg, str(error))
             return
         except (StorageFullError, LookupError) as error:
@@ -392,7 +393,7 @@ class PolicyLibrary(Policies):
     async def _decode(
         self, leg: DownloadStep, decoded: list[Digest], encoding: AsyncIterator[bytes], path: Path
     ) -> None:
-        """Make the file of an encoding; add to ``decoded`` what was decoded."""
+        """Make the file of an encoding; add the decoder's digest to ``decoded``."""
         message = leg.checkpoint.message
         decoded.append(
             await self._ports.files.decode(
@@ -401,21 +402,21 @@ class PolicyLibrary(Policies):
         )
 
     async def _patch_of(self, leg: DownloadStep, decoded: Digest) -> Patch | None:
-        """Keep the patch that was decoded for engines, if it is one and there is room."""
+        """Keep the decoded patch for engines, if it is one and there is room."""
         if leg.encoding is None or leg.base is None:
             return None
         files = self._ports.files
         path = files.encoding(leg.version)
         try:
             await files.link(Digest(leg.encoding.index), path)
-        except (LookupError, StorageFullError) as error:  # they load the file
-            log.warning("no patch for engines", version=leg.version, error=str(error))
+        except (LookupError, StorageFullError) as error:  # engines load the file
+            log.warning("engine patch not stored", version=leg.version, error=str(error))
             return None
         return Patch(leg.base.digest, path, decoded)
 
     def _give_up(self, leg: DownloadStep, reason: str) -> None:
-        """Note what its trainer has signed and cannot be used: an encoding, or a version."""
-        log.error("a version cannot be used", version=leg.version, reason=reason)
+        """Mark an encoding or a version as unusable although its trainer signed it."""
+        log.error("version unusable", version=leg.version, reason=reason)
         if leg.encoding is None:
             self._refusals[leg.checkpoint.digest] = REFUSALS_MAX
         else:
@@ -426,10 +427,10 @@ class PolicyLibrary(Policies):
         await self._ports.store.commit([name])
         self._held[policy.version] = policy
 
-    # What nobody needs
+    # Retention
 
     async def _forget_old(self) -> None:
-        """Delete versions beyond the retention, and what an interrupted download left of them."""
+        """Delete versions beyond the retention, and leftovers of interrupted downloads."""
         newest = self._replica.ledger.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
         old = [version for version in self._held if version <= kept_from]
@@ -452,8 +453,8 @@ class PolicyLibrary(Policies):
         try:
             if gone:
                 await self._ports.store.commit(gone)
-        except StorageFullError as error:  # without its file it says nothing; the next one tries
-            log.warning("names of old policies are not deleted", error=str(error))
+        except StorageFullError as error:  # a row without its file has no effect
+            log.warning("old policy rows not deleted", error=str(error))
 
 
 def _key(version: int) -> bytes:

@@ -1,8 +1,8 @@
-"""States of the trainer: what the next one needs to go on with the same optimiser.
+"""Optimiser states, from which the next trainer continues.
 
-A state takes several times what the weights take, and only trainers need it. So it travels apart:
-of every ``state_every``-th version, over a forest of the trainers alone, while no weights are on
-their way, and for as long as that takes.
+A state is several times as large as the weights, and only trainers need it. So it travels apart:
+for every ``state_every``-th version, over a forest of the trainers alone, and only while no weights
+are being downloaded.
 """
 
 import asyncio
@@ -25,24 +25,24 @@ from roles.ports.storage import Purpose, StorageFullError
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 20.0
-"""A state that brings nothing for so long cannot be had; a guess, as for the run's own files."""
+"""Time without progress until a download is given up; a guess, as for the run's own files."""
 
 YIELD_SECONDS = 1.0
-"""How soon one that is fetched in advance makes way for weights; a guess."""
+"""Delay until a prefetch yields to weights; a guess."""
 
 STATE_PER_WEIGHTS = 8
-"""Three float32 for a weight of at least two bytes make 6; what is longer is no state."""
+"""Largest ratio of state to weights: three float32 per weight of at least two bytes make 6."""
 
 
 def published_states(replica: Replica, newest: int, count: int) -> list[Signed[CheckpointManifest]]:
-    """Return the last versions up to ``newest`` that have a state, the newest first."""
+    """Return up to ``count`` versions with a state, from ``newest`` down."""
     oldest = max(-1, newest - count * replica.manifest.shardcast.state_every)
     found = map(replica.ledger.checkpoint, range(newest, oldest, -1))
     return [one for one in found if one is not None and one.message.state][:count]
 
 
 class TrainerStates:
-    """Fetches states: in advance on machines whose turn may come, and on demand."""
+    """Fetcher of states: in advance on possible next trainers, and on demand."""
 
     def __init__(
         self, ports: Ports, replica: Replica, downloads: Downloads, line_is_free: Callable[[], bool]
@@ -54,7 +54,7 @@ class TrainerStates:
         self._fetching = asyncio.Lock()
 
     async def run(self) -> None:
-        """Keep the newest state here until cancelled, if we train and somebody else published."""
+        """Keep the newest state here until cancelled, if another trainer published it."""
         own, manifest = self._ports.transport.peer_id, self._replica.manifest
         while manifest.is_trainer(own):
             checkpoint = self.newest(self._replica.ledger.version)
@@ -67,9 +67,9 @@ class TrainerStates:
         return next(iter(published_states(self._replica, version, 1)), None)
 
     async def fetch(self, checkpoint: Signed[CheckpointManifest]) -> Path | None:
-        """Return the state of a version, None when it cannot be had; raises ``StorageFullError``.
+        """Return a version's state, None when it is unavailable; raises ``StorageFullError``.
 
-        It has the length that its trainer signed, which is for the caller to bound.
+        Its length is the one that the trainer signed; the caller must bound it.
         """
         message, path = checkpoint.message, self._ports.files.state(checkpoint.message.version)
         root = self._root(checkpoint.signer)
@@ -114,10 +114,10 @@ class TrainerStates:
                 if task.done() and task.result() is not None:
                     log.info("state arrived", version=message.version, bytes=message.state_bytes)
             except StorageFullError as error:
-                log.warning("a state is not stored", version=message.version, error=str(error))
+                log.warning("state not stored", version=message.version, error=str(error))
 
     def _root(self, publisher: PeerId) -> PeerId | None:
-        """Return who feeds the forest: the publisher, or when it is gone another trainer."""
+        """Return the root of the forest: the publisher, or another live trainer."""
         live = self._replica.roster.live(self._ports.clock.now(), Role.TRAINER)
         peers = [one.peer for one in live if one.peer != self._ports.transport.peer_id]
         return publisher if publisher in peers else next(iter(peers), None)

@@ -1,4 +1,4 @@
-"""What others can have of a version: its encoding, and its file from nodes that patched it."""
+"""Publication of a version: its encoding, and its file on nodes that patched it."""
 
 from typing import NamedTuple
 
@@ -14,11 +14,11 @@ from roles.ports.storage import Owner, Purpose, StorageFullError
 log = structlog.get_logger()
 
 ENCODING_PAYS = 0.9
-"""An encoding that is longer than this share of the file is not worth its time; a guess."""
+"""Largest ratio of encoding to file that is worth publishing; a guess."""
 
 
 class Published(NamedTuple):
-    """What a manifest says of a version's encoding, and what engines here can apply of it."""
+    """Encoding for the manifest, and patch for the engines of this node."""
 
     encoding: Encoding | None = None
     patch: Patch | None = None
@@ -27,9 +27,9 @@ class Published(NamedTuple):
 async def publish_encoding(
     ports: Ports, rules: ShardcastSection, policy: Policy, base: Policy | None
 ) -> Published:
-    """Publish a version as a patch of the one before it, the first one by itself, if it pays.
+    """Publish a version as a patch of the one before it, the first as byte planes, if shorter.
 
-    Everybody takes the first one at once; later, whoever needs a file takes it from many. Raises
+    All nodes fetch the first version at once; later files have many sources. Raises
     ``StorageFullError``.
     """
     if base is None and policy.version > 0:
@@ -45,7 +45,7 @@ async def publish_encoding(
         )
         patch = None if base is None else Patch(base.digest, path, made)
     except ValueError as error:
-        log.warning("no encoding", version=policy.version, error=str(error))
+        log.warning("encoding not published", version=policy.version, error=str(error))
         return Published()
     finally:
         if patch is None:
@@ -61,14 +61,14 @@ async def publish_encoding(
 
 
 async def offer_file(ports: Ports, rules: ShardcastSection, policy: Policy, index: Digest) -> None:
-    """Make blobs of the file of a version that newcomers begin with."""
+    """Store the file of a version as blobs, so that new nodes can start from it."""
     try:
         stored = await ports.blobs.put_file(
             policy.path, rules.shard_bytes, rules.chunk_bytes, Purpose.WEIGHTS
         )
-    except (StorageFullError, ValueError) as error:  # others offer it
-        log.warning("a version's file is not offered", version=policy.version, error=str(error))
+    except (StorageFullError, ValueError) as error:  # other nodes offer it
+        log.warning("file not published", version=policy.version, error=str(error))
         return
     if stored.digest != index:
-        log.error("a version's file is not what its trainer signed", version=policy.version)
+        log.error("file differs from the signed one", version=policy.version)
         await ports.blobs.release(Owner(Purpose.WEIGHTS, stored.digest))

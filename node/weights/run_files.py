@@ -1,7 +1,7 @@
-"""The run's own files (``genesis.files``): what every node needs before it can work on the task.
+"""The run's own files (``genesis.files``), which every node needs before it can work on the task.
 
-They travel as weights do. Who got them from the run's creator makes blobs of them, everybody else
-fetches them over the forest; all serve them from then on.
+They travel as weights do. A node that has them from the run's creator stores them as blobs; all
+others fetch them over the forest and then serve them too.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from roles.runtime.context import Conditions
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 20.0
-"""For a root of the forest that brings nothing, until another one is tried; a guess."""
+"""Time without progress until another root of the forest is tried; a guess."""
 
 _CONDITION = "task"
 
 
 class RunFiles:
-    """Brings the files here."""
+    """Fetcher of the run's files."""
 
     def __init__(
         self, ports: Ports, replica: Replica, downloads: Downloads, conditions: Conditions
@@ -44,14 +44,14 @@ class RunFiles:
 
     @property
     def complete(self) -> bool:
-        """Whether every file lies in its place; whether it is the right one, ``fetch`` finds."""
+        """True if every file exists; ``fetch`` checks its content."""
         names, files = self._replica.manifest.genesis.files, self._ports.files
         return all(files.size(files.run_file(name)) is not None for name in names)
 
     async def fetch(self) -> None:
-        """Return when every file is here and others can have it; waits for sources and room."""
+        """Fetch every file and make it available to others; waits for sources and disk space."""
         for name, file in self._replica.manifest.genesis.files.items():
-            while not await self._fetch(name, file):  # noqa: ASYNC110 - it is no waiting alone
+            while not await self._fetch(name, file):  # noqa: ASYNC110 - it fetches, too
                 await asyncio.sleep(self._replica.manifest.epochs.seconds)
         self._conditions.clear(_CONDITION)
 
@@ -63,7 +63,7 @@ class RunFiles:
             return False
 
     async def _is_here(self, name: RunFileName, file: RunFile) -> bool:
-        """Return whether a file is here; if it is, others can have it when this returns."""
+        """Return whether a file is here; if so, others can fetch it from now on."""
         path = self._ports.files.run_file(name)
         if self._ports.files.size(path) is None:
             return False
@@ -74,7 +74,7 @@ class RunFiles:
         stored = await blobs.put_file(path, rules.shard_bytes, rules.chunk_bytes, Purpose.RUN_FILE)
         if stored.digest.hex() == file.index:
             return True
-        log.warning("not the file of this run", path=str(path))
+        log.warning("run file differs from the signed one", path=str(path))
         await blobs.release(Owner(Purpose.RUN_FILE, stored.digest))
         await self._ports.files.delete(path)
         return False
@@ -107,7 +107,7 @@ class RunFiles:
     async def _carry_out(
         self, download: WeightsDownload, path: Path, root: PeerId, progress: TransferProgress
     ) -> Path | Fault | None:
-        """Download to ``path``, following the roster; None when another root should feed it."""
+        """Download to ``path``, following the roster; None when the root must change."""
         epoch_seconds = self._replica.manifest.epochs.seconds
         patience_seconds = max(PATIENCE_SECONDS, 2 * epoch_seconds)
         async with background_task(download.run(path)) as task:
@@ -121,10 +121,10 @@ class RunFiles:
             return task.result()
 
     def _root(self) -> PeerId | None:
-        """Return who feeds the forest: the first node of the genesis that is there, or anybody.
+        """Return the root of the forest: the first live genesis node, else any live node.
 
-        Those that the genesis names got the files from its creator, or were the first to ask. Who
-        had nothing for us is passed over until all others were asked.
+        Genesis nodes have the files from the creator, or asked first. Roots without progress are
+        skipped until all others were tried.
         """
         genesis = self._replica.manifest.genesis
         now, own = self._ports.clock.now(), self._ports.transport.peer_id

@@ -1,12 +1,12 @@
-"""One small run, lived twice: by real nodes on ``p2pd`` and by simulated ones in virtual time.
+"""One small run on real nodes over ``p2pd``, and on simulated nodes in virtual time.
 
-Both sides have the same keys, the same manifest, the same daemon and the same modelled engines. All
-else differs: libp2p, hivemind's directory, SQLite, files, threads and the clock on one side, what
-``simulations`` models on the other.
+Both sides share keys, manifest, daemon and modelled engines. All else differs: libp2p, hivemind's
+directory, SQLite, files, threads and the clock on one side, the models of ``simulations`` on the
+other.
 
-Each worker makes as many rollouts as it is told and no more, and the run ends with version 1, so
-what both sides end with does not depend on which of them is faster. Weights are real bytes here, as
-simulated ones (``Extent``) cannot pass through libp2p.
+Each worker makes a fixed number of rollouts, and the run ends with version 1, so the final state
+does not depend on timing. Weights are real bytes here, as simulated ones (``Extent``) cannot pass
+through libp2p.
 """
 
 import asyncio
@@ -90,23 +90,23 @@ COMPUTE = Compute(
 ROLES = {short: Role(role) for role, short in SHORT_NAMES.items()}
 SETTLE_SECONDS = 240.0
 SINCE = ("incarnation",)
-"""Tables in which a node keeps since when it has been there; a validator judges nothing older."""
+"""Tables with the start time of a node; a validator judges nothing older."""
 
 
-# What both sides compute with
+# Shared engines
 
 
 def packed(weights):
-    """Return modelled weights as as many real bytes, which begin with what they stand for."""
+    """Return modelled weights as real bytes of the same length, after their description."""
     return weights.seed + Rng(weights.seed).bytes(len(weights) - len(weights.seed))
 
 
 GENESIS = Extent.of(policy_seed(WORKLOAD.skill, b"genesis"), 0, WORKLOAD.weights_bytes)
-"""As ``World`` makes it, whose manifest both sides use."""
+"""The same as in ``World``, whose manifest both sides use."""
 
 
 class PackedFiles:
-    """What engines see of files with real bytes; ``read`` gives None for a file that is not."""
+    """The engines' view of files with real bytes; ``read`` returns None for a missing file."""
 
     def __init__(self, read, write):
         self._read = read
@@ -124,14 +124,14 @@ class PackedFiles:
 
 
 def _unpacked(data):
-    """Return the weights that ``data`` is; a trainer's state, or damage, as it is."""
+    """Return the weights in ``data``; a trainer's state or damaged bytes unchanged."""
     weights = Extent.of(data[: len(GENESIS.seed)], 0, len(data))
     whole = len(data) > len(GENESIS.seed) and data == packed(weights)
     return weights if whole else data
 
 
 class Bounded:
-    """A generation engine that stops after so many rollouts."""
+    """Generation engine that stops after a given number of rollouts."""
 
     def __init__(self, engine, rollouts):
         self._engine = engine
@@ -162,7 +162,7 @@ class Bounded:
 
 
 class Engines(OtherEngines):
-    """The modelled engines of a node, dishonest ones if it is."""
+    """Modelled engines of a node, dishonest ones on a liar."""
 
     def __init__(self, name, files, rng, rollouts):
         disk = Disk(files=files)
@@ -172,12 +172,12 @@ class Engines(OtherEngines):
 
 
 def rollouts_of(name):
-    """Return how many rollouts a worker makes: a liar one, as it cannot know when it is caught."""
+    """Return the number of rollouts of a worker: 1 of a liar, which may be caught at any time."""
     return SLOTS if name in HONEST else 1
 
 
 def is_over(replica):
-    """Return whether a node knows how everything ended."""
+    """Return whether a node knows the outcome of everything."""
     totals = replica.ledger.totals
     outcomes = (replica.ledger.version, totals.certified, totals.rejected)
     return outcomes == (1, SLOTS * len(HONEST), len(LIARS))
@@ -185,13 +185,13 @@ def is_over(replica):
 
 @dataclass
 class Side:
-    """How a run ended on one side, node by node."""
+    """Final state of a run on one side, per node."""
 
     names: dict
     """Peer id to name."""
     replicas: dict
     disks: dict = field(default_factory=dict)
-    """What the nodes had stored: table to key to value."""
+    """Stored tables of the nodes: table to key to value."""
     bodies: dict = field(default_factory=dict)
     ended_at: float = 0.0
 
@@ -200,7 +200,7 @@ class Side:
 
 
 class RememberingBlobs(FileBlobs):
-    """Files, and a copy of what its node has put there itself: what is settled is deleted."""
+    """Blob files, and a copy of the node's own blobs, which are deleted once settled."""
 
     def __init__(self, directory):
         super().__init__(directory)
@@ -213,7 +213,7 @@ class RememberingBlobs(FileBlobs):
 
 
 class LiveNode:
-    """As ``node.process.runner`` makes one, with modelled engines."""
+    """Node built as in ``node.process.runner``, with modelled engines."""
 
     def __init__(self, name, identity, directory):
         self.name = name
@@ -264,14 +264,13 @@ class LiveNode:
         self.task = asyncio.create_task(self.daemon.run(), name=self.name)
 
     async def drain(self):
-        """Let the daemon leave in order; return what it has stored, but not that it left."""
+        """Stop the daemon in order; return its stored tables before the leaving record."""
         stayed = {name: dict(self.store.scan(name)) for name in SINCE}
         self.daemon.stop()
         await self.task
         return {"messages": dict(self.store.scan("messages"))} | stayed
 
     async def close(self):
-        """End whatever has been opened."""
         if self.task is not None:
             self.task.cancel()
             await asyncio.wait([self.task])
@@ -286,7 +285,6 @@ def _read_file(path):
 
 
 async def live_run(directory, manifest, identities):
-    """Let real nodes live the run; raises ``TimeoutError`` when it does not end."""
     nodes = [LiveNode(name, one, directory / name) for name, one in identities.items()]
     for node in nodes:
         node.directory.mkdir()
@@ -317,11 +315,11 @@ async def live_run(directory, manifest, identities):
 
 
 class OverError(Exception):
-    """Ends a simulation that has come to its end."""
+    """Raised to end a finished simulation."""
 
 
 def founded():
-    """Return the manifest and the keys, as the simulator makes them."""
+    """Return the manifest and the keys as the simulator makes them."""
 
     async def found():
         world = World(SCENARIO, 1, Trace())
@@ -332,7 +330,7 @@ def founded():
 
 
 def simulated_run(prepare, rollouts=rollouts_of):
-    """Let simulated nodes live the run on the disks that ``prepare(world)`` leaves."""
+    """Run simulated nodes on the disks that ``prepare(world)`` writes."""
 
     def replaced(name, parts, rng):
         files = parts.disk.files
@@ -374,7 +372,7 @@ def simulated_run(prepare, rollouts=rollouts_of):
 
 
 async def give_version_0(world, machine, envelope, manifest):
-    """Put a version, as its publisher announced it, on a simulated disk."""
+    """Write a version, as its publisher announced it, to a simulated disk."""
     disk, path = machine.disk, machine.weights / "v0.safetensors"
     disk.files[path] = packed(GENESIS)
     disk.files[machine.weights / "v0.state"] = GENESIS.seed
@@ -387,7 +385,7 @@ async def give_version_0(world, machine, envelope, manifest):
 
 
 def simulate_from_version_0(live):
-    """Simulate the run that begins with the version 0 that the live trainer published."""
+    """Simulate the run from the version 0 that the live trainer published."""
     first = live.replicas["trainer-0"].ledger.checkpoint(0)
 
     async def prepare(world):
@@ -398,10 +396,10 @@ def simulate_from_version_0(live):
 
 
 def simulate_from_live_disks(live):
-    """Restart the live nodes in the simulator, with what went into their decisions and no more.
+    """Restart the live nodes in the simulator, with only the inputs of their decisions.
 
-    That is version 0, the commits, and the bodies on their workers' disks; verdicts, certificates
-    and version 1 they have to find again. Nobody generates.
+    These are version 0, the commits, and the bodies on the workers' disks. The nodes must make
+    verdicts, certificates and version 1 again. No worker generates.
     """
     first = live.replicas["trainer-0"].ledger.checkpoint(0)
 

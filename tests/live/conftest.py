@@ -8,7 +8,7 @@ def pytest_asyncio_loop_factories(config, item):
 
 @pytest.fixture
 def nodes():
-    """Return a list of the nodes that a test starts, which are stopped at its end."""
+    """Return a list for the nodes of a test, which are stopped at its end."""
     started = []
     yield started
     for node in started:

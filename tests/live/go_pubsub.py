@@ -1,4 +1,4 @@
-"""A go-libp2p-pubsub node (``p2pd -pubsub``) over its control socket: the conformance oracle.
+"""Client of a go-libp2p-pubsub node (``p2pd -pubsub``): the conformance oracle.
 
 Only tests and benchmarks use it; the daemon never runs p2pd with ``-pubsub``.
 """
@@ -19,7 +19,7 @@ REQUEST_SECONDS = 60.0
 START_SECONDS = 60.0
 IDLE_SECONDS = 30
 READER_BYTES = 1 << 24
-"""The pipe's buffer: Go drops what a slow reader leaves in its queue of 32."""
+"""Buffer of the pipe: Go drops messages of a slow reader beyond its queue of 32."""
 
 
 class GoConnection:
@@ -56,13 +56,10 @@ class GoConnection:
         return message
 
     def close(self) -> None:
-        """Close at once."""
         self._writer.transport.abort()
 
 
 class GoPubsub:
-    """One running Go node."""
-
     def __init__(self, process: asyncio.subprocess.Process, path: Path) -> None:
         self._process = process
         self._path = path
@@ -72,7 +69,6 @@ class GoPubsub:
 
     @property
     def pid(self) -> int:
-        """Process id of p2pd."""
         return self._process.pid
 
     @classmethod

@@ -1,11 +1,11 @@
-"""An internet of network namespaces: hosts with public addresses, and homes behind NAT.
+"""Internet of network namespaces: hosts with public addresses, and homes behind NAT.
 
-A namespace in the middle forwards between networks. A host has a public address of a network of its
-own; a home is a router, which masquerades and drops what nothing inside has asked for, and one
-machine behind it. All homes have the same inner addresses, as real ones do. The kernel's own NAT
-does the work: its mapping keeps the port where that is free, its filter knows both ends.
+A central namespace routes between networks. A host has a public address in a network of its own. A
+home is a machine behind a router, which masquerades and drops unsolicited packets. All homes have
+the same inner addresses, as real ones do. The NAT is the kernel's: its mapping keeps the port where
+that is free, and its filter is address- and port-dependent.
 
-Needs root, ``ip`` and ``nft``; nothing leaves the namespaces.
+Needs root, ``ip`` and ``nft``; no packet leaves the namespaces.
 """
 
 import os
@@ -38,7 +38,7 @@ table ip home {{
 
 
 def why_not() -> str | None:
-    """Return what is missing here for such an internet, or None."""
+    """Return the missing requirement of such an internet, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "nft") if shutil.which(tool) is None]
@@ -60,7 +60,7 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine: its namespace, its own address, and the address under which others see it."""
+    """A machine: its namespace, its own address, and its public address."""
 
     namespace: str
     address: str
@@ -68,7 +68,7 @@ class Machine:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What a command begins with that is to run there."""
+        """The prefix of commands that run there."""
         return ("ip", "netns", "exec", self.namespace)
 
     def wrapped(self, binary: Path, folder: Path) -> Path:
@@ -80,7 +80,7 @@ class Machine:
 
 
 class Internet:
-    """Makes machines; ``close`` removes all that was made."""
+    """Factory of machines; ``close`` removes them all."""
 
     def __init__(self) -> None:
         self._prefix = f"pn{os.getpid()}"
@@ -90,7 +90,6 @@ class Internet:
         self._in(self._middle, "sysctl", "-qw", "net.ipv4.ip_forward=1")
 
     def host(self) -> Machine:
-        """Return a machine that everybody can reach."""
         name = self._namespace(f"host{self._networks}")
         address = self._join(name)
         return Machine(name, address, address)
@@ -108,13 +107,13 @@ class Internet:
         return Machine(inside, HOME_ADDRESS, public)
 
     def close(self) -> None:
-        """Remove every namespace; what still runs in one keeps it until it ends."""
+        """Remove every namespace; one in use stays until its processes end."""
         for name in reversed(self._namespaces):
             _run("ip", "netns", "delete", name)
         self._namespaces.clear()
 
     def _join(self, name: str) -> str:
-        """Give a namespace the next network of the internet; return its address."""
+        """Connect a namespace to the next network of the internet; return its address."""
         self._networks += 1
         gateway, address = f"45.{self._networks}.0.1", f"45.{self._networks}.0.2"
         outer = f"if{self._networks}"
@@ -123,7 +122,7 @@ class Internet:
         return address
 
     def _pair(self, one: str, link: str, address: str, other: str, peer: str, remote: str) -> None:
-        """Join two namespaces by a pair of links."""
+        """Connect two namespaces by a veth pair."""
         _run("ip", "link", "add", link, "netns", one, "type", "veth", "peer", peer, "netns", other)
         for namespace, name, ip in ((one, link, address), (other, peer, remote)):
             self._in(namespace, "ip", "address", "add", ip, "dev", name)

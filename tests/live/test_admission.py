@@ -1,4 +1,4 @@
-"""Real nodes of a run that asks for work, and of one that asks for an invite."""
+"""Real nodes of a run with proof of work, and of a run with invites."""
 
 import subprocess
 
@@ -17,7 +17,7 @@ WORK = {
     "probation_epochs": 1,
     "settled_epochs": 5,
 }
-"""A second of work; it counts when all have had their time to hear of it, and 5 seconds more."""
+"""A second of work; a proof counts after all nodes could receive it, and 5 seconds more."""
 
 
 def test_a_stranger_works_its_way_in_and_its_rollouts_are_certified(tmp_path, nodes):

@@ -1,17 +1,17 @@
-"""What simulated nodes decide is what real ones decide.
+"""Agreement of the simulator with real nodes.
 
-Nine nodes live a small run on real ``p2pd`` processes, with hivemind's directory, SQLite and files.
-Then it is simulated twice (``agreement_swarms`` says what is shared and what is not):
+Nine nodes run a small run on real ``p2pd`` processes, with hivemind's directory, SQLite and files.
+Then it is simulated twice (``agreement_swarms`` lists the shared parts):
 
-* From version 0 on, with everything else left to the simulator. When things happen differs, and
-  with that epochs, digests of commits and committees; what must not differ is which rollouts there
-  are, byte for byte, what becomes of each, and whom the ledger credits with what.
-* Restarted on the real nodes' disks with nothing but what they had to decide about. Here commits
-  and clocks are the same, so committees, signed verdicts, certificates and the weights of version 1
-  must be the same bytes.
+* From version 0 on, with everything else left to the simulator. Times differ, and so do epochs,
+  digests of commits and committees. The rollouts must agree byte for byte, and so must their
+  outcomes and the ledger's credits.
+* Restarted on the real nodes' disks with nothing but the inputs of their decisions. Commits and
+  clocks are the same here, so committees, signed verdicts, certificates and the weights of
+  version 1 must be the same bytes.
 
-If a model of the simulator lost, changed or reordered what the real transport, store or directory
-keeps, or the daemon leaned on something that only one side has, one of these would differ.
+The tests fail if a simulator model loses, changes or reorders data that the real transport, store
+or directory keeps. They also fail if the daemon relies on a property of one side alone.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def repeated(live):
 
 
 def outcomes(side, node):
-    """Return what became of each rollout, by worker, version and slot."""
+    """Return the outcome of each rollout, by worker, version and slot."""
     found = {}
     for entry in side.replicas[node].ledger.entries.values():
         message = entry.commit.message
@@ -73,7 +73,7 @@ def outcomes(side, node):
 
 
 def ledger(side, node):
-    """Return the totals of each worker, but for those that fade: their last digits differ."""
+    """Return the totals of each worker except decaying ones, whose last digits differ."""
     workers = side.replicas[node].ledger.workers
     told = {
         side.names[worker]: {
@@ -88,7 +88,7 @@ def ledger(side, node):
 
 
 def version_1(side, node):
-    """Return the version's manifest, and what it learned from by worker and slot."""
+    """Return the version's manifest, and its batch by worker and slot."""
     replica = side.replicas[node].ledger
     message = replica.checkpoint(1).message
     entries = [replica.entries[commit] for commit in message.batch]
@@ -98,7 +98,7 @@ def version_1(side, node):
 
 
 def verdicts(side):
-    """Return the verdicts that validators have signed and stored, by validator and commit."""
+    """Return the verdicts signed and stored by validators, by validator and commit."""
     found = {}
     for node, tables in side.disks.items():
         for envelope in tables["messages"].values():
@@ -137,7 +137,7 @@ def test_both_trainers_learned_from_the_same_rollouts(live, simulated):
     assert (ours.term, ours.total_bytes) == (theirs.term, theirs.total_bytes)
 
 
-# On the same commits, at the same time
+# The same commits at the same times
 
 
 def test_the_same_committees_are_drawn(live, repeated):
@@ -151,7 +151,7 @@ def test_the_same_committees_are_drawn(live, repeated):
 
 
 def test_validators_sign_the_same_verdicts(live, repeated):
-    """Of a rejected one two of three verdicts are enough, and which come first is chance."""
+    """Two of three verdicts reject a commit, and chance decides which two come first."""
     ours, theirs = verdicts(live), verdicts(repeated)
     accepted = [
         digest

@@ -1,4 +1,4 @@
-"""What a live node tells of weights on their way to it, by HTTP and by a stream."""
+"""Download progress of a live node, over HTTP and over an event stream."""
 
 import json
 import urllib.request
@@ -13,11 +13,11 @@ from tests.worlds.text import needs_jail
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), needs_jail]
 
 LIMIT_BYTES_PER_SECOND = 400_000
-"""The weights have 3 MB: they are on their way for seven seconds."""
+"""The weights have 3 MB: the download takes seven seconds."""
 
 
 def arriving(status):
-    """Return the version on its way if a third of it is here."""
+    """Return the version being downloaded if a third of it is here."""
     for one in status["arrivals"]:
         share = one["bytes_here"] / max(1, one["total_bytes"])
         if one["version"] == 0 and one["arrived_at"] is None and 1 / 3 < share < 1:

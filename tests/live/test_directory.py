@@ -29,7 +29,7 @@ RUN = RunId(b"\x11" * 32)
 
 
 class Anywhere(Buckets):
-    """Eight buckets in which anybody may be listed, so that a test can have a few nodes in one."""
+    """Eight buckets open to every key, so that a test can have a few nodes in one."""
 
     def may_list(self, key, peer):
         del key, peer
@@ -77,7 +77,7 @@ async def keys(tmp_path_factory):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def trio(keys):
-    """A chain: the last one was given the address of the middle one only."""
+    """Chain of three nodes; the last one has the address of the middle one only."""
     nodes = await asyncio.gather(*(start(keys, seed) for seed in (21, 22, 23)))
     first, middle, last = nodes
     await joins(middle, [await first.address()])
@@ -87,7 +87,7 @@ async def trio(keys):
 
 
 async def joins(node: Node, addresses) -> None:
-    """Bootstrap until all answer: a slow machine may keep one waiting for longer than a call."""
+    """Bootstrap until all answer: on a slow machine one answer may exceed the timeout."""
 
     async def all_answered() -> bool:
         return await node.directory.bootstrap(addresses) == len(addresses)
@@ -101,7 +101,7 @@ async def publishes(node: Node, key: str, value: bytes) -> None:
 
 async def sees(node: Node, key: str, expected) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while await node.directory.lookup(key) != expected:  # noqa: ASYNC110 - others make it so
+        while await node.directory.lookup(key) != expected:  # noqa: ASYNC110 - others cause it
             await asyncio.sleep(0.05)
 
 
@@ -148,7 +148,7 @@ async def test_a_key_outside_the_run_is_our_mistake(trio):
 
 @pytest.fixture
 def forger(trio):
-    """Stores records at the first node past all our own checks."""
+    """Storage at the first node of forged records, past all local checks."""
     first, middle, _ = trio
     protocol = middle.directory._node.protocol
     ours = RecordValidator(middle.identity, RUN, BUCKETS, time.time)
@@ -202,7 +202,7 @@ async def test_calls_that_would_hurt_are_refused_and_forgotten(trio, monkeypatch
 
 
 async def test_a_stranger_that_calls_all_the_time_is_refused_until_it_stops(trio):
-    """Each call is answered from all that the key has: here a fifth of what fits into it."""
+    """Each answer has all records of the key: here a fifth of the most that it can have."""
     first, middle, last = trio
     place = DHTID.generate(source=KEYS[3])
     for number in range(50):
@@ -213,7 +213,7 @@ async def test_a_stranger_that_calls_all_the_time_is_refused_until_it_stops(trio
     assert answers[-1] is None
     assert await last.directory._node.protocol.call_find(peer, [place]) is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while await ask(peer, [place]) is None:  # noqa: ASYNC110 - the other one makes it so
+        while await ask(peer, [place]) is None:  # noqa: ASYNC110 - the other node causes it
             await asyncio.sleep(0.5)
 
 
@@ -277,7 +277,7 @@ async def test_it_survives_the_death_of_p2pd_with_all_that_it_stored(trio):
 
 
 class Hiding(BoundedStorage):
-    """Takes every record and shows none."""
+    """Storage that accepts every record and returns none."""
 
     def store_subkey(self, key, subkey, value, expiration_time):
         del key, subkey, value, expiration_time
@@ -288,7 +288,7 @@ class Hiding(BoundedStorage):
 
 
 def seeds_around(key: str, honest: list[str], count: int) -> list[int]:
-    """Return seeds of keys whose places are nearer to that of ``key`` than any honest one."""
+    """Return seeds of keys closer to ``key`` than any honest one."""
     place = int(DHTID.generate(source=key))
     nearest = min(int(node_id(peer)) ^ place for peer in honest)
     tried = ((seed, Identity(bytes([seed]) * 32).peer_id) for seed in range(60, 256))
@@ -296,7 +296,7 @@ def seeds_around(key: str, honest: list[str], count: int) -> list[int]:
 
 
 async def test_who_surrounds_a_bucket_hides_its_members_and_no_others(keys):
-    """A key is free, so anybody may stand wherever in the directory it likes."""
+    """Keys are free, so an attacker can choose its positions in the directory."""
     bits, count, attackers = 3, 3, 6
     identities = [Identity(bytes([seed]) * 32).peer_id for seed in range(31, 31 + count)]
     homes = [BUCKETS.key_of(peer, bits) for peer in identities]

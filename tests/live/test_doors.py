@@ -1,6 +1,6 @@
-"""What a person can get wrong is told at the door: one line, its exit code, and within seconds.
+"""Usage errors: each ends a start with one line and its exit code, within seconds.
 
-Each is tried as a person would, on the installed command; nothing is downloaded before.
+Each is tried on the installed command; nothing is downloaded before.
 """
 
 import json
@@ -33,7 +33,7 @@ def run_file(tmp_path):
 
 
 def refused(*arguments):
-    """Return (exit code, the last line of standard error, seconds)."""
+    """Return (exit code, last line of standard error, seconds)."""
     began = time.monotonic()
     ended = subprocess.run(
         [PRIME_NODE, *map(str, arguments)],
@@ -49,7 +49,7 @@ def refused(*arguments):
 
 @pytest.fixture
 def door(run_file, tmp_path):
-    """Start a node of the run that nobody else is in; return how it ended."""
+    """Start the only node of the run; return its exit."""
     data = tmp_path / "data"
 
     def start(*arguments, peers=NOBODY):
@@ -85,7 +85,7 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_fetched(door):
 
 
 def test_a_damaged_state_is_told_with_what_to_do(door):
-    assert door("--role", "validator")[0] == 78  # makes the directory
+    assert door("--role", "validator")[0] == 78  # creates the directory
     (door.data / "state.sqlite").write_bytes(b"garbage" * 1000)
     code, told = door("--role", "relay")
     assert (code, f"{door.data}/state.sqlite is damaged" in told) == (78, True)
@@ -105,7 +105,7 @@ def test_a_port_in_use_has_one_code(door, option):
 
 
 def wait_for_api(process, data):
-    """Return the port of the control API as soon as the node tells it."""
+    """Return the port of the control API once the node has written it."""
     while process.poll() is None:
         try:
             return json.loads((data / "api.json").read_text())["port"]
@@ -120,7 +120,7 @@ def answer(port, path):
 
 
 def test_a_start_is_never_silent(run_file, tmp_path):
-    """From the first second on somebody answers, and says what it waits for."""
+    """From the first second on the API answers, and names the cause of waiting."""
     data, log = tmp_path / "data", tmp_path / "log"
     began = time.monotonic()
     with log.open("wb") as stream:
@@ -151,7 +151,7 @@ def test_a_start_is_never_silent(run_file, tmp_path):
             "looking for peers; no bootstrap peer answers "
             "(/ip4/127.0.0.1/tcp/1 connection refused); trying again"
         )
-        # Without what the machine's other work took; with it on an idle machine 0.02 s (measured).
+        # CPU time of other processes excluded; with it, 0.02 s on an idle machine (measured).
         assert own < 0.2, f"the loop stood still for {own} s, an answer took {slowest} s"
         text = log.read_text()
         for told in ("starting ", "looking for peers"):

@@ -1,4 +1,4 @@
-"""The rules of ``deploy/nftables``, on the loopback of a network namespace of its own."""
+"""Rules of ``deploy/nftables``, on the loopback of a network namespace."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A run in text, founded by command, and a worker that comes with one address and nothing else."""
+"""A text run founded by command, and a worker that joins with one address."""
 
 import json
 import signal
@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), need
 
 PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
 PATIENCE_SECONDS = 180.0
-"""For what takes seconds on an idle machine; nothing is measured by it."""
+"""Timeout of steps that take seconds on an idle machine; no test measures it."""
 
 ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "pass_rate": n / 20} for n in range(21)]
 
 
 class Node:
-    """A node as a person starts it; ``before`` is what the command begins with."""
+    """Node started from the command line; ``before`` is a command prefix."""
 
     def __init__(self, directory, *arguments, host="127.0.0.1", before=()):
         self.data = DataDir(directory)
@@ -52,7 +52,7 @@ class Node:
             return answer.read().decode()
 
     def until(self, what):
-        """Return the first value of ``what`` about the status that is not empty."""
+        """Return the first non-empty value of ``what`` applied to the status."""
         ends_at = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < ends_at:
             assert self.process.poll() is None, self.log.read_text()[-3000:]
@@ -73,7 +73,7 @@ class Node:
 
 
 def founded(tmp_path, admission=None, validators=1, **config):
-    """Found a run of a tiny model with a chat, and rows; return its directory.
+    """Found a run of a tiny chat model and a few rows; return its directory.
 
     A committee is one validator.
     """
@@ -96,7 +96,6 @@ def founded(tmp_path, admission=None, validators=1, **config):
 
 
 def beginning(run, nodes):
-    """Start the trainer of a run, and return an address to join through."""
     options = ("--role", "trainer", "--new-swarm", "--run", str(run / "run.toml"))
     nodes.append(Node(run / "trainer-1", *options))
     return nodes[0].until(lambda status: status["addresses"])[0]

@@ -1,4 +1,4 @@
-"""Our router against go-libp2p-pubsub, both ways: ours -- Go -- ours, over real p2pd processes."""
+"""Interoperation with go-libp2p-pubsub: ours -- Go -- ours, over real p2pd processes."""
 
 import asyncio
 import shutil
@@ -94,7 +94,7 @@ async def start_go(stack, path: Path) -> tuple[GoPubsub, GoConnection]:
 
 
 def verified(message) -> bool:
-    """Check the signature of what Go hands to its subscriber."""
+    """Check the signature of a message that Go delivers to its subscriber."""
     (topic,) = message.topicIDs
     source = getattr(message, "from")
     ours = GossipMessage(source, message.data, message.seqno, topic, message.signature)
@@ -116,14 +116,14 @@ async def test_messages_cross_both_ways_and_signatures_verify_on_both_sides():
         await eventually(lambda: other.gossip.mesh_peers(TOPIC) == [go.peer_id])
         ids = {one.transport.peer_id, other.transport.peer_id}
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while set(await go.topic_peers(TOPIC)) != ids:  # noqa: ASYNC110 - Go makes it true
+            while set(await go.topic_peers(TOPIC)) != ids:  # noqa: ASYNC110 - Go causes it
                 await asyncio.sleep(0.05)
 
         sent = [bytes([number]) * size for number, size in enumerate([1, 1000, 100_000] * 10)]
         for data in sent:
             await one.gossip.publish(TOPIC, data)
         await eventually(lambda: len(other.inbox) == len(sent))
-        # Go validates in parallel, so it may relay and deliver in another order.
+        # Go validates in parallel, so it may forward and deliver in another order.
         assert sorted(other.inbox) == sorted((one.transport.peer_id, data) for data in sent)
         async with asyncio.timeout(PATIENCE_SECONDS):
             delivered = [await pipe.receive() for _ in sent]
@@ -162,7 +162,7 @@ async def test_what_our_validator_rejects_does_not_reach_go():
 
 
 class RawPeer:
-    """Our codec on one stream each way, without a router."""
+    """Peer with our codec on one stream each way, without a router."""
 
     def __init__(self, transport: HivemindTransport, number: int) -> None:
         self.identity = Identity(bytes([number]) * 32)
@@ -210,7 +210,7 @@ async def test_tampered_messages_are_dropped_on_both_sides():
 
 
 async def test_gos_control_messages_are_ours():
-    """Go's GRAFT, IHAVE and IWANT mean what our codec reads, and ours mean the same to Go."""
+    """GRAFT, IHAVE and IWANT have the same meaning in Go and in our codec."""
     async with directory() as path, AsyncExitStack() as stack:
         go, pipe = await start_go(stack, path)
         raw = RawPeer(await start_transport(stack, path, 8), 8)
@@ -227,7 +227,7 @@ async def test_gos_control_messages_are_ours():
             assert (await pipe.receive()).data == b"asked"
 
         await raw.send(Rpc(prune=(Prune(TOPIC, 60),)))
-        # Go flood-publishes its own messages, so only a relayed one comes by IHAVE.
+        # Go flood-publishes its own messages, so only a forwarded one comes by IHAVE.
         relay = RawPeer(await start_transport(stack, path, 9), 9)
         await relay.attach(stack, go.addresses[0])
         relayed = sign_message(relay.identity, TOPIC, b"relayed", 1)

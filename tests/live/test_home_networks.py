@@ -1,4 +1,4 @@
-"""Nodes of a run on an internet of network namespaces, two of them at home behind NAT."""
+"""Nodes of a run on an internet of network namespaces, two of them behind home NATs."""
 
 import asyncio
 import subprocess
@@ -28,7 +28,7 @@ from tests.worlds.text import needs_jail
 
 MISSING = why_not()
 FAILED_SECONDS = 8.0
-"""Hole punching takes one, and its three tries less than this."""
+"""A hole punch takes 1 s, and its three tries less than this."""
 
 ECHO = "/prime-test/echo"
 
@@ -44,8 +44,6 @@ READ = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10
 
 
 class RemoteNode(Node):
-    """A node on a machine of its own."""
-
     def __init__(self, machine, directory, *arguments):
         self.machine = machine
         super().__init__(
@@ -78,7 +76,7 @@ def bodies_bytes(status):
 
 @needs_jail
 def test_a_worker_behind_nat_is_certified_by_a_validator_behind_another(internet, tmp_path, nodes):
-    """A committee is one validator: where it is the one at home, nobody else has the body."""
+    """A committee is one validator: if it is the one at home, only it has the body."""
     run = founded(tmp_path, validators=2)
     joining = ["--new-swarm", "--run", str(run / "run.toml")]
 
@@ -103,14 +101,14 @@ def test_a_worker_behind_nat_is_certified_by_a_validator_behind_another(internet
 
 
 class Peers:
-    """The part of the peer table that a relay uses."""
+    """The part of the connection manager that a relay uses."""
 
     def __init__(self, transport):
         self.handle = transport.handle
 
 
 async def serve_circuits(transport, *members):
-    """Be a relay for some members of a run."""
+    """Serve as a relay for some members of a run."""
     now = SystemClock().now()
     genesis = run_manifest().genesis.model_copy(update={"created_at": round(now) - 60})
     world = World(run_manifest().model_copy(update={"genesis": genesis}))
@@ -132,12 +130,11 @@ async def echo(stream):
 
 @pytest_asyncio.fixture
 async def started(internet, tmp_path, monkeypatch):
-    """Return what starts a transport on a machine."""
     transports, binary = [], binary_path()
 
     async def start(name, machine):
         monkeypatch.setattr(p2pd, "binary_path", lambda: machine.wrapped(binary, tmp_path))
-        monkeypatch.setattr(p2pd, "_require_free_port", lambda _options: None)  # not of this host
+        monkeypatch.setattr(p2pd, "_require_free_port", lambda _options: None)  # on another host
         path = tmp_path / f"{name}.key"
         path.write_bytes(identity(name).to_protobuf())
         hidden = machine.address != machine.public_address
@@ -154,7 +151,7 @@ async def started(internet, tmp_path, monkeypatch):
 async def test_a_circuit_becomes_a_direct_connection_where_the_nats_allow_it(
     started, internet, symmetric, direct
 ):
-    """A home learns its outer address when four others have told it the same."""
+    """A home learns its outer address when four peers have reported the same one."""
     public = [await started(f"host {number}", internet.host()) for number in range(4)]
     homes = [await started(name, internet.home(symmetric=symmetric)) for name in ("one", "two")]
     addresses = [(await host.addresses())[0] for host in public]

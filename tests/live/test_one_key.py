@@ -1,4 +1,4 @@
-"""Two nodes with one key that start at once, neither of which has an older right to it."""
+"""Two nodes with one key that start at once and have no earlier record."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from tests.worlds.text import needs_jail
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), needs_jail]
 
 LISTEN_SECONDS = 16.0
-"""For how long a start listens in this run."""
+"""Listening time of a start in this run."""
 
 
 def test_of_two_nodes_with_one_key_that_start_at_once_one_goes_on(tmp_path, nodes):

@@ -1,7 +1,7 @@
-"""The published shardcast 0.3.2, whose client downloads a version from nodes of ours.
+"""The published client of shardcast 0.3.2, downloading a version from our nodes.
 
-It runs in an environment of its own, ``.venv-shardcast`` (``make shardcast``) or that of
-``SHARDCAST_PYTHON``, and runs ``wget``.
+It runs in a separate environment, ``.venv-shardcast`` (``make shardcast``) or that of
+``SHARDCAST_PYTHON``, and calls ``wget``.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""A testnet of real processes, and what happens to it when its parts are killed.
+"""Testnet of real processes, some of which are killed.
 
-One swarm serves all steps, because starting it is most of the time. Each step waits for an effect
-with a deadline; nothing depends on how fast the machine is below that.
+One swarm serves all steps, because its start takes most of the time. Each step waits for an effect
+with a deadline; no test depends on the machine's speed below that.
 """
 
 import json
@@ -82,7 +82,7 @@ def status_at(data_dir):
 
 
 PATIENCE_SECONDS = 240.0
-"""For what takes seconds on an idle machine; nothing is measured by it."""
+"""Timeout of steps that take seconds on an idle machine; no test measures it."""
 
 
 def wait_for(condition, what):
@@ -117,7 +117,7 @@ def memory_maps(pid):
 
 
 def engines(testnet):
-    """Return the processes that compute, forked from the testnet's one fork server."""
+    """Return the engine processes, forked from the testnet's one fork server."""
     children = psutil.Process(testnet.process.pid).children()
     (server,) = (one for one in children if "roles.engines.subprocess.forkserver" in one.cmdline())
     return [one.pid for one in server.children()]
@@ -147,12 +147,12 @@ def test_training_goes_on_when_every_engine_is_killed_and_one_hangs(testnet):
 
 
 def told(testnet, what):
-    """Return a command that the testnet printed, as somebody copies it."""
+    """Return a command that the testnet printed for copying."""
     return re.search(rf"^{what}: (.+)$", testnet.output.read_text(), re.MULTILINE).group(1)
 
 
 def pasted(command, directory, **options):
-    """Run a command in a shell that knows nothing of this project, anywhere on the machine."""
+    """Run a command in a shell without this project's environment, in any directory."""
     return subprocess.Popen(
         leashed("bash", "--noprofile", "--norc", "-c", command),
         cwd=directory, env={"HOME": str(directory)}, text=True, **options,
@@ -193,7 +193,7 @@ def copy_while_it_is_there(source, target):
 
 
 def copied(source, target):
-    """Copy a data directory of a running node, as a backup of it is restored beside it."""
+    """Copy a running node's data directory, as a restored backup."""
     beside = shutil.ignore_patterns("LOCK", "api.json", "state.sqlite*", "*.sock")
     shutil.copytree(source, target, ignore=beside, copy_function=copy_while_it_is_there)
     state = "state.sqlite"
@@ -205,7 +205,7 @@ def copied(source, target):
 
 
 def joining(testnet, role, data_dir):
-    """Start a node that joins the swarm; its log lies beside its directory."""
+    """Start a node that joins the swarm, with its log beside its directory."""
     words = shlex.split(told(testnet, "join with"))
     options = dict(zip(words[1::2], words[2::2], strict=True))
     options |= {"--role": role, "--data-dir": str(data_dir), "--log-format": "json"}
@@ -273,7 +273,7 @@ def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
         assert after[: len(before)] == before, "a version was published twice"
         assert [point["version"] for point in after] == list(range(len(after)))
         assert sum(point["trained_without_certificate"] for point in after) == 0
-        # A worker that dies right after its commit: its rollout is settled all the same.
+        # A worker that dies right after its commit: its rollout is still settled.
         worker = testnet.status("inference-2")["peer_id"]
         testnet.kill("inference-2")
 
@@ -303,12 +303,11 @@ def test_an_interrupt_drains_and_reports(testnet):
 
 
 def descendants(pid):
-    """Return the processes below one, and their names: all generations."""
     return {each: each.name() for each in psutil.Process(pid).children(recursive=True)}
 
 
 def test_nothing_of_a_killed_testnet_stays(tmp_path):
-    """Nodes, their p2pd, the fork servers and the engines: all end with the one process."""
+    """Nodes, their p2pd, fork servers and engines all end with the one process."""
     swarm = Testnet(tmp_path / "swarm")
     try:
         name = "inference-1"

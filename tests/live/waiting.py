@@ -4,11 +4,11 @@ import asyncio
 import inspect
 
 PATIENCE_SECONDS = 60.0
-"""For what takes a moment on an idle machine; nothing is measured by it."""
+"""Timeout of steps that take a moment on an idle machine; no test measures it."""
 
 
 async def eventually(condition) -> None:
-    """Wait until ``condition``, a function or a coroutine function, returns something true."""
+    """Wait until ``condition``, a function or a coroutine function, returns a true value."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             told = condition()

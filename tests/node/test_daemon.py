@@ -1,4 +1,4 @@
-"""Whole swarms of real daemons in virtual time: what must go on when parts of it do not."""
+"""Whole swarms of real daemons in virtual time, some parts of which fail."""
 
 import asyncio
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ async def test_a_swarm_trains_on_certified_rollouts_only():
     world = Swarm(**SMALL, inference=2, grpo__steps=5)
     world.start_all()
     await world.reach(5, "relay-0")
-    await asyncio.sleep(15)  # records are renewed every ten seconds
+    await asyncio.sleep(15)  # records are refreshed every ten seconds
     statuses = [
         world.daemon(f"{name}-0").status() for name in ("relay", "worker", "validator", "trainer")
     ]
@@ -112,7 +112,7 @@ async def test_a_rollout_whose_worker_dies_is_certified_after_its_return_or_expi
     world.start_all()
     await world.reach(2, "relay-0")
     worker = world.machines["worker-0"].signer.peer_id
-    # The first commit that is announced and not yet checked: its body is on one machine only.
+    # The first commit announced and not yet checked: its body is on one machine only.
     await eventually(lambda: world.ledger("relay-0").in_flight(worker) > 0, 30)
     commit = next(iter(world.ledger("relay-0")._in_flight[worker]))
     world.crash("worker-0")
@@ -168,7 +168,7 @@ async def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(re
 
 
 async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as_slashed():
-    """A node that joins long after the lie learns of it, also over a restart of its own."""
+    """A node that joins long after the lie learns of it, also over its own restart."""
     world = Swarm(**SMALL, inference=3, relay=2, committee__expire_after_epochs=8)
     world.machines["worker-2"].behaviour = "forged-proofs"
     liar = world.machines["worker-2"].signer.peer_id
@@ -186,7 +186,7 @@ async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as
     for name in world.running:
         if name != "relay-0":
             await world.leave(name)
-    world.crash("relay-0")  # nobody is there to ask
+    world.crash("relay-0")  # no peer is there to ask
     world.start("relay-1")
     await eventually(lambda: world.daemon("relay-1").status().restored)
     assert world.ledger("relay-1").slashed(liar)
@@ -197,7 +197,6 @@ async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as
 
 @contextmanager
 def alone():
-    """Yield a world in which one relay runs, and its machine."""
     world = Swarm()
     world.start("relay-0")
     yield world, world.machines["relay-0"]

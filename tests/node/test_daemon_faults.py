@@ -1,4 +1,4 @@
-"""Whole swarms in virtual time while disks fill, machines die at any write, and peers lie."""
+"""Whole swarms in virtual time with full disks, crashes at any write, and lying peers."""
 
 import asyncio
 
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.virtual
 
 @pytest.mark.parametrize("victim", ["trainer-0", "worker-0", "validator-0"])
 async def test_a_node_that_dies_at_any_write_contradicts_nothing_it_said(victim):
-    """Life n ends at its n-th touch of the disk, just before or just after something is stored.
+    """Life n ends at its n-th disk access, just before or just after a write.
 
-    Short and long lives take turns: a version that is stored in one life must be announced in a
-    later one before the others have forgotten what it learned from.
+    Short and long lives alternate. A version stored in one life must be announced in a later one
+    before the other nodes have forgotten its batch.
     """
     world = Swarm()
     world.start_all()
@@ -72,7 +72,7 @@ async def test_rollouts_under_way_are_checked_although_all_validators_restart():
     for name in ("validator-0", "validator-1"):
         world.crash(name)
     await eventually(lambda: world.ledger().in_flight(worker) == 2, 30)
-    await asyncio.sleep(4)  # they come back in a later epoch than the one of the election
+    await asyncio.sleep(4)  # they return in a later epoch than that of the election
     for name in ("validator-0", "validator-1"):
         world.start(name)
     await world.more(3, seconds=60)
@@ -86,7 +86,7 @@ async def test_a_trainer_that_lost_its_disk_goes_on_above_what_it_may_have_said(
     await eventually(lambda: worker.status().policy_version >= 4, 60)
     world.crash("trainer-0", lose_state=True)
     chain = [entry.manifest.digest for entry in world.ledger("worker-0").checkpoints]
-    cut = world.network.partition(["trainer-0"])  # at first it finds nobody who knows more
+    cut = world.network.partition(["trainer-0"])  # at first no peer knows more
     world.start("trainer-0")
     await asyncio.sleep(10)
     world.network.heal(cut)
@@ -98,15 +98,15 @@ async def test_a_trainer_that_lost_its_disk_goes_on_above_what_it_may_have_said(
 
 
 async def test_a_worker_that_lost_its_disk_and_restarts_once_more_still_listens_first():
-    """It may have used slots that nobody it asks knows of."""
+    """It may have used slots that none of its peers knows of."""
     world = Swarm(inference=2)
     world.start_all()
     await world.reach(4, "worker-0")
     world.crash("worker-0", lose_state=True)
     machine, counts = world.machines["worker-0"], world.ledger().workers
-    await asyncio.sleep(2)  # what it said last is heard
+    await asyncio.sleep(2)  # its last message arrives
     before = counts[machine.signer.peer_id].committed
-    for life in range(4):  # each time it hears at once that it was here before, and listens
+    for life in range(4):  # each time it learns at once of its old record, and listens
         world.start("worker-0")
         await asyncio.sleep(3)
         assert counts[machine.signer.peer_id].committed == before, f"in life {life}"
@@ -200,7 +200,6 @@ async def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody():
 
 
 async def commit(world, name, version, slot, previous, body):
-    """Publish a commit by hand."""
     context = world.daemon(name)._role_context()
     checkpoint = context.replica.ledger.checkpoint(version)
     sampling = world.manifest.manifest.sampling
@@ -258,7 +257,7 @@ async def test_withheld_bodies_hold_up_neither_validators_nor_workers():
         previous = b""
         for slot in range(16):
             body = digest(f"{name} {slot}".encode())
-            # Promised to whoever asks, and never delivered.
+            # Promised to every peer, and never delivered.
             world.machines[name].disk.arrivals[body] = SimIncomingFile(body, 1000, 1000, [body])
             previous = (await commit(world, name, 2, slot, previous, body)).digest
     await asyncio.sleep(2)
@@ -360,7 +359,7 @@ async def test_a_slow_directory_costs_nobody_the_place_on_the_roster(monkeypatch
 
 
 async def test_after_a_partition_everybody_follows_the_later_term():
-    """The old trainer goes on alone for a while; what it published then is taken back."""
+    """The old trainer continues alone for a while; its versions of that time are replaced."""
     world = Swarm(
         inference=2,
         validator=4,
@@ -394,7 +393,7 @@ async def test_after_a_partition_everybody_follows_the_later_term():
     await world.finish()
 
 
-# Room
+# Retention
 
 
 async def test_a_long_run_needs_no_more_room_than_a_short_one():
@@ -439,7 +438,7 @@ async def test_a_node_that_was_away_for_long_keeps_no_bodies_of_then():
 
 
 async def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_much_later():
-    """All stop but the trainer, which publishes for nobody; then it stops, too, for a long time."""
+    """All but the trainer stop; it publishes for nobody and then stops too, for a long time."""
     world = Swarm(inference=2)
     world.start_all()
     others = [name for name in world.machines if name != "trainer-0"]
@@ -459,12 +458,12 @@ async def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_mu
 
 
 async def test_two_heirs_that_lead_at_once_end_on_one_chain():
-    """The trainer dies, and the network is cut between the next two in line."""
+    """The trainer dies, and the network is cut between its next two successors."""
     world = Swarm(
         inference=2,
         validator=4,
         trainer=3,
-        # The chain of the later term may give way: its commits have no outcome across the cut.
+        # The fork of the later term may give way: its commits have no outcome across the cut.
         tolerated=["one-chain"],
         epochs__record_epochs=6,
         epochs__refresh_epochs=2,

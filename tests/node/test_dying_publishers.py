@@ -1,4 +1,4 @@
-"""A whole swarm in virtual time whose trainers die at every durable write of a publication."""
+"""Whole swarm in virtual time whose trainers crash at every durable write of a publication."""
 
 import asyncio
 
@@ -10,12 +10,12 @@ from tests.worlds.swarm import Swarm
 pytestmark = pytest.mark.virtual
 
 TOUCHES = 12
-"""Of the disk in a publication, before and after each write: of the file's blobs, the patch, its
-blobs, the state's blobs, the version's name, and the manifest."""
+"""Disk accesses of a publication, before and after each write. The writes are the file's blobs, the
+patch, its blobs, the state's blobs, the version's name, and the manifest."""
 
 
 async def dies_in_publication(world, name, touch):
-    """Let a trainer die at the n-th touch of its disk in its next publication."""
+    """Crash a trainer at the n-th disk access of its next publication."""
     policies = world.daemon(name)._policies
     release = policies.release
 

@@ -1,4 +1,4 @@
-"""Whole swarms in virtual time in which engines and tasks break; the nodes and the run go on."""
+"""Whole swarms in virtual time with failing engines and tasks; nodes and run continue."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ GONE = EngineError("OutOfMemoryError: CUDA out of memory")
 
 
 class Breaker:
-    """Lets methods of modelled engines fail on some machines while they are in ``broken``."""
+    """Makes methods of modelled engines fail on the machines in ``broken``."""
 
     def __init__(self, monkeypatch, world):
         self.broken: dict[str, None] = {}
@@ -46,7 +46,7 @@ def reason(world, name):
 
 
 async def test_no_node_is_ready_before_its_engine(monkeypatch):
-    """A load balancer, a testnet and a person take "ready" for "can work"."""
+    """A load balancer, a testnet and an operator read "ready" as "can work"."""
     world = Swarm()
     begin = asyncio.Event()
 
@@ -82,7 +82,7 @@ async def test_training_goes_on_while_a_worker_and_a_validator_are_broken(monkey
     breaker.broken = {"worker-0": None, "validator-0": None}
     await world.more(6, "relay-0")
     for name, role in (("worker-0", "inference"), ("validator-0", "validator")):
-        failed = f"{role} failed: OutOfMemoryError"  # a validator's is over with its commit
+        failed = f"{role} failed: OutOfMemoryError"  # a validator's ends with its commit
         await eventually(lambda n=name, f=failed: f in reason(world, n), 30)
     assert world.daemon("worker-0").status().state == "paused"
     breaker.broken.clear()

@@ -1,7 +1,7 @@
-"""What strangers can make a node remember: bytes of an entry, by the limits, in all.
+"""Memory that untrusted peers can fill: bytes per entry, by the limits, in total.
 
-Each table is filled with the largest entries that it takes, as the daemon fills it. The table in
-docs/security.md is what ``python -m tests.node.test_memory_of_strangers`` prints.
+Each table is filled with its largest entries, in the same way as by the daemon. The table in
+docs/security.md is the output of ``python -m tests.node.test_memory_of_strangers``.
 """
 
 import gc
@@ -29,7 +29,7 @@ from tests.worlds.messages import World, identity, run_manifest
 
 MEGABYTE = 1_000_000
 TOTAL_MB = 400
-"""As docs/security.md says: more than this no strangers take, beside what is in the streams."""
+"""Bound in docs/security.md for all untrusted peers, without the buffers of streams."""
 
 LONGEST = 200 * "x"
 SAMPLE = 300
@@ -80,7 +80,7 @@ def commits():
 
 
 def uncertified():
-    """Workers without a certified rollout, each remembered with two commits for one slot."""
+    """Workers without a certified rollout, each with two commits for one slot."""
     here = WORLD.replica()
     envelopes = [WORLD.commit(one, tokens=n).envelope for one in STRANGERS for n in (10, 11)]
     for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
@@ -167,12 +167,12 @@ class Table:
     limit: int
 
 
-pytestmark = pytest.mark.xdist_group("memory of strangers")  # one worker fills each table, once
+pytestmark = pytest.mark.xdist_group("memory of strangers")  # one process fills each table
 
 
 @cache
 def bytes_each(table: Table) -> float:
-    """Return what an entry takes, measured over a sample of them."""
+    """Return the bytes of an entry, measured over a sample."""
     filling = table.filling()
     fill = next(filling)
     gc.collect()

@@ -1,4 +1,4 @@
-"""What an installation brings: one package, whose parts are found before others of their names."""
+"""Content of the installed wheel: one package, imported before others of the same names."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ print(recipe_path("testnet").is_file())
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Return a site folder with the wheel in it, and with others' packages of the same names."""
+    """Return a site folder with the wheel, and with foreign packages of the same names."""
     folder = tmp_path_factory.mktemp("wheel")
     build = ["-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run([sys.executable, *build], cwd=ROOT, check=True, capture_output=True, timeout=120)
@@ -59,7 +59,7 @@ def installed(tmp_path_factory):
 
 
 def run(code, site, *arguments, exit_code=0):
-    """Run code where the checkout is not on the path: ``-S`` reads no ``.pth`` file."""
+    """Run code without the checkout on the path: ``-S`` reads no ``.pth`` file."""
     command = [sys.executable, "-S", "-P", "-c", code, site, sysconfig.get_path("purelib")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What machines keep, for tests that need nothing else of a machine: each has a disk of its own."""
+"""In-memory disks of machines, for tests that need no other part of a machine."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class MemoryStore(SimStore):
 
 
 class MemoryBlobs(SimBlobs):
-    """Blobs in memory, of real files."""
+    """In-memory blobs of real files."""
 
     def __init__(self, disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
@@ -29,7 +29,7 @@ class MemoryBlobs(SimBlobs):
 
 
 class MemoryFiles(PolicyDirectory):
-    """Real files, made of blobs in memory."""
+    """Real files made of in-memory blobs."""
 
     async def link(self, index: Digest, path: Path) -> None:
         disk = self._blobs.disk

@@ -1,4 +1,4 @@
-"""One role flow over a real replica; network, policies and engines do as they are told."""
+"""One role flow over a real replica, with scripted network, policies and engines."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ END = 1
 
 
 class Task:
-    """A task that chokes on tokens which do not exist, as real ones do."""
+    """Task that fails on unknown tokens, as real ones do."""
 
     name = "task"
     vocabulary_size = 32
@@ -46,7 +46,7 @@ class Task:
         return 1.0 if completion[0] == ANSWER else 0.0
 
     def watch(self, background: "Background") -> list[bool]:
-        """Return a list that gets for each question whether it was asked in the background."""
+        """Return a list that gets a flag per call: True if it ran in the background."""
         asked: list[bool] = []
         prompt = self.prompt
 
@@ -60,7 +60,7 @@ class Task:
 
 
 class Unsure(InBackground):
-    """A task without a score for answers to the problems in ``unsure``; notes what it was asked."""
+    """Task that has no score for the problems in ``unsure``; records its calls."""
 
     def __init__(self, background):
         super().__init__(Task(), background)
@@ -77,7 +77,7 @@ class Unsure(InBackground):
 
 
 class Engine:
-    """Generation and verification; ``refused`` policies are not what they should be.
+    """Generation and verification; ``refused`` policies fail to load.
 
     ``errors`` are raised first, one by one.
     """
@@ -85,13 +85,13 @@ class Engine:
     def __init__(self):
         self.errors: list[Exception] = []
         self.tried: list[float] = []
-        """When it was asked for something, of the loop's time."""
+        """Loop times of the calls."""
         self.loads: list[int] = []
         self.staged: list[int] = []
         self.refused: dict[bytes, None] = {}
         self.measured: list[int] = []
         self.prompts: list[tuple[int, ...]] = []
-        """Those of the last call."""
+        """Prompts of the last call."""
         self.tokens_sampled = 0
         self.first_token = None
         self.forgetful = 0
@@ -135,7 +135,7 @@ class Engine:
 
 
 class Trainer:
-    """A training engine whose state is a number; a log-probability tells under which version.
+    """Training engine with a number as state; log-probabilities encode the version.
 
     ``errors`` of a method are raised one by one, None for none.
     """
@@ -231,7 +231,7 @@ class Trainer:
 
 
 class Network:
-    """Applies and notes what is said; ``errors`` are raised first, one by one."""
+    """Accepts and records published messages; ``errors`` are raised first, one by one."""
 
     def __init__(self, flow_world):
         self.world = flow_world
@@ -288,8 +288,6 @@ class Network:
 
 
 class Policies:
-    """Holds what it is given."""
-
     def __init__(self, flow_world):
         self.world = flow_world
         self.held: dict[int, Policy] = {}
@@ -297,7 +295,7 @@ class Policies:
         self.in_use: list[int] = []
         self.errors: list[Exception] = []
         self.state: Path | None = None
-        """What others have of a published state."""
+        """A published state of another trainer."""
         self.releases = 0
 
     def get(self, version):
@@ -411,14 +409,12 @@ class FlowWorld:
         return policy
 
     def live(self, *identities, roles=("trainer",), **changes) -> None:
-        """Let members be seen at this moment."""
         for one in identities:
             now_ms = round(self.now() * 1000)
             changes.setdefault("joined_at", 0)
             self.take(self.world.record(one, roles, sequence=now_ms, **changes))
 
     def version(self, *batch, trainer=0, **changes):
-        """Publish the next version by another node."""
         head = self.replica.ledger.head
         digests = tuple(commit.digest for commit in batch)
         signed = self.world.checkpoint(head, trainer, batch=digests, **changes)
@@ -427,14 +423,14 @@ class FlowWorld:
         return signed
 
     def asked(self, task: Task) -> InBackground:
-        """Return ``task`` as flows ask it here."""
+        """Return ``task`` as flows use it."""
         return InBackground(task, self.background)
 
     def run(self, flow) -> None:
         self.task = asyncio.create_task(flow.run())
 
     async def rest(self, seconds: float) -> None:
-        """Let time pass, for the ledger too; the flow must survive it."""
+        """Advance time, for the ledger too; the flow must not fail."""
         until = self.now() + seconds
         while self.now() < until:
             await asyncio.sleep(min(1.0, until - self.now()))
@@ -448,7 +444,7 @@ class FlowWorld:
 
 
 class Background(SimBackground):
-    """Notes whether something runs in it."""
+    """Records whether a call runs in it."""
 
     running = False
 

@@ -1,4 +1,4 @@
-"""Data directories of nodes of a tiny run, whose versions differ, with all that was signed."""
+"""Data directories of a tiny run's nodes, with different versions and all signed messages."""
 
 import asyncio
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ LICENCE = '---\nlicense: "apache-2.0"\nbase: other\n---\n\n# A model\n\nlicense:
 
 @dataclass
 class Held:
-    """The data directory ``root`` of a node that holds ``versions``, and the base of its run."""
+    """The data directory ``root`` of a node that holds ``versions``, and its run's base model."""
 
     root: Path
     base: Path

@@ -1,12 +1,12 @@
-"""Processes that a test starts and that end with it, also where the test itself is killed."""
+"""Child processes that end with the test, even if it is killed."""
 
 import shutil
 
 
 def leashed(*command: object) -> list[str]:
-    """Return a command whose process the kernel kills when the process that starts it dies.
+    """Return a command whose process the kernel kills when its parent dies.
 
-    What that one has started ends with it by itself. Without util-linux the command stays as it is.
+    Its own children end by themselves. Without util-linux the command is unchanged.
     """
     setpriv = shutil.which("setpriv")
     before = [] if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--"]

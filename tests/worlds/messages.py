@@ -1,4 +1,4 @@
-"""A small run with all its keys, and builders for every signed message that can be about it."""
+"""A small run with all its keys, and builders for every kind of signed message."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,8 +61,8 @@ SMALL = {
         },
     },
 }
-"""What differs from the testnet: sizes at which every rule of a committee can be told apart, and
-thresholds that are easy to reckon with."""
+"""Changes to the testnet's recipe: sizes at which the committee rules differ, and round
+thresholds."""
 
 
 def identity(name: str) -> Identity:
@@ -88,20 +88,18 @@ def run_manifest(trainers=1, validators=6, **sections) -> RunManifest:
 
 
 def found(reason: str = "accepted", **fields) -> list[Verdict]:
-    """Return what a certificate's one verdict says."""
+    """Return the single verdict of a certificate."""
     return [Verdict(commit=bytes(32), accept=reason == "accepted", reason=reason, **fields)]
 
 
 @dataclass
 class World:
-    """One run and everybody in it."""
-
     manifest: RunManifest
     trainers: list[Identity] = field(init=False)
     validators: list[Identity] = field(init=False)
     workers: list[Identity] = field(init=False)
     complete: dict[int, Replica] = field(init=False, default_factory=dict)
-    """Replicas that know all validators, by epoch."""
+    """Replicas with all validators live, by epoch."""
 
     def __post_init__(self):
         genesis = self.manifest.genesis
@@ -114,11 +112,10 @@ class World:
         }
 
     def at(self, epoch) -> float:
-        """Return a time within ``epoch``."""
         return self.manifest.epoch_start(epoch) + 1
 
     def replica(self, *, roster_at: int | None = 0) -> Replica:
-        """Return a replica that knows version 0 and, at an epoch, all validators."""
+        """Return a replica that knows version 0 and, from an epoch on, all validators."""
         replica = Replica(self.manifest, verify)
         if roster_at is not None:
             self.refresh(replica, roster_at)
@@ -169,7 +166,6 @@ class World:
         return commits
 
     def committee(self, commit):
-        """Return the committee that is drawn while all validators are live."""
         epoch = commit.message.epoch
         if epoch not in self.complete:
             self.complete[epoch] = self.replica(roster_at=epoch)
@@ -183,7 +179,7 @@ class World:
     def certificate(
         self, commit, *, accepted=True, escalated=False, **changes
     ) -> Signed[Certificate]:
-        """Return a certificate of exactly the committee that should sign it."""
+        """Return a certificate signed by exactly the right committee."""
         committee = self.committee(commit)
         voters = committee.escalated[: committee.quorum] if escalated else committee.first
         verdicts = [self.verdict(self.by_peer[peer], commit, accept=accepted) for peer in voters]
@@ -196,7 +192,7 @@ class World:
         return self.sealed(Certificate(**fields | changes), self.by_peer[voters[0]])
 
     def evidence(self, validator, about, signer=None, **changes) -> Signed[Evidence]:
-        """Return the proof that ``validator`` signed two verdicts, found by ``signer``."""
+        """Return evidence by ``signer`` of two contradicting verdicts of ``validator``."""
         fields = {
             "commit": about.envelope,
             "accepting": self.verdict(validator, about).envelope,
@@ -208,7 +204,6 @@ class World:
         return self.checkpoint(None, policy=self.manifest.genesis_policy, **changes)
 
     def checkpoint(self, parent, trainer=0, **changes) -> Signed[CheckpointManifest]:
-        """Return the version after ``parent``."""
         version = 0 if parent is None else parent.message.version + 1
         fields = {
             "version": version,
@@ -224,19 +219,19 @@ class World:
 
 
 def forged(signed, **fields) -> bytes:
-    """Return an envelope with other outer fields and the signature that it had."""
+    """Return an envelope with changed outer fields and the old signature."""
     return encode(msgpack.unpackb(signed.envelope) | fields)
 
 
 def all_certified(ledger) -> bool:
-    """Return whether all that versions learned from is certified, where it is not forgotten."""
+    """Return whether all rollouts used by versions are certified, as far as kept."""
     learned = [commit for entry in ledger.checkpoints for commit in entry.manifest.message.batch]
     known = [ledger.entries[commit] for commit in learned if commit in ledger.entries]
     return all(entry.state is CommitState.CERTIFIED for entry in known)
 
 
 def fingerprint(replica) -> tuple:
-    """Return all that a replica has concluded, as a value to compare; its verdicts come last."""
+    """Return a replica's conclusions as a comparable value; its verdicts come last."""
     ledger = replica.ledger
     return (
         tuple(record.envelope for record in replica.roster.records()),

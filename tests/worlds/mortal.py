@@ -1,6 +1,6 @@
-"""A process that is killed with signal 9, and begins again.
+"""Process that a test kills with SIGKILL and restarts.
 
-It is started once and forked for each of its lives, so that imports cost their second once.
+It is forked for each of its lives from one process, so that slow imports run once.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ while line := sys.stdin.readline():
 
 
 def say(*words: object) -> None:
-    """Say a line; called in a life."""
+    """Print a line from a life."""
     os.write(1, " ".join(map(str, words)).encode() + b"\n")
 
 
 class Mortal:
-    """Lives of ``module``'s function ``main``; use it as an asynchronous context."""
+    """Lives of ``module``'s function ``main``; an asynchronous context manager."""
 
     def __init__(self, module: str) -> None:
         self._module = module
         self.pid = 0
-        """Of the present life, 0 when it is dead."""
+        """Process id of the current life, 0 when it is dead."""
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
@@ -62,13 +62,12 @@ class Mortal:
         await self._process.wait()
 
     async def begin(self, *arguments: object) -> None:
-        """Begin a life with these arguments."""
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, arguments)).encode() + b"\n")
         self.pid = int((await self._until("born"))[-1].split()[1])
 
     async def line(self) -> str:
-        """Return the next line that it says; empty when it is dead."""
+        """Return the next printed line; empty when the process is dead."""
         assert self._process.stdout is not None
         line = (await asyncio.wait_for(self._process.stdout.readline(), 60)).decode().strip()
         assert line, "the process that forks has ended"
@@ -77,7 +76,7 @@ class Mortal:
         return "" if line == "dead" else line
 
     async def kill(self) -> list[str]:
-        """Kill it; return the lines that it had said since the last one that was asked for."""
+        """Kill it; return the printed lines not yet read."""
         assert self.pid > 0, "it died by itself; 0 would mean this process and its group"
         os.kill(self.pid, signal.SIGKILL)
         said = []

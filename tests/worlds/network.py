@@ -1,7 +1,7 @@
-"""A few transports on a simulated network, for tests of one protocol between two or three nodes.
+"""Transports on a simulated network, for tests of one protocol between two or three nodes.
 
-``Hub`` is a ``SimNetwork`` with fast lines and short ways, whose nodes go by their peer ids and
-which connects and cuts at once.
+``Hub`` is a ``SimNetwork`` with fast links and short latencies. Its nodes are named by peer id, and
+it connects and cuts at once.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.worlds.inline_loop import InlineLoop
 
 ROUND_TRIP_SECONDS = 0.002
 LINE_BYTES_PER_SECOND = 125e6
-"""A local network of a gigabit per second."""
+"""A local network of 1 Gbit/s."""
 
 PERFECT = DirectoryQuality(delay_seconds=0.0, lookup_seconds=0.0, missing=0.0, failing=0.0)
 
@@ -45,7 +45,7 @@ async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> No
 class LoopClock:
     """The ``Clock`` port on the running loop; ``offset`` sets it wrong.
 
-    Between two looks at what was computed it is ``look_seconds`` more.
+    Each call of ``core_seconds`` adds ``look_seconds``.
     """
 
     offset = 0.0
@@ -61,12 +61,11 @@ class LoopClock:
 
 
 def address(peer: PeerId) -> str:
-    """Return the address of a node of a hub."""
     return f"/sim/{peer}/p2p/{peer}"
 
 
 class Hub:
-    """The network: who exists, who is connected, and what is broken; make it in virtual time."""
+    """Nodes, connections and faults of the network; create it in virtual time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -80,7 +79,7 @@ class Hub:
         self._stalls = {}
 
     def transport(self, peer: PeerId) -> SimTransport:
-        """Add a node, or begin another life of it, and return its ``Transport``."""
+        """Add a node, or restart it, and return its ``Transport``."""
         if peer not in self.network.hosts:
             self.network.add_host(
                 peer,
@@ -97,7 +96,6 @@ class Hub:
         self._loop.call_exception_handler({"message": "a handler failed", "exception": error})
 
     def connect(self, one: PeerId, other: PeerId) -> None:
-        """Connect two nodes; raises ``TransportError`` across a cut or to a stranger."""
         here = {one, other} <= self.transports.keys()
         hosts = [self.network.hosts[peer] for peer in (one, other)] if here else []
         if one == other or not here or self.network.cut(*hosts):
@@ -109,7 +107,6 @@ class Hub:
         self.network.break_connections(one, other)
 
     def connected(self, one: PeerId, other: PeerId) -> bool:
-        """Return whether two nodes have a connection."""
         return other in self.network.hosts[one].connections
 
     def break_streams(self, one: PeerId, other: PeerId) -> None:
@@ -130,28 +127,27 @@ class Hub:
             self.network.heal(self._cuts.pop())
 
     def stall(self, peer: PeerId) -> None:
-        """Keep all bytes towards ``peer`` waiting until ``resume``."""
+        """Hold all bytes to ``peer`` until ``resume``."""
         others = [other for other in self.network.hosts if other != peer]
         self._stalls[peer] = self.network.one_way(others, [peer])
 
     def resume(self, peer: PeerId) -> None:
-        """Let bytes towards ``peer`` flow again."""
         self.network.heal(self._stalls.pop(peer))
 
     def remove(self, peer: PeerId) -> None:
-        """Kill a node: its connections break and nobody can dial it."""
+        """Kill a node: its connections break, and dials to it fail."""
         self.network.detach(peer)
         self.transports.pop(peer, None)
 
     def open(self, opener: PeerId, acceptor: PeerId) -> tuple[SimStream, SimStream]:
-        """Return both ends of a new stream that nobody serves, the opener's first."""
+        """Return both ends of a new stream without a handler, the opener's first."""
         host = self.network.hosts[opener]
         outgoing = host.connections[acceptor].open_stream(host, "test")
         return SimStream(acceptor, outgoing), SimStream(opener, outgoing.opposite)
 
 
 class HubPeers:
-    """The part of the peer table that services use: a transport on a hub, and who is connected."""
+    """The part of the connection manager that services use, on a hub."""
 
     in_local_swarm = False
 

@@ -1,4 +1,4 @@
-"""Environment packages, installed from a wheel that is made by hand, and found like any other."""
+"""Environment packages, installed from handmade wheels."""
 
 import base64
 import hashlib
@@ -60,7 +60,7 @@ __all__ = ["Sums"]
 
 
 def wheel(directory, name, files, version="1.0", metadata=""):
-    """Write a wheel of these files, by their names, with the record that installers want."""
+    """Write a wheel of these files, by name, with the RECORD that installers require."""
     known = f"{name}-{version}.dist-info"
     tag = "Wheel-Version: 1.0\nGenerator: by hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}"
@@ -78,7 +78,7 @@ def wheel(directory, name, files, version="1.0", metadata=""):
 
 
 def install(monkeypatch, directory, name, files, **options):
-    """Unpack a wheel as installers do into a directory that is searched for packages."""
+    """Unpack a wheel into a directory of ``sys.path``, as installers do."""
     directory.mkdir(exist_ok=True)
     made = wheel(directory, name, files, **options)
     with ZipFile(made) as archive:

@@ -1,9 +1,9 @@
-"""What a disk holds after the power fails: what was synced, under the names that were synced.
+"""Disk content after a power loss: synced bytes under synced names.
 
-``PowerLoss`` watches one directory. It notes at every ``os.fsync`` what became durable: the bytes
-of a file, or the names in a directory. ``survivors`` builds the tree that a restart may find at
-worst: bytes that were not synced are gone, names are those of the last sync of their directory.
-Libraries that call ``fsync`` themselves (SQLite does) are not seen.
+``PowerLoss`` watches one directory. At every ``os.fsync`` it notes what became durable: the bytes
+of a file, or the names in a directory. ``survivors`` builds the worst tree that a restart may find,
+without unsynced bytes and with the names of each directory's last sync. It does not see libraries
+that call ``fsync`` themselves, such as SQLite.
 """
 
 import os
@@ -25,11 +25,11 @@ class PowerLoss:
     contents: dict[int, bytes] = field(default_factory=dict)
     names: dict[int, dict[str, int]] = field(default_factory=dict)
     on_sync: list[dict[str, bytes]] = field(default_factory=list)
-    """The files that would have survived right after each sync, by path."""
+    """Durable files after each sync, by path."""
     _held: list[int] = field(default_factory=list)
 
     def note(self, path: Path) -> None:
-        """Take a file or directory as durable, as it is now."""
+        """Mark a file or directory as durable in its current state."""
         number = path.stat().st_ino
         if path.is_dir():
             self.names[number] = {item.name: item.stat().st_ino for item in path.iterdir()}
@@ -41,12 +41,11 @@ class PowerLoss:
         self._held.append(os.open(path, os.O_RDONLY))  # no other file gets its inode
 
     def note_all(self) -> None:
-        """Take everything that is there as durable."""
         for path in (self.root, *self.root.rglob("*")):
             self.note(path)
 
     def files(self) -> dict[str, bytes]:
-        """Return the contents that survive, by path below the root."""
+        """Return the durable contents, by path below the root."""
         return dict(self._below(self.root.stat().st_ino, ""))
 
     def _below(self, number: int, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -57,7 +56,7 @@ class PowerLoss:
                 yield f"{prefix}{name}", self.contents.get(child, b"")
 
     def survivors(self) -> Path:
-        """Put in place of the tree what survives of it."""
+        """Replace the tree by its durable part."""
         files = self.files()
         shutil.rmtree(self.root)
         self.root.mkdir()
@@ -74,7 +73,7 @@ class PowerLoss:
 
 @contextmanager
 def power_loss(root: Path) -> Iterator[PowerLoss]:
-    """Watch ``root`` from now on."""
+    """Watch ``root`` during the block."""
     watched, fsync = PowerLoss(root), os.fsync
     watched.note_all()
 

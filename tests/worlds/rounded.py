@@ -1,4 +1,4 @@
-"""Recorded honest engines, judged as a ledger of one run would have it."""
+"""Recorded honest engines, judged as one run's ledger would."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from simulations.scenario.scenario import load_scenario
 from tests.worlds.messages import run_manifest
 
 ROUNDING = load_scenario("rounding").recipe().toploc.model_dump()
-"""Thresholds that fit the recorded engines, of bf16."""
+"""Thresholds for the recorded bf16 engines."""
 
 OTHER_MODEL = ROUNDING | {
     "honest": {
@@ -19,14 +19,14 @@ OTHER_MODEL = ROUNDING | {
         for name, value in ROUNDING["honest"].items()
     }
 }
-"""As of a model whose engines are twenty times nearer to each other."""
+"""Thresholds of a model whose engines differ 20 times less."""
 
 OTHER_PRECISION = run_manifest().toploc.model_dump() | {"top_k": 128}
-"""Of fp32: every single value is beyond its limit, too."""
+"""Thresholds of fp32, which every single value exceeds too."""
 
 SEQUENCES = 4
 TOKENS = SEQUENCES * 8 * CHUNK_TOKENS
-"""Of a rollout."""
+"""Tokens of a rollout."""
 
 
 def under(thresholds):
@@ -35,7 +35,7 @@ def under(thresholds):
 
 @dataclass
 class Judged:
-    """Workers whose rollouts were judged in turn, and the findings of each."""
+    """Workers with rollouts judged in turn, and the findings of each."""
 
     manifest: object
     workers: int
@@ -49,7 +49,7 @@ class Judged:
         self.findings = {f"worker {n}": [] for n in range(self.workers)}
 
     def examined(self, worker) -> AuditResult:
-        """Return what one validator finds of one more rollout."""
+        """Return one validator's finding on one more rollout."""
         claimed = [-0.5] * (8 * CHUNK_TOKENS)
         own = [self.distort(worker, self._rounding.recomputed(claimed)) for _ in range(SEQUENCES)]
         rules = self.manifest.toploc

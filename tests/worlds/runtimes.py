@@ -12,11 +12,11 @@ from roles.environments.runtime import completed, executable_in, own_interpreter
 
 OWN = own_interpreter().minor
 OTHER = "3.13" if OWN != "3.13" else "3.12"
-"""A minor version that is not ours; whether the machine has it is another matter."""
+"""Another minor version, which the machine may or may not have."""
 
 
 def section(name="code/sums", python=OWN, **packages):
-    """Return a task whose packages are as installed here, but for those that are named."""
+    """Return a task with the package versions installed here, except those given."""
     runtime = completed(EnvironmentSection(name=name))
     named = {key.replace("_", "-"): value for key, value in packages.items()}
     runtime = RuntimeSection(python=python, packages=runtime.packages | named)
@@ -24,7 +24,7 @@ def section(name="code/sums", python=OWN, **packages):
 
 
 def pretend_installed(directory, packages):
-    """Let a virtual environment list packages of these versions, as installers write it."""
+    """Make a virtual environment list packages of these versions, as installers do."""
     (libraries,) = executable_in(directory).parents[1].glob("lib/python*/site-packages")
     for name, version in packages.items():
         known = libraries / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -34,7 +34,7 @@ def pretend_installed(directory, packages):
 
 
 def other_python(python):
-    """Return the interpreter of a minor version of this machine, or skip the test."""
+    """Return the machine's interpreter of a minor version, or skip the test."""
     try:
         return find_interpreter(python, os.environ)
     except NodeError as error:

@@ -1,4 +1,4 @@
-"""A file system of a few hundred kilobytes that is really full when it is."""
+"""Real file system of a few hundred kilobytes, for full-disk tests."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 
 class SmallDisk:
-    """A mounted file system, and a file that takes all of its room but what a test leaves."""
+    """Mounted file system, with a file that fills it up to the room a test leaves."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -21,18 +21,16 @@ class SmallDisk:
         return os.statvfs(self.path).f_bavail * os.statvfs(self.path).f_frsize
 
     def fill(self, leaving_bytes: int = 0) -> None:
-        """Take all room but ``leaving_bytes``, rounded down to pages."""
+        """Fill the disk but for ``leaving_bytes``, rounded down to pages."""
         self.empty()
         with self._filler.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, max(1, self.free_bytes - leaving_bytes))
         assert self.free_bytes <= leaving_bytes
 
     def empty(self) -> None:
-        """Give the room back."""
         self._filler.unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Return the names of all files of the test."""
         return sorted(
             path.name for path in self.path.rglob("*") if path.is_file() and path != self._filler
         )
@@ -40,7 +38,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """Mount a tmpfs at ``directory``; skips the test where that is not allowed."""
+    """Mount a tmpfs at ``directory``; skip the test without the permission."""
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(directory)]
     try:

@@ -1,6 +1,6 @@
-"""Streams over Unix sockets, with the stream of the live transport: between real processes, too.
+"""Live-transport streams over Unix sockets, also between real processes.
 
-Whoever connects says who it is.
+The connecting side names its own peer id.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from roles.ports.transport import StreamHandler, TransportError
 
 
 class SocketStreams:
-    """A node; those of one ``directory`` find each other there."""
+    """A node; nodes of one ``directory`` reach each other."""
 
     def __init__(self, directory: Path, peer: PeerId) -> None:
         self._directory = directory
@@ -41,7 +41,7 @@ class SocketStreams:
         return P2pStream(peer, reader, writer)
 
     async def stop(self) -> None:
-        """Take no more streams, and break off what is served."""
+        """Stop accepting, and cancel running handlers."""
         if self._server is not None:
             self._server.close()
         serving = [task for task in self._serving if task is not None]

@@ -1,8 +1,8 @@
-"""A small swarm of real daemons in virtual time that a test drives step by step.
+"""Small swarm of real daemons in virtual time, driven step by step by a test.
 
-It is the world of the simulator on a fast local network, with the simulator's checkers: what a node
-announces it has stored, nobody contradicts itself, certificates and versions are what they must be,
-no message of one node deletes what another one needs. ``finish`` raises what they found.
+It is the simulator's world on a fast local network, with the simulator's checkers. Announced
+messages are stored, no key contradicts itself, certificates and versions are valid. No message of
+one node deletes what another one needs. ``finish`` raises reports of violations.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from tests.worlds.messages import RECIPE
 from tests.worlds.network import eventually
 
 CHANGED = ("sampling", "grpo", "committee", "epochs", "shardcast")
-"""Sections that are those of the testnet: epochs of a second."""
+"""Sections taken from the testnet, with epochs of a second."""
 
 QUICK = {
     "sampling": {"group_size": 4, "prompts_per_rollout": 2},
@@ -42,7 +42,7 @@ ROLES = ("inference", "validator", "trainer", "relay")
 
 
 def scenario(nodes: dict[str, int], changes: dict[str, Any]) -> Scenario:
-    """Return a swarm on one local network; ``changes`` are of the recipe, as ``grpo__steps``."""
+    """Return a swarm on one local network; ``changes`` are recipe keys, as ``grpo__steps``."""
     testnet = load_recipe(RECIPE.read_text()).model_dump()
     protocol = {name: testnet[name] | QUICK.get(name, {}) for name in CHANGED}
     for path, value in changes.items():
@@ -76,10 +76,10 @@ def scenario(nodes: dict[str, int], changes: dict[str, Any]) -> Scenario:
 
 
 class Swarm(World):
-    """``Swarm(validator=3, grpo__steps=5)`` has that many of a role and these parts of a recipe.
+    """``Swarm(validator=3, grpo__steps=5)``: numbers of nodes per role, and recipe keys.
 
-    Checkers do not see ``unseen`` kinds of events, by which they would find what the test itself
-    does to a machine; of the ``tolerated`` rules one may be broken, which ends their watch.
+    Checkers skip ``unseen`` kinds of events, with which the test itself harms a machine. One of the
+    ``tolerated`` rules may be broken, which ends the check.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class Swarm(World):
         return self.replica(name).ledger
 
     def die_at(self, name: str, touch: int) -> None:
-        """Let a node that runs die when it touches its disk for the n-th time from now.
+        """Crash a running node at its n-th disk access from now.
 
-        Every durable write has two touches, one before it and one after.
+        Every durable write has two accesses, one before it and one after.
         """
         touches = 0
 
@@ -124,22 +124,20 @@ class Swarm(World):
             touches += 1
             if touches == touch:
                 self.crash(name)
-                await asyncio.Event().wait()  # whoever wrote goes no further
+                await asyncio.Event().wait()  # the writer goes no further
 
         self.machines[name].session.at_write = touched
 
     async def died(self, name: str) -> None:
-        """Wait until a node that is to die has."""
         await eventually(lambda: not self.machines[name].running, 300)
 
     # Versions
 
     async def reach(self, version: int, name: str = "trainer-0", seconds: float = 300) -> None:
-        """Wait until a node knows a version."""
         await eventually(lambda: self._is_well() and self.ledger(name).version >= version, seconds)
 
     async def more(self, versions: int, name: str = "trainer-0", seconds: float = 300) -> None:
-        """Wait until a node knows so many versions more."""
+        """Wait until a node knows ``versions`` more."""
         await self.reach(self.ledger(name).version + versions, name, seconds)
 
     def _is_well(self) -> bool:
@@ -150,7 +148,7 @@ class Swarm(World):
         return True
 
     async def finish(self) -> None:
-        """Let everybody leave; raises what a daemon failed with, and what the checkers found."""
+        """Stop all nodes; raises errors of daemons and reports of checkers."""
         await asyncio.gather(*(self.leave(name) for name in self.running))
         self.watch.finish(self.now)
         self._is_well()

@@ -1,4 +1,4 @@
-"""Safetensors files, written by the description of the format, and the policies that they are."""
+"""Safetensors files written from the format's specification, and policies in them."""
 
 import json
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from protocol.core.crypto import digest, policy_digest
 from protocol.core.types import Digest
 
 DTYPES = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
-"""By the bytes of an element."""
+"""Type names by bytes per element."""
 
 
 def file_of(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Return a safetensors file, written here by its format's description."""
+    """Return a safetensors file, written from the format's specification."""
     table, end = {}, 0
     for name, words in tensors.items():
         begin, end = end, end + words.nbytes

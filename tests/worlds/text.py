@@ -1,4 +1,4 @@
-"""A tokenizer of bytes, written and read as models' are, and data sets on disk."""
+"""Byte tokenizer and parquet data sets on disk."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ needs_jail = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewra
 
 
 def byte_tokenizer(directory):
-    """Write a tokenizer of single bytes with two special tokens and an end; return it as read."""
+    """Write a tokenizer of bytes, two special tokens and an end token; return it as loaded."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bare = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
     bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -46,7 +46,6 @@ async def opened(task):
 
 
 def write_rows(path, rows, **options):
-    """Write rows, given as dictionaries, to a parquet file."""
     parquet.write_table(pa.Table.from_pylist(rows), path, **options)
     return path
 
@@ -60,8 +59,6 @@ def program_row(prompt, *tests):
 
 
 class MemoryRows:
-    """Rows that are in memory."""
-
     def __init__(self, *rows):
         self._rows = rows
         self.count = len(rows)

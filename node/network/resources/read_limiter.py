@@ -98,7 +98,9 @@ class _Strangers:
 
 
 class ReadRateLimiter:
-    """Read accounts of all peers; ``trusted`` and ``meshed`` tell which peers are."""
+    """The accounts of all peers; ``trusted`` tells who has standing, ``meshed`` who is in a
+    mesh.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A status and an explanation as a worker in a living swarm would give them."""
+"""Example status and explanation of a worker in a live swarm."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Two nodes that learned of forks in another order tell of them in the same words."""
+"""Order independence of the fork report: two nodes learn of the same forks in another order."""
 
 from node.api.forks import forks_told
 from tests.worlds.messages import World, run_manifest

@@ -14,7 +14,7 @@ from tests.worlds.messages import World, run_manifest
 WORLD = World(run_manifest())
 NOW = WORLD.at(1)
 STATISTIC = 4
-"""The sampling gap's place among the means."""
+"""Index of the sampling gap among the means."""
 
 
 def take(replica, *messages):
@@ -23,7 +23,7 @@ def take(replica, *messages):
 
 
 def outcome(commit, reason="accepted", gap=0, dissent=None):
-    """Return all verdicts of a committee, one of which may say something else, and the outcome."""
+    """Return all verdicts of a committee, one possibly dissenting, and the outcome."""
     committee = WORLD.committee(commit)
     accepted = reason == "accepted"
     means = tuple(gap if n == STATISTIC else 0 for n in range(8))

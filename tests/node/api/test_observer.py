@@ -37,7 +37,7 @@ def peers(*connected, unreachable=""):
 
 
 def observer(peer=OTHER, **changes) -> Observer:
-    """Return the observer of a node that is well; ``changes`` says what is not."""
+    """Return the observer of a healthy node; ``changes`` are its faults."""
     replica = WORLD.replica(roster_at=1)
     counters = SimpleNamespace(received=5, duplicates=2)
     gossip = SimpleNamespace(sizes=dict, counters=counters, report=list)
@@ -88,7 +88,7 @@ def synchronising(taken=0, asked=0, *, done=True):
 
 
 def nothing_held(**arrival):
-    """A node without any policy; the first one is on its way if something of it is told."""
+    """Node without any policy; ``arrival`` describes the download of the first one."""
     arrivals = DownloadLog()
     if arrival:
         coming = arrivals.begin(Label("version 0", 0), WORKER.peer_id, 2, LOOP_NOW - 10)
@@ -330,7 +330,7 @@ def test_circuits_are_told_by_whoever_carries_them_and_by_whoever_is_behind_them
 
 
 def test_a_status_stays_small_however_large_the_swarm(monkeypatch):
-    """Who is listed is bounded; who is counted is not."""
+    """Lists are bounded, counts are not."""
     monkeypatch.setattr("node.api.observer.LISTED_MAX", 3)
     monkeypatch.setattr("node.api.observer.CHECKPOINTS_MAX", 1)
     node = observer(WORKER)

@@ -102,7 +102,7 @@ async def test_metrics_follow_the_status():
 
 
 def scrape(*statuses):
-    """Return the lines that one node answers, with one status after another."""
+    """Return the metrics of one node after each of the statuses."""
     given = iter(statuses)
     metrics = NodeMetrics(lambda: next(given))
     return [metrics.exposition().decode().splitlines() for _ in statuses]
@@ -124,7 +124,7 @@ def test_metrics_count_rollouts_from_the_first_look():
 
 
 def test_what_the_disk_holds_is_no_increase():
-    """A start answers before it has read its disk; that comes to hundreds of rollouts at once."""
+    """A new process answers before it has read its disk, which then adds hundreds of rollouts."""
     nothing = replace(STATUS, restored=False, rollouts=RolloutCounts())
     half = replace(STATUS, restored=False, rollouts=RolloutCounts(certified=400))
     _, _, restored = scrape(nothing, half, STATUS)
@@ -132,7 +132,7 @@ def test_what_the_disk_holds_is_no_increase():
 
 
 def test_no_counter_falls():
-    """Who has expired is certified late: increases over a fall would be the whole count."""
+    """Expired commits are certified late: after a fall, increases would be the whole count."""
     corrected = replace(
         STATUS, rollouts=replace(STATUS.rollouts, expired=3, rejected=11, rejected_reasons={})
     )
@@ -256,7 +256,7 @@ async def test_a_node_that_is_started_again_is_found_at_the_same_address(datadir
         assert second == first
         other = open_data_dir(datadir.root.with_name("other"))
         other.api_port.write_text(f"{first}\n")
-        async with served(other) as third:  # somebody else has the port by now
+        async with served(other) as third:  # another process has the port by now
             assert third != first
     for damaged in ("", "x", "0", "70000", "-1"):
         other.api_port.write_text(damaged)
@@ -312,12 +312,12 @@ def test_a_daemon_that_died_left_its_port_behind(datadir):
 
 
 async def answering(datadir, answer):
-    """Serve ``answer`` to whoever connects, and return what ``fetch_status`` raises."""
+    """Serve ``answer`` to every connection, and return the error of ``fetch_status``."""
 
     served = asyncio.Event()
 
     async def handle(reader, writer):
-        with contextlib.suppress(ConnectionError):  # who has heard enough hangs up
+        with contextlib.suppress(ConnectionError):  # the client hangs up after enough bytes
             await reader.readuntil(b"\r\n\r\n")
             writer.write(answer)
             await writer.drain()

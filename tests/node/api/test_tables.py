@@ -1,4 +1,4 @@
-"""Sizes and limits in a node's metrics of the tables that remote peers can fill."""
+"""Sizes and limits of tables that remote peers can fill, in a node's metrics."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -42,7 +42,7 @@ async def test_a_node_reports_the_size_and_the_limit_of_each_table():
 
 
 def test_the_tables_of_live_adapters_have_their_limits():
-    """A simulated machine serves no HTTP, and its directory is not of its nodes."""
+    """A simulated machine serves no HTTP, and its directory is not part of its nodes."""
     tables = TableRegistry()
     tables.register(*HttpRateLimiter(ConnectionLimits()).tables, *DhtCallLimiter().tables)
     limits = {"directory_callers": 4096, "http_addresses": 4096, "http_connections": 256}

@@ -1,4 +1,4 @@
-"""What bash is offered by TAB, asked as bash asks."""
+"""Bash completion, invoked as bash does on TAB."""
 
 import os
 import re
@@ -44,7 +44,7 @@ OFFERED = {
     "prime-node simulate sweep byz": {name for name in SCENARIOS if name.startswith("byz")},
     "prime-node adversary ": KINDS,
     "prime-node sta": {"status"},
-    "prime-node testnet --recipe ./": set(),  # bash then offers files itself
+    "prime-node testnet --recipe ./": set(),  # bash then completes files itself
 }
 
 HEAVY = ("grpc", "hivemind", "matplotlib", "scipy", "torch", "transformers", "uvicorn")
@@ -86,7 +86,7 @@ def test_what_is_offered(line, environment):
 
 
 def test_the_script_that_bash_is_given(environment, tmp_path):
-    """Sourced by a bash, which then calls it as it does when TAB is pressed."""
+    """A bash sources the script and calls its function as on TAB."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("bash is not installed")

@@ -25,7 +25,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def running(data):
-    """The port of a node's pages, served from a thread of their own."""
+    """Port of a node's pages, served from a separate thread."""
     found, ends = [], threading.Event()
 
     async def serve():

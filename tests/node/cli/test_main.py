@@ -29,7 +29,7 @@ JOIN = ["--role", "relay", "--initial-peers", PEER]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """A home of its own for each test, and no variables of ours."""
+    """Set a home directory per test, and unset our variables."""
     for name in [name for name in os.environ if name.startswith("PRIME_NODE_")]:
         monkeypatch.delenv(name)
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
@@ -41,7 +41,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def started(monkeypatch):
-    """The configurations with which the main form would have started nodes."""
+    """Configurations with which the main form would have started nodes."""
     configs = []
 
     def run_node(config):
@@ -66,7 +66,7 @@ def run_file(home):
 
 @pytest.fixture
 def daemon(data):
-    """A control API in a loop of its own, as a daemon would serve it."""
+    """Control API in a separate loop, as a daemon would serve it."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     stopping = asyncio.Event()
 
@@ -131,7 +131,7 @@ def test_a_wrong_option_names_the_help_of_its_command(capsys):
 
 
 def test_an_ascii_standard_output_is_written():
-    """A process of its own: encodings are decided when the interpreter starts."""
+    """A separate process: the interpreter chooses encodings at its start."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
         [sys.executable, "-m", "node.cli.main", "--help"],
@@ -150,7 +150,7 @@ def test_the_exit_code_is_the_node_s(monkeypatch):
 
 
 def test_an_engine_that_is_not_installed_is_told_before_a_node_starts(started, monkeypatch, capsys):
-    # None is what find_spec makes of a package that is not there.
+    # find_spec returns None for a missing package.
     monkeypatch.setattr("node.cli.preflight.find_spec", lambda name: None)
     code, told = failure(capsys, *JOIN, "--engine", "vllm")
     assert (code, started) == (78, [])
@@ -246,7 +246,7 @@ def test_a_wrong_command_line(started, capsys, arguments, line):
     assert started == []
 
 
-# The same, as a person meets it: in a process of its own
+# The same in a separate process, as an operator runs it
 
 
 def process(*arguments):
@@ -386,7 +386,7 @@ def test_help_tells_the_exit_codes_and_every_option(capsys):
         assert f"│ {command} " in text
 
 
-# Commands of others
+# Commands of plugins
 
 
 def entry(name, value):

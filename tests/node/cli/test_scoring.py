@@ -24,7 +24,7 @@ NEEDS = f"code/sums needs the scoring runtime Python {OTHER}; here is Python {OW
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """Directories of its own for each test, and no variables of ours."""
+    """Set directories per test, and unset our variables."""
     for name in [name for name in os.environ if name.startswith("PRIME_NODE_")]:
         monkeypatch.delenv(name)
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
@@ -35,7 +35,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def started(monkeypatch):
-    """The configurations with which the main form would have started nodes."""
+    """Configurations with which the main form would have started nodes."""
     configs = []
     module = SimpleNamespace(run_node=lambda config: configs.append(config) or 0)
     monkeypatch.setitem(sys.modules, "node.process.runner", module)
@@ -59,7 +59,7 @@ def run_node(path, role):
     return main(["--role", role, "--new-swarm", "--run", str(path)])
 
 
-# At the door
+# Start of a node
 
 
 @pytest.mark.parametrize("role", ["inference", "validator", "trainer", "relay,validator"])

@@ -36,7 +36,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture
 def prepare(tmp_path, tokenizer):
-    """Return what prepares a file as a data set; its lines are in ``prepare.lines``."""
+    """Return a function that prepares a file as a data set; ``prepare.lines`` has its output."""
 
     def prepared(source, name="code/sums", *, skip_bad_rows=False, evaluation=None, **section):
         values = load_recipe(RECIPE.read_text()).model_dump()
@@ -77,7 +77,7 @@ def good(count):
     return [program_row(f"Add {n}.", *TESTS) for n in range(count)]
 
 
-# Data sets of which every row, or every row but one, can be used.
+# Data sets with all rows usable, or all but one
 
 
 @needs_jail
@@ -147,7 +147,7 @@ def test_a_prompt_that_is_a_chat_keeps_its_messages(prepare, tmp_path):
         assert chats == [("Add.", ()), ("Add.", (brief,)), ("Add.", (brief, *example))]
     again = tmp_path / "again"
     (tmp_path / "dataset").rename(again)
-    prepare(again)  # a data set of a run is one
+    prepare(again)  # a run's data set is valid input
     assert (tmp_path / "dataset").read_bytes() == again.read_bytes()
 
 
@@ -212,7 +212,7 @@ def test_nothing_else_than_a_run_needs_is_in_its_data_set(prepare, tmp_path):
     assert table.column("pass_rate").to_pylist() == [0.2, 0.3, 0.4, 0.5]
 
 
-# Data sets with one row that cannot be used.
+# Data sets with one unusable row
 
 
 HALF_PAIR = '{"prompt": "\\ud800", "tests": "[]"}'
@@ -298,7 +298,7 @@ def test_expected_answers_are_scored_against_themselves(prepare, tmp_path):
 @needs_jail
 def test_an_answer_that_the_task_does_not_score_one_is_a_bad_row(prepare, tmp_path):
     right = {"prompt": "?", "answer": "5"}
-    wrong = {"prompt": "?", "answer": "</think>"}  # what a model's thoughts end with
+    wrong = {"prompt": "?", "answer": "</think>"}  # the end marker of a model's thoughts
     source = json_lines(tmp_path / "rows", right, wrong)
     with pytest.raises(
         DatasetError, match="1 of 2 rows cannot be used, the first is line 2: "
@@ -359,7 +359,7 @@ def test_a_pass_rate_that_is_none_is_a_bad_row(prepare, tmp_path):
     assert (report.rows_kept, report.rows_outside, report.rows_bad) == (2, 2, 3)
 
 
-# Files that are no data sets.
+# Files that are not data sets
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_lines_that_cannot_be_read_are_bad_rows(prepare, tmp_path, monkeypatch):
     assert csv.field_size_limit() == 131072
 
 
-# Runs that other software has founded.
+# Runs founded by other software
 
 
 @needs_jail

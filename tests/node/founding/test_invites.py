@@ -1,4 +1,4 @@
-"""Invites: one number for one key, whatever happens between two commands."""
+"""Invites: one number per key, over crashes between two commands."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_nobody_invites_more_than_the_manifest_allows(tmp_path):
         "A" * 5000,
         "über",
         "a\0b",
-        250 * "ü",  # fewer characters than a file's name may have bytes
+        250 * "ü",  # fewer characters than the bytes allowed in a file name
     ],
 )
 def test_what_is_no_invite_is_no_invite(text):

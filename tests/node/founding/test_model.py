@@ -1,4 +1,4 @@
-"""Forms of a model on the command line, and sequences that fit into its positions."""
+"""Model forms on the command line, and sequences that fit a model's positions."""
 
 import shutil
 
@@ -18,7 +18,6 @@ COMMAND = (
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Return the directory of a model in an otherwise empty cache of the hub."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     repository = tmp_path / "hub" / "models--Some-Body--A-Model"
     (repository / "refs").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Estimate of the needs of a run, made by a node before it joins."""
+"""Estimate of a run's resource needs, made by a node before it joins."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_a_model_without_a_size_has_no_estimate():
 
 
 def test_the_blobs_of_a_run_are_the_forms_that_it_keeps():
-    """By hand for a bf16 model of 1 GB a version that keeps five versions, every fifth whole."""
+    """Computed by hand for a bf16 model of 1 GB that keeps five versions, every fifth as a file."""
     rules = RUN.shardcast.model_copy(update={"versions_kept": 5, "full_every": 5})
     model = RUN.model.model_copy(update={"dtype": "bf16"})
     needs = needs_of(RUN.model_copy(update={"shardcast": rules, "model": model}), 5 * 10**8)

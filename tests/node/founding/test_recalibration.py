@@ -20,7 +20,7 @@ VALIDATORS = ("validator 0", "validator 1", "validator 2")
 
 
 def measured(thresholds=OTHER_MODEL, workers=4, rounds=8, validators=3, scaled=lambda *_: 1.0):
-    """Return what validators of recorded engines state, times what ``scaled`` says of a pair."""
+    """Return the statistics of validators on recorded engines, scaled per pair by ``scaled``."""
     judged, found = Judged(under(thresholds), workers), []
     for round_ in range(rounds):
         for worker in judged.findings:
@@ -49,7 +49,7 @@ def test_what_is_proposed_fits_other_rollouts_of_the_same_engines():
     new = Judged(under(found.rules.model_dump()), 4, seed="others").judge(50)
     assert new.reasons == {"accepted"}
     assert "4 workers" in found.rules.measured_on
-    for name in STATISTICS:  # no looser than what a calibration of these engines asks for
+    for name in STATISTICS:  # no looser than a calibration of these engines
         mean, known = getattr(found.rules.honest, name).mean, ROUNDING["honest"][name]["mean"]
         assert known / 20 <= mean <= 1.5 * known
 

@@ -1,4 +1,4 @@
-"""Every key of a recipe has a meaning, and the explained recipe is the recipe."""
+"""Meanings of all recipe keys, and equality of the explained recipe with the recipe."""
 
 import difflib
 import re
@@ -16,7 +16,7 @@ from protocol.run.sections import HonestValue, RecipeModel
 from protocol.run.toml import load_recipe
 
 UNITS = ("bits", "bytes", "epochs", "kib", "passes", "rollouts", "seconds", "steps", "tokens")
-"""Words of keys that are units, which the meaning has to name, too."""
+"""Unit words in keys, which the meaning must name too."""
 
 KEYS = {key.name: key for key in recipe_table().every_key()}
 
@@ -24,7 +24,7 @@ every_recipe = pytest.mark.parametrize("name", recipe_names())
 
 
 def sections(section: type[RecipeModel]) -> set[type[RecipeModel]]:
-    """Return a section and those that its fields hold, at any depth."""
+    """Return a section and all sections nested in its fields."""
     found, waiting = set(), [section]
     while waiting:
         kind = waiting.pop()
@@ -135,7 +135,7 @@ def test_a_key_that_is_left_out_can_be_set_at_its_line(name):
     assert len(lines) > 5
     for line in lines:
         key = line.removeprefix("#").partition(" ")[0]
-        if key in {"python", "packages"}:  # of a table that is left out
+        if key in {"python", "packages"}:  # of an omitted table
             continue
         set_here = load_recipe(uncommented(explained, line))
         if key in own:

@@ -153,7 +153,7 @@ def test_needs_grow_with_what_they_are_made_of(model, tmp_path):
         update={"sampling": manifest.sampling.model_copy(update={"tokens_max": 8000})}
     )
     assert needs_of(longer, 10**9).rollout_flop == 1000 * base.rollout_flop
-    cache = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, bytes: of a token
+    cache = 2 * 2 * 2 * 16 * 4  # per token: layers, keys and values, heads, head size, item size
     more = needs_of(longer, 10**9).worker_bytes - base.worker_bytes
     assert more == cache * 64 * (8000 - 8)
     half = manifest.model_copy(
@@ -169,7 +169,7 @@ TOKENS_MIN = TimeBudget().tokens_min
 
 
 def measured(path, model, tokens=TOKENS_MIN):
-    """Write a calibration of a model with errors that were drawn; return what it asks for."""
+    """Write a calibration of a model with drawn errors; return its thresholds."""
     recipe = load_recipe(RECIPE.read_text())
     policy = import_pretrained(model, path.with_suffix(".safetensors"), recipe.model.dtype)
     file = MeasurementFile(path, MeasuredEngine.of(recipe, policy), "drawn numbers")

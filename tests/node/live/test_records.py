@@ -147,7 +147,7 @@ def test_an_owner_beyond_the_limit_finds_no_room_and_a_known_one_does(monkeypatc
 
 
 def trusting() -> BoundedStorage:
-    """Return a storage in which ``p`` has standing, ``m`` is a member, and the digit is a block."""
+    """Return a storage in which ``p`` is trusted, ``m`` is a member, and the digit is a block."""
     storage = BoundedStorage()
     storage.trust = Trust(
         lambda owner: owner.startswith("p"),
@@ -158,7 +158,7 @@ def trusting() -> BoundedStorage:
 
 
 def takes(storage: BoundedStorage, owners: str) -> str:
-    """Offer records in turn; return who is listed in the end."""
+    """Offer records in turn; return the owners listed in the end."""
     for owner in owners.split():
         storage.store_subkey(KEY_ID, owner, b"1", get_dht_time() + 10)
     return " ".join(sorted(storage.get(KEY_ID).value.data))
@@ -282,7 +282,7 @@ async def test_an_answer_names_few_neighbours_in_their_own_places_and_ends_some_
 
 
 NESTED = b"\xdd\x00\x00\x27\x10" * 13_000
-"""Sequences of 10,000 in each other, of which nothing follows."""
+"""Nested arrays of 10,000 items each, with the content missing."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The certificates that strangers show when somebody looks who answers at an address."""
+"""TLS probe of an address, against foreign certificates."""
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -30,7 +30,7 @@ def test_a_certificate_names_the_key_that_signed_its_own():
     ids=["nothing", "cut off", "no extension", "twice", "an unknown curve", "another version"],
 )
 def test_a_certificate_that_nobody_shows_is_an_error_of_one_kind(der):
-    with pytest.raises(ValueError):  # noqa: PT011 - cryptography's own errors are some
+    with pytest.raises(ValueError):  # noqa: PT011 - cryptography raises several subclasses
         key_of(der)
 
 

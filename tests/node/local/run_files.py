@@ -1,4 +1,4 @@
-"""Signed runs for the tests of what a node keeps and is told."""
+"""Signed runs, for tests of the data directory and the command line."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,6 @@ def signed_run(creator: Identity, created_at: int = 1_700_000_000) -> SignedMani
 
 
 def run_toml(run: SignedManifest) -> str:
-    """Return the manifest as the file that ``--run`` takes."""
     genesis = run.manifest.genesis.model_dump(mode="json", exclude={"files"})
     lines = [f"{key} = {json.dumps(value)}" for key, value in genesis.items()]
     head = f'signature = "{run.signature.hex()}"\n'

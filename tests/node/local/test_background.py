@@ -39,7 +39,7 @@ async def test_it_is_not_the_thread_that_files_wait_for(background):
         assert free.wait(10)
 
     blocked = asyncio.create_task(background.run(block))
-    for _ in range(40):  # more than the loop has threads for files
+    for _ in range(40):  # more than the loop has file threads
         await asyncio.to_thread(busy.wait, 10)
     free.set()
     await blocked

@@ -191,7 +191,7 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, environment):
 
 @pytest.fixture
 def homeless(monkeypatch):
-    """A user without HOME whom the user database does not know."""
+    """User without HOME and without an entry in the user database."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.geteuid", lambda: 54321)
     monkeypatch.setattr("os.getuid", lambda: 54321)

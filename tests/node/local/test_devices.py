@@ -9,7 +9,7 @@ CARD = Gpu("one", 8, 8, "1")
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Returns what makes a machine: its cards, the build of its torch, and what CUDA may see."""
+    """Return a function that sets GPUs, the build of torch, and the GPUs visible to CUDA."""
 
     def made(cards=0, build="cu128", visible=None):
         monkeypatch.setattr(devices, "gpus", lambda: iter([CARD] * cards))

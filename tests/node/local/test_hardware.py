@@ -8,7 +8,7 @@ from node.local.hardware import probe_hardware
 
 
 class Driver:
-    """Stands in for the NVIDIA driver: (name, memory) of each GPU, None for one that fails."""
+    """Fake NVIDIA driver: (name, memory) of each GPU, None for one that fails."""
 
     def __init__(self, monkeypatch, gpus):
         self.open = 0

@@ -11,7 +11,7 @@ from node.local.logs import configure_logging
 
 @pytest.fixture
 def tail():
-    """What keeps the lines of a process that logs as a daemon does."""
+    """Log tail of a process that logs as a daemon does."""
     before = logging.getLogger().handlers[:], logging.getLogger().level
     configuration = structlog.get_config()
     configure_logging("json", "info", io.StringIO())

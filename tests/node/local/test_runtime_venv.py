@@ -99,7 +99,7 @@ def program(path, text):
 
 @pytest.fixture
 def nowhere(monkeypatch):
-    """A machine that has our interpreter alone, which is not where it is looked for."""
+    """Machine with our interpreter alone, outside of the searched places."""
     own = own_interpreter()
     moved = interpreters.own_interpreter().__class__(*[own.executable] * 3, own.version)
     monkeypatch.setattr(interpreters, "own_interpreter", lambda: moved)

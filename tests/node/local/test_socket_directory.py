@@ -18,7 +18,7 @@ def test_left_overs_of_the_dead_are_removed_and_those_of_the_living_kept(tmp_pat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     living, dead = SocketDirectory(), SocketDirectory()
     (dead.path / "control.sock").touch()
-    fcntl.flock(dead._lock, fcntl.LOCK_UN)  # what the kernel does at death
+    fcntl.flock(dead._lock, fcntl.LOCK_UN)  # as the kernel does at death
     (tmp_path / "prime-p2p-strange").mkdir()
     SocketDirectory().close()
     assert living.path.exists()

@@ -11,7 +11,7 @@ from node.local.status_line import StatusLine
 
 
 class Terminal(io.StringIO):
-    """What is written to a terminal of so many columns."""
+    """Output to a terminal of ``columns`` columns."""
 
     def __init__(self, columns):
         super().__init__()
@@ -32,7 +32,6 @@ class Terminal(io.StringIO):
 
     @property
     def lines(self):
-        """What a person sees in the end."""
         lines = [""]
         for character in self.getvalue().replace("\r\x1b[K", "\f"):
             if character == "\f":

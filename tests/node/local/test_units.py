@@ -35,7 +35,7 @@ def test_what_is_no_size(text):
 
 @pytest.mark.parametrize("parse", [parse_bytes, parse_rate])
 def test_a_number_without_a_unit_is_refused(parse):
-    """Somebody who writes 20 means megabytes, and would get twenty bytes a second."""
+    """An operator that writes 20 means megabytes, and would get 20 bytes per second."""
     with pytest.raises(ValueError, match="'20' has no unit; write a"):
         parse("20")
 

@@ -1,4 +1,4 @@
-"""Our own proof of admission, found once and kept; and the admissions of others, kept too."""
+"""Own proof of admission, found once and stored; log of other keys' admissions."""
 
 import asyncio
 
@@ -39,7 +39,7 @@ class Clock:
 
 
 class SlowWork:
-    """Runs work at once, and lets an epoch pass with each piece of it."""
+    """Runs work inline, and advances an epoch with each piece."""
 
     def __init__(self, clock):
         self.clock, self.pieces = clock, 0
@@ -64,7 +64,7 @@ class Node:
         self.admission = OwnAdmission(context, invite)
 
     async def run(self, seconds=1000.0):
-        """Run until the proof is here, or so long; return what was said meanwhile."""
+        """Run until the proof is found, or for ``seconds``; return the conditions meanwhile."""
         said = []
         task = asyncio.create_task(self.admission.run())
         for _ in range(int(seconds * 10)):
@@ -160,12 +160,12 @@ async def test_nobody_is_announced_who_is_not_admitted(monkeypatch):
         witnessed=None,
         policy_version=None,
     )
-    await announcer.announce()  # would touch what is not there
+    await announcer.announce()  # would access missing parts
     await announcer.announce(leaving=True)
     assert announcer.addresses == ()
 
 
-# What keeps a key out
+# Permanent exclusion of a key
 
 
 def refused(world, key, roles, *proofs, epoch=3):
@@ -210,11 +210,11 @@ def test_an_invite_that_is_not_good_is_told_at_the_door():
     assert refused(INVITED, WORKER, roles, b"", INVITE) == ""
 
 
-# The admissions of others
+# Log of admissions
 
 
 async def test_a_restart_remembers_since_when_keys_are_admitted():
-    """It hears of them again long after; nothing else could tell it that they are no newcomers."""
+    """It receives their records again long after; no peer could tell it the time of admission."""
     store, number = MemoryStore(), (CREATOR.peer_id, 7)
     known = {
         "one": Admission(b"proof", 3),

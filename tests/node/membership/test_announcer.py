@@ -43,7 +43,7 @@ class Clock:
 
 
 class Network:
-    """Takes what we publish as our own replica does, and notes it."""
+    """Accepts own messages as the own replica does, and records them."""
 
     def __init__(self, node):
         self.node = node
@@ -63,7 +63,7 @@ RUNTIME = b"\x07" * 32
 
 
 class Node:
-    """An announcer on a machine that keeps its store; ``begin`` starts it anew."""
+    """Announcer on a machine that keeps its store; ``begin`` restarts it."""
 
     def __init__(self, store=None, directory=None):
         self.world = World(manifest())
@@ -111,7 +111,7 @@ class Node:
         )
 
     def show(self, record):
-        """Let a peer show us a record of ours."""
+        """Deliver an own record from a peer."""
         self.incarnation.shown(record, is_news=False)
 
     @property
@@ -171,7 +171,7 @@ async def test_a_role_that_was_left_is_not_told_until_it_is_taken_up():
 
 
 async def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
-    """Certificates that it signed before stay valid for who comes late."""
+    """Certificates that it signed before stay valid for nodes that join late."""
     before = Node()
     await before.run(REFRESH_SECONDS)
     record = before.replica.roster.get(OWN.peer_id).record
@@ -207,7 +207,7 @@ async def test_who_is_alone_says_so_after_an_epoch():
 
 
 async def test_a_short_break_is_none():
-    """Who was drawn before a restart stays drawn after it."""
+    """Members drawn into committees before a restart stay drawn after it."""
     node = Node()
     await node.run(1)
     joined_at, sequence = node.record.joined_at, node.record.sequence
@@ -224,7 +224,7 @@ async def test_a_short_break_is_none():
 
 @pytest.mark.parametrize("blank", [False, True])
 async def test_who_said_that_it_leaves_has_been_away(blank):
-    """Others drew committees without us meanwhile, and whoever comes late must draw the same."""
+    """Others drew committees without it meanwhile, and late nodes must draw the same."""
     node = Node()
     await node.run(1)
     await node.announcer.announce(leaving=True)
@@ -240,7 +240,7 @@ async def test_who_said_that_it_leaves_has_been_away(blank):
 
 
 async def test_who_leaves_and_comes_back_at_once_says_so_again_when_it_is_news():
-    """Others take no second record within a pause, and the first one said that we leave."""
+    """Peers reject a second record within a pause, and the first one was a leaving record."""
     node = Node()
     await node.run(1)
     await node.announcer.announce(leaving=True)
@@ -337,7 +337,7 @@ async def test_our_own_replica_refuses_what_nobody_would_take(monkeypatch):
 
 
 class Directory:
-    """A directory that is slow, refuses, or holds what it should not."""
+    """Directory that is slow, refuses records, or returns wrong ones."""
 
     def __init__(self, answer=None, *, hangs=False, taken=True):
         self.answer = answer or {}

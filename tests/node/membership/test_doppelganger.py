@@ -1,4 +1,4 @@
-"""One key on two machines: heard of before the second one works, and else the end of one."""
+"""One key on two machines: detected before the second one works, or ended on one of them."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.virtual
 
 
 class Watched(Machine):
-    """A machine whose start is watched; ``of`` is one whose directory or key was copied."""
+    """Machine with a recorded start; ``of`` is one whose directory or key was copied."""
 
     def __init__(self, of=None, *, with_disk=True):
         super().__init__()
@@ -53,7 +53,7 @@ async def test_a_usual_restart_works_at_once():
 
 
 async def test_a_copied_directory_listens_and_hears_the_other_one():
-    """The copy has all that the other disk has: its own records tell it nothing."""
+    """The copy has the full state of the other disk: the own records prove nothing to it."""
     one = await started(Watched())
     await one.say()
     await asyncio.sleep(2)
@@ -74,7 +74,7 @@ async def test_a_directory_that_has_moved_works_when_nobody_was_heard():
     one = await started(Watched())
     last = await one.say()
     two = await started(Watched(one))
-    two.show(last)  # as whoever heard it last still tells
+    two.show(last)  # as a peer still holds it
     await asyncio.sleep(two.incarnation.listen_seconds - 1)
     assert not two.works
     await asyncio.sleep(2)
@@ -88,7 +88,7 @@ async def test_who_restarts_while_it_listens_begins_anew():
     await one.say()
     two = await started(Watched(one))
     await asyncio.sleep(two.incarnation.listen_seconds - 1)
-    await two.say()  # nothing does; what is written must not end the listening
+    await two.say()  # normally it sends nothing; this write must not end the listening
     await two.start()
     await asyncio.sleep(two.incarnation.listen_seconds - 1)
     assert not two.works
@@ -117,7 +117,7 @@ async def both_new(*, apart_seconds=0.0):
     assert one.works
     assert two.works, "both were new, and heard of nobody"
     second = await two.say()
-    if not apart_seconds:  # each takes this for what it said itself, with a disk that it lost
+    if not apart_seconds:  # each takes the other's record for its own, from a lost disk
         one.show(second)
         two.show(first)
     await asyncio.sleep(CLOCK_SKEW_SECONDS_MAX + 1)
@@ -165,7 +165,7 @@ async def test_who_goes_on_ends_when_the_other_one_does_not():
 
 
 async def test_what_was_said_before_our_start_is_no_twin():
-    """Its clock may have been ahead of ours as far as others bear with it."""
+    """The clock of its process may have been ahead by the allowed skew."""
     one = await started(Watched())
     one.clock.offset = CLOCK_SKEW_SECONDS_MAX - 0.5
     last = await one.say()

@@ -1,4 +1,4 @@
-"""What a key remembers of itself, over restarts, lost disks, full disks and clocks that are set."""
+"""State of a key over restarts, lost disks, full disks and clock changes."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Machine:
-    """A worker's machine; ``begin`` starts the process anew."""
+    """A worker's machine; ``begin`` restarts the process."""
 
     def __init__(self):
         made = run_manifest(epochs={"seconds": EPOCH_SECONDS})
@@ -59,7 +59,7 @@ class Machine:
         self.store.tables.clear()
 
     async def say(self, **changes):
-        """Return the record that we announce now."""
+        """Return the record that is announced now."""
         await self.incarnation.advance(leaving=False)
         fields = {
             "sequence": self.incarnation.sequence,
@@ -116,7 +116,7 @@ async def test_what_another_disk_said_tells_that_it_is_lost(announced, kind):
 
 
 async def test_what_a_replica_forgot_and_takes_again_is_no_proof():
-    """Its clock was ahead for a while, and then its commits are old."""
+    """Its clock was ahead for a while, so its commits are old."""
     machine = Machine()
     await machine.begin()
     await asyncio.sleep(2 * EPOCH_SECONDS)
@@ -126,7 +126,7 @@ async def test_what_a_replica_forgot_and_takes_again_is_no_proof():
 
 
 async def test_a_record_with_a_number_that_this_disk_never_gave_is_of_another():
-    """The other one's clock was a little ahead of ours now."""
+    """The other clock was slightly ahead of ours."""
     machine = Machine()
     machine.clock.offset = 2.0
     await machine.begin()

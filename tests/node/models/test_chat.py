@@ -26,7 +26,7 @@ GENERATOR = {"name": "reasoning-gym/gcd"}
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory):
-    """A node of a run in text, whose random model answers with random bytes."""
+    """Node of a text run, whose random model answers with random bytes."""
     return held_run(tmp_path_factory.mktemp("run"), environment=TEXT | GENERATOR)
 
 
@@ -40,7 +40,7 @@ def chat(*options):
 
 
 def theirs(held, version, *messages, tokens):
-    """Return what transformers answers greedily, as tokens."""
+    """Return transformers' greedy answer, as tokens."""
     out = held.root.parent / f"exported-{version}"
     if not out.exists():
         arguments = ["--data-dir", str(held.root), "--version", str(version), "--out", str(out)]
@@ -131,7 +131,7 @@ def test_a_directory_without_a_template_cannot_chat(sums, capsys):
     assert "cannot chat: the model has no tokenizer" in capsys.readouterr().err
 
 
-# A conversation
+# Dialogues
 
 
 def test_a_conversation_is_asked_as_a_whole_until_it_is_forgotten(held):
@@ -161,7 +161,7 @@ def test_a_chat_that_fills_the_positions_says_so(held):
 
 
 class Bytes:
-    """A dialogue in which each token is a byte of UTF-8."""
+    """Dialogue in which each token is a byte of UTF-8."""
 
     def text(self, tokens):
         return bytes(tokens).decode("utf-8", "replace")
@@ -189,7 +189,7 @@ class Terminal:
     def __init__(self, *options):
         self._ours, theirs = pty.openpty()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
-        # So that Ctrl-C reaches it: its session has this terminal.
+        # The session has this terminal, so that Ctrl-C reaches the process.
         command = ["setsid", "--ctty", *PRIME_NODE, "chat", *map(str, options)]
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
@@ -203,13 +203,13 @@ class Terminal:
     def interrupt(self, pattern):
         """Press Ctrl-C until a pattern is shown.
 
-        A signal that comes before ``input`` waits for a key is noticed at the next key.
+        A signal before ``input`` waits for a key takes effect at the next key.
         """
         self.type("\x03")
         self.until(pattern, again="\x03")
 
     def until(self, pattern, again=""):
-        """Wait until a pattern is shown; return what was shown since the last one."""
+        """Wait for a pattern; return the output since the last one."""
         ends_at = time.monotonic() + PATIENCE_SECONDS
         while not (found := re.search(pattern, self.shown)):
             assert time.monotonic() < ends_at, self.shown
@@ -224,7 +224,7 @@ class Terminal:
         return before
 
     def close(self):
-        """End it."""
+        """End the process."""
         self.process.kill()
         self.process.wait()
         os.close(self._ours)

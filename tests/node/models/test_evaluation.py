@@ -20,7 +20,7 @@ SUMS = Arithmetic()
 
 
 class Calculator:
-    """A model that knows the sums that ``knows`` says; a sample is wrong where its noise is odd."""
+    """Model that solves the sums in ``knows``; a sample is wrong if its noise is odd."""
 
     positions = 64
 
@@ -31,7 +31,7 @@ class Calculator:
         return tokens[-1] == END
 
     def answers(self, requests, temperature):
-        for place in reversed(range(len(requests))):  # as they end, not as they were asked
+        for place in reversed(range(len(requests))):  # in order of completion, not of the requests
             yield place, self._answer(requests[place], temperature)
 
     def _answer(self, request, temperature):
@@ -64,7 +64,7 @@ def evaluated(*subjects, problems=40, decodings=GREEDY, seed=0):
 
 
 def sums_of(seed, count):
-    """Return the different problems that an evaluation of this seed asks."""
+    """Return the distinct problems of an evaluation with this seed."""
     found = {}
     for one in problem_seeds(seed):
         if len(found) == count:
@@ -140,7 +140,7 @@ def test_the_report_has_values_and_a_table():
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory):
-    """A node of a run over characters, whose random models solve nothing."""
+    """Node of a run over characters, whose random models solve nothing."""
     return held_run(tmp_path_factory.mktemp("run"))
 
 

@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory):
-    """A node of a run in text over bf16, which is not changed."""
+    """Node of a text run in bf16; tests do not change it."""
     return held_run(tmp_path_factory.mktemp("run"), dtype="bf16", environment=TEXT | REASONING)
 
 
 REASONING = {"name": "reasoning-gym/basic_arithmetic"}
-"""A task in text that needs no rows."""
+"""Text task without rows."""
 
 
 def export(held, out, *options):
@@ -46,7 +46,7 @@ def refused(capsys):
 
 
 def everything(directory):
-    """Return the names below a directory, but those of SQLite's own files beside a database."""
+    """Return all names below a directory, except SQLite's journals."""
     names = (path.relative_to(directory).as_posix() for path in directory.rglob("*"))
     return sorted(name for name in names if not name.startswith("state.sqlite-"))
 
@@ -132,7 +132,7 @@ def test_many_rewards_are_thinned_and_the_last_one_stays(held, monkeypatch):
 
 
 def test_a_running_node_is_read_beside(tmp_path):
-    """Its directory is locked, and its newest version is in the journal of its database alone."""
+    """Its directory is locked, and its newest version is only in the database's journal."""
     held = held_run(tmp_path / "run", versions=(3,))
     versions = [one.manifest for one in held.run._ledger.checkpoints]
     newest = held.world.checkpoint(versions[-1], policy=versions[-1].message.policy)
@@ -145,7 +145,7 @@ def test_a_running_node_is_read_beside(tmp_path):
     assert "| version | 4 of 50 |" in (tmp_path / "out" / "README.md").read_text()
 
 
-# Refusals
+# Errors
 
 
 def test_a_version_that_is_not_held_is_refused_with_those_that_are(held, tmp_path, capsys):
@@ -222,7 +222,7 @@ def test_a_full_disk_leaves_nothing(held, tmp_path, capsys, monkeypatch):
 
 
 def test_a_process_that_is_killed_leaves_no_directory(held, tmp_path):
-    """What it staged stays beside ``out`` under a hidden name, and the next try does not mind."""
+    """Its staged files stay beside ``out`` under a hidden name, and the next try succeeds."""
     code = (
         "import os, node.models.export as one\n"
         "one.card_of = lambda *_: os._exit(9)\n"

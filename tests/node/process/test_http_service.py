@@ -1,4 +1,4 @@
-"""Whom the weights server knows by the address that it comes from."""
+"""Recognition of peers by address in the weights server."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The question before a run is joined that only peers have told of, on a real terminal."""
+"""Confirmation before joining a run known from peers only, on a real terminal."""
 
 import asyncio
 import io
@@ -26,9 +26,9 @@ ROLES = (Role.INFERENCE,)
 
 @pytest.fixture
 def seat(monkeypatch):
-    """Return what makes a terminal the standard streams, and gives who sits in front of it.
+    """Return a function that opens a terminal as the standard streams, and its other end.
 
-    A test calls it, since pytest has streams of its own for every phase.
+    A test calls it, since pytest replaces the streams in every phase.
     """
     with ExitStack() as opened:
 
@@ -45,7 +45,7 @@ def seat(monkeypatch):
 
 
 def read_until(terminal, end):
-    """Return what a terminal shows up to ``end``; it may come in several parts."""
+    """Return the output of a terminal up to ``end``; it may come in several parts."""
     shown = ""
     while not shown.endswith(end):
         shown += os.read(terminal, 4096).decode()
@@ -69,7 +69,7 @@ async def test_a_person_sees_id_and_creator_and_decides(seat, typed, joined):
 
 
 async def test_the_status_line_and_logs_leave_the_question_alone(seat):
-    """As in a node: logs pass above the question, and the status line is drawn again after it."""
+    """As in a node: logs pass above the question, and the status line follows it."""
     terminal = seat()
     line = StatusLine(sys.stderr)
     line.show("looking for peers", None)

@@ -43,7 +43,7 @@ async def test_what_blocks_the_loop_is_measured_and_named(watch):
     with capture_logs() as logs:
         await blocked()
     status = watch.status()
-    # The beat was due within a beat of the beginning.
+    # The beat was due within one beat of the beginning.
     least = BLOCKED_SECONDS - loop_lag.BEAT_SECONDS
     assert least <= status.own_delay_seconds_max <= status.delay_seconds_max <= status.delay_seconds
     assert sum(status.delays[LOOP_DELAY_BOUNDS.index(0.25) + 1 :]) >= 1
@@ -74,7 +74,7 @@ async def test_short_delays_are_nobodys_business(watch):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no cores to choose from")
 def test_time_without_a_core_is_the_machines():
-    """The loop computes on a core that another process takes as often."""
+    """The loop computes on a core shared equally with another process."""
     core = min(os.sched_getaffinity(0))
     command = f"import os; os.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
     rival = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE)

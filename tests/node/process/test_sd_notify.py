@@ -30,7 +30,7 @@ def received(listening):
 
 
 def told(listening, *stages, **variables):
-    """Return the messages that came while the stages, each (seconds, stage), followed each other.
+    """Return the messages sent during the stages, each a pair (seconds, stage).
 
     Each message is a list of its lines.
     """
@@ -43,7 +43,7 @@ def told(listening, *stages, **variables):
         running = asyncio.create_task(
             ServiceManager(lambda: at, {"NOTIFY_SOCKET": address, **variables}).run()
         )
-        for seconds, at in stages:  # noqa: B007 - the task looks at it
+        for seconds, at in stages:  # noqa: B007 - the task reads it
             for _ in range(int(seconds / LOOK_SECONDS)):
                 await asyncio.sleep(LOOK_SECONDS)
                 messages.extend(received(listening))  # the kernel keeps ten

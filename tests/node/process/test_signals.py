@@ -1,4 +1,4 @@
-"""Signals, in processes of their own: they are the process's, and a second one ends it."""
+"""Signal handling, in child processes; a second signal ends them."""
 
 import signal
 import subprocess
@@ -57,7 +57,7 @@ def told(process, number):
 def test_the_first_signal_drains_and_the_second_ends(program, first):
     process = program()
     assert told(process, first)
-    for _ in range(2):  # a terminal that closes may send several
+    for _ in range(2):  # a closing terminal may send several
         process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
@@ -71,5 +71,5 @@ def test_a_node_under_nohup_outlives_its_terminal(program):
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     assert told(process, signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):  # it was the first signal that drains
+    with pytest.raises(subprocess.TimeoutExpired):  # the first signal drains
         process.wait(0.5)

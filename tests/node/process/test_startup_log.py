@@ -16,15 +16,15 @@ class Line:
 
 
 def told(*stages, line=None):
-    """Return (event, reason) of what is logged while the stages follow each other.
+    """Return (event, reason) of the log lines during the stages.
 
-    Each is (seconds, stage).
+    Each stage is a pair (seconds, stage).
     """
 
     async def scenario():
         at = stages[0][1]
         running = asyncio.create_task(StartupLog(lambda: at, line).run())
-        for seconds, at in stages:  # noqa: B007 - the task looks at it
+        for seconds, at in stages:  # noqa: B007 - the task reads it
             await asyncio.sleep(seconds)
         running.cancel()
         await asyncio.wait([running])

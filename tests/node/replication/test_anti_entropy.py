@@ -83,7 +83,7 @@ class Pair:
         return await self.ours.anti_entropy.pull(THEIRS)
 
     async def serve(self, handler):
-        """Have them answer otherwise than the protocol says."""
+        """Replace the server's handler by a faulty one."""
         await self.theirs.transport.handle(self.ours.anti_entropy._protocol, handler)
         await self.ours.peers.reach()
         return await self.ours.anti_entropy.pull(THEIRS)
@@ -119,18 +119,18 @@ async def test_a_newcomer_takes_all_that_matters():
 @pytest.mark.parametrize("page", [1, 3, 8])
 async def test_a_long_history_comes_page_by_page(monkeypatch, page):
     monkeypatch.setattr(synchronise, "IDS_MAX", page)
-    often = replace(SYNC, streams_burst=1000)  # for pages of a thousandth
+    often = replace(SYNC, streams_burst=1000)  # for pages of a thousandth of the length
     monkeypatch.setattr(synchronise, "SYNC", often)
     pair = Pair()
     pair.theirs.take(*validators(), *chain(5), *CHAIN, *records(6))
     pair.ours.take(*validators()[:2], *records(3))
-    for _ in range(3):  # the pages move while versions come
+    for _ in range(3):  # the pages shift while versions arrive
         assert await pair.pull()
     assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
 
 
 async def test_who_asks_again_at_once_is_not_told_for_ever():
-    """The list alone may take milliseconds, and who asks for nothing of it may ask again."""
+    """The list alone takes milliseconds, and a client may request nothing of it and repeat."""
     pair = Pair()
     pair.theirs.take(*validators(), *chain(5), *CHAIN)
     told = 0
@@ -142,7 +142,7 @@ async def test_who_asks_again_at_once_is_not_told_for_ever():
 
 
 async def test_strangers_records_come_last(monkeypatch):
-    """Else whoever makes thousands of keys would keep the versions from newcomers."""
+    """Else an attacker with thousands of keys would delay the versions for new nodes."""
     monkeypatch.setattr(synchronise, "IDS_MAX", 16)
     pair = Pair()
     pair.theirs.take(*records(40), *validators(), *chain(2), *CHAIN)
@@ -155,7 +155,7 @@ async def test_strangers_records_come_last(monkeypatch):
 
 
 async def test_old_evidence_against_members_comes_last(monkeypatch):
-    """After all that concerns them was forgotten; a worker that left concerns nobody."""
+    """After everything else about them was forgotten; a departed worker is not covered."""
     lie = WORLD.commit(WORKER)
     rejection = WORLD.certificate(lie, accepted=False, escalated=True)
     fork, gone = (
@@ -185,7 +185,7 @@ async def test_old_evidence_against_members_comes_last(monkeypatch):
 
 @pytest.mark.parametrize("page", [1, 2])
 async def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, page):
-    """Two nodes may hold different commits of a worker with too many: each is asked for once."""
+    """Two nodes may hold different commits of a worker with too many: each is requested once."""
     monkeypatch.setattr(synchronise, "IDS_MAX", page)
     pair = Pair()
     greedy = WORLD.workers[1]
@@ -200,7 +200,7 @@ async def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, p
 
 @pytest.mark.parametrize("depth", [2, 30])
 async def test_another_chain_of_the_same_length_is_found_and_followed(depth):
-    """What a partition leaves: both sides went on from one version, one with more validators."""
+    """A healed partition: both sides continued from one version, one with more validators."""
     pair = Pair()
     common = chain(2)
     pair.ours.take(*common, *chain(depth, first=common[-1])[1:])
@@ -366,7 +366,7 @@ async def test_only_what_was_listed_is_sent():
 
 
 async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
-    """A roster of keys that somebody made takes megabytes, which a home line has no room for."""
+    """A roster full of Sybil keys takes megabytes, too much for a home connection."""
     pair = Pair()
     made = records(60)
     pair.theirs.take(*validators(), *made)
@@ -416,12 +416,12 @@ async def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
     refused = [await asyncio.wait_for(streams[n].read(1), 1) for n in (1, 3)]
     assert refused == [b"", b""]
     assert [one.peer for one in server.anti_entropy._bounded._serving] == ["a", "b"]
-    await asyncio.sleep(SYNC.stall_seconds)  # who asks and says nothing makes room again
+    await asyncio.sleep(SYNC.stall_seconds)  # an idle client makes room again
     assert server.anti_entropy._bounded._serving == {}
 
 
 class Peers:
-    """A peer table that is connected to whomever it is told."""
+    """Connection manager connected to the peers that the test names."""
 
     def __init__(self):
         self.connected, self.followers, self.places = [], [], {}

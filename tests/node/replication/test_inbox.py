@@ -1,4 +1,4 @@
-"""What becomes of a message, by whatever it came."""
+"""Intake of messages from all sources."""
 
 import asyncio
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ class Store(MemoryStore):
 
 
 class Node:
-    """The inbox of one node over a real replica and log; ``blamed`` is what its peers heard."""
+    """Inbox of one node over a real replica and log; ``blamed`` has the faults of its peers."""
 
     def __init__(self, signer=OTHER, roles=(Role.VALIDATOR,), store=None, *, roster_at=0):
         self.replica = WORLD.replica(roster_at=roster_at)

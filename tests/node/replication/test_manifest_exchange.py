@@ -22,7 +22,7 @@ HERE, THERE = PeerId("here"), PeerId("there")
 
 
 async def ask(serve=None):
-    """Ask a peer for its run; ``serve`` is what it does instead of the right thing."""
+    """Request a peer's run; ``serve`` replaces its handler."""
     hub = Hub()
     here, there = hub.transport(HERE), hub.transport(THERE)
     hub.connect(HERE, THERE)
@@ -68,7 +68,7 @@ async def test_who_does_not_answer_in_time_is_not_reachable(serve):
 
 
 async def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch):
-    monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # whoever reads nothing lets nobody write
+    monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # a reader that reads nothing blocks the writer
     hub = Hub()
     here, there = hub.transport(HERE), hub.transport(THERE)
     hub.connect(HERE, THERE)
@@ -83,7 +83,7 @@ async def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch
 
 
 async def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch):
-    monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # whoever reads nothing lets nobody write
+    monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # a reader that reads nothing blocks the writer
     hub = Hub()
     there = hub.transport(THERE)
     large = sign_manifest(run_manifest(validators=200), identity("creator"))

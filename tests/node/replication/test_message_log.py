@@ -16,7 +16,7 @@ EXPIRE = WORLD.manifest.committee.expire_after_epochs
 
 
 class Store(MemoryStore):
-    """A store that answers a moment later, and may be full."""
+    """Store that answers a moment later, and may be full."""
 
     def __init__(self):
         super().__init__()
@@ -146,7 +146,7 @@ async def test_the_log_is_as_long_as_the_replica_is_large():
     assert len(store.envelopes) == 3
     replica.advance(WORLD.at(4 * EXPIRE + 2))
     await message_log.compact(replica)
-    # The end of its chain of slots is what a worker goes on from.
+    # A worker continues from the end of its chain of slots.
     assert store.envelopes == [CHAIN[-1].envelope]
     await message_log.flush()
     _, again = opened(store, at=4 * EXPIRE + 2)
@@ -154,7 +154,7 @@ async def test_the_log_is_as_long_as_the_replica_is_large():
 
 
 async def test_what_compaction_deletes_while_it_is_being_kept_is_written_again():
-    """It is not in the replica yet, and whoever keeps it waits until the disk is free."""
+    """It is not in the replica yet, and its ``keep`` waits until the disk is free."""
     store = Store()
     message_log, replica = opened(store)
 

@@ -1,4 +1,4 @@
-"""Bodies of rollouts: what is stored for a commit, and what goes with it."""
+"""Ownership of rollout bodies: stored for a commit and released with it."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ class Machine:
         assert self.replica.receive(signed.envelope, WORLD.at(self.epoch)).fault is None
 
     async def commit(self, signer, name, **changes):
-        """Take a commit to the body called ``name``, and store its body for it."""
+        """Accept a commit to the body called ``name``, and store its body for it."""
         signed = WORLD.commit(signer, body=digest(name.encode()), **changes)
         self.take(signed)
         await self.blobs.put(name.encode(), Owner(Purpose.ROLLOUT_BODY, signed.digest))
@@ -57,7 +57,7 @@ class Machine:
         return self.blobs.has(digest(name.encode()))
 
 
-# What goes
+# Release
 
 
 async def test_a_body_goes_a_while_after_it_was_learned_from():
@@ -135,7 +135,7 @@ async def test_bodies_whose_commits_were_forgotten_go_too():
 
 
 async def test_a_body_waits_for_its_commit_to_be_signed():
-    """A body is durable before its commit: nothing in the ledger speaks for it then."""
+    """A body is durable before its commit: no ledger entry protects it then."""
     machine = Machine()
     signed = WORLD.commit(WORKER, body=digest(b"a"))
     await machine.blobs.put(b"a", Owner(Purpose.ROLLOUT_BODY, signed.digest))
@@ -160,7 +160,7 @@ async def test_a_restart_releases_what_was_stored_for_commits_that_were_never_si
     assert not machine.has("signed"), "its commit was forgotten before the first look"
 
 
-# What is fetched
+# Fetch
 
 
 async def pair():

@@ -49,8 +49,6 @@ class Store(MemoryStore):
 
 
 class Node:
-    """The network of one node on a hub."""
-
     def __init__(self, hub, signer):
         self.peer = signer.peer_id
         self.transport = hub.transport(self.peer)

@@ -27,7 +27,7 @@ def name(number):
 
 
 class Asking:
-    """Peers by number, connected from an address each."""
+    """Numbered peers, each connected from its own address."""
 
     def __init__(self, **places):
         self.peers = SimpleNamespace(connected=[], places={})

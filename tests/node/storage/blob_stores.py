@@ -1,4 +1,4 @@
-"""Both implementations of the ``Blobs`` port, and what survives a restart of each."""
+"""Both implementations of the ``Blobs`` port, each with its restart."""
 
 from pathlib import Path
 
@@ -14,26 +14,23 @@ from simulations.ports.storage import Disk, Session, SimBlobs
 
 
 def one_shard(data: bytes, chunk_bytes: int, of: Digest | None = None) -> ShardIndex:
-    """Return the index of a file of one shard, whose chunks make ``data`` and its digest ``of``."""
+    """Return the index of a file of one shard: chunks of ``data``, shard digest ``of``."""
     chunks = chunk_digests([data], chunk_bytes)
     shard = Shard(digest(data) if of is None else of, len(data), chunks)
     return ShardIndex(len(data), len(data), chunk_bytes, (shard,))
 
 
 def index_of(data: bytes, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
-    """Return the index of a file."""
     shards = [data[start : start + shard_bytes] for start in range(0, len(data), shard_bytes)]
     entries = [Shard(digest(one), len(one), chunk_digests([one], chunk_bytes)) for one in shards]
     return ShardIndex(len(data), shard_bytes, chunk_bytes, tuple(entries))
 
 
 def name_of(index: ShardIndex) -> Digest:
-    """Return what names a file."""
     return digest(shard_index.encode(index))
 
 
 async def open_one(blobs, index: ShardIndex, purpose: Purpose = Purpose.WEIGHTS):
-    """Open the arrival of a file of one shard."""
     (partial,) = await blobs.open_file(index, purpose)
     return partial
 
@@ -43,8 +40,6 @@ def owner(name: bytes, purpose: Purpose = Purpose.ROLLOUT_BODY) -> Owner:
 
 
 class FileMachine:
-    """A directory."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
@@ -65,7 +60,7 @@ class FileMachine:
 
 
 class SimMachine:
-    """A simulated disk; the ports of the session before change nothing any more."""
+    """Simulated disk; ports of an earlier session can no longer change it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

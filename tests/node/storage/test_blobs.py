@@ -41,7 +41,7 @@ async def fill(partial: IncomingFile) -> None:
 
 
 def every_file(directory: Path) -> list[str]:
-    """Return the names of all files but those that say who owns what."""
+    """Return the names of all files except those of owners."""
     return sorted(
         path.name
         for path in directory.rglob("*")
@@ -75,7 +75,7 @@ async def test_a_file_deleted_behind_our_back_is_not_here(tmp_path: Path) -> Non
     assert every_file(tmp_path) == [NAME.hex()], "the index"
 
 
-# Crashes: what a restart finds
+# Crashes
 
 
 async def test_what_has_no_owner_is_deleted_at_the_start(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ async def test_an_arrival_that_was_all_here_is_completed_on_opening(tmp_path: Pa
     assert (tmp_path / "files" / "whole" / NAME.hex()).exists()
 
 
-# Room
+# Disk space
 
 
 async def test_the_quota_refuses_before_anything_is_written(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ async def test_a_file_without_room_leaves_no_more_than_its_index(tmp_path: Path,
 
 
 async def test_an_arrival_that_is_not_resumed_keeps_its_room(tmp_path: Path) -> None:
-    """Only its owner can give it up: whoever makes us fetch something else must not."""
+    """Only its owner can release it; a peer that makes us fetch something else must not."""
     await (await begin(FileBlobs(tmp_path))).write_chunk(0, chunk(0))
     blobs = FileBlobs(tmp_path, quota_bytes=len(DATA) + INDEX_BYTES)
     with pytest.raises(StorageFullError):
@@ -309,7 +309,7 @@ async def test_a_file_system_without_links_has_a_copy(
 async def test_a_file_that_is_replaced_while_it_is_stored_is_stored_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name may be given to another version; what is indexed is what others get."""
+    """Its name may be reused for another version; the indexed bytes must stay."""
     link, path = files.link_synced, tmp_path / "file"
 
     def link_and_replace(source: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every implementation of ``Blobs`` and ``PolicyFiles`` does, the live and the simulated."""
+"""Contract of ``Blobs`` and ``PolicyFiles``, for the live and the simulated implementation."""
 
 import asyncio
 
@@ -163,7 +163,7 @@ async def test_who_opens_a_file_that_is_here_owns_it_too(machine):
 
 
 async def test_who_stores_a_shard_for_something_else_takes_nothing_with_it(machine):
-    """As whoever commits to a body that is a shard of the weights makes everybody do."""
+    """A commit to a body that equals a shard of the weights makes every node do this."""
     await fill(await begin(machine))
     await machine.blobs.put(DATA, ONE)
     await machine.blobs.release(ONE)

@@ -1,4 +1,4 @@
-"""Encodings of files by several threads are those of one."""
+"""Equality of encodings by several threads and by one."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ NEW = {name: words.astype(OLD[name].dtype) for name, words in NEW.items()}
 
 
 class SlowPool(ThreadPoolExecutor):
-    """Begins each piece of work a little later, and remembers it."""
+    """Starts each task with a delay, and records it."""
 
     def __init__(self, threads):
         super().__init__(threads)
@@ -77,7 +77,7 @@ def test_every_number_of_threads_makes_the_same(policies, tmp_path, monkeypatch,
 
 
 def test_what_cannot_be_decoded_shows_and_leaves_nothing_at_work(policies, tmp_path, threads):
-    """Else a block would be read from a file that is closed, or from the next one to be opened."""
+    """Else a block would be read from a closed file, or from the next opened one."""
     base, new = policies
     encodings.encode(new.path, base, tmp_path / "encoding")
     data = bytearray((tmp_path / "encoding").read_bytes())

@@ -1,4 +1,4 @@
-"""Blobs, files and the store on a file system that is really full, and then has room again."""
+"""Blobs, files and the store on a really full file system, and after space was freed."""
 
 import shutil
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def unasked(monkeypatch):
-    """Let the blobs not ask for room first: another program may take it meanwhile."""
+    """Skip the check of free space: another program may take the space meanwhile."""
     plenty = SimpleNamespace(free=1 << 40)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: plenty)
 

@@ -1,4 +1,4 @@
-"""What a disk may take long for is done in threads: the loop does not wait for it."""
+"""Slow disk operations run in threads: the event loop does not wait."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from roles.ports.storage import Owner, Purpose
 from tests.node.storage.blob_stores import name_of, one_shard, open_one
 
 SLOW = ("fsync", "link", "posix_fallocate", "rename", "replace", "unlink")
-"""Milliseconds where nothing else is written, else seconds; 0.4 s to unlink 2 GB (measured)."""
+"""Milliseconds on an idle disk, else seconds; 0.4 s to unlink 2 GB (measured)."""
 
 DATA = bytes(range(256)) * 16
 CHUNK_BYTES = 1024
@@ -29,7 +29,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def calls(disk, monkeypatch):
-    """Yield what was called so far, by whether it was on the loop."""
+    """Yield the calls so far, with a flag for those on the loop."""
     made = {True: set(), False: set()}
     loop_thread = threading.get_ident()
 

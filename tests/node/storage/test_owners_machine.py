@@ -1,7 +1,7 @@
-"""Blobs and their owners in any order, with restarts, and with crashes in the middle of a change.
+"""Blobs and owners under random operations, restarts, and crashes in the middle of a change.
 
-What an owner was told to be stored is here until that owner is released, and what no owner needs
-is gone, at the latest after a restart. A change that a crash interrupts has happened or has not.
+A stored blob is here until its owner is released. A blob without an owner is gone, after a restart
+at the latest. An interrupted change has happened or has not.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.node.storage.blob_stores import FileMachine, SimMachine, index_of, na
 CHUNK_BYTES, SHARD_BYTES = 4, 8
 CONTENTS = {digest(data): data for data in (b"one", b"two twos", b"three and three")}
 FILES = [b"two twos", b"two twos two more", b"another"]
-"""Whose shards are also a blob of its own, or of another file."""
+"""Files whose shards equal another blob, or a shard of another file."""
 
 INDEXES = [index_of(data, SHARD_BYTES, CHUNK_BYTES) for data in FILES]
 CONTENTS |= {
@@ -41,14 +41,14 @@ file_purposes = st.sampled_from(FILE_PURPOSES)
 
 
 class CrashingFiles(FileMachine):
-    """A directory whose machine stops at a chosen access to the disk: what it holds is kept."""
+    """Directory whose machine stops at a chosen disk access; the disk's content stays."""
 
     def __init__(self, directory: Path) -> None:
         self._lives, self._parent = 0, directory
         super().__init__(directory / "0")
 
     async def crash_in(self, operation, accesses: int) -> None:
-        """Begin ``operation``, stop after so many ``accesses``, and start again."""
+        """Start ``operation``, stop after so many ``accesses``, and restart."""
         self._lives += 1
         kept, in_thread, done = self._parent / str(self._lives), files.in_thread, 0
 
@@ -82,7 +82,7 @@ class CrashingSim(SimMachine):
 
 
 class OwnersMachine(RuleBasedStateMachine):
-    """The model is a table of owners and what each has stored."""
+    """The model is a table of owners and their stored blobs."""
 
     machine_class: type
 
@@ -112,7 +112,6 @@ class OwnersMachine(RuleBasedStateMachine):
 
     @rule(number=file_numbers, purpose=file_purposes, chunks=st.integers(0, 5))
     def arrive(self, number, purpose, chunks):
-        """Receive so many chunks, all of them or fewer."""
         data, index, left = FILES[number], INDEXES[number], chunks
         whose = Owner(purpose, name_of(index))
 
@@ -143,7 +142,7 @@ class OwnersMachine(RuleBasedStateMachine):
         self._interrupt()
 
     def _interrupt(self):
-        """Shards of a file that has not come whole are here again once it is resumed."""
+        """Shards of an incomplete file are here again once it is resumed."""
         for whose, stored in self.needed.items():
             if whose in FILE_OWNERS and not self.machine.blobs.has_file(whose.subject):
                 self.arriving[whose] |= stored

@@ -1,4 +1,4 @@
-"""What was stored is there after the power has failed at the very moment it was said to be."""
+"""Durability at a power loss in the moment when a write was reported as done."""
 
 import sqlite3
 
@@ -29,7 +29,7 @@ def root(tmp_path):
 
 @pytest.fixture(params=["put", "put_file", "arrival", "arrival that was all here"])
 def stored(request, root):
-    """Return a way to store ``DATA``, and for what it does."""
+    """Return a function that stores ``DATA``, and its purpose."""
 
     async def put(blobs):
         await blobs.put(DATA, ONE)
@@ -63,7 +63,7 @@ async def test_a_blob_and_its_owner_survive(root, stored):
 
 
 async def test_whenever_the_power_fails_only_whole_blobs_with_owners_are_here(root, stored):
-    """Or arrivals, whose bytes are checked again when they are resumed."""
+    """Or arrivals, whose bytes are verified again when they are resumed."""
     store, owner = stored
     named = DIGEST if owner is ONE else NAME
     with power_loss(root) as power:
@@ -95,7 +95,7 @@ async def test_an_owner_that_joined_survives(root):
         await blobs.release(ONE)
         power.survivors()
     again = FileBlobs(root / "blobs")
-    await again.release(ONE)  # to release it again does no harm
+    await again.release(ONE)  # a second release is harmless
     assert await again.get(DIGEST) == DATA
 
 
@@ -113,9 +113,9 @@ async def test_a_linked_file_is_old_or_whole_and_survives(root):
     assert files.weights(1).read_bytes() == DATA
 
 
-# SQLite calls fsync by itself, where no test of Python sees it. That a commit waits for the disk is
-# a setting of each connection: FULL syncs the log at every commit, NORMAL at checkpoints only, OFF
-# never. The database is asked for it.
+# SQLite calls fsync by itself, invisible to Python tests. The durability of a commit is a setting
+# of each connection: FULL syncs the log at every commit, NORMAL at checkpoints only, OFF never. So
+# the test reads the setting.
 
 FULL = 2
 

@@ -160,7 +160,7 @@ def damage(path: Path, where: int) -> None:
 
 @pytest.mark.parametrize("where", [0, 4096 + 8, 3 * 4096])
 async def test_a_damaged_database_is_told_when_it_is_opened(tmp_path: Path, where: int) -> None:
-    """A page in the middle would else stop a node hours later, when something reads it."""
+    """A damaged page in the middle would else stop a node hours later, at its first read."""
     path = tmp_path / "state.sqlite"
     store = SqliteStore(path)
     await store.commit([Put("t", bytes([n]), bytes(3000)) for n in range(8)])

@@ -1,4 +1,4 @@
-"""Children of a testnet end with it, in processes of their own."""
+"""End of a testnet's children with it, in separate processes."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 
 def work():
-    """Be a node that never drains."""
+    """Act as a node that never drains."""
     import signal  # noqa: PLC0415 - in the child alone
     import time  # noqa: PLC0415 - as above
 

@@ -1,4 +1,4 @@
-"""The live view on a terminal: a real one, whose screen an emulator keeps."""
+"""Live view on a real pseudo-terminal, with the screen read from an emulator."""
 
 import fcntl
 import io
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 NOW = STARTED_AT + 175
 ADDRESS = f"/ip4/127.0.0.1/tcp/40001/p2p/{peer_id('relay-1')}"
 SIZES = dict.fromkeys((60, 80, 120), (50, 24, 9, 40))
-"""Heights in the order in which somebody makes the window so high."""
+"""Heights in the order of resizing."""
 
 SHOW = """
 import asyncio, types
@@ -50,8 +50,6 @@ def screen(**changes):
 
 
 class Terminal:
-    """A terminal in which the view runs."""
-
     def __init__(self, width, height):
         self._ours, theirs = pty.openpty()
         self._screen = pyte.Screen(width, height)
@@ -72,7 +70,7 @@ class Terminal:
         self._screen.resize(height, width)
 
     def shows(self, wanted, seconds=30):
-        """Return whether the screen comes to show exactly these lines."""
+        """Return whether the screen shows exactly these lines in time."""
         until = time.monotonic() + seconds
         while self.lines != wanted and time.monotonic() < until:
             if select.select([self._ours], [], [], 0.1)[0]:
@@ -142,7 +140,7 @@ def test_every_size_shows_each_liar_and_the_address():
 
 
 def kinds(lines):
-    """Return how high the chart is, and whether there is a row for each node."""
+    """Return the height of the chart, and whether each node has a row."""
     frames = [n for n, line in enumerate(lines) if line.startswith(("╭─ reward", "╰"))]
     chart = frames[1] - frames[0] - 2 if len(frames) > 1 else 0
     return chart, any(line.strip("● ").startswith("validator-3 ") for line in lines)

@@ -34,7 +34,7 @@ def test_the_join_command_is_one_shell_command_for_an_inference_node():
 
 
 def test_the_program_is_found_from_anywhere(tmp_path):
-    """A shell need not have the environment that the testnet was started in."""
+    """The shell may lack the environment in which the testnet was started."""
     told = subprocess.run(
         [*program(), "version"], cwd=tmp_path, env={}, capture_output=True, text=True, check=True
     )

@@ -132,7 +132,7 @@ def test_the_dead_are_not_waited_for():
 
 
 def trains(record: SwarmRecord, began_at: float | None, seconds: float, at: float, pid: int = 100):
-    """Let the trainer be seen with these steps."""
+    """Add an observation of the trainer with these steps."""
     status = record.nodes["trainer-1"].status
     steps = BusyTimeStatus(began_at, seconds)
     record.observe("trainer-1", StatusSample(pid, True, replace(status, steps=steps), at=at))
@@ -143,13 +143,13 @@ def test_the_trainer_is_idle_from_its_first_step_on_when_no_step_runs():
     assert report_of(record)["trainer_idle_share"] is None
     trains(record, None, 0.0, STARTED_AT + 30)
     assert report_of(record)["trainer_idle_share"] is None
-    # Steps took 32 of the 50 s between second 40 and second 90, when it was seen last.
+    # Steps took 32 of the 50 s between second 40 and second 90, the last observation.
     trains(record, STARTED_AT + 40, 32.0, STARTED_AT + 90)
     assert report_of(record)["trainer_idle_share"] == 0.36
     # Another process of it: 32 + 28 of 80 s.
     trains(record, STARTED_AT + 100, 28.0, STARTED_AT + 120, pid=101)
     assert report_of(record)["trainer_idle_share"] == 0.25
-    # Neither a trainer that does not answer nor a relay that does makes it longer.
+    # Neither a silent trainer nor an answering relay extends it.
     relay = record.nodes["relay-1"].status
     record.observe("trainer-1", StatusSample(101, True, None, at=STARTED_AT + 990))
     record.observe("relay-1", StatusSample(100, True, relay, at=STARTED_AT + 990))

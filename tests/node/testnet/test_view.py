@@ -92,7 +92,7 @@ def test_each_node_has_a_map_of_what_is_on_its_way():
     lines = drawn(spreading_swarm(), screen(), 100, height=60)
     (title,) = (line for line in lines if "on its way" in line)
     assert "version 37 is on its way: patch, 8 MB; 2 of 12 nodes have it" in title
-    one = rows_of(lines, "inference-2")[0]  # the row of the table of nodes has a mark before it
+    one = rows_of(lines, "inference-2")[0]  # the row in the table of nodes has a mark before it
     full, half_full, empty = (one.count(character) for character in "█▒·")
     assert one.count("│") == 1
     assert full == 2 * (full // 2)
@@ -165,7 +165,7 @@ def test_a_picture_of_it_is_svg(tmp_path):
 
 
 def lies(record, name, *, certified=0, rejected=0, committed=0, slashed=False):
-    """Let every node see what became of a liar."""
+    """Record a liar's outcomes in the status of every node."""
     liar = record.nodes[name].plan.peer_id
     counts = RolloutCounts(committed, certified, rejected)
     for node in record.nodes.values():

@@ -1,4 +1,4 @@
-"""The pages of a testnet, over nodes that really listen."""
+"""Web pages of a testnet, over nodes with real sockets."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ TEXTLESS = replace(
 
 
 class Swarm:
-    """A testnet in this loop: its record, and the servers of the nodes that were started."""
+    """A testnet in this loop: its record, and the servers of its started nodes."""
 
     def __init__(self, directory):
         self.record = SwarmRecord(STARTED_AT)

@@ -1,4 +1,4 @@
-"""Recorded swarms to draw and to report on."""
+"""Recorded swarms for the display and the report."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +74,7 @@ def checkpoint(version: int, reward: float, uncertified: int = 0) -> CheckpointS
 
 
 def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) -> SwarmRecord:
-    """A swarm in the middle of its run, every number different."""
+    """Swarm in the middle of its run, every number different."""
     options = Options(Path("swarm"), cheaters=cheaters)
     record = SwarmRecord(STARTED_AT)
     curve = tuple(
@@ -110,7 +110,7 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) 
 
 
 def arrival(version: int, here: int, pieces: int = 40, **changes) -> DownloadStatus:
-    """A version of two stripes whose first pieces are here, in each stripe as many."""
+    """Version of two stripes with the first pieces here, equally many per stripe."""
     bits = f"{(1 << here) - 1 << (pieces - here):0{pieces}b}".ljust(-(-pieces // 4) * 4, "0")
     stripe = StripeStatus(
         0, peer_id("trainer-1"), pieces, here, f"{int(bits, 2):0{len(bits) // 4}x}"
@@ -140,20 +140,19 @@ def arrival(version: int, here: int, pieces: int = 40, **changes) -> DownloadSta
 
 
 def arrived(version: int, seconds: float) -> DownloadStatus:
-    """A version that came so many seconds after it was published."""
+    """Version that arrived this many seconds after its publication."""
     at = checkpoint(version, 0.0).created_at + seconds
     return arrival(version, 40, seconds=seconds, seconds_to_go=0.0, arrived_at=at, stripes=())
 
 
 def give(record: SwarmRecord, name: str, *arrivals: DownloadStatus) -> None:
-    """Let a node be seen with these downloads."""
     status = record.nodes[name].status
     assert status is not None
     record.observe(name, sample(replace(status, arrivals=arrivals)))
 
 
 def spreading_swarm(**options) -> SwarmRecord:
-    """A swarm with a version on its way: some have it, one has no index, one has not begun."""
+    """Swarm with a version in transfer: some have it, one has no index, one has not begun."""
     record = learned_swarm(**options)
     names = [name for name in record.nodes if name != "trainer-1"]
     give(record, names[0], arrived(37, 3.0))

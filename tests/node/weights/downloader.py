@@ -1,4 +1,4 @@
-"""A node that downloads one file from another one, serves what it has, and says how far it is."""
+"""Node that downloads one file from another, serves its chunks, and prints its progress."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A trainer's disk work: it writes versions, publishes and announces them, and forgets old ones."""
+"""Disk work of a trainer: write, publish and announce versions, and delete old ones."""
 
 import asyncio
 from itertools import count
@@ -25,7 +25,6 @@ TABLE = "announced"
 
 
 def machine(directory: Path) -> Ports:
-    """Return what a trainer keeps on its disk."""
     blobs = FileBlobs(directory / "blobs")
     return Ports(
         clock=None,
@@ -42,7 +41,7 @@ def machine(directory: Path) -> Ports:
 
 
 def announced(ports: Ports) -> dict[int, list[Digest]]:
-    """Return the indexes of each version that was announced and is not forgotten."""
+    """Return the indexes of each version announced and not forgotten."""
     return {
         int(key): [Digest(value[start : start + 32]) for start in range(0, len(value), 32)]
         for key, value in ports.store.scan(TABLE)

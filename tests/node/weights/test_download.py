@@ -46,7 +46,7 @@ OWNER = Owner(Purpose.WEIGHTS, crypto.digest(b"another version"))
 
 
 class CorruptBlobs(FileBlobs):
-    """A store whose owner alters what it serves."""
+    """Store whose owner alters the served bytes."""
 
     async def stream(self, digest: Digest, offset: int, length: int) -> Any:
         async for piece in super().stream(digest, offset, length):
@@ -54,7 +54,7 @@ class CorruptBlobs(FileBlobs):
 
 
 class StalledBlobs(FileBlobs):
-    """A store that promises shards and never delivers."""
+    """Store that promises shards and never delivers."""
 
     async def stream(self, digest: Digest, offset: int, length: int) -> Any:
         if self.size(digest) == SHARD_BYTES:
@@ -291,7 +291,7 @@ async def test_a_deadline_is_noticed_in_time_however_much_happens(tmp_path: Path
     now = asyncio.get_running_loop().time
     ticks = []
     while now() < 10 * TICK_SECONDS:
-        download._events.put_nowait(ChunkCorrupt(0, 0))  # there is always something
+        download._events.put_nowait(ChunkCorrupt(0, 0))  # there is always an event
         event = await download._next_event()
         if isinstance(event, Tick):
             ticks.append(now())
@@ -336,7 +336,7 @@ async def test_a_parent_that_trickles_the_index_is_passed_over(tmp_path: Path) -
     children = [node for node in world.nodes.values() if node.peer not in (ROOT, parent)]
     experience = SourceReputation()
     await world.run(children, weights, source_history=experience)
-    assert asked  # it was somebody's first choice
+    assert asked  # it was the first choice of a node
     assert experience.is_doubted(parent)
 
 
@@ -351,7 +351,7 @@ async def test_the_index_goes_down_the_tree_without_asking_in_vain(
     now, arrivals = asyncio.get_running_loop().time, []
 
     async def late(stream: Any) -> None:
-        await asyncio.sleep(max(0.0, 0.5 - now()))  # meanwhile everybody asks its parent
+        await asyncio.sleep(max(0.0, 0.5 - now()))  # meanwhile every node asks its parent
         await serve(stream)
 
     async def opened(self: WeightsDownload, index: ShardIndex) -> Any:
@@ -406,7 +406,7 @@ async def test_a_publisher_that_dies_when_each_byte_has_left_it_once_stops_nobod
 
 
 def _together(nodes: Sequence[Node], index: ShardIndex) -> bool:
-    """Return whether every chunk is at one of the nodes at least."""
+    """Return whether each chunk is on at least one of the nodes."""
     for shard in index.shards:
         held = 0
         for node in nodes:

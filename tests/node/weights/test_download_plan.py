@@ -1,4 +1,4 @@
-"""The cheapest way to a version, against every way that there is."""
+"""Cheapest route to a version, compared with all routes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ def index(version, place):
 
 @dataclass
 class KnownVersions:
-    """What ``DownloadPlanner`` asks a ledger: the newest version is the last of ``manifests``."""
+    """Ledger as ``DownloadPlanner`` reads it; the last of ``manifests`` is the newest version."""
 
     manifests: list
 
@@ -40,7 +40,7 @@ class KnownVersions:
 
 
 def signed(version, patches):
-    """Return a manifest with patches, each a base version, bytes, and whether it means our base."""
+    """Return a manifest with patches: base version, bytes, and whether it is our base."""
     encodings = tuple(
         Encoding(
             base_version=base,
@@ -75,7 +75,7 @@ def histories(draw):
 
 
 def every_cost(manifests, held, version, oldest, useless):
-    """Yield what every way to a version costs; a version that is here is never got again."""
+    """Yield the cost of every route to a version; a held version is never fetched again."""
     message = manifests[version].message
     yield FILE_BYTES * (ONE_SOURCE_COST if version % RULES.full_every else 1)
     for encoding in message.encodings:
@@ -136,7 +136,7 @@ def test_a_base_that_is_another_policy_here_is_no_base():
 
 
 def test_a_trainer_cannot_make_us_search_for_ever():
-    """Four bases for each of two hundred versions: as many ways as there are atoms."""
+    """Four bases for each of two hundred versions: more routes than atoms in the universe."""
     manifests = [
         signed(version, [(base, 10, True) for base in range(max(0, version - 4), version)])
         for version in range(200)

@@ -22,7 +22,7 @@ DIGEST = Digest(bytes(32))
 
 @st.composite
 def indexes(draw):
-    """Return an index of a file that is cut anyhow; nobody looks at its digests here."""
+    """Return an index with arbitrary shards; digests do not matter."""
     chunk_bytes = draw(st.integers(1, 9))
     shard_bytes = chunk_bytes * draw(st.integers(1, 5)) + draw(st.integers(0, chunk_bytes - 1))
     total_bytes = draw(st.integers(1, 200))
@@ -101,7 +101,7 @@ def test_a_record_says_what_is_here_and_from_whom(index, stripes, data):
 
 
 def drawn(status, stripes):
-    """Read the maps as a stranger would by the description of them."""
+    """Decode the maps by their documentation alone."""
     maps = {stripe.number: [] for stripe in status.stripes}
     for stripe in status.stripes:
         for piece in range(stripe.pieces):

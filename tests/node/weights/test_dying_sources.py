@@ -1,6 +1,6 @@
-"""A swarm in which parents die, come back, lie and stall, drawn by lot: the others get the file.
+"""Swarm with parents that randomly crash, return, lie and stall: the others get the file.
 
-In virtual time, on real files: what a node had written when it died is what it begins with again.
+It runs in virtual time on real files: a restarted node continues from its written bytes.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.virtual
 
 SIZE = 8 * SHARD_BYTES + 1000
 ROOT_SECONDS = SIZE / LINE_BYTES_PER_SECOND
-"""In which the line of the root can send the file once."""
+"""Time of one transfer of the file over the root's link."""
 
 
 class Fates:
-    """What becomes of the nodes, by lot; two of the parents die for good."""
+    """Random fates of the nodes; two of the parents die for good."""
 
     def __init__(self, world, weights, seed):
         rng = random.Random(seed)
@@ -40,7 +40,7 @@ class Fates:
 
 
 async def dies(world, name, weights, fates):
-    """Download until the node dies, and again if it comes back; return its lives."""
+    """Download until the node dies, and again if it returns; return its lives."""
     node = world.nodes[name]
     running = asyncio.create_task(world.download(node, weights).run(node.path))
     await asyncio.wait([running], timeout=fates.lives_seconds[name])
@@ -58,7 +58,7 @@ async def dies(world, name, weights, fates):
 
 
 async def story(directory, seed):
-    """Return how many liars were named."""
+    """Return the number of liars found."""
     world = Swarm(directory, random.Random(seed).randbytes(SIZE))
     await world.add(ROOT)
     for number in range(10):

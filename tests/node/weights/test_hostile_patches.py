@@ -1,4 +1,4 @@
-"""Patches that are made to do harm, and files that went bad, each met by a whole swarm."""
+"""Hostile patches and damaged files, each met by a whole swarm."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.virtual
 
 BOMB_BYTES = 1 << 28
 PEAK_BYTES_MAX = 24 << 20
-"""Of all nodes of a swarm together, each with a block and its buffers: a tenth of one bomb."""
+"""Memory of all nodes of a swarm, each with a block and its buffers: a tenth of one bomb."""
 
 
 def bomb(count):
@@ -51,13 +51,13 @@ def preamble(policy, header=b"", elements=5000):
 
 
 def larger_header():
-    """Return the header of a file of a gigabyte, of which nothing has to travel."""
+    """Return the header of a 1 GB file whose content need not be sent."""
     small = file_of({"a": np.zeros(8, np.uint16)})[:-16]
     return small.replace(b"[8]", b"[536870912]").replace(b"[0, 16]", b"[0, 1073741824]")
 
 
 async def hostile(swarm, kind):
-    """Return what a trainer signs as an encoding of version 2."""
+    """Return the encoding of version 2 that a hostile trainer signs."""
     base = policy_of(tensors(1))
     if kind == "inflates":
         content = preamble(base) + bomb(5000)
@@ -124,7 +124,7 @@ async def test_one_lie_in_a_chain_of_patches_costs_a_file_of_each_wanted_version
 
 @pytest.mark.parametrize("damage", ["cut off", "empty", "longer"])
 async def test_a_version_of_another_length_than_was_signed_is_fetched_again(tmp_path, damage):
-    """A disk that lost the end of it; what serves others must not offer the rest as the version."""
+    """A disk lost the file's end; a node must not serve the rest as the version."""
     swarm = await begun(tmp_path, 2)
     one = swarm.followers[0]
     path, content = one.library.get(1).path, weights(1)
@@ -142,7 +142,7 @@ async def test_a_version_of_another_length_than_was_signed_is_fetched_again(tmp_
 
 
 async def test_what_is_not_announced_yet_has_no_length_to_be_held_to(tmp_path):
-    """A trainer that died between its release and its announcement goes on from what it made."""
+    """A trainer that died between release and announcement continues from its files."""
     swarm = await world.begun(tmp_path, 1)
     trainer = swarm.trainers[0]
     path = trainer.ports.files.weights(1)

@@ -1,7 +1,6 @@
-"""Real processes that are killed in the middle of a download and of a publication, again and again.
+"""Real processes killed with SIGKILL during downloads and publications.
 
-What they said before is still so, what was on the disk is not fetched again, and whoever reads from
-them meanwhile never gets a wrong byte.
+Announcements stay true, stored bytes are not fetched again, and readers never get a wrong byte.
 """
 
 import asyncio
@@ -27,18 +26,18 @@ from tests.worlds.socket_streams import SocketStreams
 SHARD_BYTES, CHUNK_BYTES = 262_144, 65_536
 CONTENT = random.Random(9).randbytes(16 * SHARD_BYTES + 777)
 RATE = ExchangeLimits(upload_bytes_per_second=1_500_000)
-"""Some twenty chunks a second: each life ends within the first of them, also where this process has
-to wait for a core."""
+"""About 20 chunks a second: each life ends within the first of them, even if this process must wait
+for a core."""
 
 LIVES = 6
 LIVES_MAX = 60
-"""A trainer on a slow machine announces less in a life."""
+"""A trainer on a slow machine announces fewer versions per life."""
 IN_FLIGHT_BYTES = 4 * SHARD_BYTES
-"""What hedged requests may bring twice, at most: a guess."""
+"""Most bytes that hedged requests may transfer twice: a guess."""
 
 
 def here_bytes(directory: Path, index) -> int:
-    """Return the bytes of the right chunks that a dead process left, by reading its file."""
+    """Return the valid bytes that a dead process left in its file."""
     name = crypto.digest(shard_index.encode(index)).hex()
     arriving = directory / "blobs" / "files" / "arriving" / name
     whole = directory / "blobs" / "files" / "whole" / name
@@ -51,7 +50,7 @@ def here_bytes(directory: Path, index) -> int:
 
 
 async def read_along(sockets: Path, index, read: list[int], rng: random.Random) -> None:
-    """Ask a process for ranges at random as long as it lives; what comes is right."""
+    """Request random ranges while a process lives, and check the bytes."""
     exchange = BlobExchange(SocketStreams(sockets, PeerId("reader")), blobs=None)
     while True:
         number = rng.randrange(len(index.shards))
@@ -113,7 +112,7 @@ async def killed_downloads(tmp_path: Path) -> None:
             assert isinstance(outcome, asyncio.CancelledError), outcome
             said_bytes = max(int(line.split()[1]) for line in said if line.startswith("here"))
             done = [int(line.split()[1]) for line in said if line.startswith("done")]
-            if done:  # before its time, where this process had to wait for a core
+            if done:  # too early, where this process had to wait for a core
                 break
     assert life > LIVES // 2
     assert done[0] <= len(CONTENT) - left_bytes + IN_FLIGHT_BYTES
@@ -130,8 +129,8 @@ def test_a_trainer_that_is_killed_has_announced_nothing_that_it_has_not(tmp_path
 async def killed_publications(tmp_path: Path) -> None:
     rng, newest = random.Random(5), -1
     forgotten: set[int] = set()
-    """In any life: one that was killed while it forgot has left a version half deleted, and the
-    next one may be killed before it comes to that version again."""
+    """Versions deleted in any life: a kill may leave one half deleted, and the next life may be
+    killed before it continues."""
     async with Mortal("tests.node.weights.publisher") as child:
         for life in range(LIVES_MAX):
             await child.begin(tmp_path)

@@ -1,4 +1,4 @@
-"""Policies on their way between machines, on disks that fill, and out of the way again."""
+"""Policy library: downloads between machines, full disks, retention."""
 
 import asyncio
 from dataclasses import replace
@@ -30,7 +30,7 @@ SHARDS = {"shard_bytes": 8192, "chunk_bytes": 2048, "versions_kept": 4, "stripes
 
 
 class Blobs(MemoryBlobs):
-    """Blobs of which some are ``withheld``: promised to whoever asks, and never delivered."""
+    """Blobs of which some are ``withheld``: promised to every peer, and never delivered."""
 
     def __init__(self, disk):
         super().__init__(disk)
@@ -44,7 +44,7 @@ class Blobs(MemoryBlobs):
 
 
 class Node:
-    """A policy library on a machine; ``restart`` gives it another life."""
+    """Policy library on a machine; ``restart`` begins another life."""
 
     def __init__(self, swarm, identity, role):
         self.swarm = swarm
@@ -81,7 +81,7 @@ class Node:
         await self.restart()
 
     async def restart_alone(self):
-        """Restart with the versions that it knew, and without a roster, as after a crash."""
+        """Restart with the known versions but without a roster, as after a crash."""
         before = self.replica
         self.replica = Replica(before.manifest, lambda *_: True)
         self.peers._roster = self.replica.roster
@@ -126,7 +126,7 @@ def weights(version):
 
 
 class Swarm:
-    """A trainer and those who follow it; everybody is connected and knows everybody."""
+    """A trainer and its followers, all connected and on each other's rosters."""
 
     def __init__(self, directory, followers=2, trainers=1, **shardcast):
         self.directory = directory
@@ -154,7 +154,7 @@ class Swarm:
         self.introduce()
 
     def introduce(self, *nodes, **changes):
-        """Let everybody see these nodes, or all, at this moment."""
+        """Make these nodes, or all, live members now."""
         now = LoopClock().now()
         for node in nodes or self.nodes:
             if node.identity.peer_id not in self.hub.transports:
@@ -211,7 +211,7 @@ class Swarm:
 
 
 async def begun(tmp_path, versions=1, **options):
-    """Return a swarm in which everybody has so many versions."""
+    """Return a swarm in which every node has ``versions``."""
     swarm = Swarm(tmp_path, **options)
     await swarm.start()
     for version in range(versions):
@@ -279,7 +279,7 @@ async def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
 
 
 async def test_a_version_that_an_engine_reads_is_not_deleted_under_it(tmp_path):
-    """A role chooses a policy, and the engine opens its file when it has the time."""
+    """A role chooses a policy, and the engine opens its file later."""
 
     async def publish_many(swarm, count):
         for _ in range(count):
@@ -318,7 +318,7 @@ async def test_shards_that_two_versions_share_outlive_the_older_one(tmp_path):
 
 
 async def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tmp_path):
-    """Its trainer is gone in the middle of the download; the successor's comes instead."""
+    """Its trainer dies in the middle of the download; the successor's version comes instead."""
     swarm = await begun(tmp_path, 2, trainers=2)
     genesis = swarm.head
     one = swarm.followers[0]
@@ -353,7 +353,7 @@ async def test_a_version_passed_over_gives_its_room_back(tmp_path):
     swarm.tell(await swarm.publish())
     first = swarm.head.message.index
     swarm.hub.partition([one.identity.peer_id])
-    await one.restart()  # and the download goes on
+    await one.restart()  # and the download continues
     await asyncio.sleep(2)
     for _ in range(4):
         signed = await swarm.publish()
@@ -369,7 +369,7 @@ async def test_a_version_passed_over_gives_its_room_back(tmp_path):
 
 
 async def test_a_download_follows_the_roster(tmp_path):
-    """It begins when nobody is known but the publisher, who is gone."""
+    """It begins when the only known node is the publisher, which is gone."""
     swarm = await begun(tmp_path)
     late = swarm.followers[1]
     late.ports.files.weights(0).unlink()
@@ -389,7 +389,7 @@ async def test_the_publisher_feeds_the_forest_and_a_holder_when_it_is_gone(tmp_p
     swarm = await begun(tmp_path, followers=3)
     trainer, ours = swarm.nodes[:2]
     empty, holder = sorted(swarm.nodes[2:], key=lambda node: node.identity.peer_id)
-    await asyncio.sleep(600)  # longer than any record lives
+    await asyncio.sleep(600)  # longer than the lifetime of a record
 
     def root(of=ours):
         peer = next(iter(of.library._roots(swarm.head)), None)
@@ -433,7 +433,7 @@ async def test_nobody_to_ask_is_no_error(tmp_path):
     await swarm.stop()
 
 
-# What engines refuse
+# Rejection by engines
 
 
 async def test_a_refused_policy_is_fetched_twice_and_then_given_up(tmp_path):
@@ -467,7 +467,7 @@ async def test_a_refused_policy_is_fetched_twice_and_then_given_up(tmp_path):
 
 
 async def slow_swarm(tmp_path, versions):
-    """Return a swarm with so many versions more, of which the trainer withholds the shards."""
+    """Return a swarm with more versions, whose shards the trainer withholds."""
     swarm = await begun(tmp_path)
     trainer, one = swarm.trainers[0], swarm.followers[0]
     one.running.cancel()
@@ -611,7 +611,7 @@ async def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
 
 
 async def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
-    """The file of the successor's version 1 is in place of ours, the name is still ours."""
+    """The file of the successor's version 1 has replaced ours, under our name."""
     swarm = await begun(tmp_path, 2, trainers=2)
     one, genesis = swarm.followers[0], swarm.followers[0].replica.ledger.checkpoint(0)
     new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
@@ -626,7 +626,7 @@ async def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
     await swarm.stop()
 
 
-# States
+# Optimiser states
 
 
 async def test_a_state_is_fetched_kept_for_a_while_and_forgotten(tmp_path):

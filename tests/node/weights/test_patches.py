@@ -1,4 +1,4 @@
-"""Versions that travel as patches of others: to everybody, to latecomers, and from liars."""
+"""Versions transferred as patches: to all nodes, to late nodes, and from lying trainers."""
 
 import asyncio
 
@@ -75,7 +75,6 @@ async def begun(tmp_path, versions, **options):
 
 
 async def away(node):
-    """Stop a node's library; its disk stays."""
     node.running.cancel()
     await asyncio.wait([node.running])
 
@@ -127,7 +126,7 @@ async def test_the_patch_that_made_a_version_is_kept_for_engines_as_long_as_it(t
         assert encodings(node)[-1] == "v8.encoding"
     one = swarm.followers[0]
     await one.restart()
-    assert one.library.newest().patch is None  # engines have nothing then
+    assert one.library.newest().patch is None  # engines get no patch then
     await swarm.stop()
 
 
@@ -146,7 +145,7 @@ async def test_a_version_is_here_without_its_patch_when_that_has_no_room(tmp_pat
 
 
 def test_a_version_that_is_released_again_leaves_its_published_patch_as_it_was(tmp_path):
-    """The file has a second name in the store: who wrote into it would change what is served."""
+    """The file has a second link in the store: writing into it would change the served bytes."""
     base, new, other = (tmp_path / name for name in ("base", "new", "other"))
     for path, version in ((base, 0), (new, 1), (other, 5)):
         path.write_bytes(weights(version))
@@ -168,7 +167,7 @@ async def test_the_first_version_travels_as_byte_planes(tmp_path):
 
 
 async def test_a_newcomer_takes_the_last_file_from_anybody_and_the_patches_since(tmp_path):
-    """Its trainer sends nothing any more: whoever patched its way to version 5 has the file."""
+    """Its trainer no longer sends; nodes that patched up to version 5 have the file."""
     swarm = await begun(tmp_path, 1, followers=3)
     late = swarm.followers[2]
     await away(late)
@@ -181,12 +180,12 @@ async def test_a_newcomer_takes_the_last_file_from_anybody_and_the_patches_since
     sent = trainer.exchange.sent.total()
     swarm.hub.remove(trainer.identity.peer_id)
     await late.restart()
-    for _ in range(20):  # until it is off the roster
+    for _ in range(20):  # until its record has expired
         swarm.introduce()
         await asyncio.sleep(10)
     await arrives(late, 7)
     assert trainer.exchange.sent.total() == sent
-    await eventually(lambda: has(late, 6), 60)  # it is wanted by itself
+    await eventually(lambda: has(late, 6), 60)  # it is wanted for its own sake
     await swarm.stop()
 
 
@@ -204,7 +203,7 @@ async def test_who_missed_versions_takes_their_patches_one_after_another(tmp_pat
 
 
 async def test_the_base_of_a_patch_on_its_way_stays_while_a_newer_version_is_fetched(tmp_path):
-    """It was deleted with the old ones, and the newcomer that was to read it ended."""
+    """It was deleted with old versions, and the new node's read of it failed."""
     swarm = await begun(tmp_path, 2, versions_kept=3)
     late, others = swarm.followers[0], [*swarm.trainers, *swarm.followers[1:]]
     await away(late)
@@ -223,7 +222,7 @@ async def test_the_base_of_a_patch_on_its_way_stays_while_a_newer_version_is_fet
 
 
 async def published(node, content):
-    """Store an encoding at a trainer; return how a manifest names it."""
+    """Store an encoding at a trainer; return its manifest entry."""
     path = node.directory / "made"
     path.write_bytes(content)
     stored = await node.blobs.put_file(path, 8192, 2048, Purpose.WEIGHTS)
@@ -236,7 +235,7 @@ async def published(node, content):
 
 
 async def lie_of(swarm, kind, tmp_path):
-    """Return what a trainer signs as the patch of version 2 against version 1."""
+    """Return the patch of version 2 against version 1 that a lying trainer signs."""
     trainer = swarm.trainers[0]
     files, target = trainer.ports.files, tmp_path / "lie"
     base = trainer.library.get(1)
@@ -282,7 +281,7 @@ async def test_a_patch_whose_index_is_nonsense_is_given_up_for_the_file(tmp_path
 
 
 async def test_a_patch_that_an_engine_refuses_is_tried_again_as_a_file(tmp_path):
-    """The base may have rotted on the disk after it was checked."""
+    """The base may have been damaged on the disk after its check."""
     swarm = await begun(tmp_path, 2)
     one = swarm.followers[0]
     for _ in range(2):

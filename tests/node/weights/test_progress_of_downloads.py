@@ -1,4 +1,4 @@
-"""What downloads of a real file between real nodes leave in their records."""
+"""Progress records of real downloads between real nodes."""
 
 import asyncio
 from dataclasses import replace
@@ -26,7 +26,6 @@ LABEL = Label("version 5", 5, Form.PLANES, 77)
 
 
 async def limited(world: Swarm, bytes_per_second: int) -> Node:
-    """Let the root send no faster; return it."""
     root, limits = world.nodes[ROOT], ExchangeLimits(upload_bytes_per_second=bytes_per_second)
     root.exchange = BlobExchange(world.hub.transports[ROOT], root.blobs, limits=limits)
     await root.exchange.start()
@@ -95,7 +94,7 @@ async def test_who_feeds_a_stripe_is_its_parent_in_the_forest(tmp_path: Path):
         firsts = [order[0] for order in download._candidates]
         as_planned += [stripe.parent == firsts[stripe.number] for stripe in status.stripes]
         assert {source.name for source in status.sources} <= {ROOT, *records} - {node.peer}
-    assert sum(as_planned) > 0.75 * len(as_planned)  # one that is late is passed over
+    assert sum(as_planned) > 0.75 * len(as_planned)  # a late one is skipped
     await asyncio.gather(*running)
     came = [seen(arrivals)[0] for arrivals in records.values()]
     received = sum(node.exchange.received.total() for node in nodes)

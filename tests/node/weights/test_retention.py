@@ -19,7 +19,7 @@ class Machine:
         self.head = WORLD.genesis()
 
     async def version(self, index, *, parent=None, **changes):
-        """Store weights and state of a version that ``index`` names, and publish it."""
+        """Store weights and state of a version with this ``index``, and publish it."""
         parent = parent or self.head
         state = digest(b"state of " + index)
         names = {"index": digest(index), "state": state}
@@ -33,7 +33,7 @@ class Machine:
         await self.blobs.put(state, Owner(Purpose.OPTIMISER_STATE, digest(state)))
 
     def has(self, index):
-        """Tell which of weights and state are here."""
+        """Return which of weights and state are here."""
         return self.blobs.has(digest(index)), self.blobs.has(digest(b"state of " + index))
 
 

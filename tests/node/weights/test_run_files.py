@@ -1,4 +1,4 @@
-"""The run's own files on their way from who was given them to everybody."""
+"""The run's own files, from nodes that have them to all others."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def run_file(path, content):
 
 
 class FilesSwarm(Swarm):
-    """A swarm whose run has files; its first trainer was given them."""
+    """Swarm whose run has files, held by its first trainer."""
 
     def __init__(self, directory, **options):
         super().__init__(directory, **options)
@@ -64,7 +64,6 @@ async def fetched(swarm, node, seconds=60):
 
 @pytest.fixture
 async def swarm(tmp_path):
-    """Yield a swarm that has begun."""
     swarm = FilesSwarm(tmp_path)
     await swarm.start()
     yield swarm
@@ -114,7 +113,7 @@ async def test_who_comes_first_waits_and_says_for_what(swarm):
 async def test_nobody_is_there(swarm):
     _, follower, _ = swarm.nodes
     task = asyncio.create_task(fetched(swarm, follower, 6000))
-    await asyncio.sleep(600)  # the records of the others end
+    await asyncio.sleep(600)  # the records of the others expire
     assert follower.conditions["task"] == "waiting for a peer that has the run's bundle"
     task.cancel()
 

@@ -5,7 +5,7 @@ from roles.runtime.training_steps import TrainingStep
 
 @pytest.fixture
 def steps():
-    """Return steps 1 to 6: the third used nothing, the fifth is another trainer's."""
+    """Return steps 1 to 6: the third used no rollout, the fifth is another trainer's."""
     made = [
         TrainingStep(
             version,

@@ -13,7 +13,7 @@ def path(tmp_path):
 
 
 def write(path, steps):
-    """Log what is missing of ``steps``, as a start of a node does; return how far it was."""
+    """Log missing ``steps`` as a node's start does; return the previous last one."""
     with closing(JsonLines(path)) as log:
         version = log.open()
         log.write([step for step in steps if step.version > version])

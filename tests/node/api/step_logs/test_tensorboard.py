@@ -1,4 +1,4 @@
-"""What TensorBoard itself reads of the event files."""
+"""Event files as read by TensorBoard itself."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What W&B's own reader finds in the files of an offline run."""
+"""Files of an offline run as read by W&B's own reader."""
 
 import json
 import struct
@@ -35,7 +35,7 @@ def write(directory, steps):
 
 
 def records(path):
-    """Yield the records of a file of W&B: LevelDB's log format behind a header of 7 bytes.
+    """Yield the records of a W&B file: LevelDB's log format behind a header of 7 bytes.
 
     Blocks have 32 KiB. A chunk in them has a checksum, its length and its type: whole, first,
     middle or last. The library writes this format and no longer has a reader in Python.

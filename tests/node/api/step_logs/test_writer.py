@@ -1,4 +1,4 @@
-"""The logs of nodes of a real swarm, as the daemon keeps them."""
+"""Step logs of a real swarm's nodes, as the daemon writes them."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from tests.worlds.swarm import Swarm
 
 @pytest.fixture(scope="module")
 def swarm():
-    """Return what a trainer and a validator know, once the trainer was killed and came back."""
+    """Return the contexts of a trainer and a validator after a crash of the trainer."""
 
     async def scenario():
         world = Swarm(validator=3, inference=2, grpo__steps=40)
@@ -43,7 +43,7 @@ def quick(monkeypatch):
 
 
 async def logged(context, logs, until):
-    """Keep logs until something holds, then close them."""
+    """Write logs until ``until`` holds, then close them."""
     keeping = StepLogWriter(context, logs)
     keeping.start()
     await eventually(until, 30)
@@ -77,7 +77,7 @@ async def test_another_node_logs_the_rewards_that_were_announced(swarm, quick, t
 
 
 class Failing(JsonLines):
-    """A log on a disk that is full at first; what it writes then is cut."""
+    """Log on a disk that is full at first, which truncates its writes."""
 
     def __init__(self, path, failures):
         super().__init__(path)

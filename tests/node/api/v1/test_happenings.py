@@ -25,7 +25,7 @@ def test_the_list_is_bounded_and_takes_each_key_once():
     kept = happenings.after("", 0)
     assert len(kept) == HAPPENINGS_MAX
     assert kept[-1][0] == 3 * HAPPENINGS_MAX
-    happenings.add(happening(0))  # forgotten by now, and so it is news
+    happenings.add(happening(0))  # forgotten by now, so it is news
     assert texts(happenings.after("boot", kept[-1][0])) == ["number 0"]
 
 
@@ -61,7 +61,6 @@ def test_only_what_we_wrote_is_an_id_to_resume_from():
 
 
 async def read(events, count):
-    """Return the kind, the id and the data of so many events."""
     found = []
     async for piece in events:
         lines = dict(line.split(": ", 1) for line in piece.decode().splitlines() if ": " in line)

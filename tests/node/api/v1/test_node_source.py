@@ -1,4 +1,4 @@
-"""A node's answers, from a replica that real messages have made."""
+"""API answers of a node, from a replica with real messages."""
 
 from types import SimpleNamespace
 
@@ -38,7 +38,7 @@ TASK = InBackground(Arithmetic(), SimBackground())
 
 
 class Node:
-    """A source over a replica, and what it is told."""
+    """Source over a replica, and its inputs."""
 
     def __init__(self, tmp_path, task=TASK):
         self.clock = SimpleNamespace(now=lambda: NOW)
@@ -162,7 +162,7 @@ def test_what_happens_is_told_once_with_its_evidence(node):
     assert told["slashed"].subject == WORKER.peer_id
     assert told["slashed"].evidence == (certificate.digest.hex(),)
     assert told["slashed"].rollout == commit.digest.hex()
-    node.source.look()  # finds all of it again in the replica
+    node.source.look()  # finds all of it in the replica again
     assert sorted(node.kinds()) == ["escalated", "leader", "slashed"]
     assert node.source.overview().slashed == 1
 

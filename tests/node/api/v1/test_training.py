@@ -1,4 +1,4 @@
-"""The answer about training, from a real ledger and this node's own steps."""
+"""Training report, from a real ledger and this node's own steps."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ ME = "me"
 
 
 def published(versions, signer=ME):
-    """Return a context in which so many versions were published after version 0."""
+    """Return a context with ``versions`` published after version 0."""
     checkpoints = [
         SimpleNamespace(
             manifest=SimpleNamespace(

@@ -116,7 +116,7 @@ def test_the_kernels_word_about_its_clock_is_read(monkeypatch, status, level):
 
 @pytest.mark.parametrize("clock", ["", "your clock seems 596 s behind 3 peers (median)"])
 def test_what_peers_say_of_the_clock_is_passed_on(monkeypatch, tmp_path, clock):
-    """A daemon that runs has compared it; where none does, nobody has."""
+    """A running daemon has compared its clock; without one there is no comparison."""
     datadir = DataDir(tmp_path)
     assert _look_at_daemon(datadir) == []
     status = NodeStatus("peer", "run", "name", (), "paused", clock, 0.0, clock=clock)
@@ -128,7 +128,7 @@ async def test_peers_are_dialled_and_one_is_enough():
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: no other process gets it
         good, bad = (
             f"/ip4/127.0.0.1/tcp/{number}/p2p/{PEER}" for number in (port, closed.getsockname()[1])
         )

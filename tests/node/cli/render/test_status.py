@@ -37,7 +37,7 @@ def test_status_at_a_glance():
 
 
 def arriving_lines(lines):
-    """Return the line with the map, and what is told below it."""
+    """Return the line with the map, and the lines below it."""
     (at,) = (number for number, line in enumerate(lines) if line.startswith("  version 42 "))
     below = []
     while lines[at + 1 + len(below)].startswith("    "):
@@ -174,7 +174,7 @@ def test_a_policy_that_has_not_arrived():
 
 
 def test_versions_that_have_come_and_cannot_be_taken_are_told():
-    """A trainer has published them, but what became of their batches is not known here."""
+    """A trainer has published them, but the outcome of their batches is unknown here."""
     waiting = replace(STATUS, tables={**STATUS.tables, "versions_waiting": 3})
     told = row(drawn(status_view(waiting, 0.0)), "policy")
     assert told.endswith("1 behind the newest; 3 more cannot be taken yet")

@@ -275,7 +275,7 @@ async def test_a_source_that_trickles_costs_only_its_share_of_the_deadline(tmp_p
     await three.blobs.put(DATA, OWNER)
     await two.transport.handle(PROTOCOL, trickle)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.8) == DATA
-    assert len(DATA) - 16 <= three.exchange.sent.total() < len(DATA)  # what two began is kept
+    assert len(DATA) - 16 <= three.exchange.sent.total() < len(DATA)  # keeps the bytes of two
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ async def test_a_reader_that_has_stopped_loses_its_place_to_others(
 
 
 class Noted:
-    """A stream that notes that it was closed."""
+    """Stream that records its close."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -466,7 +466,7 @@ class Noted:
 
 
 class Noting:
-    """A transport that notes its streams."""
+    """Transport that records its streams."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -498,7 +498,7 @@ async def test_a_blob_larger_than_was_promised_is_not_read(tmp_path: Path) -> No
 
 
 async def test_who_asks_and_does_not_read_costs_one_deadline(tmp_path: Path) -> None:
-    """Nothing is cut and nothing ends: the stream takes no more until its other end reads."""
+    """Nothing is cut and nothing ends: the stream blocks until its other end reads."""
     _, (one, two) = await network(tmp_path, "one", "two")
     large = bytes(8 * streams.WINDOW_BYTES)
     digest = await two.blobs.put(large, OWNER)
@@ -532,7 +532,7 @@ async def test_an_idle_uplink_saves_up_for_a_moment_only() -> None:
 
 async def test_the_headers_of_full_packets_fit_into_the_line_beside_what_the_cap_lets_go() -> None:
     cap = UploadScheduler(1_000_000)
-    await cap.take(1_000_000, trusted=False)  # what was saved up is gone
+    await cap.take(1_000_000, trusted=False)  # the saved-up budget is gone
     ten_seconds = await seconds_to_take(cap, 10_000_000)
     assert ten_seconds > 10.0 * 1514 / 1448
 

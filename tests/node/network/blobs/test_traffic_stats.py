@@ -80,7 +80,7 @@ def test_a_tally_adds_up_and_remembers_the_last_ones(moves):
         last_at[f"{name}"] = number
         by_name[f"{name}", way] += count
         remembered = sorted(last_at, key=last_at.get)[-PARTIES_MAX:]
-        for lost in set(last_at) - set(remembered):  # it begins from nothing if it comes back
+        for lost in set(last_at) - set(remembered):  # it starts from zero if it returns
             del last_at[lost]
             for each in BlobTransport:
                 del by_name[lost, each]

@@ -35,7 +35,7 @@ def test_addresses_that_only_failed_never_take_the_places_of_those_that_answered
 
 
 class Dialled(RuleBasedStateMachine):
-    """Against a list of all that was ever noted."""
+    """Comparison with a list of all recorded dials."""
 
     def __init__(self):
         super().__init__()

@@ -16,7 +16,7 @@ from protocol.core.types import PeerId
 PEER = PeerId("peer")
 BAD = Fault(FaultCode.BAD_SIGNATURE)
 ENOUGH = 3
-"""Faults within seconds."""
+"""Faults within seconds that ban a peer."""
 
 
 def blamed(bans, times, fault=BAD, peer=PEER):
@@ -46,7 +46,7 @@ def test_each_time_is_twice_as_long_as_the_one_before_up_to_a_bound():
     bans, now, times = Bans(), 0.0, []
     for _ in range(9):
         times.append(blamed(bans, [now] * ENOUGH)[-1])
-        now += times[-1]  # it goes on as soon as it is heard
+        now += times[-1]  # it continues as soon as it is accepted
     assert times[:3] == pytest.approx([BAN_SECONDS, 2 * BAN_SECONDS, 4 * BAN_SECONDS])
     assert times[-1] == BAN_SECONDS_MAX
     assert times == sorted(times)

@@ -1,4 +1,4 @@
-"""Streams that peers open, at the gate that all protocols have in common."""
+"""Gate of inbound streams, shared by all protocols."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ FLOOD = int(60 * STRANGERS_PER_SECOND)
 
 
 class Opened:
-    """A stream as far as the gate looks at it."""
+    """Stream with the attributes that the gate reads."""
 
     def __init__(self, peer):
         self.peer = peer
@@ -44,7 +44,7 @@ class Gate:
 
 
 async def floods(gate):
-    """Have a stranger open streams until it is kept away; return how many."""
+    """Open streams from an untrusted peer until it is banned; return their number."""
     for count in range(FLOOD):
         if gate.sent_away:
             return count

@@ -44,7 +44,7 @@ def dead(peer):
 
 
 class Net:
-    """A hub of named nodes; those that are ``deaf`` let every dial wait."""
+    """Hub of named nodes; dials to ``deaf`` ones never complete."""
 
     def __init__(self):
         self.hub = Hub()
@@ -59,7 +59,7 @@ class Net:
             self.hub.transport(self.peer(name))
 
     def table(self, *initial, seed=b"1", trusted=lambda _peer: False):
-        """Return our own peer table."""
+        """Return the connection manager under test."""
         transport = self.hub.transport(self.peer("ours"))
         connect = transport.connect
 
@@ -75,7 +75,7 @@ class Net:
         return ConnectionManager(transport, LoopClock(), Rng(seed), known, self.roster, trusted)
 
     def tell(self, name, *, at=None, **changes):
-        """Let us know a member, by default at the address where it is."""
+        """Add a member's record, by default with its real address."""
         own = identity(name)
         now = LoopClock().now()
         changes.setdefault("addresses", (address(own.peer_id),) if at is None else at)
@@ -155,7 +155,7 @@ async def test_members_are_dialled_until_there_are_enough(monkeypatch):
 
 @pytest.mark.parametrize("own_standing", [True, False])
 async def test_a_node_keeps_connections_to_others_with_standing(monkeypatch, own_standing):
-    """However many strangers are connected; a newcomer has few such connections."""
+    """Regardless of the number of untrusted peers; a new node has few such connections."""
     monkeypatch.setattr(module, "CONNECTIONS_TARGET", 4)
     net = Net()
     strangers = [f"stranger {n}" for n in range(40)]
@@ -180,7 +180,7 @@ async def test_a_node_keeps_connections_to_others_with_standing(monkeypatch, own
 
 
 async def test_a_newcomer_looks_for_standing_before_it_has_all_its_connections():
-    """All that it happens to be connected to may be gone a moment later."""
+    """All its current connections may break a moment later."""
     net = Net()
     strangers = [f"stranger {n}" for n in range(200)]
     net.add("boot", *strangers, "proven 0", "proven 1")
@@ -209,7 +209,7 @@ async def test_who_is_alone_tries_those_with_standing_among_the_first():
 
 
 async def test_members_that_do_not_answer_keep_us_from_nothing():
-    """Each lists eight addresses where nobody is; we still see who is connected."""
+    """Each lists eight dead addresses; connected peers stay visible."""
     net = Net()
     net.add("boot", "friend")
     ours = net.table("boot")
@@ -314,7 +314,7 @@ async def test_who_lost_everybody_comes_back_without_its_bootstrap_peer():
     await eventually(lambda: connected(net, "member"), 10)
     net.hub.remove(net.peer("boot"))
     net.hub.partition([net.peer("ours")])
-    await asyncio.sleep(300)  # longer than any record lives
+    await asyncio.sleep(300)  # longer than the lifetime of a record
     net.roster.advance(LoopClock().now())
     assert ours.connected == []
     net.hub.heal()
@@ -596,13 +596,13 @@ async def test_a_later_start_begins_with_who_is_here_and_then_with_who_answered_
 
 @pytest.fixture
 def at_most_ten(monkeypatch):
-    """Above ten connections a node ends some, down to eight."""
+    """Above ten connections a node prunes down to eight."""
     monkeypatch.setattr(module, "CONNECTIONS_HIGH", 10)
     monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
 
 
 def beside_a_worker(net, count):
-    """Let strangers be there, and one worker, which has standing; return them and our table."""
+    """Add untrusted peers and one trusted worker; return them and the connection manager."""
     strangers = [f"stranger {number}" for number in range(count)]
     net.add(*strangers, "worker")
     return strangers, net.table(trusted=lambda peer: peer == net.peer("worker"))
@@ -640,7 +640,7 @@ async def test_where_there_are_too_many_those_go_first_that_nobody_heeds():
 
 
 async def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_stays():
-    """More of them than p2pd keeps, before the next look: it ends the others."""
+    """More than p2pd's limit arrive before the next scan: it prunes the others."""
     net = Net()
     strangers = [f"stranger {number}" for number in range(p2pd.CONNECTIONS_HIGH)]
     net.add(*strangers, "chosen", "worker", "meshed", "guest", "left")

@@ -1,4 +1,4 @@
-"""Which of the connected peers have standing."""
+"""Connected peers with reputation."""
 
 from hypothesis import given
 from hypothesis import strategies as st

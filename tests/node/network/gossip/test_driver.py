@@ -40,7 +40,7 @@ pytestmark = pytest.mark.virtual
 
 TOPIC = "run/commits"
 FAULTS = 3
-"""For which a peer is kept away at once."""
+"""Faults that ban a peer at once."""
 
 
 def accept(_author, _data):
@@ -109,7 +109,7 @@ def meshed(*nodes):
 
 
 class RawPeer:
-    """A peer that speaks bytes, to misbehave."""
+    """Peer that writes raw bytes, to misbehave."""
 
     def __init__(self, hub: Hub, number: int = 200):
         self.identity = Identity(bytes([number]) * 32)
@@ -341,7 +341,7 @@ async def test_a_peer_whose_stream_is_open_stays_although_a_look_misses_it():
 
 
 class Pipe:
-    """A stream that has no room at first, and then it has."""
+    """Stream without room at first, and then with room."""
 
     def __init__(self):
         self.offered = []
@@ -411,7 +411,7 @@ async def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
 
 @pytest.mark.parametrize(("core_seconds", "share"), [(0.0, 1.0), (0.02, 0.2)])
 async def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(core_seconds, share):
-    """What takes five times as long as its bytes may is read at a fifth of the rate."""
+    """Frames that need five times the allowed CPU per byte are read at a fifth of the rate."""
     flooder = Identity(bytes([200]) * 32).peer_id
     async with swarm(2, trust=Trust(trusted=lambda peer: peer != flooder)) as (hub, nodes):
         await eventually(lambda: meshed(*nodes))
@@ -425,7 +425,7 @@ async def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(co
         slow = frame(encode_rpc(Rpc(ihave=(IHave("elsewhere", ids),))))  # 40 kB
 
         async def flood():
-            for _ in range(400):  # four times what may be read meanwhile
+            for _ in range(400):  # four times the read budget of that time
                 await stream.write(slow)
 
         flooding = asyncio.create_task(flood())
@@ -445,7 +445,7 @@ async def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(co
 
 
 async def hears_an_author_in_a_flood(hub, say, reader, frames, peers, warm_seconds, per_second):
-    """Let raw peers write frames without end, and ``say`` so many kB a second meanwhile."""
+    """Write endless frames from raw peers, and ``say`` so many kB a second meanwhile."""
 
     async def flood(raw):
         stream = await raw.stream_to(reader)
@@ -470,7 +470,7 @@ async def hears_an_author_in_a_flood(hub, say, reader, frames, peers, warm_secon
 
 
 async def test_a_stranger_in_our_mesh_is_read_apart_from_those_outside():
-    """Twenty outside send all they can, a member without standing says 60 kB a second."""
+    """Twenty peers outside flood; an untrusted peer in the mesh sends 60 kB a second."""
     async with swarm(2, trust=Trust(trusted=lambda _peer: False)) as (hub, nodes):
         await eventually(lambda: meshed(*nodes))
         ids = tuple(number.to_bytes(MESSAGE_ID_BYTES, "big") for number in range(800))
@@ -487,9 +487,9 @@ def grafts_that_break_their_word():
 
 
 async def test_whom_nobody_heeds_takes_nothing_of_what_is_read_of_other_strangers():
-    """Thirty that graft whatever they are told, and a newcomer with 30 kB a second to say.
+    """Thirty peers below the gossip threshold graft always; an untrusted peer sends 30 kB a second.
 
-    It is in no mesh of ours either, where it would be read apart.
+    It is in no mesh of ours either, where it would have a budget of its own.
     """
     async with swarm(1) as (hub, (reader,)):
         author, seqno = RawPeer(hub, 99), itertools.count(1)
@@ -591,7 +591,7 @@ async def test_a_disconnected_peer_leaves_no_task_behind():
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_link_that_is_ended_twice_closes_its_stream(turns):
-    """Its peer goes away, and before the writer has ended the node stops."""
+    """Its peer disconnects, and the node stops before the writer has ended."""
     async with swarm(1) as (hub, (node,)):
         raw, ended = RawPeer(hub), []
 
@@ -735,7 +735,7 @@ async def test_links_are_bounded():
 
 
 async def test_who_leaves_while_its_bytes_wait_makes_room_for_others(monkeypatch):
-    """The end of its stream comes behind them."""
+    """The end of its stream comes after them."""
     monkeypatch.setattr(links, "IGNORED_SECONDS", 600)
     async with swarm(1, params=Params(peers_max=1)) as (hub, (node,)):
         flooder, other = RawPeer(hub), RawPeer(hub, 201)
@@ -780,7 +780,7 @@ async def test_a_fault_that_a_service_found_ends_a_stranger_s_place_in_the_mesh(
 
 
 async def test_a_peer_that_we_chose_comes_into_a_full_mesh():
-    """Strangers graft first; a mesh of two has no place for others then, but for that one."""
+    """Untrusted peers graft first; a mesh of two is then full, except for an outbound peer."""
     two = Params(
         mesh_low=1, mesh_size=2, mesh_high=2, mesh_keep_by_score=0, mesh_outbound=2, lazy_peers=1
     )
@@ -807,7 +807,7 @@ async def test_who_is_in_any_of_the_meshes_is_meshed():
 
 
 async def test_peers_at_one_place_are_told_to_the_router_once_greeted():
-    """Forty of one address: the surplus of eight, squared, closes meshes and gossip to them."""
+    """Forty of one address: the surplus over eight, squared, closes meshes and gossip to them."""
     async with swarm(2) as (hub, (node, other)):
         strangers = [RawPeer(hub, number) for number in range(100, 139)]
         everybody = [other.peer_id, *(each.identity.peer_id for each in strangers)]

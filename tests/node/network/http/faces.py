@@ -70,7 +70,7 @@ def request(path: str, *lines: str, method: str = "GET") -> bytes:
 
 
 async def exchange(port: int, data: bytes) -> list[Reply]:
-    """Send ``data``; return the answers until the other end closes (ask for it)."""
+    """Send ``data``; return the answers until the server closes (request it)."""
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(data)
     rest = await asyncio.wait_for(reader.read(), 20)

@@ -1,4 +1,4 @@
-"""A process that serves one blob by HTTP, with the daemon's loop and short deadlines."""
+"""Process that serves one blob over HTTP, with the daemon's loop and short deadlines."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.node.network.http.faces import DATA, WEIGHTS, face
 from tests.worlds.mortal import say
 
 DEADLINE_SECONDS = 1.0
-"""For a head, and for a reader that takes nothing."""
+"""Deadline of a request head, and of a reader that reads nothing."""
 
 LIMITS = ConnectionLimits(head_seconds=DEADLINE_SECONDS, stall_seconds=DEADLINE_SECONDS)
 LARGE = bytes(20_000_000)

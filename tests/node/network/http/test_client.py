@@ -1,4 +1,4 @@
-"""The client against servers that are anything but ours, and against ours through the exchange."""
+"""HTTP client against foreign servers, and against ours through the exchange."""
 
 import asyncio
 import re
@@ -47,7 +47,7 @@ GOOD = OK + b"\r\n\r\n" + DATA[100:1100]
 
 @asynccontextmanager
 async def impostor(answer, *, hang=False, chunks=None):
-    """A server that says ``answer`` to whatever it is asked."""
+    """Server that sends ``answer`` to any request."""
     asked = []
 
     async def serve(reader, writer):
@@ -208,7 +208,7 @@ async def test_few_idle_connections_are_kept():
         http.close()
 
 
-# Which way
+# Choice of transport
 
 
 def test_the_faster_way_is_taken_and_the_other_tried_now_and_then():
@@ -239,7 +239,7 @@ def test_http_that_fails_is_left_alone_for_ever_longer():
     seen, now, pauses = TransportChooser(), 0.0, []
     for _ in range(15):
         seen.failed(PEER, now)
-        seen.failed(PEER, now)  # two requests that were under way together
+        seen.failed(PEER, now)  # two concurrent requests
         start = now
         while seen.choose(PEER, now) is BlobTransport.STREAM:
             now += 1.0
@@ -258,11 +258,11 @@ def test_few_peers_are_remembered():
     assert len(seen._peers) == transport_choice.PEERS_MAX
 
 
-# Through the exchange: what HTTP does not bring comes over a stream
+# Through the exchange: a stream delivers the bytes that HTTP does not
 
 
 class Pair:
-    """One node that fetches, and one with a blob store behind streams and at an HTTP port."""
+    """One fetching node, and one with a blob store behind streams and an HTTP port."""
 
     def __init__(self, directory, blobs, port):
         self.directory = directory
@@ -314,7 +314,7 @@ async def pair(directory, port=None, **options):
 async def test_weights_come_by_http_and_bodies_by_streams(tmp_path):
     async with pair(tmp_path) as (both, served):
         assert await both.pull() == DATA
-        await eventually(lambda: served.sent.total() >= len(DATA))  # counted once it has been sent
+        await eventually(lambda: served.sent.total() >= len(DATA))  # counted after sending
         assert (both.by_stream, served.sent.total()) == (0, len(DATA))
         assert both.one.received[BlobKind.WEIGHTS] == len(DATA)
         assert await both.pull(kind=BlobKind.BODY) == DATA
@@ -405,7 +405,7 @@ async def test_a_stalled_server_is_given_up_and_the_stream_goes_on(tmp_path):
 
 
 async def serve_wrong_bytes(reader, writer):
-    """Answer every range as it was asked for, with one bit changed."""
+    """Answer every range as requested, with one bit changed."""
     try:
         while True:
             asked = (await reader.readuntil(b"\r\n\r\n")).decode()

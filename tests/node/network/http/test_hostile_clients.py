@@ -1,6 +1,6 @@
-"""Clients that mean harm, against a server in a process of its own, whose memory is measured.
+"""Hostile HTTP clients, against a server in a separate process with measured memory.
 
-Each of them is cut off or answered with an error; those who mean well are served meanwhile.
+Each is cut off or receives an error; honest clients are served meanwhile.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from tests.node.network.http.test_client import Pair
 from tests.worlds.mortal import Mortal
 
 RSS_BYTES_MAX = 48 << 20
-"""More than at the start: 64 answers with half a megabyte each, and what the allocator keeps."""
+"""Allowed growth: 64 answers with half a megabyte each, and the allocator's reserve."""
 
 PATIENCE_SECONDS = 3.0
-"""For one honest range, while everything else goes on on two cores; a guess."""
+"""Timeout of one honest range, with all other load on two cores; a guess."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ async def server(directory):
         await child.begin(directory)
         port, large = (await child.line()).split()
         served = Server(int(port), large, psutil.Process(child.pid), 0)
-        for _ in range(3):  # what a first answer imports and allocates is no leak
+        for _ in range(3):  # imports and allocations of a first answer are no leak
             assert (await get(served.port, served.large)).status == 200
         served.rss_bytes = served.process.memory_info().rss
         yield served
@@ -64,13 +64,13 @@ async def sent(end, *parts, pause=0.0):
 
 
 async def is_cut_off(end):
-    """Read what is left; return when the other end has closed."""
+    """Read to the end; return once the server has closed."""
     with suppress(ConnectionError):
         while await asyncio.get_running_loop().sock_recv(end, 1 << 20):
             pass
 
 
-# What a hostile client does with a connection; each returns when it has no more to send.
+# Hostile uses of a connection; each returns when it has sent everything.
 
 
 async def silent(_served, _end):
@@ -120,7 +120,7 @@ HARM = (
 
 
 async def honest_ranges(served, stop):
-    """Ask for ranges until ``stop``; return the seconds of the slowest."""
+    """Request ranges until ``stop``; return the seconds of the slowest."""
     now, slowest = asyncio.get_running_loop().time, 0.0
     while not stop.is_set():
         asked_at = now()
@@ -154,14 +154,14 @@ async def test_whatever_one_host_does_is_cut_off_and_others_are_served(tmp_path)
 
 
 async def is_cut_off_unread(act, end):
-    """Return when the other end has closed; who reads nothing looks only after the deadline."""
+    """Return once the server has closed; a client that reads nothing checks after the deadline."""
     if act in (reads_nothing, asks_a_thousand_times_and_reads_nothing):
         await asyncio.sleep(3 * DEADLINE_SECONDS)
     await is_cut_off(end)
 
 
 async def crowd(served, ends, count):
-    """Open connections from a hundred hosts, and do nothing with them."""
+    """Open idle connections from a hundred hosts."""
     for number in range(count):
         end = await asyncio.wait_for(connected(served, f"127.0.0.{2 + number % 100}"), 20)
         ends.append(end)
@@ -169,7 +169,7 @@ async def crowd(served, ends, count):
 
 
 async def test_thousands_of_connections_from_many_hosts_are_cut_and_peers_go_on(tmp_path):
-    """So many hosts fill every place by HTTP; who is refused there is served over a stream."""
+    """That many hosts fill every HTTP slot; a peer refused there is served over a stream."""
     (tmp_path / "served").mkdir()
     blobs, ends, pulls = FileBlobs(tmp_path / "blobs"), [], 0
     await blobs.put(DATA, WEIGHTS)
@@ -183,7 +183,7 @@ async def test_thousands_of_connections_from_many_hosts_are_cut_and_peers_go_on(
                 pulls += 1
                 open_now = [one for one in served.process.net_connections() if one.raddr]
                 assert len(open_now) < LIMITS.total + 150, "the others are turned away"
-                await asyncio.sleep(0.1)  # to look is work, too
+                await asyncio.sleep(0.1)  # polling is work, too
             await crowding
             assert served.grown_bytes() < RSS_BYTES_MAX
             await asyncio.gather(*map(is_cut_off, ends))

@@ -89,7 +89,7 @@ async def test_only_weights_and_the_runs_files_are_served(tmp_path, purpose, sta
 
 
 async def test_a_head_request_with_a_body_that_is_none_ends_its_connection_alone(tmp_path):
-    """h11 lets nobody send the reason for a 400 to who asked for a head."""
+    """h11 cannot send the reason of a 400 in answer to a HEAD request."""
     failed = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
     data = request(BLOB, "Transfer-Encoding: chunked", method="HEAD") + b"no length of a chunk\r\n"
@@ -186,7 +186,7 @@ async def test_requests_of_one_connection_are_answered_in_their_order(tmp_path):
         assert b"".join(reply.body for reply in replies[:-1]) == DATA[:600_000]
 
 
-# Blobs that are arriving
+# Arriving blobs
 
 
 async def arriving(served):
@@ -317,12 +317,12 @@ async def test_a_slow_reader_is_cut_off_and_blocks_nobody(tmp_path):
 
 
 async def test_a_reader_that_leaves_its_last_bytes_unread_is_cut_off_too(tmp_path):
-    """All of its answer is written and buffered: nothing waits for it but the connection."""
+    """Its whole answer is written and buffered: only the connection is still open."""
     limits = ConnectionLimits(stall_seconds=0.5, per_address=64)
     async with face(tmp_path, connections=limits, responses=ResponseLimits(64, 64)) as served:
         path = await put_much(served)
         ends = []
-        for length in range(1_500_000, 8_000_000, 150_000):  # the kernel takes some megabytes
+        for length in range(1_500_000, 8_000_000, 150_000):  # the kernel buffers some megabytes
             reader, writer = await asyncio.open_connection(HOST, served.port, limit=4096)
             writer.write(request(path, f"Range: bytes=0-{length}", CLOSE))
             await reader.readuntil(b"\r\n\r\n")
@@ -437,7 +437,7 @@ async def test_a_capped_answer_leaves_in_small_pieces(tmp_path):
 
 
 async def test_thousands_of_connections_take_little_memory(tmp_path):
-    """The bound: what is served, each with a piece and a buffer; the rest is turned away."""
+    """The bound: served requests, each with a piece and a buffer; the rest is refused."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(3000, (hard if hard > 0 else 1 << 20) // 3)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * count), hard))
@@ -462,8 +462,8 @@ async def test_thousands_of_connections_take_little_memory(tmp_path):
             assert served.application._serving.total() <= 64
             for end in ends:
                 end.close()
-            # 64 responses grow it by 83 to 108 MB, 256 would by 410, 1 does by 5: the process that
-            # it runs in may have some of it already, and other work of its own.
+            # 64 responses grow it by 83 to 108 MB, 256 would by 410, 1 does by 5. The test process
+            # may have allocated some of it already, and does other work.
             assert grown < 200e6, f"{grown / 1e6:.0f} MB"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -477,7 +477,7 @@ def test_a_port_that_is_taken_is_said():
             listen(HOST, one.getsockname()[1], **texts)
 
 
-# The layout of shardcast 0.3.2
+# Layout of shardcast 0.3.2
 
 
 def version_at(path: Path, data: bytes, number: int = 0) -> Policy:

@@ -1,4 +1,4 @@
-"""Two to a dozen nodes of a simulated network dial each other back, some behind NAT."""
+"""Dial-backs between two to a dozen nodes of a simulated network, some behind NAT."""
 
 import asyncio
 
@@ -64,7 +64,7 @@ class Swarm:
         self.trusted |= {node.peer for node in self.nodes}
 
     async def begin(self):
-        """Serve, and know each other."""
+        """Start, and exchange records."""
         for node in self.nodes:
             await node.witness.start()
         self.refresh()
@@ -118,7 +118,7 @@ async def test_who_can_be_reached_is_found_by_the_others_and_measured():
 
 
 async def test_a_connection_that_is_there_is_no_proof():
-    """Who is behind NAT has dialled us; we still do not get through to it."""
+    """A node behind NAT has dialled us; we still cannot dial it."""
     swarm = Swarm(2)
     await swarm.begin()
     hidden, witness = swarm.nodes

@@ -1,4 +1,4 @@
-"""Nodes of a run on a simulated network, which know each other's records."""
+"""Nodes of a run on a simulated network, which hold each other's records."""
 
 from node.context import NodeContext, Ports
 from protocol.core.rng import Rng
@@ -10,7 +10,7 @@ from tests.worlds.network import Hub, HubPeers, LoopClock
 
 
 class Node:
-    """One node; what it serves a test adds."""
+    """One node; a test adds its handlers."""
 
     def __init__(self, swarm, name):
         self.identity = identity(name)
@@ -30,7 +30,7 @@ class Node:
 
 
 class Swarm:
-    """Nodes by name, all of one run; make it in virtual time."""
+    """Named nodes of one run; create it in virtual time."""
 
     def __init__(self, *names):
         genesis = run_manifest().genesis.model_copy(update={"created_at": round(LoopClock().now())})
@@ -39,7 +39,7 @@ class Swarm:
         self.nodes = [Node(self, name) for name in names]
 
     def tell(self, node, *, roles=("relay",), at="/ip4/9.9.9.9/tcp/4001", **changes):
-        """Let everybody know a member."""
+        """Add a member's record to every roster."""
         now = LoopClock().now()
         changes |= {"sequence": round(now * 1000), "joined_at": 1}
         addresses = (f"{at}/p2p/{node.peer}",)

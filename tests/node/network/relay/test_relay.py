@@ -1,4 +1,4 @@
-"""A relay between nodes of a simulated network; whoever is behind it answers as p2pd does."""
+"""Relay between nodes of a simulated network; the node behind it answers as p2pd does."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.virtual
 
 
 class World(Swarm):
-    """A relay, who is behind it, a caller, and others."""
+    """A relay, a node behind it, a caller, and others."""
 
     def __init__(self, *others, cap=None, members=9):
         super().__init__("relay", "home", "caller", *others)
@@ -42,7 +42,7 @@ class World(Swarm):
         await self.home.transport.handle(STOP_NAME, self.accept)
 
     async def accept(self, stream):
-        """Take a connection, and echo what comes over it."""
+        """Accept a connection, and echo its bytes."""
         message = await receive(stream, STOP_SHAPE)
         self.knocks.append(message)
         await send(stream, CircuitMessage(CircuitMessageKind.STATUS, None, self.answer), STOP_SHAPE)
@@ -50,7 +50,7 @@ class World(Swarm):
             await stream.write(data)
 
     async def hop(self, node, message):
-        """Ask the relay; return the answer and the stream, which may be a circuit now."""
+        """Send a request to the relay; return the answer and the stream, possibly a circuit now."""
         stream = await node.peers.open_stream(self.relay_node.peer, HOP.name)
         await send(stream, message, HOP_SHAPE)
         return await receive(stream, HOP_SHAPE), stream
@@ -123,7 +123,7 @@ async def test_a_reservation_ends_unless_it_is_renewed():
         answer, circuit = await world.connect()
         assert answer.status == CircuitStatus.OK
         await circuit.close()
-    for node in world.nodes:  # records live shorter
+    for node in world.nodes:  # records expire earlier
         world.tell(node)
     await asyncio.sleep(6)
     answer, _ = await world.connect()

@@ -47,7 +47,7 @@ class World(Swarm):
 
     @property
     def used(self):
-        """The relays by which we say that we are reached."""
+        """The relays in the announced addresses."""
         return {
             name
             for name, node in self.places.items()

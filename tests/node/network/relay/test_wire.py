@@ -23,7 +23,7 @@ from roles.ports.transport import TransportError
 
 PEER = Identity(bytes(32)).peer_id
 
-# What go-libp2p 0.32.1 sent, as p2pd's own relay: with addresses and a signed voucher.
+# Answer of go-libp2p 0.32.1, as p2pd's own relay: with addresses and a signed voucher.
 GO_RESERVED = (
     "08021a800208f4e18fd8061231042d010002060fa1a5032600240801122086d151ff186b99f4adc306c0080299fc"
     "5e78ff66d01e2dc1cd121cff254e84ae1ac4010a240801122086d151ff186b99f4adc306c0080299fc5e78ff66d0"
@@ -41,7 +41,7 @@ CALLER = PeerId("12D3KooW9uV76x7xUqNFLgQTVfivGhsjP1ozYbb7dNYhJBDySWYc")
 
 
 class Pipe:
-    """A stream that reads what was written, or ``data``."""
+    """Stream that reads what was written, or ``data``."""
 
     def __init__(self, data=b""):
         self.data = data
@@ -117,10 +117,10 @@ def test_no_bytes_upset_it(data, shape):
 @pytest.mark.parametrize(
     "data",
     [
-        "0807",  # a kind that there is not
+        "0807",  # an unknown kind
         "0a00",  # bytes for the kind
         "1005",  # a number for the peer
-        "12040a021220",  # a peer that is no Ed25519 key
+        "12040a021220",  # a peer id that is no Ed25519 key
         "08",  # cut off
         "1a05",
         "0b",  # a group

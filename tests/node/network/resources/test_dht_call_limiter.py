@@ -1,4 +1,4 @@
-"""Who calls the directory of a node for long is refused for a while, and nobody else is."""
+"""Rate limiter of directory calls: long callers are refused for a while, and no others."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ LOOKUP_SECONDS = 0.003
 
 
 class Callers:
-    """Call a node whose answers take as long as they are said to; the time is not the loop's."""
+    """Callers of a node with given response times, in a clock of the test."""
 
     def __init__(self):
         self.spent_seconds = 0.0
@@ -41,7 +41,7 @@ class Callers:
             return False
 
     async def flood(self, seconds, *peers, each_second):
-        """Call all the time; return how long the calls of each second of it took in the end."""
+        """Call continuously; return the call seconds per second in the second half."""
         for step in range(int(seconds * each_second)):
             if step == int(seconds * each_second) // 2:
                 before = self.spent_seconds
@@ -82,7 +82,7 @@ async def test_while_strangers_call_all_the_time_members_and_quiet_ones_are_answ
 
 
 async def test_a_new_key_for_each_call_is_no_way_round():
-    """What somebody who leaves has not paid is on the account of all strangers."""
+    """The debt of a departed key is charged to all untrusted peers together."""
     callers = Callers()
     answered = [await callers.call(f"key-{n}", 0.0, 100_000) for n in range(100)]
     assert sum(answered) < 10

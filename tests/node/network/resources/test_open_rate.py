@@ -15,7 +15,7 @@ from node.network.resources.open_rate import (
 from protocol.core.types import PeerId
 
 MANY = 100
-"""Strangers: each may open the least that any may."""
+"""Untrusted peers: each may open the guaranteed minimum."""
 
 
 def made():
@@ -23,7 +23,7 @@ def made():
 
 
 def play(openings, rates, seconds, now=0.0):
-    """Open streams at steady rates; return how often each peer was at fault, and until when."""
+    """Open streams at steady rates; return the number of faults of each peer, and the end time."""
     faults = Counter()
     due = sorted(
         (now + number / rate, peer)

@@ -28,7 +28,7 @@ def wait_seconds(table, peer, size, now):
 
 
 def read_for(table, seconds, *peers, size=READ):
-    """Let peers send all they can, and return the bytes that each was charged meanwhile."""
+    """Let peers send at full rate, and return the bytes charged to each meanwhile."""
     due, read = dict.fromkeys(peers, 0.0), dict.fromkeys(peers, 0)
     while True:
         peer = min(due, key=due.__getitem__)
@@ -100,7 +100,7 @@ def test_a_quiet_stranger_does_not_wait_for_the_loud_ones():
 
 
 def test_strangers_in_our_meshes_share_a_rate_of_their_own():
-    """Of 402 that send all they can two are in our meshes: these are read as if alone."""
+    """Two of 402 flooding peers are in our meshes: they are read as if alone."""
     outside, inside = [f"stranger-{number}" for number in range(400)], ["member-0", "member-1"]
     table = reading_with_mesh(*inside)
     read = read_for(table, 30.0, *outside, *inside, size=4096)

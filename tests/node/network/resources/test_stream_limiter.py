@@ -17,13 +17,13 @@ SERVER = PeerId("server")
 
 
 class Silent:
-    """A stream that says nothing."""
+    """Stream that sends nothing."""
 
     peer = SERVER
 
 
 class Server:
-    """Serves each stream until it is told what comes of it."""
+    """Serves each stream until the test sets its outcome."""
 
     def __init__(self, **changes):
         self.hub = Hub()
@@ -37,7 +37,7 @@ class Server:
         await asyncio.shield(self.outcome)
 
     async def opened(self, *names):
-        """Open a stream for each name; return which of them were ended at once."""
+        """Open a stream for each name; return those that were reset at once."""
         self.outcome = asyncio.get_running_loop().create_future()
         await self.transport.handle("p", self.bounded)
         streams = []

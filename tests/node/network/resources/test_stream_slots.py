@@ -1,4 +1,4 @@
-"""Who is served when all places are taken, against a plain statement of the rules."""
+"""Stream slots under overload, against a plain statement of the rules."""
 
 import math
 
@@ -16,7 +16,7 @@ from roles.ports.transport import Trust
 UNDISTURBED_SECONDS = 1.0
 PROVEN = ("p0", "p1", "p2", "p3", "p4", "p5")
 TRUST = Trust(lambda peer: peer in PROVEN, lambda peer: peer[0], lambda peer: peer[0] != "x")
-"""A stranger is called by its block and a number; those of one block have not been admitted."""
+"""Untrusted peers are named by block and number; those of one block are not admitted."""
 
 
 def places(total=4, per_peer=2, strangers=None, turns=None):
@@ -26,9 +26,9 @@ def places(total=4, per_peer=2, strangers=None, turns=None):
 
 
 def take(table, *peers, now=0.0):
-    """Let peers come one after another; return who lost places to each, or ``refused`` or ``free``.
+    """Open streams in order; return the peers that each evicts, or ``refused`` or ``free``.
 
-    Who loses several is named so many times.
+    A peer that loses several streams is listed as often.
     """
     outcomes = []
     for peer in peers:
@@ -62,7 +62,7 @@ def test_strangers_of_their_own_blocks_wait_for_who_is_slow():
 
 
 def served(table, *peers, now=0.0):
-    """Let peers come that wait for us from the first moment; return their places."""
+    """Open streams that wait for us from the first moment; return their slots."""
     taken = [table.take(PeerId(peer), now)[0] for peer in peers]
     for place in taken:
         place.note_slow(now, slow=False)
@@ -181,13 +181,13 @@ def test_a_turn_without_a_place_for_it_begins_not():
 
 
 def wasted(table, *peers):
-    """Let peers have turns in which they wait for nothing that we send, until a second later."""
+    """Give peers a round in which they wait for no byte of ours, until a second later."""
     for place in [table.take(PeerId(peer), 0.0)[0] for peer in peers]:
         table.leave(place, 0.0)
 
 
 def test_who_wasted_a_turn_shares_half_of_them_with_others_that_did():
-    """However often they ask: who has wasted none finds the others free."""
+    """However often they ask: a peer that has wasted no round finds the others free."""
     table = places(total=8, turns=4)
     wasted(table, "a0", "b0", "c0", "d0")
     assert take(table, "e0", now=1.0) == ["free"]
@@ -266,13 +266,13 @@ class PlacesMachine(RuleBasedStateMachine):
         self.turns = math.inf if turns is None else turns
         self.taken = []
         self.left_at = {}
-        self.wasted = set()  # or not: who has ever given back a place
+        self.wasted = set()  # or not: peers that ever gave back a slot
         self.now = 0.0
 
     def in_turn(self):
-        """Return which strangers have a stream, and which had one a moment ago or have one.
+        """Return untrusted peers with a stream, and those that have one or had one a moment ago.
 
-        The ones have a turn, the others may have.
+        The first have a round, the second may have one.
         """
         over = self.now - UNDISTURBED_SECONDS
         have = {one.peer for one in self.taken if not one.trusted}

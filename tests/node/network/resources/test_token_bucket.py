@@ -48,7 +48,7 @@ def test_who_has_standing_has_a_larger_bucket_of_its_own():
     st.lists(st.tuples(st.sampled_from(("a1", "b1", "c2")), st.floats(0, 3)), max_size=200),
 )
 def test_over_any_stretch_an_address_has_a_burst_and_its_rate_at_most(asks):
-    """Counted by hand: what was let through between every two moments."""
+    """Counted by hand: the amount admitted between every two moments."""
     rates, now, passed = made(), 1e6, []
     for peer, pause_seconds in asks:
         now += pause_seconds

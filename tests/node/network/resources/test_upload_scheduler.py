@@ -1,4 +1,4 @@
-"""Who has standing and who has none share an upload line."""
+"""Upload bandwidth shared by trusted and untrusted peers."""
 
 import asyncio
 from collections import Counter
@@ -16,10 +16,10 @@ PIECE_BYTES = 4096
 
 
 async def sent(seconds, **wanting):
-    """Return the bytes a second that each gets who takes all it can, after the first second.
+    """Return the bytes per second of each flooding peer after the first second.
 
-    By name, how many ask at once; those whose names begin with "worker" have standing, and those
-    whose names end with "messages" want messages.
+    ``wanting`` maps names to concurrent requests. Names with the prefix "worker" are trusted, and
+    those with the suffix "messages" request messages.
     """
     cap, counts = UploadScheduler(LINE_BYTES), Counter()
 
@@ -70,7 +70,7 @@ async def test_those_with_standing_share_their_part_evenly():
 
 @pytest.mark.parametrize(("first", "then"), [(False, True), (True, False)])
 async def test_what_was_not_used_is_not_owed(first, then):
-    """Nobody who comes late takes the whole line until it has had as much as the others."""
+    """A late peer does not get the whole line until it has caught up with the others."""
     cap, counts = UploadScheduler(LINE_BYTES), Counter()
 
     async def ask(trusted):

@@ -30,7 +30,7 @@ async def test_a_cancellation_from_outside_goes_on_even_beside_the_deadline():
     async def waits():
         await within(5, asyncio.sleep(10))
 
-    for seconds in (1, 5):  # before the deadline, and in its moment
+    for seconds in (1, 5):  # before the deadline, and at it
         task = asyncio.create_task(waits())
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(seconds, task.cancel)
