@@ -1,7 +1,7 @@
 """Dishonest nodes of simulations: the real daemon with one port replaced, role code untouched.
 
-Each does one thing wrong and is honest otherwise, so that each shows what one check is worth.
-``simulations.scenario.plans`` says for which roles each is.
+Each breaks one rule and is honest otherwise, so that each measures one defence.
+``simulations.scenario.plans`` lists the roles of each.
 """
 
 from simulations.adversaries import (

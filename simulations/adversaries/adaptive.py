@@ -1,9 +1,9 @@
-"""A worker that knows the audit and spends all it leaves on tokens that raise its reward.
+"""A worker that uses all slack of the audit for tokens that raise its reward.
 
-For every answer that earns less than it could, it draws others with noise of its own, has each
-measured as if it had been drawn with the noise that was assigned, and claims the better ones that
-the audit, applied by itself to its whole rollout and its last ones, lets pass. Its states, proofs
-and log-probabilities are those of what it claims: nothing but the choice of tokens is a lie.
+For every answer below the maximum reward it samples candidates with noise of its own. It measures
+each as if sampled with the assigned noise, and applies the audit itself to the whole rollout and to
+its last rollouts. It claims the better candidates that pass. States, proofs and log-probabilities
+are those of the claimed tokens: only the choice of tokens is dishonest.
 """
 
 from collections import deque
@@ -36,14 +36,14 @@ from simulations.adversaries.passthrough import (
 )
 
 CANDIDATES = 8
-"""Draws for each answer that could be better."""
+"""Candidates per answer that could be better."""
 
 PROBLEMS_MAX = 100_000
-"""Problems remembered by their prompts."""
+"""Remembered prompts."""
 
 
 class RememberedProblems(PassingEnvironment):
-    """A task that remembers which problem a prompt is of."""
+    """A task that remembers the problem of each prompt."""
 
     def __init__(self, honest: Environment) -> None:
         super().__init__(honest)
@@ -68,7 +68,7 @@ class _Choice:
 
 
 class AdaptiveGeneration(PassingGeneration):
-    """Chooses among several answers; ``plans`` takes the cheapest gains first, not the first."""
+    """Chooses among several answers; ``plans`` tries the cheapest gains first."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class AdaptiveGeneration(PassingGeneration):
     async def _choices(
         self, requests: Sequence[GenerationRequest], made: Sequence[Generation], temperature: float
     ) -> list[_Choice]:
-        """Return better answers in the order in which they are tried."""
+        """Return better answers in the order of trial."""
         scores = await self._scores(requests, made)
         places = [place for place, score in enumerate(scores) if score < 1] * CANDIDATES
         other = [replace(requests[place], seed=self._rng.bits64()) for place in places]
@@ -140,7 +140,7 @@ class AdaptiveGeneration(PassingGeneration):
         return sorted(choices, key=order)
 
     def _cost(self, measurement: Measurement) -> float:
-        """Return the largest share of a rollout's bound that a sequence takes up."""
+        """Return the largest share of a rollout's bound that a sequence uses."""
         rules = self._manifest.toploc
         return max(
             measurement.extremes.sampling_gap_max / rules.sampling_gap_max,
@@ -150,7 +150,7 @@ class AdaptiveGeneration(PassingGeneration):
     async def _scores(
         self, requests: Sequence[GenerationRequest], made: Sequence[Generation]
     ) -> list[float]:
-        """Return what the task gives; nothing for what it cannot score."""
+        """Return the scores of the task; none for a sequence that it cannot score."""
         answers = [
             Answer(self._task.problems[one.prompt], item.tokens)
             for one, item in zip(requests, made, strict=True)
@@ -168,7 +168,7 @@ class AdaptiveGeneration(PassingGeneration):
 
 
 def adaptive_choice(honest: Engines, _copies: object, rng: Rng) -> Engines:
-    """Choose tokens that raise the reward as far as the audit lets it pass."""
+    """Choose tokens that raise the reward as far as the audit accepts."""
     tasks: dict[str, RememberedProblems] = {}
 
     def remembering(task: Environment, manifest: RunManifest) -> RememberedProblems:

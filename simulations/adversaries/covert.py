@@ -1,4 +1,4 @@
-"""Peers that do all at once: after they have earned a good name, or before anybody has one."""
+"""Peers that run several attacks at once, after gaining reputation or before the swarm forms."""
 
 from functools import reduce
 
@@ -17,14 +17,14 @@ AT_ONCE: tuple[Behaviour, ...] = (
     RPC_FLOODS["iwant-flood"],
     RPC_FLOODS["slow-rpc"],
 )
-"""Nothing that breaks the protocol for certain: that would soon end the rest."""
+"""Without certain protocol violations, which would soon end the other attacks."""
 
 
 def covert_flash(parts: Parts, rng: Rng) -> Parts:
-    """Do several things at the moment that the scenario names, and none before."""
+    """Run several attacks from the scenario's start time on, and none before."""
     return reduce(lambda done, behaviour: behaviour(done, rng), AT_ONCE, parts)
 
 
 def cold_boot(parts: Parts, rng: Rng) -> Parts:
-    """Do the same, and tell who asks what there is to know that there is nothing."""
+    """Do the same, and answer synchronisation requests with nothing."""
     return covert_flash(false_sync(parts, rng), rng)

@@ -1,7 +1,7 @@
-"""A peer that does its work and besides sends others all that they should not have to bear.
+"""A peer that does its work and floods others with gossip and requests.
 
-It gossips junk, repeats what it has said, asks far too often, and begins to ask without going on.
-What its worker computes and commits to stays honest.
+It gossips junk, repeats its messages, requests far too often, and opens requests without finishing
+them. Its worker's computations and commits stay honest.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ from simulations.adversaries.passthrough import RewritingStream, word_of
 from simulations.ports.parts import Parts
 
 VICTIMS = 2
-"""Peers that get a burst after each pause, chosen anew each time."""
+"""Peers that get a burst after each pause, drawn anew each time."""
 
 REQUESTS_PER_BURST = 8
 HOLD_SECONDS = 20.0
-"""A request that is held open: longer than any deadline for the rest of one."""
+"""Duration of an open request: longer than any deadline for its rest."""
 
 RANGE_BYTES = 1 << 24
 REPEATED = 4
-"""Writes of our own gossip that are said again with each burst."""
+"""Earlier gossip writes repeated in each burst."""
 
 
 class FloodingTransport(GossipingTransport):
-    """Opens the streams of a daemon, and writes to them and to others of its own."""
+    """Opens the streams of a daemon, and writes to them and to streams of its own."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
         super().__init__(parts)
@@ -59,7 +59,7 @@ class FloodingTransport(GossipingTransport):
         return RewritingStream(stream, self._overheard) if protocol == GOSSIP.name else stream
 
     def _overheard(self, frames: bytes) -> bytes:
-        """Remember what our daemon gossips, to say it again."""
+        """Remember the daemon's gossip, to repeat it."""
         self._said.append(frames)
         return frames
 
@@ -72,7 +72,7 @@ class FloodingTransport(GossipingTransport):
                 self.tasks.spawn(self._ask(peer))
 
     async def _ask(self, peer: PeerId) -> None:
-        """Ask for something and do not take the answer."""
+        """Send a request and do not read the response."""
         protocol = self._rng.sample(list(self._protocols), 1)[0]
         with suppress(TransportError):
             stream = await within(WRITE_SECONDS, super().open_stream(peer, protocol))
@@ -83,7 +83,7 @@ class FloodingTransport(GossipingTransport):
                 await stream.close()
 
     def _question(self, word: str) -> bytes:
-        """Return a request, one that nobody can answer, or the beginning of one."""
+        """Return a request, an unanswerable one, or the beginning of one."""
         kind = self._rng.below(3)
         if kind == 0:
             return bytes(1)
@@ -102,5 +102,5 @@ class FloodingTransport(GossipingTransport):
 
 
 def flood(parts: Parts, rng: Rng) -> Parts:
-    """Send others far too much."""
+    """Flood peers with gossip and requests."""
     return parts.with_ports(transport=FloodingTransport(parts, rng.child("flood")))

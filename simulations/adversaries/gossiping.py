@@ -1,4 +1,4 @@
-"""A transport that says more by gossip than its daemon does: the base of what acts by itself."""
+"""A transport that sends gossip beside its daemon's: base class of active adversaries."""
 
 import asyncio
 from abc import abstractmethod
@@ -23,10 +23,10 @@ WRITE_SECONDS = 5.0
 
 
 class GossipingTransport(PassingTransport):
-    """Calls ``act`` again and again while its daemon runs, and writes to its gossip streams."""
+    """Calls ``act`` repeatedly while its daemon runs, and writes to its gossip streams."""
 
     pause_seconds = 0.5
-    """Between two calls."""
+    """Interval between two calls."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -37,7 +37,7 @@ class GossipingTransport(PassingTransport):
 
     @abstractmethod
     async def act(self, replica: Replica) -> None:
-        """Do what is dishonest, given what the daemon has concluded."""
+        """Attack, given the daemon's replica."""
 
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
@@ -57,15 +57,15 @@ class GossipingTransport(PassingTransport):
             await asyncio.sleep(self.pause_seconds / self.parts.times)
             replica = self.parts.replica()
             if replica is not None and self.parts.session.alive and self.parts.acting():
-                with suppress(TransportError):  # its daemon is being drained
+                with suppress(TransportError):  # its daemon is draining
                     await self.act(replica)
 
     async def victims(self) -> list[PeerId]:
-        """Return the connected peers that do not do the same."""
+        """Return the connected peers that are no accomplices."""
         return [peer for peer in await self.peers() if peer not in self.parts.accomplices]
 
     def approach(self, replica: Replica, peer: PeerId) -> None:
-        """Dial a member at the address that its record tells."""
+        """Dial a member at the address in its record."""
         member = replica.roster.get(peer)
         for address in () if member is None else member.record.message.addresses[:1]:
             self.tasks.spawn(self._dial(address))
@@ -77,7 +77,7 @@ class GossipingTransport(PassingTransport):
     async def publish(
         self, replica: Replica, topic: Topic, message: Message, signer: Signer | None = None
     ) -> Digest:
-        """Sign a message (as another one, if given), gossip it to all peers, return its digest."""
+        """Sign a message, with another key if given; gossip it to all peers; return its digest."""
         signed = seal(message, replica.run_id, signer or self.parts.signer)
         frames = self.gossiped(replica, topic, signed.envelope)
         for peer in self._streams:
@@ -85,14 +85,14 @@ class GossipingTransport(PassingTransport):
         return signed.digest
 
     def gossiped(self, replica: Replica, topic: Topic, envelope: bytes) -> bytes:
-        """Return the frame in which an envelope is gossiped by us."""
+        """Return the frame in which this peer gossips an envelope."""
         self._seqno += 1
         name = topic_name(topic, replica.run_id)
         message = sign_message(self.parts.signer, name, envelope, self._seqno)
         return frame(encode_rpc(Rpc(publish=(encode_message(message),))))
 
     async def write(self, peer: PeerId, frames: bytes) -> None:
-        """Write frames to the gossip stream of a peer, if there is one that takes them."""
+        """Write frames to the gossip stream of a peer, if it has an open one."""
         stream = self._streams.get(peer)
         if stream is not None:
             with suppress(TransportError):

@@ -1,4 +1,4 @@
-"""Makes keys until one has easy first problems, and dates its admission back before them."""
+"""Key grinding: makes keys until one has easy first problems, and backdates its admission."""
 
 from typing_extensions import override
 
@@ -20,19 +20,19 @@ from simulations.adversaries.strangers import unfounded
 from simulations.ports.parts import Parts
 
 KEYS = 32
-"""Made for each version; the one that is shown has the problems of one key in so many."""
+"""Keys per version; the published one has the easiest problems of these."""
 
 DATED_BACK_EPOCHS = 16
-"""Before the version: longer than a probation and the time in which a record is heard of."""
+"""Epochs before the version: longer than a probation and the propagation of a record."""
 
 NONCES = range(1 << 20)
 
 
 class GrindingTransport(GossipingTransport):
-    """Shows, for every version, the best of many keys that were made for it, and commits with it.
+    """Publishes, for every version, the best of many new keys, and commits with it.
 
-    Its records and commits are well formed and its work is done; only its date is not true. Nobody
-    gets a body: what counts is whether anybody would check one.
+    Its records and commits are well formed and its work is done; only its date is false. It serves
+    no bodies: the test is whether any validator would check a rollout.
     """
 
     pause_seconds = 4.0
@@ -61,7 +61,7 @@ class GrindingTransport(GossipingTransport):
         return min(keys, key=lambda key: self._difficulty(replica, head, key))
 
     def _difficulty(self, replica: Replica, head: Signed[CheckpointManifest], key: Identity) -> int:
-        """Return what the problems of a key's first slot come to, small when they are easy."""
+        """Return the difficulty of the problems in a key's first slot; small is easy."""
         sequences = assign(replica.manifest, head.digest, key.peer_id, 0, head.message.version)
         return sum(sequence.problem_seed for sequence in sequences)
 
@@ -96,5 +96,5 @@ class GrindingTransport(GossipingTransport):
 
 
 def chosen_problems(parts: Parts, rng: Rng) -> Parts:
-    """Commit, for every version, with a key that was chosen for its problems."""
+    """Commit, for every version, with a key selected for its problems."""
     return parts.with_ports(transport=GrindingTransport(parts, rng))

@@ -1,4 +1,4 @@
-"""Frames that waste a gossip router's time, each well formed as far as it goes and then wrong."""
+"""Frames that waste a gossip router's time: well formed up to one fault each."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ from protocol.replica.replica import Replica
 
 MESSAGES_PER_BURST = 32
 CUT_SHARE = 0.02
-"""Of the bursts, those that end with a frame that no reader accepts: it ends the stream."""
+"""Share of bursts that end with an unacceptable frame, which ends the stream."""
 
 TOPICS = 16
 IDS = 32
@@ -31,7 +31,7 @@ IDS = 32
 
 
 class Junk:
-    """Makes frames that waste a gossip router's time, each wrong in one way."""
+    """Makes frames that waste a gossip router's time, with one fault each."""
 
     def __init__(self, replica: Replica, signer: Signer, rng: Rng) -> None:
         self._replica = replica
@@ -51,7 +51,7 @@ class Junk:
         )
 
     def burst(self) -> bytes:
-        """Return some frames, of kinds that are drawn."""
+        """Return some frames of random kinds."""
         kinds = self._kinds
         frames = [kinds[self._rng.below(len(kinds))]() for _ in range(MESSAGES_PER_BURST)]
         if self._rng.uniform() < CUT_SHARE:
@@ -59,11 +59,11 @@ class Junk:
         return b"".join(frames)
 
     def noise(self) -> bytes:
-        """Return a frame that holds no RPC."""
+        """Return a frame without an RPC."""
         return frame(self._rng.bytes(64))
 
     def badly_signed(self) -> bytes:
-        """Return a message whose signature does not verify."""
+        """Return a message with an invalid signature."""
         message = self._signed(Topic.COMMITS, self._rng.bytes(256))
         return _published(replace(message, signature=bytes(SIGNATURE_BYTES)))
 
@@ -74,7 +74,7 @@ class Junk:
         return _published(self._signed(Topic.CERTIFICATES, self._rng.bytes(256)))
 
     def _impossible_commit(self) -> bytes:
-        """Return a commit of ours to more sequences than a rollout has, or of a far epoch."""
+        """Return an own commit to more sequences than a rollout has, or of a far epoch."""
         manifest = self._replica.manifest
         count = manifest.sampling.group_size * manifest.sampling.prompts_per_rollout
         far = self._rng.below(2)
@@ -93,7 +93,7 @@ class Junk:
         return _published(self._signed(Topic.COMMITS, envelope))
 
     def _certificate_of_a_stranger(self) -> bytes:
-        """Return a certificate of a commit that is here, by one who certifies nothing."""
+        """Return a certificate of a known commit, signed by a key that is no validator."""
         waiting = self._replica.ledger.open_entries()
         commit = waiting[0].commit.digest if waiting else self._rng.bytes(DIGEST_BYTES)
         certificate = Certificate(
@@ -103,7 +103,7 @@ class Junk:
         return _published(self._signed(Topic.CERTIFICATES, envelope))
 
     def _repeated_envelope(self) -> bytes:
-        """Return what everybody has, as if it were news: another message about it."""
+        """Return a known envelope in a new gossip message."""
         records = self._replica.roster.records()
         if not records:
             return self.noise()
@@ -114,7 +114,7 @@ class Junk:
         return frame(encode_rpc(Rpc(subscriptions=tuple(Subscription(True, t) for t in topics))))
 
     def _control(self) -> bytes:
-        """Return promises of messages that do not exist, requests for others, and mesh noise."""
+        """Return IHAVE of nonexistent messages, IWANT for others, and mesh changes."""
         ids = tuple(self._rng.bytes(MESSAGE_ID_BYTES) for _ in range(IDS))
         topics = [topic_name(topic, self._replica.run_id) for topic in Topic]
         rpc = Rpc(

@@ -1,6 +1,6 @@
-"""One machine that shows many keys, and says where they are: at itself, or at somebody else's door.
+"""A machine that announces many keys, at its own address or at another member's.
 
-The records are well formed and signed by the keys that they are of; nobody ever answers under one.
+The records are well formed and signed by their keys; no daemon ever answers with one of them.
 """
 
 from typing_extensions import override
@@ -18,11 +18,11 @@ from simulations.adversaries.gossiping import WRITE_SECONDS, GossipingTransport
 from simulations.ports.parts import Parts
 
 KEYS_PER_SECOND = 1
-"""Of one machine. A fast one makes ten thousand; more of them make a simulation very slow."""
+"""Per machine. A fast one makes ten thousand; more than one makes a simulation very slow."""
 
 
 class KeyMakingTransport(GossipingTransport):
-    """Gossips the records of keys that it has just made."""
+    """Gossips the records of freshly made keys."""
 
     pause_seconds = 1.0 / KEYS_PER_SECOND
 
@@ -48,14 +48,14 @@ class KeyMakingTransport(GossipingTransport):
         await self.publish(replica, Topic.ROSTER, record, key)
 
     async def doors(self, _replica: Replica) -> list[str]:
-        """Return where a key is said to be, without its ``/p2p`` part."""
+        """Return the addresses of a key, without the ``/p2p`` part."""
         return [address.rpartition("/p2p/")[0] for address in await self.addresses()]
 
 
 class ReflectingTransport(KeyMakingTransport):
-    """Says that its keys are at the door of one member, and asks all others to dial back there.
+    """Announces its keys at the address of one member, and requests dial-backs there.
 
-    That is the first one, by its address, that can be dialled: nobody there has asked for it.
+    The target is the first dialable member by address; it has requested none of these dials.
     """
 
     @override
@@ -70,7 +70,7 @@ class ReflectingTransport(KeyMakingTransport):
         return [self._target(replica)[0]]
 
     def _target(self, replica: Replica) -> tuple[str, PeerId]:
-        """Return where it is, and who."""
+        """Return the address and peer id of the target."""
         genesis = replica.manifest.genesis
         members = map(replica.roster.get, map(PeerId, genesis.validators))
         there = [
@@ -82,7 +82,7 @@ class ReflectingTransport(KeyMakingTransport):
         return min(there, default=("/sim/nowhere", self.peer_id))
 
     async def _ask(self, replica: Replica, peer: PeerId) -> None:
-        """Have ourselves dialled back at the target's door."""
+        """Request a dial-back to the target's address."""
         asked = f"{self._target(replica)[0]}/p2p/{self.peer_id}".encode()
         try:
             protocol = DIAL_BACK.on(replica.run_id)
@@ -93,7 +93,7 @@ class ReflectingTransport(KeyMakingTransport):
             finally:
                 await stream.close()
         except TransportError:
-            pass  # it dials nobody for us
+            pass  # the peer refuses the dial-back
 
 
 def sybil_flood(parts: Parts, rng: Rng) -> Parts:
@@ -102,5 +102,5 @@ def sybil_flood(parts: Parts, rng: Rng) -> Parts:
 
 
 def address_reflection(parts: Parts, rng: Rng) -> Parts:
-    """Have others knock at a third party's door."""
+    """Cause others to dial a third party."""
     return parts.with_ports(transport=ReflectingTransport(parts, rng.child("keys")))

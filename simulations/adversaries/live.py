@@ -1,4 +1,4 @@
-"""The attackers of simulations on the ports of a live node: found by name through entry points.
+"""The adversaries of simulations on the ports of a live node, found through entry points.
 
 ``node`` never imports this package; it looks the names up in the group ``prime_node.attacks``.
 """
@@ -16,15 +16,15 @@ from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.storage import Disk, Session
 
 Attack = Callable[[Ports, Signer, Callable[[], Replica | None], int], Ports]
-"""``(ports, signer, replica, times)`` -> the ports with which a daemon attacks so many times as
-often as one of a simulation does."""
+"""``(ports, signer, replica, times)`` to the ports of an attacking daemon; ``times`` multiplies the
+rate of a simulated one."""
 
 
 def _live(behaviour: Behaviour) -> Attack:
     def attack(
         ports: Ports, signer: Signer, replica: Callable[[], Replica | None], times: int
     ) -> Ports:
-        nothing: Any = None  # what takes ports has no use for engines
+        nothing: Any = None  # transports need no engines
         parts = Parts(signer, ports, nothing, Disk(), Session(), replica)
         return behaviour(replace(parts, times=times), ports.rng.child("attack")).ports
 

@@ -1,4 +1,4 @@
-"""The dishonest workers of a simulation: those of testnets on modelled weights, and one more."""
+"""Dishonest workers of a simulation: those of testnets on modelled weights, and one more."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def modelled(behaviour: WorkerBehaviour) -> Behaviour:
 
 
 class WithheldBodies(SimBlobs):
-    """Keeps the bodies of its own rollouts to itself, and serves weights as everyone does."""
+    """Withholds the bodies of its own rollouts, and serves weights normally."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts.disk, parts.session)
@@ -68,5 +68,5 @@ class WithheldBodies(SimBlobs):
 
 
 def withheld_body(parts: Parts, _rng: Rng) -> Parts:
-    """Commit to rollouts and show them to nobody."""
+    """Commit to rollouts and serve their bodies to no peer."""
     return parts.with_ports(blobs=WithheldBodies(parts))

@@ -1,4 +1,4 @@
-"""Peers that keep others from knowing what the swarm knows: by what they tell, or by being all."""
+"""Attacks on joining nodes: false synchronisation, and eclipse by surrounding a node."""
 
 from collections.abc import Mapping
 
@@ -19,11 +19,11 @@ from simulations.adversaries.passthrough import while_acting, word_of
 from simulations.ports.parts import Parts
 
 OLD_SHARE = 0.5
-"""Of the answers, those that list members' records and nothing else; the others are empty."""
+"""Share of responses that list only members' records; the others are empty."""
 
 
 class FalseSyncTransport(GossipingTransport):
-    """Answers who asks for all that it missed with next to nothing, as if that were all."""
+    """Answers synchronisation requests as if the swarm had next to no messages."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
         super().__init__(parts)
@@ -31,7 +31,7 @@ class FalseSyncTransport(GossipingTransport):
 
     @override
     async def act(self, replica: Replica) -> None:
-        """Wait to be asked."""
+        """Do nothing; respond to requests only."""
 
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
@@ -60,9 +60,9 @@ class FalseSyncTransport(GossipingTransport):
 
 
 class EclipsingTransport(FalseSyncTransport):
-    """Connects to one worker and keeps away from everybody else, so that it has no other peers.
+    """Connects to one worker and disconnects from all other peers, to be its only peers.
 
-    It is the first one, by its address, that can be dialled.
+    The target is the first dialable worker by address.
     """
 
     @override
@@ -77,7 +77,7 @@ class EclipsingTransport(FalseSyncTransport):
     @override
     async def connect(self, address: str) -> PeerId:
         if self.parts.acting() and not address.endswith(f"/p2p/{self._victim()}"):
-            raise TransportError("nobody but the victim")
+            raise TransportError("dials the victim only")
         return await super().connect(address)
 
     @override
@@ -102,10 +102,10 @@ class EclipsingTransport(FalseSyncTransport):
 
 
 def false_sync(parts: Parts, rng: Rng) -> Parts:
-    """Tell newcomers that there is nothing to know."""
+    """Answer joining nodes' synchronisation requests with nothing."""
     return parts.with_ports(transport=FalseSyncTransport(parts, rng.child("sync")))
 
 
 def eclipse(parts: Parts, rng: Rng) -> Parts:
-    """Be all that one node sees of the swarm."""
+    """Be the only peers of one node."""
     return parts.with_ports(transport=EclipsingTransport(parts, rng.child("eclipse")))

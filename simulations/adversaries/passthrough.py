@@ -1,4 +1,4 @@
-"""Ports that pass everything on: a behaviour overrides the one thing that it does differently."""
+"""Ports that delegate every call: a behaviour overrides the one that it changes."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -57,7 +57,7 @@ class RewritingStream(Stream):
 
 
 class OverheardStream(RewritingStream):
-    """A stream of which ``hear`` is told what comes in."""
+    """A stream that passes every read to ``hear``."""
 
     def __init__(self, honest: Stream, hear: Callable[[bytes], None]) -> None:
         super().__init__(honest, lambda data: data)
@@ -141,7 +141,7 @@ class PassingGeneration(GenerationEngine):
 
     @override
     async def stage(self, policy: Policy) -> bool:
-        """Stage nothing: what a dishonest worker loads is another policy."""
+        """Stage nothing: a dishonest worker loads another policy."""
         return False
 
     @override
@@ -184,7 +184,7 @@ class PassingEnvironment(Environment):
 
 
 class OtherEngines(Engines):
-    """The ``Engines`` port, with what is given in place of what the honest one makes."""
+    """The ``Engines`` port, with some of the honest engines replaced."""
 
     def __init__(
         self,
@@ -219,12 +219,12 @@ class OtherEngines(Engines):
 
 
 def word_of(protocol: str) -> str:
-    """Return what a stream is for: the last word of its protocol's name."""
+    """Return the purpose of a stream: the last component of its protocol's name."""
     return protocol.rpartition("/")[2]
 
 
 def while_acting(parts: Parts, dishonest: StreamHandler, honest: StreamHandler) -> StreamHandler:
-    """Return what serves a stream dishonestly during the attack, and honestly else."""
+    """Return a handler that is dishonest during the attack and honest otherwise."""
 
     async def serve(stream: Stream) -> None:
         await (dishonest if parts.acting() else honest)(stream)

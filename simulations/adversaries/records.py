@@ -1,4 +1,4 @@
-"""Members that say more of themselves than is true, and more than one thing at once."""
+"""Members that publish false or conflicting records of themselves."""
 
 from typing_extensions import override
 
@@ -13,13 +13,13 @@ from simulations.adversaries.relays import stall
 from simulations.ports.parts import Parts
 
 UPLOAD_BYTES_PER_SECOND = 2**53
-"""The largest number of a message."""
+"""The largest integer in a message."""
 
 
 class LyingTransport(GossipingTransport):
-    """Gossips a record as often as records are news: that it sends faster than any line.
+    """Gossips a record at the maximum accepted rate, with an upload rate above that of any line.
 
-    And so does, it says, whoever does the same.
+    It also reports this rate for its accomplices.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -46,7 +46,7 @@ class LyingTransport(GossipingTransport):
         return int(1000 * self.parts.ports.clock.now())
 
     def versions(self, record: NodeRecord) -> list[NodeRecord]:
-        """Return what is told, each to an equal part of the peers."""
+        """Return the variants of the record, each for an equal part of the peers."""
         return [record]
 
     def _lie(self, honest: NodeRecord, sequence: int) -> NodeRecord:
@@ -63,7 +63,7 @@ class LyingTransport(GossipingTransport):
 
 
 class SpammingTransport(LyingTransport):
-    """Tells half of its peers another record with the same sequence number, which says the same."""
+    """Sends half of its peers another record of equal content with the same sequence number."""
 
     @override
     def versions(self, record: NodeRecord) -> list[NodeRecord]:
@@ -71,7 +71,7 @@ class SpammingTransport(LyingTransport):
 
 
 class ConflictingTransport(LyingTransport):
-    """Tells half of its peers that it is here, and the other half that it leaves."""
+    """Sends half of its peers a record of presence, and the other half one of departure."""
 
     @override
     def versions(self, record: NodeRecord) -> list[NodeRecord]:
@@ -79,15 +79,15 @@ class ConflictingTransport(LyingTransport):
 
 
 def record_spam(parts: Parts, _rng: Rng) -> Parts:
-    """Say everything of itself, as often as anybody listens."""
+    """Publish conflicting, exaggerated records at the maximum accepted rate."""
     return parts.with_ports(transport=SpammingTransport(parts))
 
 
 def conflicting_records(parts: Parts, _rng: Rng) -> Parts:
-    """Say that it is here and that it is not, under one sequence number."""
+    """Publish presence and departure under one sequence number."""
     return parts.with_ports(transport=ConflictingTransport(parts))
 
 
 def capacity_liar(parts: Parts, rng: Rng) -> Parts:
-    """Send what is measured as fast as it can, call that far more, and give hardly any weights."""
+    """Send measured traffic at full speed, claim far more, and serve hardly any weights."""
     return stall(parts.with_ports(transport=LyingTransport(parts)), rng)

@@ -1,4 +1,4 @@
-"""Relays that give wrong bytes of weights, or take requests and then hardly give anything."""
+"""Relays that serve wrong bytes of weights, or accept requests and then send hardly anything."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -16,17 +16,17 @@ from simulations.ports.storage import Disk, Session, SimBlobs
 from simulations.runtime.content import Extent
 
 STALLING = ("blobs", "manifest", "sync")
-"""The protocols by which others ask for something."""
+"""Protocols that serve requests."""
 
 TRICKLE_SECONDS = 1.0
-"""Between two bytes of a stalling relay: short, so that no deadline for a single read is missed."""
+"""Interval between two bytes of a stalling relay: short enough for every read deadline."""
 
 HALF_SHARE = 0.5
-"""Of the requests, those that a stalling relay does not even answer."""
+"""Share of the requests that a stalling relay does not answer at all."""
 
 
 class WrongBytes(SimBlobs):
-    """Serves weights of no version, and instead of an index that of another version if it can."""
+    """Serves weights of no version, and the index of another version if it has one."""
 
     def __init__(
         self, disk: Disk, session: Session, acting: Callable[[], bool] = lambda: True
@@ -58,7 +58,7 @@ class WrongBytes(SimBlobs):
 
 
 class StallingTransport(PassingTransport):
-    """Takes requests, and answers with nothing or with a byte now and then."""
+    """Accepts requests, and answers with nothing or with single bytes."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
         super().__init__(parts)
@@ -72,7 +72,7 @@ class StallingTransport(PassingTransport):
         await super().handle(protocol, while_acting(self.parts, stalling, handler))
 
     async def _trickle(self, stream: Stream) -> None:
-        """Promise the range that was asked for, and take for ever to send it."""
+        """Announce the requested range, and send it a byte at a time."""
         request = await read_request(stream)
         if (
             isinstance(request, Fault)
@@ -88,7 +88,7 @@ class StallingTransport(PassingTransport):
 
 
 async def hold(stream: Stream) -> None:
-    """Read and say nothing until the other end has had enough."""
+    """Read without a response until the other end closes the stream."""
     while await stream.read(1 << 16):
         pass
 
@@ -99,5 +99,5 @@ def bad_bytes(parts: Parts, _rng: Rng) -> Parts:
 
 
 def stall(parts: Parts, rng: Rng) -> Parts:
-    """Serve next to nothing."""
+    """Accept requests and serve next to nothing."""
     return parts.with_ports(transport=StallingTransport(parts, rng.child("stall")))

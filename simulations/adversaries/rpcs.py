@@ -1,7 +1,7 @@
-"""Floods of gossip RPCs: of one kind each, so that each shows what one bound is worth.
+"""Floods of gossip RPCs, one kind each, so that each measures one limit.
 
-A peer in a hurry writes to some others twice a second. What it says is well formed where the kind
-allows it, so that only a budget or a score can tell it from an honest peer that has much to say.
+A flooding peer writes to some others twice a second. The RPCs are well formed where the kind
+permits it. Then only a budget or a score can tell the peer from an honest, busy one.
 """
 
 from abc import abstractmethod
@@ -23,20 +23,21 @@ from simulations.adversaries.passthrough import OverheardStream
 from simulations.ports.parts import Behaviour, Parts
 
 VICTIMS = 4
-"""Peers that get a burst after each pause, chosen anew each time."""
+"""Peers that get a burst after each pause, drawn anew each time."""
 
 GRAFTS_PER_BURST = 8
 IHAVES_PER_BURST = 4
 IDS = 250
-"""In one IHAVE. Each is asked for once a heartbeat; more of them make a simulation very slow."""
+"""Ids per IHAVE. Each is requested once a heartbeat; more make a simulation very slow."""
 
 WANTED_MAX = 1000
-"""Message ids overheard, the newest, all of which are asked for again and again."""
+"""Newest observed message ids, all of which are requested repeatedly."""
 
 FORGERIES_PER_BURST = 32
 NOISES_PER_BURST = 4
 EMPTY_FIELDS = 1000
-"""Of a number that no RPC has. An RPC may have twenty times as many; simulating that takes long."""
+"""Fields with an unassigned number. An RPC may have twenty times as many; that is slow to
+simulate."""
 
 
 class RpcFlood(GossipingTransport):
@@ -58,7 +59,7 @@ class RpcFlood(GossipingTransport):
 
 
 class GraftFlood(RpcFlood):
-    """Grafts itself into every mesh, whatever back-off it was told."""
+    """Grafts itself into every mesh, regardless of backoffs."""
 
     @override
     def burst(self, replica: Replica) -> bytes:
@@ -83,7 +84,7 @@ class IHaveFlood(RpcFlood):
 
 
 class IWantFlood(RpcFlood):
-    """Asks for every message that it has heard of."""
+    """Requests every message id that it has observed."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
         super().__init__(parts, rng)
@@ -112,20 +113,20 @@ class IWantFlood(RpcFlood):
 
 
 class JunkFlood(RpcFlood):
-    """Sends what breaks the protocol, until nobody listens."""
+    """Sends protocol violations until its peers disconnect."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
         super().__init__(parts, rng)
         self._junk: Junk | None = None
 
     def junk(self, replica: Replica) -> Junk:
-        """Return what makes it."""
+        """Return the maker of junk frames."""
         self._junk = self._junk or Junk(replica, self.parts.signer, self.rng.child("junk"))
         return self._junk
 
 
 class InvalidSignatures(JunkFlood):
-    """Sends messages whose signatures do not verify."""
+    """Sends messages with invalid signatures."""
 
     @override
     def burst(self, replica: Replica) -> bytes:
@@ -134,7 +135,7 @@ class InvalidSignatures(JunkFlood):
 
 
 class MalformedRpcs(JunkFlood):
-    """Sends what is no RPC."""
+    """Sends frames that hold no RPC."""
 
     @override
     def burst(self, replica: Replica) -> bytes:
@@ -143,7 +144,7 @@ class MalformedRpcs(JunkFlood):
 
 
 class SlowRpcs(RpcFlood):
-    """Sends RPCs that are well formed, say nothing, and take long to read for their size."""
+    """Sends well-formed RPCs that are empty and slow to decode for their size."""
 
     @override
     def burst(self, replica: Replica) -> bytes:

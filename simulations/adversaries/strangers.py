@@ -1,6 +1,6 @@
-"""Keys without any standing that commit to rollouts which nobody can check.
+"""Keys without reputation that commit to unverifiable rollouts.
 
-Their bodies are other nodes' weights, or do not exist.
+The bodies are other nodes' weights, or do not exist.
 """
 
 from typing_extensions import override
@@ -19,7 +19,7 @@ from simulations.adversaries.relays import hold
 from simulations.ports.parts import Parts
 
 COMMITS_OPEN_MAX = 12
-"""A node takes no more than 16 of one key; the daemon's own worker, if any, needs some."""
+"""Nodes accept at most 16 of one key; the daemon's own worker, if any, needs some."""
 
 
 def unfounded(
@@ -31,7 +31,7 @@ def unfounded(
     body: bytes,
     body_bytes: int = 1,
 ) -> RolloutCommit:
-    """Return a well-formed commit, dated as honest ones are, to what no rollout is in."""
+    """Return a well-formed commit, dated like honest ones, to a body without a rollout."""
     sampling = replica.manifest.sampling
     return RolloutCommit(
         epoch=replica.manifest.epoch_at(now),
@@ -47,10 +47,10 @@ def unfounded(
 
 
 class NamingTransport(GossipingTransport):
-    """Commits, for every version, to "rollouts" that are its index, its state and its shards.
+    """Commits, for every version, to its index, its state and its shards as rollouts.
 
-    Dated as honest commits are. Nobody can check them, so they expire, and a node that then deletes
-    what a commit named deletes weights.
+    They are dated like honest commits. They expire unverified, and a node that deletes the bodies
+    of expired commits would then delete weights.
     """
 
     pause_seconds = 2.0
@@ -72,7 +72,7 @@ class NamingTransport(GossipingTransport):
             await self._commit(replica, head, blob)
 
     def bodies(self, head: Signed[CheckpointManifest]) -> list[Digest]:
-        """Return what to commit to: blobs of the newest version, as far as they are known here."""
+        """Return the blobs to commit to: the known ones of the newest version."""
         index, state = Digest(head.message.index), Digest(head.message.state)
         decoded = shard_index.decode(self.parts.disk.blobs.get(index, b""))
         shards = () if isinstance(decoded, Fault) else decoded.shards
@@ -89,7 +89,7 @@ class NamingTransport(GossipingTransport):
 
 
 class JunkTransport(NamingTransport):
-    """Commits to bodies that do not exist, and keeps those waiting who ask for them."""
+    """Commits to bodies that do not exist, and stalls requests for them."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
         super().__init__(parts)
@@ -112,5 +112,5 @@ def weights_as_bodies(parts: Parts, _rng: Rng) -> Parts:
 
 
 def junk_commits(parts: Parts, rng: Rng) -> Parts:
-    """Commit to rollouts that nobody made, every two seconds."""
+    """Commit to nonexistent rollouts, every two seconds."""
     return parts.with_ports(transport=JunkTransport(parts, rng.child("junk")))

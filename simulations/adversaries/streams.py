@@ -1,4 +1,4 @@
-"""Peers that open streams: to hold their places, or for what it costs to be opened to."""
+"""Peers that open streams, to hold the slots or to cause the cost of opening."""
 
 from collections import Counter
 from contextlib import suppress
@@ -20,18 +20,18 @@ FIRST_BYTES = b"\0"
 """The beginning of a frame's length."""
 
 STREAMS_AT_ONCE = 32
-"""What a flood opens to one peer, which are 64 a second of each attacker."""
+"""Streams that a flood opens to one peer at a time: 64 a second per attacker."""
 
 STREAMS_PER_PEER = {item.word: item.streams_per_peer for item in STREAM_PROTOCOLS}
 
 
 class OpeningTransport(GossipingTransport):
-    """Knows of which protocols there are streams beside those of gossip."""
+    """Knows the protocols of a daemon besides gossip."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.protocols: dict[str, int] = {}
-        """How many of each one peer may open."""
+        """Protocol to the limit of streams per peer."""
 
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
@@ -41,9 +41,9 @@ class OpeningTransport(GossipingTransport):
 
 
 class HoldingTransport(OpeningTransport):
-    """Holds as many streams of every protocol open as one peer may, on all keys of the genesis.
+    """Holds the maximum of streams of every protocol open to all genesis keys.
 
-    These are who elections and versions depend on. A stream that is closed is opened again.
+    Elections and versions depend on these nodes. A closed stream is opened again.
     """
 
     pause_seconds = 1.0
@@ -80,7 +80,7 @@ class HoldingTransport(OpeningTransport):
 
 
 class StreamFlood(OpeningTransport):
-    """Opens streams of all protocols in turn to one peer after another, and closes them at once."""
+    """Opens streams of all protocols to one peer after another, and closes them at once."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
         super().__init__(parts)
@@ -100,10 +100,10 @@ class StreamFlood(OpeningTransport):
 
 
 def stream_flood(parts: Parts, rng: Rng) -> Parts:
-    """Have others open streams that nothing comes of."""
+    """Open streams without any use."""
     return parts.with_ports(transport=StreamFlood(parts, rng))
 
 
 def slow_streams(parts: Parts, _rng: Rng) -> Parts:
-    """Hold the places of others' streams."""
+    """Hold the stream slots of other peers."""
     return parts.with_ports(transport=HoldingTransport(parts))

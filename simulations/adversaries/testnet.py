@@ -1,4 +1,4 @@
-"""The dishonest workers of a testnet: found by name through entry points, with real weights.
+"""Dishonest workers of a testnet, with real weights, found through entry points.
 
 ``node`` never imports this package; it looks the names up in the group ``prime_node.behaviours``.
 """
@@ -25,7 +25,7 @@ WEIGHT_NOISE = 1e-3
 
 
 class CopiedFiles(PolicyCopies):
-    """Safetensors files in a folder of their own, which goes with the process."""
+    """Safetensors files in a temporary folder, deleted with the process."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="prime-node-behaviour-"))
@@ -92,7 +92,7 @@ def _perturbed(body: bytes, dtype: str, rng: np.random.Generator) -> bytes:
         noise = rng.standard_normal(values.shape, dtype=np.float32)
         return (values * (1 + np.float32(WEIGHT_NOISE) * noise)).tobytes()
     if dtype == "BF16":
-        # One unit in the last place is 4e-3 to 8e-3 of the value: the least there is.
+        # One unit in the last place is 4e-3 to 8e-3 of the value: the minimum.
         bits = np.frombuffer(body, dtype=np.uint16)
         return (bits ^ rng.integers(0, 2, size=bits.shape, dtype=np.uint16)).tobytes()
     raise ValueError(f"no noise for {dtype} tensors")

@@ -1,4 +1,4 @@
-"""Trainers that publish what they may not, beside or instead of what their daemon publishes."""
+"""Trainers that publish invalid versions, beside or instead of their daemon's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,23 +16,23 @@ from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.storage import SimBlobs
 
 TERM_MAX = 2**53
-"""The largest integer that a message carries."""
+"""The largest integer in a message."""
 
 INVENTED_COMMITS = 8
 REWARD_MILLIONTHS = 1_000_000
 PAUSE_EPOCHS = 6
 VERSIONS_BEFORE = 3
-"""Versions that there are before a standby acts: something to roll back."""
+"""Versions published before a standby acts, so that it has something to roll back."""
 
 Forge = Callable[
     [Replica, Signed[CheckpointManifest], CheckpointManifest], CheckpointManifest | None
 ]
-"""``(replica, head, successor) -> what to publish``, if anything; the successor repeats the head's
-weights."""
+"""``(replica, head, successor)`` to the manifest to publish, if any; the successor repeats the
+head's weights."""
 
 
 class PublishingTransport(GossipingTransport):
-    """Publishes a version of its own now and then while another trainer leads."""
+    """Publishes an own version now and then while another trainer leads."""
 
     def __init__(self, parts: Parts, forge: Forge) -> None:
         super().__init__(parts)
@@ -80,7 +80,7 @@ def _invented(
 def _stale(
     replica: Replica, _head: Signed[CheckpointManifest], successor: CheckpointManifest
 ) -> CheckpointManifest | None:
-    """Return a version that learned from certified rollouts which were left over, if there are."""
+    """Return a version that learned from remaining certified rollouts, if there are any."""
     oldest = successor.version - 1 - replica.manifest.grpo.async_level
     batch = tuple(
         digest
@@ -115,7 +115,7 @@ term_jump = _publishes(_far_term)
 
 
 class PoisonedStates(SimBlobs):
-    """Publishes, with weights as they should be, a state that holds others."""
+    """Publishes correct weights with an optimiser state that holds other weights."""
 
     @override
     async def put_file(
@@ -129,5 +129,5 @@ class PoisonedStates(SimBlobs):
 
 
 def poisoned_state(parts: Parts, _rng: Rng) -> Parts:
-    """Publish an optimiser state that is not that of the version."""
+    """Publish an optimiser state that does not match the version."""
     return parts.with_ports(blobs=PoisonedStates(parts.disk, parts.session))

@@ -42,18 +42,18 @@ from simulations.adversaries.passthrough import (
 from simulations.ports.parts import Parts
 
 _LENGTH_BYTES = 4
-"""In front of a frame on such a stream."""
+"""Length prefix of a frame on such a stream."""
 
 _NOTHING_OFF = Sums(1, 1)
 _FLAWLESS = Measurement(None, _NOTHING_OFF, Extremes(0, 0, 0, 0, 0))
 _HOPELESS = Measurement(None, _NOTHING_OFF, Extremes(1e6, 1e9, 1e9, 1e9, 1e9))
 
 CLAIMS_MAX = 100_000
-"""Claims remembered; a rollout is checked within minutes."""
+"""Remembered claims; a rollout is checked within minutes."""
 
 
 class BlindVerification(VerificationEngine):
-    """An engine that computes nothing: it finds the same of every rollout, or never finds any."""
+    """An engine without computation: the same result for every rollout, or none at all."""
 
     def __init__(self, finding: Measurement | None) -> None:
         self._finding = finding
@@ -73,14 +73,14 @@ class BlindVerification(VerificationEngine):
 
 
 class CredulousEnvironment(PassingEnvironment):
-    """A task that gives every sequence the reward that its worker claims for it."""
+    """A task that gives every sequence its claimed reward."""
 
     def __init__(self, honest: Environment, manifest: RunManifest, parts: Parts) -> None:
         super().__init__(honest)
         self._manifest = manifest
         self._parts = parts
         self._claims = BoundedDict[tuple[int, tuple[int, ...]], float](CLAIMS_MAX)
-        """Problem seed and tokens to a score that comes to the claimed reward."""
+        """Problem seed and tokens to a score that gives the claimed reward."""
         self._read = BoundedDict[Digest, None](CLAIMS_MAX)
 
     @override
@@ -94,7 +94,7 @@ class CredulousEnvironment(PassingEnvironment):
         ]
 
     def _read_claims(self) -> None:
-        """Learn what the bodies that have come here claim."""
+        """Read the claims in the bodies that have arrived."""
         replica = self._parts.replica()
         commits = [] if replica is None else replica.ledger.open_entries()
         for commit in (entry.commit for entry in commits):
@@ -113,7 +113,7 @@ class CredulousEnvironment(PassingEnvironment):
                 self._claims[item.problem_seed, claimed.tokens] = self._score(item, claimed)
 
     def _score(self, assignment: SequenceAssignment, claimed: RolloutSequence) -> float:
-        """Return the score that comes to the claimed reward, penalty for its length included."""
+        """Return the score that gives the claimed reward, including the length penalty."""
         value = claimed.reward / REWARD_SCALE
         if assignment.length_target is None:
             return value
@@ -122,7 +122,7 @@ class CredulousEnvironment(PassingEnvironment):
 
 
 class MuteTransport(PassingTransport):
-    """Neither sends direct messages nor takes any."""
+    """Neither sends nor accepts direct messages."""
 
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
@@ -141,7 +141,7 @@ async def _hang_up(stream: Stream) -> None:
 
 
 class EquivocatingTransport(PassingTransport):
-    """Tells half of its peers the opposite of every verdict that it sends."""
+    """Sends half of its peers the opposite of each of its verdicts."""
 
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
@@ -175,9 +175,9 @@ def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
 
 
 class ContradictingTransport(PassingTransport):
-    """Gossips to half of its peers the opposite of what its larger committees reject.
+    """Gossips to half of its peers the opposite of its larger committees' rejections.
 
-    That is possible where the first committee consists of accomplices, who sign for each other.
+    This works if the first committee consists of accomplices that sign for each other.
     """
 
     @override
@@ -230,7 +230,7 @@ def _blind(parts: Parts, finding: Measurement | None) -> Parts:
 
 
 def accept_everything(parts: Parts, _rng: Rng) -> Parts:
-    """Call every rollout that can be read good."""
+    """Accept every readable rollout."""
 
     def credulous(honest: Environment, manifest: RunManifest) -> Environment:
         return CredulousEnvironment(honest, manifest, parts)
@@ -240,12 +240,12 @@ def accept_everything(parts: Parts, _rng: Rng) -> Parts:
 
 
 def reject_everything(parts: Parts, _rng: Rng) -> Parts:
-    """Call every rollout bad."""
+    """Reject every rollout."""
     return _blind(parts, _HOPELESS)
 
 
 def silent(parts: Parts, _rng: Rng) -> Parts:
-    """Check nothing, and neither send verdicts nor take any."""
+    """Check nothing, and neither send nor accept verdicts."""
     return _blind(parts, None).with_ports(transport=MuteTransport(parts))
 
 
@@ -255,6 +255,6 @@ def two_verdicts(parts: Parts, _rng: Rng) -> Parts:
 
 
 def two_certificates(parts: Parts, _rng: Rng) -> Parts:
-    """Certify for half of its peers what the larger committee has rejected."""
+    """Send half of its peers a certificate of rollouts that the larger committee rejected."""
     parts.accomplices[parts.signer.peer_id] = parts.signer
     return parts.with_ports(transport=ContradictingTransport(parts))

@@ -1,4 +1,4 @@
-"""Dishonest workers, over the ports alone: testnets and simulations run the same ones."""
+"""Dishonest workers over the ports alone, shared by testnets and simulations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,13 +34,13 @@ _WORD_BYTES = 2
 
 
 class PolicyCopies(Protocol):
-    """The policies that a dishonest worker keeps or makes for itself, beside those of its node."""
+    """Policies that a dishonest worker keeps or makes, beside those of its node."""
 
     def keep(self, policy: Policy) -> Policy:
         """Copy a policy: the node deletes its own file when the version is old."""
 
     def perturb(self, policy: Policy) -> Policy:
-        """Make a policy of the same form and almost the same skill that is another one."""
+        """Make another policy of the same form and almost the same skill."""
 
     def discard(self, policy: Policy) -> None:
         """Delete a copy."""
@@ -51,7 +51,7 @@ WorkerBehaviour = Callable[[Engines, PolicyCopies, Rng], Engines]
 
 
 class StaleWeights(PassingGeneration):
-    """Generates with the policy before the one it claims: saves every other download."""
+    """Generates with the policy before the claimed one: saves every other download."""
 
     def __init__(self, honest: GenerationEngine, copies: PolicyCopies) -> None:
         super().__init__(honest)
@@ -70,7 +70,7 @@ class StaleWeights(PassingGeneration):
 
 
 class OtherWeights(PassingGeneration):
-    """Generates with weights that are almost those it claims, as a cheaper copy would be."""
+    """Generates with almost the claimed weights, as a cheaper copy would."""
 
     def __init__(self, honest: GenerationEngine, copies: PolicyCopies) -> None:
         super().__init__(honest)
@@ -104,7 +104,7 @@ class EditedTokens(PassingGeneration):
 
 
 class ForgedProofs(PassingGeneration):
-    """Sends proofs of the right form about nothing: saves keeping the states."""
+    """Sends random proofs of the right form: saves keeping the states."""
 
     def __init__(self, honest: GenerationEngine, rng: Rng) -> None:
         super().__init__(honest)
@@ -118,7 +118,7 @@ class ForgedProofs(PassingGeneration):
         return [replace(item, proofs=tuple(map(self._forged, item.proofs))) for item in honest]
 
     def _forged(self, proof: bytes) -> bytes:
-        """Return random coefficients; the modulus and those that are not used stay as they are."""
+        """Return random coefficients; the modulus and unused ones stay."""
         words = [proof[at : at + _WORD_BYTES] for at in range(0, len(proof), _WORD_BYTES)]
         forged = (self._coefficient() if any(word) else word for word in words[1:])
         return b"".join((*words[:1], *forged))
@@ -130,7 +130,7 @@ class ForgedProofs(PassingGeneration):
 
 
 class ForgedRewards(PassingEnvironment):
-    """Calls right answers wrong and wrong ones right."""
+    """Swaps right and wrong in its claimed rewards."""
 
     @override
     async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
@@ -139,12 +139,12 @@ class ForgedRewards(PassingEnvironment):
 
 
 def stale_weights(honest: Engines, copies: PolicyCopies, _rng: Rng) -> Engines:
-    """Generate with the policy before the one that is claimed."""
+    """Generate with the policy before the claimed one."""
     return OtherEngines(honest, generation=lambda engine, _: StaleWeights(engine, copies))
 
 
 def other_weights(honest: Engines, copies: PolicyCopies, _rng: Rng) -> Engines:
-    """Generate with other weights than those that are claimed."""
+    """Generate with other weights than the claimed ones."""
     return OtherEngines(honest, generation=lambda engine, _: OtherWeights(engine, copies))
 
 
@@ -163,7 +163,7 @@ def forged_rewards(honest: Engines, _copies: PolicyCopies, _rng: Rng) -> Engines
 
 
 def forged_proofs(honest: Engines, _copies: PolicyCopies, rng: Rng) -> Engines:
-    """Send random numbers for proofs."""
+    """Send random numbers as proofs."""
     return OtherEngines(honest, generation=lambda engine, _: ForgedProofs(engine, rng))
 
 

@@ -1,10 +1,10 @@
-"""What must hold, judged from the trace alone while a simulation runs.
+"""Invariants of a run, checked on the trace while the simulation runs.
 
-Nothing here imports ``protocol``, ``roles`` or ``node``: envelopes, digests, signatures, committees
-and limits are read and computed a second time, so a mistake there does not hide itself.
+Nothing here imports ``protocol``, ``roles`` or ``node``. Envelopes, digests, signatures, committees
+and limits are implemented a second time, so that a mistake there cannot hide itself.
 
-Read in the order wire (what nodes stored), swarm (who they are), watch (who is told what), quorum
-(what makes a certificate valid), then one rule per module.
+Reading order: wire (decoding of stored messages), swarm (identity and uptime of nodes), watch
+(event dispatch), quorum (validity of certificates), then one rule per module.
 """
 
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ __all__ = ["CheckerTolerances", "Violation", "Watch", "attach_checkers"]
 
 @dataclass(frozen=True, slots=True)
 class CheckerTolerances:
-    """How many epochs after the end of all faults the swarm may take to be well again."""
+    """Epochs that the swarm has to recover after the last fault."""
 
     converge_epochs: int
     progress_epochs: int
 
 
 def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Certificates:
-    """Attach every checker to ``watch``; return the one whose findings are also numbers."""
+    """Attach every checker to ``watch``; return the one that metrics read, too."""
     quorum = Quorum(watch)
     certificates = Certificates(watch, quorum)
     Verdicts(watch, quorum)

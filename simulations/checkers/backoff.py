@@ -1,25 +1,25 @@
-"""Who was pruned from a mesh keeps away from it for as long as it was told."""
+"""Backoff rule: a router does not graft a peer that pruned it before the backoff ends."""
 
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import shown
 from simulations.runtime.trace import Event
 
 CROSSING_SECONDS = 5.0
-"""A GRAFT that was queued before the PRUNE was read is nobody's fault."""
+"""A GRAFT queued before the PRUNE was read is no violation."""
 
 PRUNES_KEPT = 4
-"""The oldest of several tells most: a GRAFT may provoke a newer PRUNE at once."""
+"""The oldest of several counts: a GRAFT may provoke a newer PRUNE at once."""
 
 _Key = tuple[str, str, str]
 
 
 class Backoff:
-    """Reads GRAFT and PRUNE on the wire, at the node that writes and at the one that reads them."""
+    """Follows GRAFT and PRUNE on the wire, at the writer and at the reader."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._barred: dict[_Key, list[tuple[float, float]]] = {}
-        """(node, peer, topic) to when the node was told, and until when it must keep away."""
+        """(node, peer, topic) to (time the PRUNE was read, end of the backoff) pairs."""
         watch.on("prune", self._on_prune)
         watch.on("prune-in", self._on_prune_in)
         watch.on("graft", self._on_graft)
@@ -34,7 +34,7 @@ class Backoff:
         barred.append((event.at, event.at + backoff))
 
     def _on_prune_in(self, event: Event) -> None:
-        """Hold a node to what honest ones ask of it: nobody need heed who floods or misbehaves."""
+        """Bind a node to the backoffs of honest peers; it may ignore those of misbehaving ones."""
         member = self._watch.swarm.members.get(shown(event.facts["peer"]))
         if member is not None and member.honest:
             self._on_prune(event)
@@ -54,7 +54,7 @@ class Backoff:
                 return
 
     def _on_down(self, event: Event) -> None:
-        """Forget what a node forgets when it ends; others still remember."""
+        """Forget the backoffs of a node that ends; its peers keep theirs."""
         self._barred = {key: barred for key, barred in self._barred.items() if key[0] != event.node}
 
 

@@ -1,8 +1,8 @@
-"""No rollout is learned from without a valid certificate, and no certificate is wrong.
+"""Certificate rule: trainers learn from certified rollouts only, and no certificate is wrong.
 
-One that accepts a false rollout is wrong, one that rejects an honest one, and two of larger
-committees that disagree. A first committee that consists of dishonest validators alone may accept
-anything; what it accepts must then be rejected by a larger one, whose outcome counts.
+A certificate is wrong if it accepts a false rollout or rejects an honest one, or if two larger
+committees disagree. A first committee of dishonest validators alone may accept anything; a larger
+committee must then reject it, and its outcome counts.
 """
 
 from simulations.checkers.quorum import Quorum
@@ -12,7 +12,7 @@ from simulations.checkers.wire import Opened, short, shown
 from simulations.runtime.trace import Event
 
 MARKS_KEPT = 100_000
-"""Rollouts that may still be learned from, many times over."""
+"""Many times the rollouts that may still be learned from."""
 
 HARMLESS = (
     "flood",
@@ -35,18 +35,18 @@ HARMLESS = (
     "address-reflection",
     "withheld-body",
 )
-"""Behaviours of workers that annoy the network and still compute honest rollouts."""
+"""Worker behaviours that disturb the network and still compute honest rollouts."""
 
 
 class Certificates:
-    """Follows every certificate from its author to those who act on it.
+    """Follows every certificate from its author to the nodes that act on it.
 
-    An author stores a certificate before anyone else can have it, so when a trainer trains, and
-    when a node takes a version, a valid one must be in the trace already.
+    An author stores a certificate before any other node can have it. So a valid one must be in the
+    trace before a trainer trains and before a node adopts a version.
 
-    Training engines see no commits: an engine that generates marks what it made and says with which
-    noise it began, which names the slot of a commit, and one that trains says what marks it trained
-    on.
+    Training engines see no commits. A generation engine therefore records a mark for each rollout
+    with its first noise seed, which names the slot of a commit. A training engine records the marks
+    that it trained on.
     """
 
     def __init__(self, watch: Watch, quorum: Quorum) -> None:
@@ -55,17 +55,17 @@ class Certificates:
         self.outcomes: dict[bytes, dict[bool, Opened]] = {}
         """Commit digest to its valid certificates by outcome."""
         self._escalated: dict[bytes, bool] = {}
-        """Commit digest to what its larger committee said."""
+        """Commit digest to the outcome of its larger committee."""
         self._doubtful: dict[bytes, Opened] = {}
-        """False rollouts that only dishonest validators have accepted so far, with the commit."""
+        """False rollouts accepted by dishonest validators only so far, with the commit."""
         self.certified = 0
         """Commits with a valid certificate that accepts them."""
         self.certified_false = 0
         self.contradictory = 0
         self._made: dict[tuple[str, int], str] = {}
-        """Node and first noise seed to the mark of what it generated, until it is committed to."""
+        """(node, first noise seed) to the mark of a rollout, until a commit names it."""
         self._commit_of: dict[str, bytes] = {}
-        """Mark to the commit about it."""
+        """Mark to its commit."""
         watch.on("generated", self._on_generated)
         watch.on_message("rollout-commit", self._on_commit)
         watch.on_message("certificate", self._on_certificate)
@@ -95,7 +95,7 @@ class Certificates:
         flaw = self._quorum.flaw(certificate)
         commit: bytes = certificate.fields["commit"]
         if flaw:
-            # Its author may have stored it and been refused by its own replica, or be dishonest.
+            # Its author's replica may have refused it after storing, or the author is dishonest.
             if member.honest and certificate.signer != member.peer:
                 self._report(
                     event.node, f"{short(commit)} is accepted with a certificate", flaw, commit
@@ -121,7 +121,7 @@ class Certificates:
         if not certificate.fields["accepted"]:
             self._doubtful.pop(commit, None)
             if true:
-                what = f"{short(commit)} is rejected, and the world knows that it is honest"
+                what = f"{short(commit)} is rejected although it is honest"
                 self._watch.report("no-honest-rejected", event.node, what, (commit,))
         elif true is False and False not in self.outcomes[commit]:
             honest = map(self._watch.swarm.honest, self._quorum.signers(certificate))
@@ -140,11 +140,11 @@ class Certificates:
     def _report_false(self, node: str, commit: bytes) -> None:
         self._doubtful.pop(commit, None)
         self.certified_false += 1
-        what = f"{short(commit)} is certified, and the world knows that it is false"
+        what = f"{short(commit)} is certified although it is false"
         self._watch.report("no-false-rollout-certified", node, what, (commit,))
 
     def _is_true(self, commit: bytes) -> bool | None:
-        """Return whether a rollout is honest; None when nobody knows its author."""
+        """Return whether a rollout is honest; None if its author is unknown."""
         message = self._watch.wire.message(commit)
         author = None if message is None else self._watch.swarm.by_peer.get(message.signer)
         return None if author is None else author.honest or author.behaviour in HARMLESS
@@ -156,7 +156,7 @@ class Certificates:
         for mark in shown(event.facts["rollouts"]).split(","):
             commit = self._commit_of.get(mark)
             if commit is None:
-                what = f"trained on {mark}, which nobody generated and committed to"
+                what = f"trained on {mark}, which no node generated and committed to"
                 self._watch.report("certified-only", event.node, what)
             else:
                 began_at = event.at - float(event.facts["seconds"] or 0.0)
@@ -175,7 +175,7 @@ class Certificates:
         outcomes = self.outcomes.get(commit, {})
         accepting = outcomes.get(True)
         if accepting is None:
-            flaw = "there is a certificate that rejects it" if outcomes else "there is none"
+            flaw = "a certificate rejects it" if outcomes else "there is none"
         elif accepting.first_at > before:
             flaw = f"it came {accepting.first_at - before:.3f} s too late"
         else:

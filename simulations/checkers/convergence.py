@@ -1,4 +1,4 @@
-"""After the faults have ended, every node reaches the same outcomes, and versions keep coming."""
+"""Convergence rule: after the last fault all nodes agree, and new versions keep coming."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ CLOCK_SLACK_EPOCHS = 2
 """A commit this close to its expiry may be too old by another node's clock."""
 
 ROUNDS = 3
-"""Synchronisations in the time to converge; a node that is back learns of commits by the first."""
+"""Synchronisations in the time to converge; the first brings commits to a restarted node."""
 
 
 @dataclass(slots=True)
 class _OpenCertificate:
-    """A commit with a certificate, and who holds one (bit ``n`` is member number ``n``)."""
+    """A certified commit, and the nodes that hold a certificate (bit ``n``: member ``n``)."""
 
     epoch: int
     first_at: float
@@ -28,10 +28,10 @@ class _OpenCertificate:
 class Convergence:
     """Certified sets are equal ``epochs`` after a certificate, or after the end of the faults.
 
-    Of two certificates that contradict each other that of the larger committee counts.
+    Of two contradicting certificates the one of the larger committee counts.
 
-    A node is asked about a commit when it ran without a break since then, and when the commit was
-    still young enough to be taken; an older one has expired wherever it was not known.
+    The rule covers the nodes that ran without a break since then, if the commit was still young
+    enough to be accepted. An older commit expires at the nodes that do not know it.
     """
 
     def __init__(self, watch: Watch, epochs: int) -> None:
@@ -51,7 +51,7 @@ class Convergence:
         outranks = outcome is not None and fields["escalated"] and not outcome.escalated
         if outcome is None or (outranks and fields["accepted"] is not outcome.accepted):
             if outcome is None and certificate.stores > 1:
-                return  # judged before; somebody has just come and learned of it
+                return  # judged before; a node that joined late has just learned of it
             outcome = self._open[digest] = _OpenCertificate(
                 commit.fields["epoch"], event.at, fields["accepted"], fields["escalated"]
             )
@@ -100,7 +100,7 @@ class Convergence:
 
 
 class Progress:
-    """A version newer than all before it is published every ``epochs`` at the latest."""
+    """A version above all earlier ones is published at least every ``epochs``."""
 
     def __init__(self, watch: Watch, epochs: int) -> None:
         self._watch = watch
@@ -112,7 +112,7 @@ class Progress:
 
     def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         version = manifest.fields["version"]
-        # A version that others hold has been published; one that only its author has may be lost.
+        # A version counts when another node holds it; one that only its author holds may be lost.
         if version > self._newest and manifest.signer != member.peer:
             self._newest, self._newest_at = version, event.at
 

@@ -1,4 +1,4 @@
-"""What a node announces it has stored before, so that no crash makes it contradict itself."""
+"""Durability rule: a node stores a message before it sends it, so no crash makes it equivocate."""
 
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
@@ -7,7 +7,7 @@ from simulations.runtime.trace import Event
 
 
 class Durability:
-    """No message of an honest node is at another one before its author has stored it."""
+    """No node stores a message of an honest author before that author has stored it."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -19,6 +19,6 @@ class Durability:
         if not self._watch.swarm.honest(message.signer):
             return
         author = self._watch.swarm.name(message.signer)
-        what = f"holds a {message.kind} that {author} announced and has not stored"
+        what = f"holds a {message.kind} that {author} sent before storing it"
         subject = message.commit
         self._watch.report("stored-first", event.node, what, () if subject is None else (subject,))

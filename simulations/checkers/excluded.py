@@ -1,4 +1,4 @@
-"""Who has signed an accepting and a rejecting verdict on one commit is in no later committee."""
+"""Exclusion rule: a validator that signed both verdicts on a commit joins no later committee."""
 
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.swarm import TracedNode
@@ -10,8 +10,8 @@ from simulations.runtime.trace import Event
 class Excluded:
     """Reads evidence from the messages that honest nodes store.
 
-    It counts from the epoch in which the commit that it is about can have no outcome any more, and
-    ``epochs`` after it became known at the earliest: by then everyone has it.
+    Evidence counts from the epoch in which its commit can have no outcome any more. It counts at
+    the earliest ``epochs`` after it became known: by then every node has it.
     """
 
     def __init__(self, watch: Watch, quorum: Quorum, epochs: int) -> None:
@@ -30,13 +30,13 @@ class Excluded:
             return
         commit, accepting, rejecting = opened
         if commit is None or accepting is None or rejecting is None:
-            self._watch.report("excluded", event.node, "took evidence that cannot be read")
+            self._watch.report("excluded", event.node, "accepted undecodable evidence")
             return
         contradict = accepting.fields["accept"] and not rejecting.fields["accept"]
         about = accepting.fields["commit"] == rejecting.fields["commit"] == commit.digest
         signer = accepting.signer
         if not (contradict and about and signer == rejecting.signer in rules.validators):
-            what = f"took evidence against {self._watch.swarm.name(signer)} that proves nothing"
+            what = f"accepted invalid evidence against {self._watch.swarm.name(signer)}"
             self._watch.report("excluded", event.node, what, (commit.digest,))
             return
         follows = commit.fields["epoch"] + rules.expire_epochs + 1

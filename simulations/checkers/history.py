@@ -1,4 +1,4 @@
-"""What a violation was caused by: for each commit and version, the events that mention it."""
+"""Causal history of a violation: the events that mention its commits and versions."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,17 +11,17 @@ Subject = bytes | int
 """The digest of a commit, or the number of a version."""
 
 STORES_KEPT = 3
-"""A thousand nodes store each message; the first few say who knew it when."""
+"""All nodes store each message; the first three times are enough."""
 
 LINES_MAX = 48
 WORLD_LINES_MAX = 24
 SUBJECTS_MAX = 20_000
-"""Guesses that keep a history readable and the memory of a large run within some 100 MB."""
+"""Guesses: histories stay readable, and a large run needs some 100 MB for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that did not hold: where and when (virtual seconds since the start), and why."""
+    """A violated rule: place, time (virtual seconds since the start) and reason."""
 
     rule: str
     at: float
@@ -30,7 +30,7 @@ class Violation:
     causes: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Say it on one line."""
+        """Format the violation on one line."""
         return f"{self.rule}: {self.what} ({self.node}, {self.at:.3f} s)"
 
 
@@ -40,7 +40,7 @@ _Line = tuple[float, str, str | Opened]
 
 
 class History:
-    """Bounded causal histories; what happens to nodes and the network belongs to all of them."""
+    """Bounded causal histories; events of nodes and of the network belong to all of them."""
 
     def __init__(self, name: Callable[[str], str]) -> None:
         self._name = name
@@ -48,7 +48,7 @@ class History:
         self._world: deque[_Line] = deque(maxlen=WORLD_LINES_MAX)
 
     def note_world(self, event: Event) -> None:
-        """Remember something that happened to a node or to the network."""
+        """Record an event of a node or of the network."""
         facts = (
             f"{key}={shown(value)}"
             for key, value in event.facts.items()
@@ -57,11 +57,11 @@ class History:
         self._world.append((event.at, event.node, " ".join((event.kind, *facts))))
 
     def note(self, subject: Subject, event: Event, what: str) -> None:
-        """Remember an event that mentions ``subject``."""
+        """Record an event that mentions ``subject``."""
         self._add(subject, (event.at, event.node, what))
 
     def note_message(self, event: Event, opened: Opened) -> None:
-        """Remember a stored message under what it is about, for the first few who store it."""
+        """Record a stored message under its subjects, for the first few nodes that store it."""
         if opened.stores > STORES_KEPT:
             return
         line = (event.at, event.node, opened)
@@ -71,7 +71,7 @@ class History:
             self._add(opened.commit, line)
 
     def causes(self, subjects: tuple[Subject, ...], start: float) -> tuple[str, ...]:
-        """Return the lines of ``subjects`` and of the world, in order of time."""
+        """Return the lines of ``subjects`` and of the world, ordered by time."""
         lines = [*self._world]
         for subject in dict.fromkeys(subjects):
             lines += self._subjects.get(subject, [])

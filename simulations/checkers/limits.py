@@ -1,4 +1,4 @@
-"""Every message, queue and table stays within its limit."""
+"""Limits rule: every message, queue and table stays within its limit."""
 
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
@@ -42,11 +42,11 @@ LIMITS = {
     "versions_waiting": 8192,
     "waiting": 1024,
 }
-"""Facts of a sample and the most that each may be; written down again here on purpose."""
+"""Sampled sizes and their limits, written a second time on purpose."""
 
 
 class TableLimits:
-    """Compares samples and stored messages with what the design allows."""
+    """Compares samples and stored messages with the limits of the design."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

@@ -1,21 +1,22 @@
-"""What makes a certificate valid, computed again from the run's rules and from who was up.
+"""Validity of certificates, recomputed from the run's rules and the nodes that were up.
 
-Nodes draw committees from their own views, which may differ for good reasons. Whatever a view was,
-the signers are genesis validators, each counted once, who say what the certificate says, and as
-many as the smallest committee that a node may draw has. While the network is whole, they are also
-of the committee drawn from the validators that were up long enough for everybody to know them,
-give or take ``VIEW_SLACK`` ranks.
+Nodes draw committees from their own views, which may differ for good reasons. Two rules hold for
+every view. Each signer is a genesis validator, counts once, and signs the outcome of the
+certificate. The number of signers reaches the smallest committee that a node may draw.
+
+A third rule holds while the network is whole. The signers belong to the committee drawn from all
+validators that every node must know, with a slack of ``VIEW_SLACK`` ranks.
 """
 
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import VERDICT_BYTES_MAX, Opened, blake3_digest
 
 VIEW_SLACK = 2
-"""One rank that nodes allow each other, and one for a validator that is just leaving."""
+"""One rank that nodes tolerate, and one for a validator that is just leaving."""
 
 
 class Quorum:
-    """Judges certificates, each once."""
+    """Checks each certificate once."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -24,19 +25,19 @@ class Quorum:
         watch.on_forget(self._forget)
 
     def flaw(self, certificate: Opened) -> str:
-        """Return what is wrong with a certificate, empty when nothing is."""
+        """Return the fault of a certificate; empty if it is valid."""
         if certificate.digest not in self._flaws:
             self._flaws[certificate.digest] = self._flaw(certificate)
         return self._flaws[certificate.digest]
 
     def verdicts(self, certificate: Opened) -> list[Opened]:
-        """Return the verdicts inside a certificate that can be read."""
+        """Return the readable verdicts inside a certificate."""
         envelopes = certificate.fields["verdicts"]
         opened = [self._watch.wire.open(envelope, self._watch.now) for envelope in envelopes]
         return [item for item in opened if item is not None and item.kind == "verdict"]
 
     def signers(self, certificate: Opened) -> list[str]:
-        """Return who signed the verdicts inside a certificate."""
+        """Return the signers of the verdicts inside a certificate."""
         return [verdict.signer for verdict in self.verdicts(certificate)]
 
     def _flaw(self, certificate: Opened) -> str:
@@ -45,12 +46,12 @@ class Quorum:
         if certificate.signer not in rules.validators:
             return "its author is no validator"
         if not certificate.well_signed:
-            return "its signature is not its author's"
+            return "its signature is invalid"
         if commit is None or commit.kind != "rollout-commit":
-            return "nobody has made the commit that it is about"
+            return "its commit is unknown"
         verdicts = self.verdicts(certificate)
         if len(verdicts) != len(fields["verdicts"]):
-            return "it holds something that is no verdict"
+            return "it holds a message that is no verdict"
         if any(verdict.signer == commit.signer for verdict in verdicts):
             return "a worker judges its own rollout"
         return self._flaw_of(verdicts, certificate) or self._too_few(verdicts, certificate, commit)
@@ -61,13 +62,13 @@ class Quorum:
             if verdict.signer not in rules.validators:
                 return "a verdict's author is no validator"
             if not verdict.well_signed:
-                return "a verdict's signature is not its author's"
+                return "a verdict's signature is invalid"
             if verdict.length > VERDICT_BYTES_MAX:
                 return f"a verdict of {verdict.length} bytes"
             if verdict.fields["commit"] != fields["commit"]:
                 return "a verdict is about another commit"
             if verdict.fields["accept"] is not fields["accepted"]:
-                return "a verdict says otherwise"
+                return "a verdict contradicts it"
         if len({verdict.signer for verdict in verdicts}) != len(verdicts):
             return "a validator is counted twice"
         return ""
@@ -96,10 +97,10 @@ class Quorum:
             f"{eligible} of its {len(verdicts)} signers are of the committee, {needed} are needed"
         )
 
-    # Who everybody must know
+    # Validators known to every node
 
     def _certain_at(self, epoch: int) -> tuple[str, ...]:
-        """Return the validators that every view of ``epoch`` holds; none while views may differ."""
+        """Return the validators in every view of ``epoch``; none while views may differ."""
         if epoch not in self._certain:
             if len(self._certain) > 64:
                 self._certain.clear()
@@ -123,5 +124,5 @@ class Quorum:
         )
 
     def _forget(self, _oldest: float) -> None:
-        wire = self._watch.wire  # it has forgotten already what is older
+        wire = self._watch.wire  # it has dropped older messages
         self._flaws = {key: flaw for key, flaw in self._flaws.items() if wire.message(key)}

@@ -1,4 +1,4 @@
-"""The slots of a worker are consecutive: nobody skips a problem and nobody commits to one twice."""
+"""Slot rule: a worker's slots are consecutive, without gaps or second commits."""
 
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
@@ -6,13 +6,13 @@ from simulations.checkers.wire import Opened, short
 from simulations.runtime.trace import Event
 
 VERSIONS_KEPT = 64
-"""Slots of older versions are forgotten; no recipe lets a rollout be that old."""
+"""Slots of older versions are forgotten; every recipe rejects rollouts that old."""
 
 
 class Slots:
-    """The commits of each worker and version (there may be two of one number), by slot.
+    """The commits of each worker and version (two versions may share a number), by slot.
 
-    An honest worker's rollouts are checked as it makes them, those of others when certified.
+    Rollouts of an honest worker are checked when it makes them, others when they are certified.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -40,7 +40,7 @@ class Slots:
         lost_at = member.state_lost_at
         remembered = [slot for slot, other in slots.items() if other.first_at > lost_at]
         if lost_at > float("-inf") and not remembered:
-            return  # what it made before is gone; it may have learned of some of it again
+            return  # its earlier commits are lost; it may have received some of them again
         expected = max(remembered, default=-1) + 1
         previous = slots[expected - 1].digest if expected else b""
         slot = commit.fields["slot"]
@@ -74,5 +74,5 @@ class Slots:
 
 
 def _chain(commit: Opened) -> tuple[str, int, bytes]:
-    """Return what the slots of a commit's chain have in common."""
+    """Return the worker, version and checkpoint that the slots of a chain share."""
     return commit.signer, commit.fields["version"], commit.fields["checkpoint"]

@@ -1,12 +1,14 @@
-"""What a node stored stays until what it was stored for has ended, whoever names it meanwhile.
+"""Retention rules: a blob stays while a purpose lasts, and needed blobs keep their purpose.
 
-A blob goes only when everything that this node stored it for is released. And nothing is released
-that the run still needs, as far as that is certain from stored messages: the body of a commit
-without an outcome, or certified and young enough to be learned from; the weights of the newest
-versions; the optimiser state of the newest one.
+A node may delete a blob only after it released every purpose. It must not release what the run
+needs, as far as stored messages prove the need. Needed are:
 
-A node that restarts may have lost the last messages it heard, and with them the reason to keep
-something: what it stored before its present start is judged by the first rule alone.
+- the body of a commit that has no outcome, or is certified and young enough for training;
+- the weights of the newest versions;
+- the optimiser state of the newest version.
+
+A node that restarts may have lost its last messages, and with them the reason to keep a blob. Blobs
+stored before the present start are held to the first rule only.
 """
 
 from dataclasses import dataclass, field
@@ -20,32 +22,31 @@ from simulations.runtime.trace import Event
 RULE = "stored-is-kept"
 
 EXPIRY_MARGIN_EPOCHS = 2
-"""Clocks of machines differ by seconds, and an outcome takes a moment to be stored."""
+"""Clocks differ by seconds, and an outcome takes a moment to be stored."""
 
 FORGOTTEN_EXPIRIES = 4
-"""A commit is forgotten, and learned from no more, when it is so many times as old as it may get
-without an outcome."""
+"""Multiple of the maximum age without an outcome at which a commit is forgotten."""
 
 _Owner = tuple[str, bytes]
-"""Purpose and subject, as events tell them."""
+"""Purpose and subject, as in events."""
 
 
 @dataclass(slots=True)
 class _Stored:
-    """What one node has stored for one owner, and since when."""
+    """The blobs that one node stored for one owner, and the time."""
 
     since: float
     digests: dict[bytes, None] = field(default_factory=dict)
 
 
 class Storage:
-    """Follows what every honest node stores, and for what."""
+    """Follows the blobs of every honest node, with their purposes."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._nodes: dict[str, dict[_Owner, _Stored]] = {}
         self._settled: dict[bytes, bool] = {}
-        """Commits that have a certificate, and whether it accepts them."""
+        """Commits with a certificate, and whether it accepts them."""
         self._learned: dict[bytes, None] = {}
         self._versions: dict[int, dict[bytes, Opened]] = {}
         """Manifests of honest trainers by version; more than one when a later term supersedes."""
@@ -59,7 +60,7 @@ class Storage:
         watch.on_message("checkpoint-manifest", self._on_manifest)
         watch.on_forget(self._forget)
 
-    # What is stored
+    # Stored blobs
 
     def _on_owned(self, event: Event) -> None:
         owners = self._nodes.setdefault(event.node, {})
@@ -89,12 +90,12 @@ class Storage:
         if event.facts.get("how") == "lost":
             self._nodes.pop(event.node, None)
         for stored in self._nodes.get(event.node, {}).values():
-            stored.since = float("-inf")  # it may be up again in the same moment
+            stored.since = float("-inf")  # the node may be up again at the same moment
 
-    # What is needed
+    # Needed blobs
 
     def _need(self, owner: _Owner, at: float) -> tuple[str, Subject] | None:
-        """Return what an owner is needed for, and what that is about; None when that is over."""
+        """Return why an owner's blobs are needed and for which subject; None if they are not."""
         purpose, subject = owner
         if purpose == "rollout-body":
             reason = self._need_of_body(subject, at)
@@ -125,7 +126,7 @@ class Storage:
     def _is_contested(self, manifest: Opened) -> bool:
         """Return whether terms disagree about a version or the one before it.
 
-        Or a later term has begun below it: the shorter branch of two may be the one that stays.
+        True also if a later term began below it: the shorter of two branches may win.
         """
         version, term = manifest.fields["version"], manifest.fields["term"]
         forked = any(len(self._versions.get(near, {})) > 1 for near in (version - 1, version))
@@ -133,7 +134,7 @@ class Storage:
             other > term and first <= version for other, first in self._first_of_term.items()
         )
 
-    # What is known
+    # Known messages
 
     def _on_certificate(self, _event: Event, _member: TracedNode, certificate: Opened) -> None:
         self._settled[certificate.fields["commit"]] = certificate.fields["accepted"]
@@ -146,7 +147,7 @@ class Storage:
             self._first_of_term[term] = min(version, self._first_of_term.get(term, version))
 
     def _forget(self, _oldest: float) -> None:
-        wire = self._watch.wire  # it has forgotten already what is older
+        wire = self._watch.wire  # it has dropped older messages
         self._settled = {key: how for key, how in self._settled.items() if wire.message(key)}
         self._learned = {key: None for key in self._learned if wire.message(key)}
 

@@ -1,4 +1,4 @@
-"""Who is who and who was up when, read from the trace."""
+"""Identity and uptime of all nodes, read from the trace."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,15 @@ class TracedNode:
     peer: str
     behaviour: str = ""
     upload: float = 0.0
-    """Bytes per second; 0 where the network does not limit it."""
+    """Bytes per second; 0 if the network does not limit it."""
     download: float = 0.0
     up_since: float | None = None
     state_lost_at: float = float("-inf")
-    """When it last began anew without what it had stored."""
+    """Time of its last start without its stored state."""
 
     @property
     def honest(self) -> bool:
-        """Whether it runs the daemon with nothing replaced."""
+        """True if it runs the unmodified daemon."""
         return not self.behaviour
 
     def steady_since(self, at: float, now: float) -> bool:
@@ -41,7 +41,7 @@ class Swarm:
         self.calm_since: float | None = None
 
     def see(self, event: Event) -> None:
-        """Follow one event of the world."""
+        """Record one event of the world."""
         match event.kind:
             case "node-up":
                 self._up(event)
@@ -55,11 +55,11 @@ class Swarm:
                 self.calm_since = event.at
 
     def live(self) -> list[TracedNode]:
-        """Return the nodes that are up, in the order they first came."""
+        """Return the running nodes in order of their first start."""
         return [member for member in self.members.values() if member.up_since is not None]
 
     def honest(self, peer: str) -> bool:
-        """Return whether ``peer`` runs the daemon as it is; strangers do not."""
+        """Return whether ``peer`` runs the unmodified daemon; False for peers outside the swarm."""
         member = self.by_peer.get(peer)
         return member is not None and member.honest
 

@@ -1,4 +1,4 @@
-"""An honest validator signs one verdict of a commit, also over crashes that keep its state."""
+"""Verdict rule: one verdict per honest validator and commit, also after a crash with state kept."""
 
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.swarm import TracedNode
@@ -8,7 +8,7 @@ from simulations.runtime.trace import Event
 
 
 class Verdicts:
-    """Remembers the first verdict of every validator on every commit, wherever it was seen."""
+    """Remembers the first verdict of each validator on each commit, wherever it was seen."""
 
     def __init__(self, watch: Watch, quorum: Quorum) -> None:
         self._watch = watch
@@ -36,7 +36,7 @@ class Verdicts:
             return
         same = first.fields["accept"] is verdict.fields["accept"]
         if same and validator.state_lost_at >= first.first_at:
-            return  # it could not know that it had checked the rollout before
+            return  # it lost the record of its earlier verdict
         said = "accept" if verdict.fields["accept"] else "reject"
         before = "accept" if first.fields["accept"] else "reject"
         what = f"{validator.name} signed a second verdict of {short(commit)}: {before}, then {said}"

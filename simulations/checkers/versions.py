@@ -1,7 +1,7 @@
-"""Version numbers are never reused within one term, each term is one chain, and chains only grow.
+"""Version rule: a term uses each version number once, each term is one chain, chains only grow.
 
-Almost: a node gives up its newest version for one of a later term. It gives up more than that only
-for a branch that it was cut off from, and then other validators hold that branch already.
+Exceptions: a node replaces its newest version by one of a later term. It replaces more only by a
+branch that it was cut off from; other validators then hold that branch already.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from simulations.checkers.wire import Opened
 from simulations.runtime.trace import Event
 
 ANCESTORS_MAX = 64
-"""How far back a batch is searched for a commit that was learned from before."""
+"""Ancestors of a batch that are searched for a commit learned from before."""
 
 
 class Versions:
-    """Every manifest that a node took from another one.
+    """Every manifest that a node accepted from another one.
 
-    A manifest that only its author has stored never was a version: its author may have crashed
-    before the announcement and lost it, or was refused by its own replica.
+    A manifest that only its author stored is no version. The author may have crashed before the
+    announcement, or its replica refused it.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -50,7 +50,7 @@ class Versions:
         self._check_order(event, member, manifest)
 
     def _follow(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        """Follow the chain of a node, and check how much of it one version replaces."""
+        """Follow the chain of a node, and check how many versions one replaces."""
         version, number = manifest.fields["version"], member.number
         holders = self._validators_with.setdefault(manifest.digest, {})
         known = self._taken.get((number, version), (0.0, -1, b""))[2]
@@ -59,7 +59,7 @@ class Versions:
             self._heads[number] = version
             others = any(holder != number for holder in holders)
             if head > version and not others and manifest.signer != member.peer:
-                what = f"gave up versions {version} to {head} for a version that no validator holds"
+                what = f"replaced versions {version} to {head} by one that no validator holds"
                 self._report(event, version, what)
         if member.role == "validator":
             holders[number] = None
@@ -87,7 +87,7 @@ class Versions:
             self._check_batch(event, manifest)
 
     def _check_batch(self, event: Event, manifest: Opened) -> None:
-        """Check that no commit of the batch was learned from in an ancestor, twice, or too late."""
+        """Check that a batch has no expired commit and repeats none, also none of an ancestor."""
         batch: tuple[bytes, ...] = manifest.fields["batch"]
         version = manifest.fields["version"]
         learned = dict.fromkeys(batch)
@@ -108,7 +108,7 @@ class Versions:
         self._check_held_out(event, version, commits)
 
     def _check_held_out(self, event: Event, version: int, batch: Sequence[Opened]) -> None:
-        """Check that no rollout of a batch is one that measures its version."""
+        """Check that no rollout of a batch belongs to the evaluation of its version."""
         if self._watch.rules.evaluation is None:
             return
         every, rollouts = self._watch.rules.evaluation
@@ -123,7 +123,7 @@ class Versions:
         at, known_term, known = self._taken.get((member.number, version), (0.0, -1, b""))
         forgotten = member.state_lost_at >= at
         if known and known != manifest.digest and term <= known_term and not forgotten:
-            what = f"took version {version} of term {term} in place of the one of term {known_term}"
+            what = f"replaced version {version} of term {known_term} by the one of term {term}"
             self._report(event, version, what)
         self._taken[member.number, version] = (event.at, term, manifest.digest)
 

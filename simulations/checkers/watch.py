@@ -1,7 +1,7 @@
-"""The trace listener behind every checker: decodes each event once and passes it on.
+"""Trace listener behind every checker: decodes each event once and dispatches it.
 
-A listener runs inside the code that emitted the event, so nothing here raises: the first violation
-is kept, ``on_violation`` is told, and from then on events pass unseen.
+A listener runs inside the code that emitted the event, so nothing here raises. The first violation
+is kept and passed to ``on_violation``; later events are ignored.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,16 @@ from simulations.runtime.trace import Event
 EventHandler = Callable[[Event], None]
 MessageHandler = Callable[[Event, TracedNode, Opened], None]
 TickHandler = Callable[[float], None]
-"""Told the time."""
 ForgetHandler = Callable[[float], None]
-"""Told the time before which nothing is needed any more."""
+"""Receives the time before which everything can be forgotten."""
 
 _WORLD_KINDS = ("node-up", "node-down", "line", "fault", "calm")
 _FORGET_EXPIRIES = 8
-"""A ledger forgets a commit four expiry times after it was made; nobody sends one later."""
+"""A ledger forgets a commit four expiry times after its creation, and no node sends one later."""
 
 
 class Watch:
-    """What checkers and numbers share: rules, members, opened messages, and who is told what."""
+    """State shared by checkers and numbers: rules, members, opened messages, handlers."""
 
     def __init__(self, on_violation: Callable[[Violation], None] = lambda _violation: None) -> None:
         self.swarm = Swarm()
@@ -34,7 +33,7 @@ class Watch:
         self.now = 0.0
         self._on_violation = on_violation
         self.rules: Rules
-        """Of the run; known, with ``wire``, from the trace's first event on."""
+        """Rules of the run; set, with ``wire``, by the trace's first event."""
         self.wire: Wire
         self._next_tick_at = float("inf")
         self._events: dict[str, list[EventHandler]] = {}
@@ -43,7 +42,7 @@ class Watch:
         self._forgets: list[ForgetHandler] = []
         self._next_forget_at = float("inf")
 
-    # Who is told what
+    # Subscriptions
 
     def on(self, kind: str, handler: EventHandler) -> None:
         """Call ``handler`` with every event of ``kind``."""
@@ -58,13 +57,13 @@ class Watch:
         self._ticks.append(handler)
 
     def on_forget(self, handler: ForgetHandler) -> None:
-        """Call ``handler`` now and then with the time before which nothing can come again."""
+        """Call ``handler`` now and then with the time before which nothing can recur."""
         self._forgets.append(handler)
 
-    # What happens
+    # Events
 
     def see(self, event: Event) -> None:
-        """Take one event of the trace."""
+        """Process one event of the trace."""
         if self.violation is not None:
             return
         self.now = event.at
@@ -82,14 +81,14 @@ class Watch:
             self._tick(event.at)
 
     def report(self, rule: str, node: str, what: str, subjects: tuple[Subject, ...] = ()) -> None:
-        """State that ``rule`` does not hold; the first such statement ends the watch."""
+        """Report that ``rule`` is violated; the first report ends the watch."""
         if self.violation is None:
             causes = self.history.causes(subjects, self.started_at)
             self.violation = Violation(rule, self.now - self.started_at, node, what, causes)
             self._on_violation(self.violation)
 
     def note_failure(self, what: str) -> None:
-        """Take note that a daemon ended with an error of its own, which ended the simulation."""
+        """Record that a daemon failed with an error of its own, which ended the simulation."""
         if self.violation is None:
             causes = self.history.causes((), self.started_at)
             node, _, error = what.partition(": ")
@@ -97,7 +96,7 @@ class Watch:
             self.violation = Violation("no-node-fails", at, node, error or what, causes)
 
     def finish(self, now: float) -> None:
-        """Let the checkers look once more at the end of the run."""
+        """Run the final checks at the end of the run."""
         self.now = max(self.now, now)
         if self.violation is None and self._next_tick_at < float("inf"):
             self._tick(self.now)
@@ -119,7 +118,7 @@ class Watch:
             return
         opened = self.wire.open(envelope, event.at)
         if opened is None:
-            self.report("readable", event.node, "stored a message that cannot be read")
+            self.report("readable", event.node, "stored an undecodable message")
             return
         opened.stores += 1
         self.history.note_message(event, opened)

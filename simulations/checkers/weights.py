@@ -1,4 +1,4 @@
-"""Weights are used only with the digest that a published manifest names."""
+"""Weights rule: engines use only weights with the digest of a published manifest."""
 
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
@@ -7,10 +7,10 @@ from simulations.runtime.trace import Event
 
 
 class Weights:
-    """Compares what engines loaded with what was published.
+    """Compares the weights that engines loaded with the published ones.
 
-    ``claimed`` is what the node asked the engine for, ``actual`` the digest of the tensors that the
-    engine found. A dishonest worker loads what it likes; what it makes of it must be caught.
+    ``claimed`` is the digest that the node requested, ``actual`` the digest of the tensors that the
+    engine found. A dishonest worker may load any weights; verification must catch its rollouts.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -54,7 +54,7 @@ class Weights:
         genesis = version == 0 and policy == self._watch.rules.genesis_policy.hex()
         published = isinstance(version, int) and policy in self._published.get(version, {})
         if not (genesis or published):
-            self._report(event, version, f"{what}, which nobody has published")
+            self._report(event, version, f"{what}, which was never published")
 
     def _report(self, event: Event, version: object, what: str) -> None:
         subjects = (version,) if isinstance(version, int) else ()

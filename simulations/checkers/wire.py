@@ -1,4 +1,4 @@
-"""Reads what nodes stored with nothing of ``protocol``: manifests, envelopes, digests, signatures.
+"""Decoder of stored messages without ``protocol``: manifests, envelopes, digests, signatures.
 
 An envelope is canonical msgpack of ``kind``, ``payload``, ``signature`` and ``signer``; the payload
 is msgpack again.
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 _DOMAIN = b"prime-node/1"
 _PEER_ID_PREFIX_BYTES = 6
-"""Identity multihash and key protobuf in front of the 32 bytes of an Ed25519 key."""
+"""Identity multihash and key protobuf before the 32 bytes of an Ed25519 key."""
 
 ENVELOPE_BYTES_MAX = 16 * 1024
 VERDICT_BYTES_MAX = 1024
@@ -29,7 +29,7 @@ def blake3_digest(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a run manifest fixes and checkers need; times in unix seconds."""
+    """The fields of a run manifest that checkers need; times in unix seconds."""
 
     run_id: bytes
     genesis_policy: bytes
@@ -47,7 +47,7 @@ class Rules:
     steps: int
     fanout: int
     evaluation: tuple[int, int] | None
-    """Period in versions, and rollouts of each worker, that measure a version."""
+    """Period in versions, and rollouts of each worker in an evaluation."""
 
     @classmethod
     def read(cls, manifest: bytes) -> "Rules":
@@ -75,11 +75,11 @@ class Rules:
         )
 
     def epoch_at(self, at: float) -> int:
-        """Return the epoch of a moment; 0 before the genesis."""
+        """Return the epoch of a time; 0 before the genesis."""
         return max(0, int((at - self.created_at) // self.epoch_seconds))
 
     def epoch_start(self, epoch: int) -> float:
-        """Return when ``epoch`` begins."""
+        """Return the start of ``epoch``."""
         return self.created_at + epoch * self.epoch_seconds
 
     def beacon(self, epoch: int) -> bytes:
@@ -87,7 +87,7 @@ class Rules:
         return blake3_digest(b"prime-node/beacon" + self.run_id + epoch.to_bytes(8, "big"))
 
     def first_noise_seed(self, checkpoint: bytes, worker: str, slot: int) -> int:
-        """Return the noise seed of the first sequence that a worker's slot asks for."""
+        """Return the noise seed of the first sequence in a worker's slot."""
         slot_bytes = b"/" + slot.to_bytes(8, "big")
         name = b"prime-node/assignment" + self.run_id + checkpoint + worker.encode() + slot_bytes
         words = blake3(blake3_digest(name) + bytes(4)).digest(24)  # problem, target, noise
@@ -96,13 +96,13 @@ class Rules:
 
 @dataclass(slots=True, eq=False)
 class Opened:
-    """A signed message that some node has stored, and how often that was seen."""
+    """A signed message that a node has stored, and its number of sightings."""
 
     kind: str
     signer: str
     fields: dict[str, Any]
     digest: bytes
-    """Of signer, kind, run and payload: what other messages call it by."""
+    """Digest of signer, kind, run and payload, by which other messages refer to it."""
     length: int
     well_signed: bool
     first_at: float
@@ -111,14 +111,14 @@ class Opened:
 
     @property
     def commit(self) -> bytes | None:
-        """The commit that this message is, or is about."""
+        """The commit that this message is or concerns."""
         if self.kind == "rollout-commit":
             return self.digest
         commit = self.fields.get("commit")
         return commit if isinstance(commit, bytes) else None
 
     def describe(self, name: Callable[[str], str]) -> str:
-        """Say it in a line of a causal history; ``name`` shortens a peer id."""
+        """Format it as a line of a causal history; ``name`` shortens a peer id."""
         fields = self.fields
         match self.kind:
             case "rollout-commit":
@@ -138,7 +138,7 @@ class Opened:
 
 
 class Wire:
-    """Opens envelopes, each distinct one once."""
+    """Opens each distinct envelope once."""
 
     def __init__(self, rules: Rules, *, check_signatures: bool) -> None:
         self._rules = rules
@@ -147,7 +147,7 @@ class Wire:
         self._by_digest: dict[bytes, Opened] = {}
 
     def open(self, envelope: bytes, at: float) -> Opened | None:
-        """Return what an envelope says, or None when it is none."""
+        """Return the content of an envelope, or None if it is malformed."""
         if envelope not in self._by_envelope:
             self._by_envelope[envelope] = self._open(envelope, at)
         return self._by_envelope[envelope]
@@ -157,7 +157,7 @@ class Wire:
         return self._by_digest.get(digest)
 
     def forget(self, oldest: float) -> None:
-        """Forget messages first seen before ``oldest``; versions may be asked for at any time."""
+        """Forget messages first seen before ``oldest``, except manifests of versions."""
         self._by_envelope = {
             envelope: opened
             for envelope, opened in self._by_envelope.items()
@@ -208,7 +208,7 @@ def signature_fits(signer: str, message: bytes, signature: bytes) -> bool:
 
 
 def short(digest: bytes) -> str:
-    """Return the beginning of a digest, as people compare them."""
+    """Return the first digits of a digest, for people."""
     return digest.hex()[:12]
 
 

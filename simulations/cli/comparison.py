@@ -1,4 +1,4 @@
-"""Results beside each other: what a sweep came to, and what a change changed."""
+"""Comparison of results: summary of a sweep, difference of two results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NOT_COMPARED = ("seed", "violations", "causes", "plan")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number of two results; None where it is not known."""
+    """One number of two results; None if unknown."""
 
     name: str
     base: float | str | None
@@ -20,7 +20,7 @@ class Difference:
 
     @property
     def change(self) -> float | None:
-        """The relative change, None where there is none to compute."""
+        """The relative change; None if it is undefined."""
         base, new = self.base, self.new
         if not (isinstance(base, int | float) and isinstance(new, int | float)) or not base:
             return None
@@ -41,7 +41,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, float | 
 
 
 def summarise(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """Return median, least and most of every number over the results of a sweep."""
+    """Return median, minimum and maximum of every number over the results of a sweep."""
     flat = [flattened(result) for result in results]
     summary: dict[str, dict[str, float | None]] = {}
     for name, first in (flat[0] if flat else {}).items():
@@ -57,7 +57,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
 
 
 def differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """Return every number of two results, or of two sweeps by their medians."""
+    """Compare every number of two results; a sweep counts by its medians."""
     first, second = _comparable(base), _comparable(new)
     names = dict.fromkeys((*first, *second))
     return [Difference(name, first.get(name), second.get(name)) for name in names]
@@ -71,7 +71,7 @@ def _comparable(values: Mapping[str, Any]) -> dict[str, float | str | None]:
 
 
 def plan_of(result: Mapping[str, Any]) -> RunPlan:
-    """Return the plan that a result keeps; raises ``ValueError`` when it has none."""
+    """Return the plan stored in a result; raises ``ValueError`` if it has none."""
     try:
         return RunPlan.of_values(result["plan"])
     except (KeyError, TypeError) as error:

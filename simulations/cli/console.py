@@ -1,4 +1,4 @@
-"""What the commands show people: progress, tables, and what to do about a failure."""
+"""Console output of the commands: progress, tables, and advice after a failure."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from simulations.study.study import RunOutcome, RunPlan, run_plan
 from simulations.study.sweep import Sweep, run_sweep
 
 CHANGE_SHOWN_MIN = 0.02
-"""Differences of less than this share are shown without emphasis."""
+"""Smaller relative differences are shown without emphasis."""
 
 
 def stdout() -> Console:
@@ -43,7 +43,7 @@ def stderr() -> Console:
 
 
 class _VirtualTime(ProgressColumn):
-    """Virtual time so far and in all."""
+    """Elapsed and total virtual time."""
 
     def render(self, task: Task) -> Text:
         """Return it as minutes and seconds."""
@@ -51,7 +51,7 @@ class _VirtualTime(ProgressColumn):
 
 
 def _progress(title: str, counted: ProgressColumn) -> Progress:
-    """Return a bar for a terminal, which shows nothing anywhere else."""
+    """Return a progress bar that appears on terminals only."""
     console = stderr()
     return Progress(
         TextColumn(title),
@@ -86,7 +86,7 @@ def clock_text(seconds: float) -> str:
 
 
 def show_sweep(plans: Sequence[RunPlan], processes: int) -> Sweep:
-    """Run plans, so many at once, with a bar on a terminal."""
+    """Run plans, up to ``processes`` at once, with a bar on a terminal."""
     with _progress(plans[0].scenario, MofNCompleteColumn()) as bar:
         task = bar.add_task("", total=len(plans))
         return run_sweep(plans, processes, on_end=lambda: bar.advance(task))
@@ -97,7 +97,7 @@ def show_sweep(plans: Sequence[RunPlan], processes: int) -> Sweep:
 
 def scenario_table(scenarios: Sequence[Scenario]) -> Table:
     """Return the list of scenarios."""
-    table = _table("scenario", ">nodes", ">minutes", "what")
+    table = _table("scenario", ">nodes", ">minutes", "description")
     for item in scenarios:
         table.add_row(
             f"[bold]{item.name}[/]", str(item.nodes.total), f"{item.minutes:g}", item.description
@@ -118,7 +118,7 @@ def result_table(outcome: RunOutcome) -> Table:
 
 
 def sweep_table(outcomes: Sequence[RunOutcome]) -> Table:
-    """Return a line per seed."""
+    """Return one line per seed."""
     table = _table(
         ">seed", ">certified", ">lost", ">versions", ">idle", ">gossip p99", ">makespan p99",
         ">agreement", ">wall", "checks", title=outcomes[0].result.scenario,
@@ -161,7 +161,7 @@ def _table(*headers: str, title: str = "") -> Table:
 
 
 def number_text(value: float | str | None) -> str:
-    """Return a number as people read it."""
+    """Format a number for people."""
     if isinstance(value, bool) or value is None:
         return "-" if value is None else str(value)
     if isinstance(value, str):
@@ -173,7 +173,7 @@ def number_text(value: float | str | None) -> str:
 
 
 def show_failure(outcome: RunOutcome) -> None:
-    """Tell what did not hold, why, and how to see it again; keep it for the tests."""
+    """Print the violated rule, its causes and the command that repeats it; add it to the tests."""
     violation, console = outcome.violation, stderr()
     if violation is None:
         return
@@ -183,10 +183,10 @@ def show_failure(outcome: RunOutcome) -> None:
         console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"repeat it: {outcome.plan.command}", soft_wrap=True, highlight=False)
     regression = Regression(outcome.plan, violation.rule, violation.what)
-    ours = outcome.plan.scenario in scenario_names()  # a file elsewhere is nobody else's
+    ours = outcome.plan.scenario in scenario_names()  # other files exist only here
     path = add_regression(regression, Path.cwd()) if ours else None
     if path is None:
-        console.print("not kept here; to keep it, add this to simulations/regressions.toml:")
+        console.print("not recorded; to record it, add this to simulations/regressions.toml:")
         console.print(regression.to_toml(), soft_wrap=True, markup=False, highlight=False)
     else:
-        console.print(f"kept in {path}", soft_wrap=True)
+        console.print(f"recorded in {path}", soft_wrap=True)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 VIOLATION = 1
-"""Exit code of a run in which a rule did not hold."""
+"""Exit code of a run that violated a rule."""
 
 
 def _scenarios() -> list[str]:
-    """Return what a shell offers."""
+    """Return the scenario names for shell completion."""
     from simulations.scenario.scenario import scenario_names  # noqa: PLC0415 - when it asks
 
     return scenario_names()
@@ -29,10 +29,10 @@ def _scenarios() -> list[str]:
 
 Scenario = Annotated[
     str,
-    typer.Argument(help="A name of `simulate list`, or a TOML file.", autocompletion=_scenarios),
+    typer.Argument(help="Name from `simulate list`, or a TOML file.", autocompletion=_scenarios),
 ]
-Nodes = Annotated[int | None, typer.Option(min=3, help="As many nodes, in the same proportions.")]
-Minutes = Annotated[float | None, typer.Option(min=0.1, help="Virtual minutes.")]
+Nodes = Annotated[int | None, typer.Option(min=3, help="Number of nodes, in the same proportions.")]
+Minutes = Annotated[float | None, typer.Option(min=0.1, help="Length in virtual minutes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -67,13 +67,13 @@ def list_scenarios(*, as_json: AsJson = False) -> None:
 def run(
     scenario: Scenario,
     *,
-    seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
     nodes: Nodes = None,
     minutes: Minutes = None,
     strangers_per_node: Annotated[
         float | None,
         typer.Option(
-            "--strangers-per-node", min=0, max=100, help="Adversaries beside each of the nodes."
+            "--strangers-per-node", min=0, max=100, help="Additional adversaries per node."
         ),
     ] = None,
     strangers_after_minutes: Annotated[
@@ -82,16 +82,16 @@ def run(
             "--strangers-after",
             metavar="MINUTES",
             min=0,
-            help="They come so late, and the run lasts as much longer.",
+            help="Delay of these adversaries; the run lasts as much longer.",
         ),
     ] = None,
     worker_speed: Annotated[
         float | None,
-        typer.Option(metavar="TIMES", min=0.01, max=100, help="Workers generate so much faster."),
+        typer.Option(metavar="TIMES", min=0.01, max=100, help="Factor on the workers' speed."),
     ] = None,
     as_json: AsJson = False,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write numbers, pictures and a page here.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for numbers, plots and a page.")
     ] = None,
 ) -> None:
     """Run a scenario once."""
@@ -126,12 +126,12 @@ def run(
 def sweep(
     scenario: Scenario,
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 20,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 20,
+    first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     nodes: Nodes = None,
     minutes: Minutes = None,
     processes: Annotated[
-        int, typer.Option(min=1, show_default="one per core", help="How many seeds at once.")
+        int, typer.Option(min=1, show_default="one per core", help="Number of seeds at once.")
     ] = os.cpu_count() or 1,
     as_json: AsJson = False,
 ) -> None:
@@ -158,7 +158,7 @@ def sweep(
 @app.command()
 def compare(
     base: Annotated[Path, typer.Argument(help="Result of a run or a sweep (--json).")],
-    new: Annotated[Path, typer.Argument(help="Another one.")],
+    new: Annotated[Path, typer.Argument(help="Result to compare with it.")],
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -179,7 +179,7 @@ def repeat(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Run again what a file tells of, and say whether it is the same."""
+    """Repeat a recorded run, and report whether it gives the same trace."""
     if file.suffix == ".toml":
         _repeat_all(file)
         return
@@ -194,7 +194,7 @@ def repeat(
     outcome = _run(plan)
     _show(outcome, as_json=as_json, report=None)
     same = outcome.result.trace_digest == known["trace_digest"]
-    stderr().print("the trace is the same" if same else "the trace is another one")
+    stderr().print("the trace is the same" if same else "the trace differs")
     if not same:
         raise typer.Exit(VIOLATION)
     _end(outcome)
@@ -213,7 +213,7 @@ def _repeat_all(file: Path) -> None:
     _end(*outcomes)
 
 
-# What the commands share
+# Shared by the commands
 
 
 def _run(plan: "RunPlan", *actors: "Actor") -> "RunOutcome":
@@ -224,7 +224,7 @@ def _run(plan: "RunPlan", *actors: "Actor") -> "RunOutcome":
 
 
 def _check(plan: "RunPlan") -> None:
-    """End with exit code 78 when the scenario cannot be used."""
+    """End with exit code 78 if the scenario is invalid."""
     from simulations.scenario.scenario import ScenarioError  # noqa: PLC0415 - when a command needs it
 
     try:
@@ -234,7 +234,7 @@ def _check(plan: "RunPlan") -> None:
 
 
 def _check_writable(directory: Path) -> None:
-    """Make the directory; raises ``NodeError`` when nothing could be written there later."""
+    """Make the directory; raises ``NodeError`` if it is not writable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
@@ -261,7 +261,7 @@ def _show(outcome: "RunOutcome", *, as_json: bool, report: Path | None) -> None:
 
 
 def _end(*outcomes: "RunOutcome") -> None:
-    """Explain what went wrong, keep it for the tests, and end with the exit code that says so."""
+    """Explain failures, add them to the tests, and end with the matching exit code."""
     failed = [outcome for outcome in outcomes if outcome.violation is not None]
     if not failed:
         return
@@ -273,7 +273,7 @@ def _end(*outcomes: "RunOutcome") -> None:
 
 
 def _end_early(ended: int, seeds: int, *, interrupted: bool) -> NoReturn:
-    """Say why a sweep has fewer results than were asked for."""
+    """Explain why a sweep has fewer results than requested."""
     count = f"{ended} of {seeds} seeds came to an end"
     if interrupted:
         raise NodeError(f"{count}, then the sweep was interrupted", ExitCode.INTERRUPTED)

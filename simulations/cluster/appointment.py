@@ -1,4 +1,4 @@
-"""Which machines of a scenario are dishonest, and when."""
+"""Role assignment of adversaries: the machines of a scenario that are dishonest, and the times."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,13 +8,13 @@ from simulations.scenario.plans import Adversaries, RoleName
 from simulations.scenario.scenario import Scenario
 
 AddStranger = Callable[[RoleName], SimMachine]
-"""Makes a machine beside the scenario's nodes."""
+"""Makes a machine in addition to the scenario's nodes."""
 
 
 def appoint(
     scenario: Scenario, machines: Mapping[str, SimMachine], add_stranger: AddStranger, rng: Rng
 ) -> None:
-    """Give machines the behaviours that the scenario plans, and make those that come beside."""
+    """Assign the planned behaviours to machines, and make the additional machines."""
     for number, plan in enumerate(scenario.adversaries):
         if plan.per_node is not None:
             count = round(plan.per_node * scenario.nodes.total)
@@ -30,7 +30,7 @@ def appoint(
 
 
 def _drawn(plan: Adversaries, machines: Mapping[str, SimMachine], rng: Rng) -> list[SimMachine]:
-    """Return those that a plan names, or draws from the honest ones of its role."""
+    """Return the machines that a plan names, or draw them from the honest ones of its role."""
     there = [machine for machine in machines.values() if machine.role == plan.role]
     honest = [machine for machine in there if not machine.behaviour]
     count = plan.count if plan.count is not None else round((plan.share or 0) * len(there))

@@ -1,6 +1,6 @@
-"""When a scenario leaves its swarm alone: from then on it has to converge and to make progress.
+"""Quiescence: the time after the last fault, when the swarm must converge and make progress.
 
-And when those who bide their time begin.
+The module also announces the start of adversaries that act for a part of the run.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def _end(scenario: Scenario, fault: FaultPlan) -> float:
 
 
 async def announce_calm(world: World) -> None:
-    """Tell the checkers when nothing disturbs the swarm any more."""
+    """Announce quiescence to the checkers."""
     seconds = calm_after_seconds(world.scenario)
     if seconds is not None:
         await asyncio.sleep(seconds)
@@ -42,7 +42,7 @@ async def announce_calm(world: World) -> None:
 
 
 async def announce_attack(world: World) -> None:
-    """Tell whoever reads the trace when adversaries begin that do not act from the start on."""
+    """Record the start of adversaries that do not act from the beginning."""
     window = world.scenario.attack_seconds
     if window is not None:
         await world.wait_until(window[0])

@@ -1,4 +1,4 @@
-"""Nodes that come and go for themselves: one coroutine each, for as long as a plan says."""
+"""Independent churn: one coroutine per node, for the duration of a plan."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ def churn_actor(plan: Churn, number: int) -> Actor:
 
 
 async def _come_and_go(world: World, name: str, plan: Churn, rng: Rng) -> None:
-    """Live sessions and downtimes in turns; what runs at the end of the plan stays."""
+    """Alternate sessions and downtimes; a node that runs at the end of the plan stays."""
     end = world.scenario.seconds if plan.until_minute is None else 60 * plan.until_minute
     while True:
         await asyncio.sleep(draw_seconds(plan.session, rng))
@@ -38,7 +38,7 @@ async def _come_and_go(world: World, name: str, plan: Churn, rng: Rng) -> None:
 
 
 def draw_seconds(duration: Duration, rng: Rng) -> float:
-    """Draw a duration, rounded to milliseconds so that no platform's last digit matters."""
+    """Draw a duration in whole milliseconds, so that it is the same on all platforms."""
     return round(_draw(duration, rng), 3)
 
 

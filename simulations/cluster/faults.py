@@ -1,4 +1,4 @@
-"""What a scenario breaks, and mends again: one coroutine over the world for each planned fault."""
+"""Fault injection: one coroutine over the world per planned fault, which also ends it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -41,9 +41,9 @@ def fault_actor(plan: FaultPlan, number: int) -> Actor:
 
 
 def chosen(world: World, selection: NodeSelection, rng: Rng) -> list[str]:
-    """Return the names of the nodes that a selection means now, in the order they were added.
+    """Return the names of the nodes that a selection matches now, in order of creation.
 
-    By name they need not run; otherwise they are drawn from those that do.
+    Nodes selected by name need not run; others are drawn from the running ones.
     """
     if selection.names:
         return [name for name in selection.names if name in world.machines]
@@ -57,7 +57,7 @@ def _tell(world: World, kind: str, names: list[str]) -> None:
 
 
 def _struck(world: World, plan: OfNodes, rng: Rng) -> list[str]:
-    """Return whom a fault strikes, and tell."""
+    """Draw the nodes that a fault strikes, and record them."""
     names = chosen(world, plan.nodes, rng)
     _tell(world, plan.kind, names)
     return names
@@ -67,7 +67,7 @@ def _struck(world: World, plan: OfNodes, rng: Rng) -> list[str]:
 
 
 def _islands(world: World, plan: Partition | Flapping, rng: Rng) -> list[list[str]]:
-    """Deal all nodes onto the islands of a plan at random, and tell; the rest is one more."""
+    """Assign all nodes at random to the islands of a plan and record it; the rest form one more."""
     names = list(world.machines)
     shuffled = rng.sample(names, len(names))
     islands, start = [], 0

@@ -1,4 +1,4 @@
-"""A simulated machine: what outlives its daemon, and the present session of its daemon."""
+"""A simulated machine: state that outlives its daemon, and the daemon's present session."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from simulations.scenario.scenario import Compute
 
 @dataclass(slots=True)
 class SimMachine:
-    """A node, whether its daemon runs or not."""
+    """A node, with or without a running daemon."""
 
     name: str
     role: RoleName
@@ -25,14 +25,14 @@ class SimMachine:
     bootstrap: tuple[str, ...]
     """Addresses of its initial peers."""
     behaviour: str = ""
-    """The name of its dishonest behaviour; empty for an honest node."""
+    """Name of its dishonest behaviour; empty for an honest node."""
     acts_from: float = 0.0
     acts_until: float = float("inf")
-    """Seconds since the start between which it shows that behaviour."""
+    """Seconds since the start between which it is dishonest."""
     stranger: bool = False
-    """Whether it comes beside the scenario's nodes, and nobody is given its address."""
+    """True for an additional, untrusted machine; no node receives its address."""
     joins_at: float = 0.0
-    """Seconds since the start from which on it may be started."""
+    """Earliest start, in seconds since the start of the run."""
     disk: Disk = field(default_factory=Disk)
     session: Session = field(default_factory=lambda: Session(alive=False))
     starts: int = 0
@@ -41,11 +41,11 @@ class SimMachine:
 
     @property
     def running(self) -> bool:
-        """Whether its daemon runs."""
+        """True while its daemon runs."""
         return self.session.alive
 
     def replica(self) -> Replica | None:
-        """Return what its daemon has concluded, None while there is none."""
+        """Return the replica of its daemon; None if there is none."""
         return None if self.daemon is None else self.daemon.replica
 
     @property
@@ -60,5 +60,5 @@ class SimMachine:
 
     @property
     def genesis(self) -> Path:
-        """Where the run's creator puts the first policy."""
+        """The folder in which the run's creator puts the first policy."""
         return Path("/") / self.name / "genesis.safetensors"

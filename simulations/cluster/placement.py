@@ -1,6 +1,7 @@
-"""Which machine a node runs on: region, access line and hardware, dealt by the scenario's shares.
+"""Placement of nodes: region, access line and hardware, dealt by the scenario's shares.
 
-Dealing by the largest deficit gives every class its share of any number of nodes, newcomers too.
+Dealing by the largest deficit gives every class its share of any number of nodes, also of nodes
+that join later.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ class Placement:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._dealt: dict[str, dict[str, int]] = {}
-        """Deck to how often each of its names was dealt."""
+        """Deck to the count of each name dealt."""
 
     def region(self, role: RoleName) -> str:
         """Return the region of the next node of a role."""
@@ -51,5 +52,5 @@ class Placement:
 
 
 def bytes_per_second(mbit: float) -> float:
-    """Return a line's capacity."""
+    """Convert a line's capacity from Mbit/s."""
     return mbit * BYTES_PER_MBIT

@@ -1,4 +1,4 @@
-"""Turns what the ports of a simulated node do into events of the trace."""
+"""Recorder of a simulated node's port calls as trace events."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -17,13 +17,13 @@ from simulations.runtime.trace import Emit, Trace, Value
 from simulations.scenario.scenario import Scenario
 
 SIGHTINGS_FULL = 100
-"""Swarms up to this size trace every gossiped message; larger ones trace 1 in nodes / this."""
+"""Larger swarms trace one gossiped message in nodes / ``SIGHTINGS_FULL``."""
 
 NODES_ASKED_MAX = 64
-"""Drawing costs a hash per validator; the share that agrees is known well enough from these."""
+"""Nodes sampled for agreement; drawing a committee costs one hash per validator."""
 
 AFTER_EPOCHS = 2
-"""The committee is drawn in the epoch after the commit; by the end of that one all have done so."""
+"""Epochs between a commit and its sample; by then every node has drawn its committee."""
 
 
 class Recorder:
@@ -38,9 +38,9 @@ class Recorder:
         self._loop = asyncio.get_running_loop()
         self._first_held_at: dict[int, float] = {}
         self._asked: dict[str, int] = {}
-        """Node to the last epoch of commits for which it was asked whom it draws."""
+        """Node to the last epoch of commits for which its committees were sampled."""
         self._grown: dict[str, int] = {}
-        """Node to the last version of which it was asked who feeds whom."""
+        """Node to the last version for which its forest was sampled."""
 
     def emit(self, node: str, kind: str, **facts: Value) -> None:
         """Record an event."""
@@ -50,7 +50,7 @@ class Recorder:
             self._halt(error)
 
     def emitter(self, name: str, session: Session) -> Emit:
-        """Return what the ports of one session record with; it falls silent when that ends."""
+        """Return the emit function of one session's ports; it records nothing after its end."""
 
         def emit(kind: str, **facts: Value) -> None:
             if session.alive:
@@ -59,7 +59,7 @@ class Recorder:
         return emit
 
     def on_put(self, emit: Emit) -> OnPut:
-        """Return what is called with everything that becomes durable on a node."""
+        """Return the callback for everything that becomes durable on a node."""
 
         def on_put(put: Put) -> None:
             emit("stored", table=put.table, key=put.key, value=put.value)
@@ -77,9 +77,10 @@ class Recorder:
         return on_put
 
     def sighting(self, emit: Emit) -> Sighting:
-        """Return what is called with gossiped messages when a node makes or first sees them.
+        """Return the callback for gossiped messages that a node makes or first sees.
 
-        Not of members' records: they come by the directory too, and who has one does not relay it.
+        Members' records are left out: they also come by the directory, and a node that has one does
+        not forward it.
         """
         one_in = max(1, self._scenario.nodes.total // SIGHTINGS_FULL)
 
@@ -91,7 +92,7 @@ class Recorder:
         return sighting
 
     async def sample(self, machines: Mapping[str, SimMachine]) -> None:
-        """Record the numbers of every node now and then, until cancelled."""
+        """Record the numbers of every node periodically, until cancelled."""
         while True:
             await asyncio.sleep(self._scenario.sample_seconds)
             one_in = -(-self._scenario.nodes.total // NODES_ASKED_MAX)
@@ -135,7 +136,7 @@ class Recorder:
             )
 
     def _ask(self, machine: SimMachine, daemon: Daemon) -> None:
-        """Record which committees a node draws, once per epoch of its."""
+        """Record the committees that a node draws, once per epoch."""
         replica = daemon.replica
         epoch = replica.manifest.epoch_at(machine.host.clock.now()) - AFTER_EPOCHS
         if self._asked.get(machine.name) == epoch:
@@ -149,7 +150,7 @@ class Recorder:
                 self.emit(machine.name, "committee", commit=entry.commit.digest, members=members)
 
     def _look_at_forest(self, machine: SimMachine, daemon: Daemon, bad: Collection[PeerId]) -> None:
-        """Record, once per version, of how many honest members a dishonest one is the parent."""
+        """Record, once per version, how many honest members have a dishonest parent."""
         replica = daemon.replica
         head = replica.ledger.head
         if head is None or self._grown.get(machine.name) == head.message.version:

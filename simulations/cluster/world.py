@@ -1,6 +1,6 @@
-"""A whole swarm in one process: it makes the machines of a scenario and runs real daemons on them.
+"""A whole swarm in one process: the machines of a scenario, with a real daemon on each.
 
-Whatever plans trouble (churn, faults) is an actor: a coroutine over the world.
+Churn and faults are actors: coroutines over the world.
 """
 
 import asyncio
@@ -48,21 +48,21 @@ SHORT_NAMES = {
     "trainer": "trainer",
     "relay": "relay",
 }
-"""Nodes are called by these and a number from 0 on."""
+"""Name prefixes of nodes; a number from 0 follows."""
 
 REMEMBERED_PER_NODE = 4
 """Checked messages that all nodes share: a record and its successor, and as many commits and
-certificates. What is forgotten between two nodes is checked, and kept, by each."""
+certificates. A message evicted before a node needs it is checked and kept again."""
 
 Actor = Callable[["World"], Coroutine[Any, Any, None]]
 
 
 class NodeFailedError(Exception):
-    """A daemon ended with an error of its own: a fault of ours, which ends the simulation."""
+    """A daemon ended with an error of its own: a defect, which ends the simulation."""
 
 
 class World:
-    """One simulation, made in a ``VirtualLoop``; ``behaviours`` are those of dishonest nodes."""
+    """One simulation inside a ``VirtualLoop``; ``behaviours`` are those of dishonest nodes."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class World:
         self.loop = loop
         self._recorder = Recorder(trace, self.halt, scenario)
         self.emit = self._recorder.emit
-        """Records an event, as actors do of what they bring about."""
+        """Records an event, for actors as well."""
         self.rng = Rng(seed.to_bytes(8, "big")).child(scenario.name)
         self.machines: dict[str, SimMachine] = {}
-        """By name, in the order they were added."""
+        """By name, in order of creation."""
         self._behaviours = behaviours
         self._accomplices: dict[str, dict[PeerId, Signer]] = {}
         self._scheme = Scheme(scenario.signatures, self.rng.child("secret").bytes(32))
@@ -101,7 +101,7 @@ class World:
         self._opened = Opened(max(OPENED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
         self._decoded = Decoded(max(DECODED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
         self.ended: asyncio.Future[None] = loop.create_future()
-        """Raises what ended the simulation early."""
+        """Raises the error that ended the simulation early."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         for role in ("relay", "trainer", "validator", "inference"):
             for _ in range(scenario.nodes.count(role)):
@@ -112,9 +112,9 @@ class World:
     # Machines
 
     def add(self, role: RoleName, *, stranger: bool = False) -> str:
-        """Make a machine for another node, which is not started yet; return its name.
+        """Make a machine without starting it; return its name.
 
-        Nobody is given the address of a ``stranger`` to join through.
+        Nodes never receive the address of a ``stranger`` as a bootstrap peer.
         """
         name = f"{SHORT_NAMES[role]}-{self._counts[role]}"
         self._counts[role] += 1
@@ -176,7 +176,7 @@ class World:
 
     @property
     def running(self) -> list[str]:
-        """The names of the nodes that run, in the order they were added."""
+        """The names of the running nodes, in order of creation."""
         return [name for name, machine in self.machines.items() if machine.running]
 
     @property
@@ -185,13 +185,13 @@ class World:
         return START + self.loop.time()
 
     async def wait_until(self, seconds: float) -> None:
-        """Sleep until so many virtual seconds after the start; not at all when that is over."""
+        """Sleep until ``seconds`` after the start in virtual time; return at once if passed."""
         await asyncio.sleep(max(0.0, seconds - self.loop.time()))
 
     # Sessions
 
     def start(self, name: str) -> None:
-        """Start a daemon, anew or with what its machine kept; no effect when it runs."""
+        """Start a daemon with the state that its machine kept, if any; no effect while it runs."""
         machine = self.machines[name]
         if machine.running:
             return
@@ -213,7 +213,7 @@ class World:
         machine.task.add_done_callback(lambda task: self._daemon_ended(name, session, task))
 
     def crash(self, name: str, *, lose_state: bool = False) -> None:
-        """End a daemon as ``kill -9`` does: nothing is said, nothing more is written."""
+        """End a daemon as ``kill -9`` does: it sends and writes nothing more."""
         machine = self.machines[name]
         if not machine.running or machine.task is None:
             return
@@ -224,7 +224,7 @@ class World:
             machine.disk.wipe()
 
     async def leave(self, name: str) -> None:
-        """Drain a daemon in order and wait until it has ended."""
+        """Drain a daemon and wait until it has ended."""
         machine = self.machines[name]
         if not machine.running or machine.daemon is None or machine.task is None:
             return
@@ -308,7 +308,7 @@ class World:
     # Running
 
     async def run(self, actors: Iterable[Actor] = ()) -> None:
-        """Run the scenario to its end; raises what a listener or a daemon raised before."""
+        """Run the scenario to its end; raises earlier errors of listeners and daemons."""
         self.begin()
         for work in (
             self._start_all(),
@@ -325,7 +325,7 @@ class World:
             await self._stop_all()
 
     def begin(self) -> None:
-        """Record which run this is; nothing may have happened before."""
+        """Record the identity of this run as the first event."""
         self.loop.set_exception_handler(self._loop_failed)
         self.emit(
             "world",
@@ -346,7 +346,7 @@ class World:
             self.start(name)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something beside the daemons until the end; its failure ends the simulation."""
+        """Run a task beside the daemons until the end; its failure ends the simulation."""
         task = self.loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._work_ended)
@@ -371,7 +371,7 @@ class World:
         self.halt(NodeFailedError(f"{context['message']}: {error!r}"), error)
 
     async def _stop_all(self) -> None:
-        """End every daemon as a crash does: what comes after the end is not part of the run."""
+        """Crash every daemon: events after the end are not part of the run."""
         self.loop.set_exception_handler(lambda _loop, _context: None)
         machines = [machine for machine in self.machines.values() if machine.running]
         for machine in machines:
@@ -383,14 +383,14 @@ class World:
 
 
 def _starts_first(machine: SimMachine) -> bool:
-    """Tell whether a machine is there at once: bootstrap peers, and who attacks from the start."""
+    """Return whether a machine starts at once: bootstrap peers, and the earliest adversaries."""
     if machine.stranger:
         return bool(machine.behaviour) and machine.acts_from <= machine.joins_at
     return machine.role == "relay"
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the first error inside groups."""
+    """Return the first error inside nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""How long each version took to reach the last node, against what the links allow at best."""
+"""Makespan of each version, against the bound of the access lines."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ FIRST_CHUNK_ROUND_TRIPS = 8
 """Four for a connection (``simulations.network``), two for the index, two for the first chunk."""
 
 STUCK_SECONDS = 60.0
-"""A version that is not everywhere counts as never arriving once it had this long."""
+"""A version that is incomplete after this time counts as never arriving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class VersionSpread:
     published_at: float
     seconds: float
     working_seconds: float
-    """To the last node that trains, checks or generates: a relay has no standing, and waits among
-    all who have none."""
+    """Time to the last trainer, validator or worker. Relays are left out: they have no reputation
+    and share the slots of untrusted peers."""
     ideal_seconds: float
     nodes: int
 
@@ -34,23 +34,22 @@ class VersionSpread:
         return self.seconds / self.ideal_seconds if self.ideal_seconds > 0 else math.nan
 
     def round_trips(self, round_trip_seconds: float) -> float:
-        """Return what it took beyond the bound, in round trips: what a small file is made of."""
+        """Return the time beyond the bound, in round trips: they dominate for small files."""
         return max(0.0, self.seconds - self.ideal_seconds) / round_trip_seconds
 
 
 @dataclass(slots=True)
 class _OpenTransfer:
     spread: VersionSpread
-    """Without an end."""
     waiting: int
-    """A bit for each node that has not got it, by number."""
+    """Bit set of the nodes without the version, by number."""
     relays: int
-    """The same for the relays among all of them."""
+    """Bit set of the relays in the audience."""
     last_at: float
 
 
 class Makespans:
-    """Follows every version until the last node that was there all the time has it."""
+    """Follows every version until the last node that ran throughout has it."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -61,7 +60,7 @@ class Makespans:
         watch.on("node-down", self._on_down)
 
     def finished(self) -> list[VersionSpread]:
-        """Return the versions that are everywhere, and those that had long enough and are not."""
+        """Return the versions that every node has, and those that exceeded ``STUCK_SECONDS``."""
         long_ago = self._watch.now - STUCK_SECONDS
         stuck = [
             item.spread
@@ -74,7 +73,7 @@ class Makespans:
     def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         version = manifest.fields["version"]
         if manifest.signer != member.peer or version == 0:
-            return  # the first version finds nodes that are still starting
+            return  # the first version meets nodes that are still starting
         audience = [
             other
             for other in self._watch.swarm.live()
@@ -110,12 +109,12 @@ class Makespans:
         if item.waiting:
             return
         del self._open[version]
-        if seconds > 0:  # else everybody went away before anybody had it
+        if seconds > 0:  # else all nodes left before one had it
             self._finished[version] = replace(item.spread, seconds=seconds)
 
 
 def round_trips_least(nodes: int, fanout: int) -> int:
-    """Return how many round trips the smallest file takes to so many: one more for each level.
+    """Return the minimum of round trips for the smallest file: one more per tree level.
 
     In each tree the root feeds one node and every inner one ``fanout`` others.
     """
@@ -127,11 +126,11 @@ def round_trips_least(nodes: int, fanout: int) -> int:
 
 
 def ideal_seconds(total_bytes: int, root: TracedNode, audience: list[TracedNode]) -> float:
-    """Return the least time in which ``root`` and all others can have a file, bits being a fluid.
+    """Return the lower bound of the makespan from ``root``, treating bits as a fluid.
 
-    The root must send all of it once, the slowest receiver must receive it, and all uploads
-    together must carry it to everyone (Kumar and Ross, "Peer-assisted file distribution: the
-    minimum distribution time", 2006). 0 where the links have no limit.
+    The root must send the file once, the slowest receiver must receive it, and all uploads together
+    must carry it to every node. Source: Kumar and Ross, "Peer-assisted file distribution: the
+    minimum distribution time", 2006. 0 if the links have no limit.
     """
     if not audience:
         return 0.0

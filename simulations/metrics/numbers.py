@@ -1,4 +1,4 @@
-"""What a simulation showed, as numbers of the trace alone; ``docs/simulation.md`` defines them."""
+"""Results of a simulation as numbers, from the trace alone; ``docs/simulation.md`` defines them."""
 
 import math
 from collections import Counter
@@ -18,7 +18,7 @@ from simulations.runtime.trace import Event
 
 @dataclass(frozen=True, slots=True)
 class RolloutNumbers:
-    """Rollouts by what became of them."""
+    """Rollouts by outcome."""
 
     committed: int
     certified: int
@@ -29,7 +29,7 @@ class RolloutNumbers:
 
 @dataclass(frozen=True, slots=True)
 class GossipNumbers:
-    """How far and how fast gossip went; None where too many nodes never heard."""
+    """Coverage and delay of gossip; None if too many nodes received nothing."""
 
     coverage_p50_s: float | None
     coverage_p99_s: float | None
@@ -38,16 +38,16 @@ class GossipNumbers:
 
 @dataclass(frozen=True, slots=True)
 class WeightsNumbers:
-    """How fast weights spread; None before the first version is everywhere."""
+    """Spread of weights; None before the first version is everywhere."""
 
     versions: int
     makespan_ratio_p50: float | None
     makespan_ratio_p99: float | None
     makespan_seconds_p50: float | None
     round_trips_p50: float | None
-    """What the makespan takes beyond the bound, in mean round trips of the network."""
+    """Makespan beyond the bound, in mean round trips of the network."""
     round_trips_least: int | None
-    """The fewest that a file can take, however small."""
+    """The minimum for any file, however small."""
     bytes_per_node: int
 
 
@@ -56,7 +56,7 @@ class RunResult:
     """One run; ``to_json`` is the output of ``simulate run --json``."""
 
     plan: Mapping[str, Any]
-    """Scenario, seed and all other options by name: what repeats the run."""
+    """Scenario, seed and all other options by name; enough to repeat the run."""
     scenario: str
     seed: int
     nodes: int
@@ -81,7 +81,7 @@ class RunResult:
 
 
 class RunMeter:
-    """Counts while the trace goes by."""
+    """Counts events of the trace."""
 
     def __init__(self, watch: Watch, certificates: Certificates, round_trip_seconds: float) -> None:
         self._round_trip_seconds = round_trip_seconds
@@ -95,7 +95,7 @@ class RunMeter:
         self._draws: dict[bytes, Counter[object]] = {}
         self._weights_bytes = 0
         self._weights_sampled: dict[str, int] = {}
-        """Node to what it had received in this session at its last sample."""
+        """Node to the bytes of its last sample in this session."""
         self._step_seconds = 0.0
         self._training_since: float | None = None
         self._training_until: float | None = None
@@ -107,7 +107,7 @@ class RunMeter:
         watch.on("sample", self._on_sample)
         watch.on("trained", self._on_trained)
 
-    # What happens
+    # Events
 
     def _on_commit(self, _event: Event, _member: TracedNode, commit: Opened) -> None:
         if commit.digest not in self._commits:
@@ -116,7 +116,7 @@ class RunMeter:
 
     def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         if manifest.signer == member.peer:
-            return  # it is published when another node has it
+            return  # it counts as published when another node has it
         version = manifest.fields["version"]
         if version > self._newest_version:
             self._newest_version = version
@@ -144,7 +144,7 @@ class RunMeter:
             if self._training_since is None:
                 self._training_since = event.at - seconds
 
-    # What it comes to
+    # Results
 
     def result(
         self,
@@ -156,7 +156,7 @@ class RunMeter:
         trace_digest: str,
         peak_rss_mb: int,
     ) -> RunResult:
-        """Return the numbers of the run that ends now; ``plan`` has scenario and seed at least."""
+        """Return the numbers of the run that ends now; ``plan`` has at least scenario and seed."""
         watch = self._watch
         violation = watch.violation
         return RunResult(
@@ -232,12 +232,12 @@ class RunMeter:
 
 
 def quantile(ascending: list[float], share: float) -> float:
-    """Return the smallest value that at least ``share`` of all reach; NaN of none."""
+    """Return the smallest value that covers at least ``share`` of all; NaN if there are none."""
     if not ascending:
         return math.nan
     return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
 
 
 def rounded(value: float) -> float | None:
-    """Return a number for JSON, which knows neither infinity nor NaN."""
+    """Return a number for JSON, which has neither infinity nor NaN."""
     return round(value, 4) if math.isfinite(value) else None

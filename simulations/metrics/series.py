@@ -1,4 +1,4 @@
-"""What happened over time, for the plots of a report."""
+"""Time series for the plots of a report."""
 
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
@@ -13,14 +13,14 @@ from simulations.metrics.spread import Histogram
 from simulations.runtime.trace import Event
 
 POINTS_MAX = 4000
-"""Plots are a thousand pixels wide; a longer run keeps every second point, again and again."""
+"""Plots are a thousand pixels wide; longer runs drop every second point, repeatedly."""
 
 MARKS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The swarm at one time: seconds since the start, counts, and the sizes of the nodes' views."""
+    """The swarm at one time: seconds since the start, counts, and sizes of the nodes' views."""
 
     at: float
     committed: int
@@ -33,7 +33,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """One published version: when, its mean reward, and how old its rollouts' policies were."""
+    """One published version: time, mean reward, and age of its rollouts' policies."""
 
     version: int
     at: float
@@ -43,7 +43,7 @@ class Learned:
 
 
 class Series:
-    """Takes one ``Moment`` per epoch and one ``Learned`` per version."""
+    """Records one ``Moment`` per epoch and one ``Learned`` per version."""
 
     def __init__(self, watch: Watch, certificates: Certificates) -> None:
         self._watch = watch
@@ -55,7 +55,7 @@ class Series:
         self.moments: list[Moment] = []
         self.versions: dict[int, Learned] = {}
         self.marks: list[tuple[float, str]] = []
-        """Seconds since the start, and what was done to the swarm then."""
+        """Seconds since the start, and the fault or event at that time."""
         self.makespans: list[VersionSpread] = []
         self.delays = Histogram()
         watch.on_message("rollout-commit", self._on_commit)

@@ -1,4 +1,4 @@
-"""How gossip spread: the delay of every (message, node) pair, and the copies that were too many."""
+"""Spread of gossip: the delay of every (message, node) pair, and duplicate copies."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from simulations.checkers.swarm import TracedNode
 from simulations.runtime.trace import Event
 
 CLOSE_SECONDS = 30.0
-"""After that a message that has not come by gossip is taken to come another way or not at all."""
+"""A message that has not arrived by then comes by another path or never."""
 
 SETTLE_SECONDS = 10.0
-"""A node this young may not be in anybody's mesh yet."""
+"""A younger node may not be in any mesh yet."""
 
 
 class Histogram:
-    """Counts of positive values in buckets of two per cent; sums of millions in a few kilobytes."""
+    """Histogram with buckets of two per cent: sums of millions of values in a few kilobytes."""
 
     GROWTH = 1.02
     SMALLEST = 1e-3
@@ -25,7 +25,7 @@ class Histogram:
         self.count = 0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value; infinity is one."""
+        """Count a value; infinity is allowed."""
         self.count += times
         if math.isinf(value):
             return
@@ -34,7 +34,7 @@ class Histogram:
         self._buckets[bucket] = self._buckets.get(bucket, 0) + times
 
     def quantile(self, share: float) -> float:
-        """Return the value that ``share`` of all do not exceed, to two per cent; NaN of none."""
+        """Return the value that covers ``share`` of all, to two per cent; NaN if there are none."""
         if not self.count:
             return math.nan
         for value, cumulated in self.curve():
@@ -62,15 +62,15 @@ class _Message:
 class SpreadTracker:
     """Follows every gossiped message until it is old; nodes are bits of an integer.
 
-    What most nodes know already is not passed on, as a second certificate of one commit. So a
-    message counts only when at least half of the nodes got it; the others are infinitely late.
+    Nodes do not forward redundant messages, such as a second certificate of a commit. So a message
+    counts only if at least half of the nodes received it; the other nodes count as infinitely late.
     """
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self._open: dict[object, _Message] = {}
         self._copies: dict[str, tuple[int, int]] = {}
-        """Node to (messages, duplicates) that it had counted at its last sample."""
+        """Node to (messages, duplicates) at its last sample."""
         self._arrivals = 0
         self._duplicates = 0
         self.delays = Histogram()
@@ -82,16 +82,16 @@ class SpreadTracker:
 
     @property
     def duplicates_per_message(self) -> float:
-        """Copies that a node got of a message it had, for each message that it got."""
+        """Duplicates received per message received."""
         return self._duplicates / self._arrivals if self._arrivals else 0.0
 
     def counts(self, event: Event, author: TracedNode) -> bool:
-        """Return whether what is published by ``author`` counts."""
+        """Return whether messages of ``author`` count."""
         del event, author
         return True
 
     def listens(self, node: TracedNode) -> bool:
-        """Return whether it matters if a node hears."""
+        """Return whether deliveries to this node count."""
         del node
         return True
 
@@ -105,7 +105,7 @@ class SpreadTracker:
         message = self._open.get(event.facts["id"])
         if member is not None and message is not None and self.listens(member):
             message.holders |= 1 << member.number
-            if member.steady_since(message.published_at, event.at):  # else it is late by itself
+            if member.steady_since(message.published_at, event.at):  # else its downtime delayed it
                 message.delays.append(event.at - message.published_at)
 
     def _on_up(self, event: Event) -> None:
@@ -131,7 +131,7 @@ class SpreadTracker:
                 settled |= 1 << member.number
         for message_id, message in list(self._open.items()):
             if message.published_at > before:
-                break  # in order of publication
+                break  # messages are in order of publication
             del self._open[message_id]
             self._count(message, settled)
 

@@ -1,4 +1,4 @@
-"""What honest nodes had to bear while adversaries acted that do not act all the time."""
+"""Load and service of honest nodes while timed adversaries act."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,43 +14,43 @@ from simulations.metrics.spread import SpreadTracker
 from simulations.runtime.trace import Event
 
 NEWS = {"rollout-commit": "commits", "checkpoint-manifest": "checkpoints"}
-"""Kinds of messages that have one author each, and their topics."""
+"""Kinds of messages with one author each, and their topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttackNumbers:
-    """Of honest nodes, between two moments in seconds since the start."""
+    """Numbers of honest nodes between two times, in seconds since the start."""
 
     from_s: float
     until_s: float
     coverage_p50_s: float
     coverage_p99_s: float
-    """Infinite when more than one in a hundred never heard."""
+    """Infinite if more than 1 % never received the message."""
     core_share_mean: float
     core_share_max: float
-    """Of the time, in which the core that handles messages was busy; above 1: it fell behind."""
+    """Highest share of time in which a node's message core was busy; above 1 it fell behind."""
     peaks: dict[str, int]
     """The largest size of each table that has a limit."""
     fed_share: float
-    """Of the places of honest nodes in the forests of weights, those under a dishonest node."""
+    """Share of honest nodes' positions in the weights forests that are below a dishonest node."""
     misdials_per_minute: int
-    """The most dials of all honest nodes in one minute at the door of one machine that is not
-    dishonest, for keys that are not there."""
+    """Maximum of dials per minute, over all honest nodes, to one honest machine for keys that it
+    does not hold."""
 
 
 class HonestSpread(SpreadTracker):
-    """What honest nodes tell each other that is news, in a part of the time.
+    """Spread of new messages between honest nodes, in a part of the run.
 
-    A commit that is said again goes to its author's peers alone, who know it, and these are not all
-    in a swarm where not everybody is connected to everybody. So is a second certificate of a
-    commit, and here none counts.
+    A repeated commit goes only to peers of its author that hold it already, and in a sparse swarm
+    these are not all nodes. A second certificate of a commit is redundant too; here no certificate
+    counts.
     """
 
     def __init__(self, watch: Watch, seconds: tuple[float, float]) -> None:
         super().__init__(watch)
         self._seconds = seconds
         self._new: Counter[tuple[str, str]] = Counter()
-        """Of a node and a topic, messages of its own that it has stored and not yet said."""
+        """(node, topic) to its own messages that it stored and has not yet published."""
         for kind in NEWS:
             watch.on_message(kind, self._on_stored)
 
@@ -73,7 +73,7 @@ class HonestSpread(SpreadTracker):
 
 
 class UnderAttack:
-    """Reads samples and gossip while the trace goes by."""
+    """Reads samples and gossip of the trace."""
 
     def __init__(self, watch: Watch, seconds: tuple[float, float]) -> None:
         self._watch = watch
@@ -81,10 +81,10 @@ class UnderAttack:
         self._spread = HonestSpread(watch, seconds)
         self._peaks = dict.fromkeys(LIMITS, 0)
         self._core: dict[str, tuple[float, float, float, float]] = {}
-        """Node to the time and the busy seconds of its first and of its last sample."""
+        """Node to (time, busy seconds) of its first and of its last sample."""
         self._fed: Counter[str] = Counter()
         self._misdials: Counter[tuple[str, int]] = Counter()
-        """Of a machine's name and a minute."""
+        """Keyed by machine and minute."""
         watch.on("sample", self._on_sample)
         watch.on("forest", self._on_forest)
         watch.on("misdial", self._on_misdial)
@@ -119,7 +119,7 @@ class UnderAttack:
             self._misdials[where, int((event.at - self._watch.started_at) // 60)] += 1
 
     def numbers(self) -> AttackNumbers:
-        """Return what has been seen."""
+        """Return the numbers so far."""
         shares = [
             (after - before) / (until - since)
             for since, before, until, after in self._core.values()

@@ -1,1 +1,1 @@
-"""The simulated network: machines, lines, connections, streams, and what is broken."""
+"""The simulated network: machines, access lines, connections, streams, and their faults."""

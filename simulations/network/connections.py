@@ -1,4 +1,4 @@
-"""Machines and the connections between them: their delay, their streams, and which way is cut."""
+"""Machines and the connections between them: delay, streams, and cut directions."""
 
 import math
 from collections import defaultdict
@@ -13,10 +13,10 @@ from simulations.runtime.cores import BULK, Core
 from simulations.runtime.loop import VirtualLoop
 
 KEEPALIVE_SECONDS = 30.0
-"""After how long without an answer both ends give up; yamux sends a keep-alive every 30 s."""
+"""Both ends give up after so long without an answer; yamux sends a keep-alive every 30 s."""
 
 RETRANSMISSION_SECONDS_MIN = 0.2
-"""Linux's smallest retransmission time-out."""
+"""Linux's minimum retransmission timeout."""
 
 SEGMENT_BYTES = 1460
 
@@ -24,9 +24,9 @@ _DRAWS = 4096
 
 
 class LinkConditions:
-    """Jitter (the largest addition to a one-way delay, as a share of it) and loss (of packets).
+    """Jitter (maximum addition to a one-way delay, as a share of it) and loss (of packets).
 
-    Drawn once and used in turn: a draw for every write would cost more.
+    Values are drawn once and used in rotation: a draw per write would cost more.
     """
 
     def __init__(self, rng: Rng, jitter: float = 0.1, loss: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class LinkConditions:
         self._next = 0
 
     def delay(self, latency: float) -> float:
-        """Return the seconds that a write takes on a way of ``latency`` seconds."""
+        """Return the one-way delay of a write on a path of ``latency`` seconds."""
         self._next = index = (self._next + 1) % _DRAWS
         seconds = latency * self._factors[index]
         if self._lost[index]:
@@ -44,7 +44,7 @@ class LinkConditions:
         return seconds
 
     def pace_bytes_per_second(self, latency: float) -> float:
-        """Return what loss leaves of a stream's speed (Mathis et al. 1997); 0 without loss."""
+        """Return the throughput of a stream under loss (Mathis et al. 1997); 0 without loss."""
         if not self.loss:
             return 0.0
         return SEGMENT_BYTES / (2 * latency) * math.sqrt(1.5 / self.loss)
@@ -52,7 +52,7 @@ class LinkConditions:
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """A machine on the network, whether its daemon runs or not."""
+    """A machine on the network, with or without a running daemon."""
 
     name: str
     peer_id: PeerId
@@ -68,7 +68,7 @@ class Host:
     connections: "dict[PeerId, SimConnection]" = field(default_factory=dict)
     """By the other end, oldest first."""
     kept: frozenset[PeerId] = frozenset()
-    """Whose connections end last."""
+    """Peers with protected connections, closed last."""
 
 
 class SimConnection:
@@ -96,11 +96,11 @@ class SimConnection:
 
     @property
     def blocked(self) -> bool:
-        """Whether either direction is cut."""
+        """True if either direction is cut."""
         return self._there.cut or self._back.cut
 
     def open_stream(self, opener: Host, protocol: str, make: PipeMaker = Pipe) -> Pipe:
-        """Return the outgoing pipe of a new stream of one of the two ends."""
+        """Return the outgoing pipe of a new stream, opened by one of the two ends."""
         acceptor, there, back = self.acceptor, self._there, self._back
         if opener is acceptor:
             acceptor, there, back = self.opener, back, there
@@ -115,7 +115,7 @@ class SimConnection:
         return pipe
 
     def cut(self, *, there: bool, back: bool) -> None:
-        """Set which directions are cut; what waited comes when its way is open again."""
+        """Set the cut directions; held bytes arrive when their direction is open again."""
         if (there, back) == (self._there.cut, self._back.cut):
             return
         self._there.cut, self._back.cut = there, back
@@ -145,7 +145,7 @@ class SimConnection:
         self.streams.pop(pipe.opposite, None)
 
     def reset_streams(self) -> None:
-        """Break every stream off; the connection stays."""
+        """Reset every stream; the connection stays."""
         streams, self.streams = self.streams, {}
         for pipe in streams:
             pipe.reset()

@@ -1,10 +1,10 @@
-"""Access lines, what passed over them, and one direction of a connection between two.
+"""Access lines, their traffic meters, and one direction of a connection between two lines.
 
-Capacity is shared without simulating packets: a write takes its turn on the sender's line and then
-on the receiver's. Each stream may have one window of bytes on its way, so streams that all have
-much to send get equal shares, and one that is held up elsewhere leaves its share to the others:
-max-min fairness, to the grain of a window. Small writes overtake large ones on both lines, as where
-flows are queued fairly, and still take their capacity from them.
+Capacity is shared without simulating packets: a write queues on the sender's line and then on the
+receiver's. A stream may have one window of bytes in flight, so streams with much to send get equal
+shares. A stream that is blocked elsewhere leaves its share to the others: max-min fairness with the
+granularity of a window. Small writes overtake large ones on both lines, as under fair queueing, and
+still use their capacity.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from simulations.runtime.cores import Core
 from simulations.runtime.loop import START, VirtualLoop
 
 SMALL_BYTES = 4096
-"""Writes up to here are control: one event, and no waiting behind bulk."""
+"""Writes up to this size are control messages: one event, and no queueing behind bulk."""
 
 
 class SimClock(Clock):
@@ -39,7 +39,7 @@ class SimClock(Clock):
 
 @dataclass(slots=True)
 class LineMeter:
-    """Bytes of one protocol through one machine."""
+    """Byte counts of one protocol on one machine."""
 
     sent: int = 0
     received: int = 0
@@ -51,14 +51,14 @@ class Line:
 
     bytes_per_second: float
     free_at: float = 0.0
-    """When what is queued will have passed."""
+    """Time at which the present queue has passed."""
     small_free_at: float = 0.0
 
     def pass_small(self, now: float, size: int) -> float:
         """Queue a small write; return when it has passed."""
         seconds = size / self.bytes_per_second
         small_free_at, free_at = self.small_free_at, self.free_at
-        # Not by ``max``, which costs several times as much: this is done for every write.
+        # ``max`` costs several times as much, and this runs for every write.
         begins = small_free_at if small_free_at > now else now  # noqa: FURB136 - see above
         self.small_free_at = passed = begins + seconds
         begins = free_at if free_at > now else now  # noqa: FURB136 - see above
@@ -66,9 +66,9 @@ class Line:
         return passed
 
     def pass_bulk(self, begins: float, ends: float, size: int) -> float:
-        """Queue a write that comes in between ``begins`` and ``ends``; return when it has passed.
+        """Queue a write that arrives between ``begins`` and ``ends``; return when it has passed.
 
-        A line that is as fast as what feeds it adds nothing (cut-through).
+        A line at least as fast as its source adds no delay (cut-through).
         """
         self.free_at = max(ends, max(self.free_at, begins) + size / self.bytes_per_second)
         return self.free_at
@@ -76,18 +76,15 @@ class Line:
 
 @dataclass(slots=True, eq=False)
 class LinkPath:
-    """One direction of a connection, as the streams on it see it."""
+    """One direction of a connection, as its streams see it."""
 
     source: str
     target: str
-    """The names of the two machines."""
     up: Line
-    """The sender's."""
     down: Line
-    """The receiver's."""
     delay: Callable[[], float]
-    """Draws the seconds that a write is under way."""
+    """Draws the one-way delay of a write, in seconds."""
     pace_bytes_per_second: float
-    """The most that a stream can send; 0 where only the lines limit it."""
+    """Maximum rate of a stream; 0 if only the lines limit it."""
     cut: bool = False
-    """Whether bytes have to wait."""
+    """True while bytes have to wait."""

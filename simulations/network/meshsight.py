@@ -1,10 +1,11 @@
-"""What passes between gossip routers about their meshes, read off the wire.
+"""Mesh observer: GRAFT and PRUNE between gossip routers, decoded from the wire.
 
-A GRAFT or PRUNE is an event when it is written, and a PRUNE also when its reader has taken it and
-asks for more: so a checker knows what a router had been told when it grafted. That may be long
-after it came, as strangers' bytes wait. Read without the router's own codec, from the pubsub
-schema: RPC {3 control}, control {3 graft, 4 prune}, graft {1 topic}, prune {1 topic, 3 back-off
-seconds}.
+A GRAFT or PRUNE is an event when it is written. A PRUNE is a second event when its reader has
+processed it and reads on. So checkers know the state of a router when it grafted. Both events may
+be far apart, since bytes of untrusted peers wait.
+
+The decoder does not use the router's codec but the pubsub schema: RPC {3 control}, control {3
+graft, 4 prune}, graft {1 topic}, prune {1 topic, 3 backoff seconds}.
 """
 
 from collections import deque
@@ -22,24 +23,21 @@ _CONTROL, _GRAFT, _PRUNE, _TOPIC, _BACKOFF = 3, 3, 4, 1, 3
 _VARINT, _LENGTH = 0, 2
 
 _READ_KEPT = 4096
-"""Writes whose control is remembered: the same bytes go to several peers, and leave and come."""
+"""Cached decoded writes: the same bytes go to several peers, and are written and read."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshControl:
-    """A router takes the other one into its mesh of a topic, or out of it.
-
-    A PRUNE asks the other one to keep away for so many seconds.
-    """
+    """A GRAFT or PRUNE of one topic; a PRUNE carries a backoff in seconds."""
 
     kind: Literal["graft", "prune"]
     topic: str
-    """The last word of its name."""
+    """The last component of its name."""
     backoff_seconds: int = 0
 
 
 class MeshPipe(Pipe):
-    """A pipe between two routers that is watched."""
+    """An observed pipe between two routers."""
 
     __slots__ = ("_came_bytes", "_record", "_untold")
 
@@ -48,7 +46,7 @@ class MeshPipe(Pipe):
         self._record = record
         self._came_bytes = 0
         self._untold: deque[tuple[int, MeshControl]] = deque()
-        """PRUNEs that have come, each with where the write that holds it ends."""
+        """PRUNEs that have arrived, each with the end of its write in the byte stream."""
 
     def _send(self, data: bytes) -> None:
         for control in mesh_control(data):
@@ -59,20 +57,20 @@ class MeshPipe(Pipe):
         waiting = len(self._items)
         super()._arrive(data)
         if len(self._items) == waiting:
-            return  # held up, or for nobody
+            return  # held back, or without a reader
         self._came_bytes += len(data)
         for control in mesh_control(data):
             if control.kind == "prune":
                 self._untold.append((self._came_bytes, control))
 
     def read(self, bytes_max: int) -> Coroutine[Any, Any, bytes]:
-        """Return what is here; who asks for more has handled what it took before."""
+        """Read from the pipe; a reader that reads again has processed what it took before."""
         if self._untold and not self.broken:
             taken_bytes = self._came_bytes - sum(map(len, self._items))
             while self._untold and self._untold[0][0] <= taken_bytes:
                 _, prune = self._untold.popleft()
                 self._tell(self._way.target, self._way.source, "prune-in", prune)
-        return Pipe.read(self, bytes_max)  # super() would cost each read of gossip more
+        return Pipe.read(self, bytes_max)  # super() would slow down each read of gossip
 
     def _tell(self, node: str, peer: str, kind: str, control: MeshControl) -> None:
         backoff = {} if control.kind == "graft" else {"backoff": control.backoff_seconds}
@@ -80,13 +78,13 @@ class MeshPipe(Pipe):
 
 
 def mesh_pipes(record: Record) -> PipeMaker:
-    """Return what makes watched pipes."""
+    """Return the maker of observed pipes."""
     return partial(MeshPipe, record)
 
 
 @lru_cache(maxsize=_READ_KEPT)
 def mesh_control(data: bytes) -> tuple[MeshControl, ...]:
-    """Return the mesh control in a write of whole frames; what is no RPC holds none."""
+    """Return the mesh control in a write of whole frames; frames without an RPC hold none."""
     found: list[MeshControl] = []
     try:
         for frame in _frames(data):

@@ -1,9 +1,9 @@
-"""The simulated network: which machines there are, how far apart, and what is broken between them.
+"""The simulated network: machines, their distances, and faults between them.
 
-Faults do what they do to TCP. While the way between two machines is cut, bytes wait and come when
-it is open again; after ``connections.KEEPALIVE_SECONDS`` both ends give the connection up. Loss is
-the delay of a retransmission on small writes and a lower pace on bulk; jitter never reorders within
-a stream. A daemon that dies resets its connections at once, as the kernel does.
+Faults act as they do on TCP. While the path between two machines is cut, bytes wait and arrive when
+it is open again; after ``connections.KEEPALIVE_SECONDS`` both ends close the connection. Loss
+delays small writes by a retransmission and lowers the rate of bulk; jitter never reorders within a
+stream. A daemon that dies resets its connections at once, as the kernel does.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ RoundTrip = Callable[[str, str], float]
 """``(region, region) -> seconds``."""
 
 Cut = Callable[[str, str], bool]
-"""``(source, target) -> whether nothing passes``, by the names of machines."""
+"""``(source, target) -> True if cut``, by names of machines."""
 
 PATH_SPREAD = 0.4
 """Round trips between two regions differ by up to this share from pair to pair; a guess."""
@@ -32,13 +32,13 @@ DIAL_ROUND_TRIPS = 4.0
 """TCP, multistream twice, Noise, yamux: libp2p connections take about four."""
 
 DIAL_SECONDS_MAX = 5.0
-"""How long a dial into nowhere takes to fail, as in go-libp2p."""
+"""Seconds until a dial without an answer fails, as in go-libp2p."""
 
 CONNECTIONS_HIGH = 512
 CONNECTIONS_LOW = 448
 TRIM_SECONDS = 10.0
-"""p2pd's connection manager as the daemon starts it. It looks so often (go-libp2p's default), and
-above the one trims to the other; of equals the oldest, which is the worst that p2pd may choose."""
+"""p2pd's connection manager as the daemon configures it: check interval (go-libp2p's default), high
+and low watermark. Of equal connections it closes the oldest, p2pd's worst choice."""
 
 
 class SimNetwork:
@@ -49,11 +49,11 @@ class SimNetwork:
     ) -> None:
         self._loop = loop
         self.hosts: dict[str, Host] = {}
-        """By name, in the order they were added."""
+        """By name, in order of creation."""
         self.pipe_makers: dict[str, PipeMaker] = {}
-        """How the pipes of a protocol are made, where they are watched."""
+        """Pipe makers of observed protocols."""
         self.on_misdial: Callable[[str, str], None] = lambda _opener, _name: None
-        """Called with who dialled and where, when nobody is there or somebody with another key."""
+        """Called with (opener, name) when a dial finds no daemon or one with another key."""
         self._rng = rng
         self._conditions = conditions
         self._round_trip = round_trip
@@ -61,7 +61,7 @@ class SimNetwork:
         self._transports: dict[PeerId, SimTransport] = {}
         self._cuts: dict[Cut, None] = {}
         self._crowded: dict[str, None] = {}
-        """Machines that had too many connections since their p2pd looked."""
+        """Machines above the high watermark since p2pd's last check."""
 
     # Machines
 
@@ -76,7 +76,7 @@ class SimNetwork:
         nat: bool = False,
         skew_seconds: float = 0.0,
     ) -> Host:
-        """Put a machine on the network; its daemon need not run."""
+        """Add a machine to the network; its daemon need not run."""
         core = Core(self._loop)
         host = Host(
             name,
@@ -93,9 +93,9 @@ class SimNetwork:
         return host
 
     def attach(self, name: str, on_error: Callable[[BaseException], None]) -> SimTransport:
-        """Return the ``Transport`` of a daemon that starts; ``on_error`` takes handlers' errors.
+        """Return the ``Transport`` of a starting daemon; ``on_error`` receives handlers' errors.
 
-        Raises ``ValueError`` when one is running there.
+        Raises ``ValueError`` if a daemon already runs there.
         """
         host = self.hosts[name]
         if host.peer_id in self._transports:
@@ -107,7 +107,7 @@ class SimNetwork:
         return transport
 
     def detach(self, name: str) -> None:
-        """End a daemon's transport: its connections break and nobody can dial it; idempotent."""
+        """End a daemon's transport: its connections break and it accepts no dials; idempotent."""
         host = self.hosts[name]
         transport = self._transports.pop(host.peer_id, None)
         if transport is not None:
@@ -116,16 +116,16 @@ class SimNetwork:
             connection.close()
 
     def running(self, peer: PeerId) -> SimTransport | None:
-        """Return the transport of a peer whose daemon runs."""
+        """Return the transport of a peer with a running daemon."""
         transport = self._transports.get(peer)
         return None if transport is None or transport.down else transport
 
     # Connections
 
     async def dial(self, opener: Host, name: str | None, peer: PeerId) -> None:
-        """Connect to the machine ``name``, or to the one of a key where no machine is named.
+        """Connect to the machine ``name``, or without a name to the machine that holds the key.
 
-        No effect while there is a connection to it; raises ``TransportError`` after the time that a
+        No effect while they are connected; raises ``TransportError`` after the time that the
         failure takes.
         """
         if peer in opener.connections:
@@ -139,18 +139,18 @@ class SimNetwork:
         await self._answering(opener, name, peer)
 
     async def _answering(self, opener: Host, name: str | None, peer: PeerId) -> Host:
-        """Return the machine ``name`` when it answers a dial with the key."""
+        """Return the machine ``name`` if it answers a dial with the key."""
         owner = self._by_peer.get(peer)
         if name is None and owner is None:
             raise TransportError(f"no machine has the key {peer}")
         acceptor = owner if name is None else self.hosts.get(name)
         if acceptor is opener:
-            raise TransportError("a dial to ourselves")
+            raise TransportError("a dial to the own key")
         if acceptor is None or acceptor is not owner:
             self.on_misdial(opener.name, str(name))
         if acceptor is None:
             await asyncio.sleep(DIAL_SECONDS_MAX)
-            raise TransportError(f"nobody is at {name}")
+            raise TransportError(f"no machine at {name}")
         await self._knock(opener, acceptor)
         if acceptor is not owner:
             raise TransportError(f"{peer} is not at {name}")
@@ -166,7 +166,7 @@ class SimNetwork:
             raise TransportError(f"{acceptor.name} refuses the connection")
 
     def connect(self, opener: Host, acceptor: Host) -> None:
-        """Connect two machines at once, whatever is between them; no effect when they are."""
+        """Connect two machines at once, regardless of cuts; no effect if they are connected."""
         if acceptor.peer_id in opener.connections:
             return
         latency = self._latency(opener, acceptor)
@@ -179,7 +179,7 @@ class SimNetwork:
                 self._loop.call_later(self._until_trim(host), self._trim, host)
 
     def _until_trim(self, host: Host) -> float:
-        """Return the seconds until a machine's p2pd looks; each does at its own moments."""
+        """Return the seconds until a machine's next p2pd check; each machine has its own phase."""
         began = TRIM_SECONDS * self._rng.child(f"trim/{host.name}").uniform()
         return TRIM_SECONDS - (self._loop.time() - began) % TRIM_SECONDS
 
@@ -199,7 +199,7 @@ class SimNetwork:
     # Faults
 
     def partition(self, *islands: Iterable[str]) -> Cut:
-        """Cut the network into ``islands`` until ``heal``; who is not named stays together."""
+        """Cut the network into ``islands`` until ``heal``; unnamed machines stay together."""
         island_of = {name: number for number, island in enumerate(islands, 1) for name in island}
 
         def cut(source: str, target: str) -> bool:
@@ -208,7 +208,7 @@ class SimNetwork:
         return self._begin(cut)
 
     def one_way(self, source: Iterable[str], target: Iterable[str]) -> Cut:
-        """Let nothing pass from any of ``source`` to any of ``target`` until ``heal``."""
+        """Cut all traffic from ``source`` to ``target`` until ``heal``."""
         sources, targets = frozenset(source), frozenset(target)
 
         def cut(source: str, target: str) -> bool:
@@ -222,13 +222,13 @@ class SimNetwork:
         return cut
 
     def heal(self, cut: Cut) -> None:
-        """End what ``partition`` or ``one_way`` returned; idempotent."""
+        """End the result of ``partition`` or ``one_way``; idempotent."""
         if cut in self._cuts:
             del self._cuts[cut]
             self._follow_faults()
 
     def stall(self, name: str, *, stalled: bool = True) -> None:
-        """Keep every byte to and from a machine waiting, or let them pass again."""
+        """Hold every byte to and from a machine, or release them again."""
         self.hosts[name].stalled = stalled
         self._follow_faults()
 
@@ -250,28 +250,28 @@ class SimNetwork:
         return [] if connection is None else [connection]
 
     def take_down(self, name: str) -> None:
-        """Make every call of a daemon's transport fail, as while p2pd is restarted."""
+        """Make every call of a daemon's transport fail, as during a restart of p2pd."""
         self._transports[self.hosts[name].peer_id].down = True
         self.break_connections(name)
 
     def bring_up(self, name: str) -> None:
-        """End what ``take_down`` began."""
+        """Undo ``take_down``."""
         self._transports[self.hosts[name].peer_id].down = False
 
     def set_capacity(
         self, name: str, upload_bytes_per_second: float, download_bytes_per_second: float
     ) -> None:
-        """Change a machine's lines; what is queued already keeps its time."""
+        """Change a machine's lines; queued writes keep their times."""
         host = self.hosts[name]
         host.up.bytes_per_second = upload_bytes_per_second
         host.down.bytes_per_second = download_bytes_per_second
 
     def set_skew(self, name: str, seconds: float) -> None:
-        """Set a machine's clock off."""
+        """Set the skew of a machine's clock."""
         self.hosts[name].clock.skew_seconds = seconds
 
     def cut(self, source: Host, target: Host) -> bool:
-        """Return whether nothing passes from one machine to another now."""
+        """Return whether the path from one machine to another is cut now."""
         return (
             source.stalled
             or target.stalled

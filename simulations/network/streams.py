@@ -1,7 +1,7 @@
-"""Streams: two pipes, each an ordered, flow-controlled line of bytes from one machine to another.
+"""Streams: two pipes, each an ordered, flow-controlled byte channel between two machines.
 
-As in TCP with one stream: order is kept, at most ``WINDOW_BYTES`` are on their way or unread (then
-the writer waits), loss shows as delay, a blocked way as bytes that come later; a reset loses bytes.
+As in TCP with one stream, order is kept, and at most ``WINDOW_BYTES`` are in flight or unread; then
+the writer waits. Loss shows as delay, a cut path as bytes that arrive later; a reset loses bytes.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from simulations.runtime.cores import BYTE_SECONDS, READ_SECONDS, Core
 from simulations.runtime.loop import VirtualLoop
 
 WINDOW_BYTES = 1 << 20
-"""Between yamux's first window of 256 KiB and the 16 MiB that it may grow to; a guess."""
+"""Between yamux's first window of 256 KiB and its maximum of 16 MiB; a guess."""
 
 _END = b""
-"""Travels as the last item of a closed pipe."""
+"""The last item of a closed pipe."""
 
 
 @dataclass(slots=True, eq=False)
 class Pipe:
-    """One direction of a stream; ``on_end`` hears that its writer has closed it."""
+    """One direction of a stream; ``on_end`` is called when its writer has closed it."""
 
     _loop: VirtualLoop
     _way: LinkPath
@@ -44,17 +44,17 @@ class Pipe:
     _reader: "asyncio.Future[None] | None" = field(default=None, init=False)
     _writers: "deque[asyncio.Future[None]] | None" = field(default=None, init=False)
     ended: bool = field(default=False, init=False)
-    """The reader will get no more than what is here."""
+    """No more bytes will arrive."""
     closed: bool = field(default=False, init=False)
-    """The writer has said all."""
+    """The writer has closed it."""
     broken: bool = field(default=False, init=False)
     opposite: "Pipe" = field(init=False)
-    """The pipe of the other direction; whoever makes a stream sets it."""
+    """The pipe of the other direction; set by the maker of the stream."""
     core: Core | None = field(default=None, init=False)
-    """Of the reader's machine, and what its reads cost there by the byte."""
+    """The core of the reader's machine, which pays for reads by the byte."""
     byte_seconds: float = field(default=BYTE_SECONDS, init=False)
 
-    # The writer's end
+    # Writer
 
     async def write(self, data: bytes) -> None:
         """Send ``data``; raises ``TransportError``."""
@@ -70,7 +70,7 @@ class Pipe:
             self._wake_next_writer()
 
     def offer(self, data: bytes) -> bool:
-        """Send ``data`` if there is room for it now."""
+        """Send ``data`` if the window has room now."""
         if self.broken or self.closed or self._on_the_way >= WINDOW_BYTES:
             return False
         self._send(data)
@@ -88,7 +88,7 @@ class Pipe:
             raise
 
     def _wake_next_writer(self) -> None:
-        """Let the one that has waited longest look for room; it wakes the next one."""
+        """Wake the longest-waiting writer; it wakes the next one."""
         writers = self._writers
         while writers and self._on_the_way < WINDOW_BYTES:
             future = writers.popleft()
@@ -97,7 +97,7 @@ class Pipe:
                 return
 
     def close(self) -> None:
-        """Say that this is all; idempotent."""
+        """Close the write side; idempotent."""
         if not self.closed and not self.broken:
             self.closed = True
             self._send(_END)
@@ -111,7 +111,7 @@ class Pipe:
         if size <= SMALL_BYTES and not self._bulk:
             passed = way.up.pass_small(now, size)
             arrives = passed + way.delay() + size / way.down.bytes_per_second
-            # Not before one that was lost and sent again.
+            # Not before an earlier write that was retransmitted.
             self._arrives_at = arrives = max(arrives, self._arrives_at)
             self._small_arrives_at = self._loop.call_about(arrives, self._arrive, data)
             return
@@ -127,7 +127,7 @@ class Pipe:
         self._loop.call_at(arrives, self._come_in, data, begins + delay)
 
     def _come_in(self, data: bytes, begins: float) -> None:
-        """Take a large write through the receiver's line."""
+        """Pass a large write through the receiver's line."""
         now = self._loop.now
         passed = self._way.down.pass_bulk(begins, now, len(data))
         if passed <= now:
@@ -140,7 +140,7 @@ class Pipe:
         self._bulk -= 1
         self._arrive(data)
 
-    # The reader's end
+    # Reader
 
     def _arrive(self, data: bytes) -> None:
         if self.broken:
@@ -156,7 +156,7 @@ class Pipe:
         self._wake_reader()
 
     def release(self) -> None:
-        """Let what was held while the way was blocked come in."""
+        """Deliver the bytes that were held while the path was cut."""
         held, self._held = self._held, []
         for data in held:
             self._arrive(data)
@@ -164,7 +164,7 @@ class Pipe:
         self._acknowledge(acknowledged)
 
     async def read(self, bytes_max: int) -> bytes:
-        """Return what is here, or the next that comes; raises ``TransportError``."""
+        """Return available bytes, or the next that arrive; raises ``TransportError``."""
         items, core, waited = self._items, self.core, False
         while True:
             if items:
@@ -213,7 +213,7 @@ class Pipe:
             self._reader.set_result(None)
 
     def _acknowledge(self, count: int) -> None:
-        """Give the writer its window back; what cannot be acknowledged now is later."""
+        """Return window to the writer; acknowledgements on a cut path come later."""
         if self._back.cut:
             self._unacknowledged += count
             return
@@ -222,7 +222,7 @@ class Pipe:
             self._wake_next_writer()
 
     def end(self) -> None:
-        """Note that the writer has closed: nobody listens to our answer either."""
+        """Record that the writer has closed, so no one reads the answers either."""
         self.ended = True
         self._wake_reader()
         self.opposite.closed = True
@@ -230,14 +230,14 @@ class Pipe:
         self._on_end(self)
 
     def wake_writers(self) -> None:
-        """Let everyone who waits for room look again."""
+        """Wake every writer that waits for room."""
         writers, self._writers = self._writers, None
         for future in writers or ():
             if not future.done():
                 future.set_result(None)
 
     def reset(self) -> None:
-        """Break off: both ends learn of it at once, what was on its way is lost."""
+        """Reset the stream: both ends learn of it at once, bytes in flight are lost."""
         self.broken = True
         self._items.clear()
         self._held.clear()
@@ -248,7 +248,7 @@ class Pipe:
 PipeMaker = Callable[
     [VirtualLoop, LinkPath, LinkPath, LineMeter, LineMeter, Callable[[Pipe], None]], Pipe
 ]
-"""``Pipe`` itself, or what makes one that is watched."""
+"""``Pipe`` itself, or the maker of an observed one."""
 
 
 class SimStream:
@@ -260,7 +260,7 @@ class SimStream:
         self._peer = peer
         self.incoming = incoming = outgoing.opposite
         self.outgoing = outgoing
-        # Bound here, not delegated: a coroutine less on every call of the busiest port.
+        # Bound here, not delegated: saves a coroutine on every call of the busiest port.
         self.read = incoming.read
         self.read_exactly = incoming.read_exactly
         self.write = outgoing.write
@@ -272,5 +272,5 @@ class SimStream:
         return self._peer
 
     async def close(self) -> None:
-        """Close both directions; the other end sees the end after what was written."""
+        """Close both directions; the other end reads the end after all written bytes."""
         self.outgoing.close()

@@ -1,4 +1,4 @@
-"""The ``Transport`` port of one session of a daemon; when that ends, it reaches nobody any more.
+"""The ``Transport`` port of one session of a daemon; it is unusable after the session.
 
 Addresses are ``/sim/<name>/p2p/<peer id>``.
 """
@@ -17,11 +17,11 @@ STREAM_ROUND_TRIPS = 1.0
 """multistream negotiation, before the opener may write."""
 
 _EXPECTED = (TransportError, TimeoutError, LookupError)
-"""How a handler ends when its peer or its blob goes away."""
+"""Normal errors of a handler after its peer or blob disappears."""
 
 
 class SimTransport(Transport):
-    """One daemon's end of the network, which gives it ways to dial, who runs, and its pipes."""
+    """One daemon's end of the network, which provides dialling, running peers and pipes."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class SimTransport(Transport):
         self._serving: dict[asyncio.Task[None], None] = {}
         self._alive = True
         self.down = False
-        """Whether its calls fail for now, as while p2pd is restarted."""
+        """True while all calls fail, as during a restart of p2pd."""
 
     @property
     @override
@@ -117,13 +117,13 @@ class SimTransport(Transport):
         self._handlers[protocol] = handler
 
     def handler(self, protocol: str) -> StreamHandler | None:
-        """Return what serves ``protocol`` here."""
+        """Return the handler of ``protocol``."""
         return self._handlers.get(protocol)
 
     def serve(self, handler: StreamHandler, stream: SimStream) -> None:
         """Run a handler on an inbound stream, and close it after that.
 
-        A stream that the daemon does not get to is closed unread.
+        A stream beyond the accept queue is closed unread.
         """
         late_seconds = self._host.core.open()
         if late_seconds is None:
@@ -150,7 +150,7 @@ class SimTransport(Transport):
             stream.outgoing.close()
 
     def end(self) -> None:
-        """Die: serve nobody and reach nobody from now on."""
+        """End the session: no handlers and no calls from now on."""
         self._alive = False
         self._handlers.clear()
         for task in list(self._serving):
@@ -169,7 +169,7 @@ def address_of(host: Host) -> str:
 
 
 def _end_of(address: str) -> tuple[str | None, PeerId]:
-    """Return the machine that an address names, None for one of another kind, and the key."""
+    """Return the machine that an address names (None for another kind of address), and the key."""
     base, _, peer = address.rpartition("/p2p/")
     name = base.removeprefix("/sim/")
     return None if name == base else name, PeerId(peer)

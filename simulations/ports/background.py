@@ -1,4 +1,4 @@
-"""What runs in the background of a node: here and now, because virtual time knows no threads."""
+"""Background work of a node, run inline because virtual time has no threads."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SimBackground(Background):
-    """Runs everything at once and takes no time, so the order of events is that of the seed."""
+    """Runs work at once and without duration, so the order of events depends on the seed only."""
 
     @override
     async def run(self, function: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
-"""Decoding for simulations: what it takes to read an RPC's fields, on the core that reads it.
+"""RPC decoding for simulations, which charges the reading core for each field.
 
-At the moment when it is read, so that what waits in a stream costs nothing yet, and the node sees
-on its clock of what was computed whose RPCs take long.
+The charge falls at the time of reading, so bytes that wait in a stream cost nothing yet. The node's
+clock shows it which peers send slow RPCs.
 """
 
 from protocol.core.faults import Fault
@@ -9,11 +9,11 @@ from protocol.gossipsub.rpc import Rpc, RpcDecoder, decode_rpc
 from simulations.runtime.cores import FIELD_SECONDS, Core
 
 FIELD_BYTES_MIN = 2
-"""A tag and a value: so many fields were read at most of what turned out to be no RPC."""
+"""A tag and a value: a malformed RPC is charged for at most this many fields."""
 
 
 def charged(core: Core) -> RpcDecoder:
-    """Return what decodes for one node."""
+    """Return the decoder of one node."""
 
     def decode(data: bytes) -> Rpc | Fault:
         rpc = decode_rpc(data)

@@ -1,6 +1,6 @@
-"""A modelled DHT: slow, stale, partial and lossy, with expiry.
+"""Modelled DHT: slow, stale, partial and lossy, with expiry.
 
-A record becomes visible some time after it was published; a look-up costs some round trips, misses
+A record becomes visible some time after its publication. A look-up takes some round trips, misses
 some of the records, or fails.
 """
 
@@ -24,11 +24,11 @@ class _StoredRecord:
     visible_at: float
     expires_at: float
     previous: bytes | None
-    """What is still seen until ``visible_at``."""
+    """The value that readers see until ``visible_at``."""
 
 
 class SharedDirectory:
-    """What all nodes' calls reach; ``reaches(one, other)`` asks whether two machines can talk."""
+    """The shared DHT; ``reaches(one, other)`` tells whether two machines can connect."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class SharedDirectory:
         return SimDirectory(self, owner, rng)
 
     def store(self, key: str, owner: PeerId, value: bytes, expires_at: float) -> bool:
-        """Take a record; False when there is no room for another owner."""
+        """Store a record; False if there is no room for another owner."""
         now = self._clock.now()
         records = self._stored.setdefault(key, {})
         known = records.get(owner)
@@ -61,7 +61,7 @@ class SharedDirectory:
         return True
 
     def read(self, key: str, reader: PeerId) -> dict[PeerId, bytes]:
-        """Return every record that is visible to ``reader``, and forget what has expired."""
+        """Return every record visible to ``reader``, and drop expired ones."""
         now = self._clock.now()
         records = self._stored.get(key, {})
         self._forget_expired(records, now)

@@ -1,8 +1,8 @@
-"""Modelled compute: what engines would give, and how long they would take, without any model.
+"""Modelled engines: results and durations without any model.
 
-A policy is a file of declared length whose seed says what it samples (``simulations.ports.sums``).
-A proof is the digest of the policy that was really used. Training makes a new seed, more skilled
-the more its groups disagreed.
+A policy is a file of declared length whose seed determines its samples
+(``simulations.ports.sums``). A proof is the digest of the policy really used. Training makes a new
+seed; its skill grows with the disagreement within groups.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ from simulations.scenario.scenario import Compute, Workload
 
 _LOGPROB = -0.5
 _FAR = 120
-"""Exponent mismatches of a proof about another policy, and nats by which a token that was not
-sampled loses; any number over the limits would do."""
+"""Exponent mismatches of a proof about another policy, and nats lost by a token that was not
+sampled; any number above the limits works."""
 
 _SPREAD = 0.2
 """Durations vary by up to this share either way."""
@@ -82,7 +82,7 @@ class SimGeneration(GenerationEngine):
 
     @override
     async def stage(self, policy: Policy) -> bool:
-        return False  # a modelled file is loaded as fast in any case
+        return False  # a modelled file always loads this fast
 
     @override
     async def load(self, policy: Policy) -> None:
@@ -186,7 +186,7 @@ class SimTraining(TrainingEngine):
         self._seed = b""
         self._steps = 0
         self._begun: tuple[Sequence[TrainingSequence], float] | None = None
-        """A batch before its first update, and the seconds that the step takes in all."""
+        """The batch before its first update, and the step's total seconds."""
 
     @override
     async def state_bytes_max(self) -> int:
@@ -201,7 +201,7 @@ class SimTraining(TrainingEngine):
     async def recompute(
         self, policy: Policy, sequences: Sequence[TrainingSequence]
     ) -> list[TrainingSequence]:
-        return list(sequences)  # what it takes is part of ``train_tokens_per_second``
+        return list(sequences)  # included in ``train_tokens_per_second``
 
     @override
     async def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
@@ -297,7 +297,7 @@ class SimTraining(TrainingEngine):
 
 
 class SimEngines(Engines):
-    """The ``Engines`` of one node, and what they share."""
+    """The ``Engines`` of one node and their shared state."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class SimEngines(Engines):
 
     @override
     def environment(self, manifest: RunManifest) -> Environment:
-        del manifest  # every run is about the same sums
+        del manifest  # every run has the same task
         return InBackground(SumTask(), SimBackground())
 
     @override
@@ -334,9 +334,9 @@ class SimEngines(Engines):
         return SimTraining(self, self._rng.child("training"), manifest)
 
     def open_policy(self, policy: Policy, engine: str) -> bytes:
-        """Return the seed of a policy file; raises ``ValueError`` when it is another policy.
+        """Return the seed of a policy file; raises ``ValueError`` for another policy or no file.
 
-        Or none: retention may delete a version between a flow's choice of it and this.
+        Retention may delete a version between its choice by a flow and this call.
         """
         content = self.disk.files.get(policy.path)
         if content is None:
@@ -354,7 +354,7 @@ class SimEngines(Engines):
         return content.seed
 
     def length_max(self, tokens_max: int) -> int:
-        """Return the most tokens of a sequence here."""
+        """Return the maximum sequence length here, in tokens."""
         return max(2, min(tokens_max, 2 * self.workload.tokens_mean))
 
 

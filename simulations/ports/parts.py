@@ -1,4 +1,4 @@
-"""What a simulated daemon is made of, and where a dishonest one differs."""
+"""The parts of a simulated daemon, some of them replaced in a dishonest one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from simulations.ports.storage import Disk, Session
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One daemon from its start to its end, on a machine that may have had others before."""
+    """One daemon from its start to its end; its machine may have run others before."""
 
     signer: Signer
     ports: Ports
@@ -23,18 +23,18 @@ class Parts:
     disk: Disk
     session: Session
     replica: Callable[[], Replica | None]
-    """What the daemon has concluded; None before it is made and after its end."""
+    """The daemon's replica; None before its creation and after its end."""
     acting: Callable[[], bool] = lambda: True
-    """Whether it is time for its behaviour; before and after the node is honest."""
+    """True while its behaviour is due; before and after the node is honest."""
     accomplices: dict[PeerId, Signer] = field(default_factory=dict)
-    """Shared by the nodes of one behaviour: what they tell each other outside of the protocol."""
+    """Signers shared by the nodes of one behaviour: collusion outside of the protocol."""
     times: int = 1
-    """How many times as often it acts as a behaviour does by itself."""
+    """Multiple of the behaviour's default rate."""
 
     def with_ports(self, **ports: Any) -> "Parts":
-        """Return the same daemon on other ports, by their names in ``Ports``."""
+        """Return the same daemon with other ports, by their names in ``Ports``."""
         return replace(self, ports=replace(self.ports, **ports))
 
 
 Behaviour = Callable[[Parts, Rng], Parts]
-"""Replaces parts of a daemon that starts; the ``Rng`` is of its machine alone."""
+"""Replaces parts of a starting daemon; the ``Rng`` belongs to its machine alone."""

@@ -1,4 +1,4 @@
-"""The files of one machine's policies, on its simulated disk (``PolicyFiles``)."""
+"""Policy files of one machine on its simulated disk (``PolicyFiles``)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ from simulations.scenario.scenario import Compute
 
 
 class SimPolicyFiles(PolicyFiles):
-    """The files of one machine's policies, on its disk."""
+    """Policy files on the simulated disk of one machine."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class SimPolicyFiles(PolicyFiles):
         return digest_of(patch)
 
     async def _decoded(self, encoding: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the pieces of a patch, each when what it makes of the file is made."""
+        """Yield the pieces of a patch, each once its part of the file is decoded."""
         async for piece in encoding:
             made_bytes = len(piece) / self._patch_share if self._patch_share else 0.0
             if seconds := self._compute.weights_seconds(made_bytes):

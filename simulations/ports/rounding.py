@@ -1,6 +1,6 @@
-"""Rounding of honest engines, drawn from what a calibration recorded.
+"""Rounding errors of honest engines, drawn from a calibration recording.
 
-The modelled engines agree to the bit. With a recording each honest sequence that a validator
+Modelled engines agree to the bit. With a recording, each honest sequence that a validator
 recomputes is off by the errors of recorded chunks, drawn anew each time.
 """
 
@@ -15,15 +15,15 @@ from protocol.rollout.statistics import Recomputed
 from protocol.toploc.results import ChunkResult
 
 CHUNK_TOKENS = 32
-"""Of the recordings."""
+"""Chunk length of the recordings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedChunk:
-    """What an honest validator found of ``CHUNK_TOKENS`` honest tokens, in nats."""
+    """A validator's recomputation of ``CHUNK_TOKENS`` honest tokens, in nats."""
 
     errors: tuple[float, ...]
-    """Claimed less recomputed log-probability of each token."""
+    """Claimed minus recomputed log-probability of each token."""
     gaps: tuple[float, ...]
     proof: ChunkResult
 
@@ -36,7 +36,7 @@ class Rounding:
         self._rng = rng
 
     def recomputed(self, claimed: Sequence[float]) -> Recomputed:
-        """Return what a validator recomputes of an honest sequence with these log-probabilities."""
+        """Return a recomputation of an honest sequence with these log-probabilities."""
         proofs: list[ChunkResult] = []
         logprobs: list[float] = []
         gaps: list[float] = []
@@ -51,7 +51,7 @@ class Rounding:
 
 @cache
 def recorded(name: str) -> tuple[RecordedChunk, ...]:
-    """Return the packaged recording ``name``; raises ``FileNotFoundError`` for another."""
+    """Return the packaged recording ``name``; raises ``FileNotFoundError`` for other names."""
     text = (resources.files("simulations") / "scenarios" / f"{name}.json").read_text()
     return tuple(
         RecordedChunk(tuple(errors), tuple(gaps), ChunkResult(*proof))

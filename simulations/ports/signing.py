@@ -1,8 +1,8 @@
-"""Signatures for simulations: as cheap as one hash, and a look at who gossips what when.
+"""Signatures for simulations at the cost of one hash, with a tap on gossiped messages.
 
-The keyed scheme stands in for Ed25519: whoever lacks the simulation's secret cannot sign, and no
-simulated code has it but the signers of their own keys. A gossiped message is signed once and
-verified once by each node that sees it for the first time; that is where ``traced`` looks.
+The keyed scheme stands in for Ed25519. Signing needs the simulation's secret, and only the signers
+of a node's own keys hold it. A gossiped message is signed once, and verified once by each node on
+first sight; ``traced`` records it there.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from protocol.gossipsub.message import SIGN_PREFIX
 from simulations.runtime.cores import SIGNATURE_SECONDS, Core
 
 Sighting = Callable[[str, bytes, bool], None]
-"""``(topic, signature, ours)``: we published or first saw a gossiped message."""
+"""``(topic, signature, ours)``: called when a node publishes or first sees a gossiped message."""
 
 
 class KeyedSigner(Signer):
@@ -48,7 +48,7 @@ def _keyed(signer: PeerId, message: bytes, secret: bytes) -> bytes:
 
 
 class Scheme:
-    """How the nodes of one simulation sign: ``keyed`` (``secret`` has 32 bytes) or ``ed25519``."""
+    """Signature scheme of a simulation: ``keyed`` (``secret`` has 32 bytes) or ``ed25519``."""
 
     def __init__(self, name: str, secret: bytes) -> None:
         self._ed25519 = name == "ed25519"
@@ -56,7 +56,7 @@ class Scheme:
         self.verifier: Verifier = verify_ed25519 if self._ed25519 else self._verify_keyed
 
     def signer(self, seed: bytes) -> Signer:
-        """Return the signer of the key that ``seed`` (32 bytes) makes."""
+        """Return the signer of the key derived from ``seed`` (32 bytes)."""
         return Identity(seed) if self._ed25519 else KeyedSigner(self._secret, seed)
 
     def _verify_keyed(self, signer: PeerId, message: bytes, signature: bytes) -> bool:
@@ -64,7 +64,7 @@ class Scheme:
 
 
 class TracedSigner(Signer):
-    """Signs for one node and tells of what it gossips."""
+    """Signs for one node and records its gossip."""
 
     def __init__(self, signer: Signer, sighting: Sighting) -> None:
         self._signer = signer
@@ -84,10 +84,10 @@ class TracedSigner(Signer):
 
 
 def traced(verify: Verifier, sighting: Sighting, core: Core) -> Verifier:
-    """Return what verifies for one node and tells of what it sees gossiped for the first time.
+    """Return the verifier of one node, which records gossiped messages on first sight.
 
-    Each check costs the node what one of Ed25519 does. A gossiped message costs two: its envelope
-    is checked next, though here only by the first node (``Opened`` is shared).
+    Each check costs the node the time of one Ed25519 check. A gossiped message costs two: its
+    envelope is checked next, though here only by the first node (``Opened`` is shared).
     """
 
     def verified(signer: PeerId, message: bytes, signature: bytes) -> bool:
@@ -102,5 +102,5 @@ def traced(verify: Verifier, sighting: Sighting, core: Core) -> Verifier:
 
 
 def _topic(message: bytes) -> str:
-    """Return the last word of a gossiped message's topic, which ends what is signed."""
+    """Return the last component of a gossiped message's topic, which ends the signed bytes."""
     return message[-24:].rpartition(b"/")[2].decode("ascii", "replace")

@@ -1,7 +1,7 @@
-"""A machine's disk, and the ports of storage of one session of a daemon on it.
+"""The disk of a machine, and the storage ports of one daemon session on it.
 
-A write takes ``COMMIT_SECONDS``; a daemon that dies meanwhile has written nothing of it, and its
-ports change nothing any more.
+A write takes ``COMMIT_SECONDS``. A daemon that dies meanwhile writes nothing of it, and its ports
+change nothing afterwards.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ COMMIT_SECONDS = 0.004
 
 @dataclass(slots=True)
 class Disk:
-    """What a machine keeps; ``quota_bytes`` None is no limit."""
+    """The disk of a machine; ``quota_bytes`` None means no limit."""
 
     tables: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
     blobs: dict[Digest, bytes] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Disk:
     files: dict[Path, bytes] = field(default_factory=dict)
     quota_bytes: int | None = None
     used_bytes: int = 0
-    """By blobs and arrivals."""
+    """Blobs and partial blobs."""
 
     def reserve(self, count: int) -> None:
         """Count bytes as used; raises ``StorageFullError``."""
@@ -56,12 +56,12 @@ class Disk:
         self.used_bytes += count
 
     def require_room(self) -> None:
-        """Check that a little more fits; raises ``StorageFullError``."""
+        """Check that the disk is not full; raises ``StorageFullError``."""
         if self.quota_bytes is not None and self.used_bytes >= self.quota_bytes:
             raise StorageFullError("the quota is used up")
 
     def file_of(self, index: Digest) -> bytes | None:
-        """Return the file of an index, None unless all of its shards are here."""
+        """Return the file of an index; None unless all of its shards are here."""
         decoded = shard_index.decode(self.blobs.get(index, b""))
         if isinstance(decoded, Fault):
             return None
@@ -69,7 +69,7 @@ class Disk:
         return None if None in shards else joined([shard for shard in shards if shard is not None])
 
     def wipe(self) -> None:
-        """Lose everything."""
+        """Delete everything."""
         for kept in (self.tables, self.blobs, self.arrivals, self.owners, self.files):
             kept.clear()
         self.used_bytes = 0
@@ -77,15 +77,15 @@ class Disk:
 
 @dataclass(slots=True)
 class Session:
-    """One start of a daemon: whether it still runs, and what happens when it writes."""
+    """One start of a daemon: alive or not, and the hook on its writes."""
 
     alive: bool = True
     at_write: Callable[[], Awaitable[None]] | None = None
-    """Awaited before and after every durable write: where a fault may end this session."""
+    """Awaited before and after every durable write; a fault may end the session there."""
 
     @asynccontextmanager
     async def writing(self, seconds: float = COMMIT_SECONDS) -> AsyncGenerator[None, None]:
-        """Take the time that a durable write takes, which is made inside."""
+        """Wait for the duration of a durable write, which is made inside."""
         if self.at_write is not None and self.alive:
             await self.at_write()
         if seconds:
@@ -99,7 +99,7 @@ OnPut = Callable[[Put], None]
 
 
 class SimStore(Store):
-    """The ``Store`` port; ``on_put`` hears of each entry that became durable."""
+    """The ``Store`` port; ``on_put`` receives each entry that became durable."""
 
     def __init__(self, disk: Disk, session: Session, on_put: OnPut = lambda _put: None) -> None:
         self._disk = disk
@@ -130,7 +130,7 @@ class SimStore(Store):
 
 
 class SimIncomingFile(PartialBlob):
-    """A blob that comes chunk by chunk; ``on_complete`` hears of it when it is whole."""
+    """A blob that arrives chunk by chunk; ``on_complete`` is called when it is whole."""
 
     def __init__(
         self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest]
@@ -151,7 +151,7 @@ class SimIncomingFile(PartialBlob):
         return [number for number, chunk in enumerate(self._here) if chunk is None]
 
     def holding(self) -> Holding:
-        """Return which chunks are here."""
+        """Return the set of stored chunks."""
         mask = sum(1 << index for index, chunk in enumerate(self._here) if chunk is not None)
         return Holding(self.chunk_bytes, mask)
 
@@ -182,20 +182,20 @@ class SimIncomingFile(PartialBlob):
             raise ValueError("the chunks fit and do not make the blob")
 
     def fill(self, whole: bytes) -> None:
-        """Take the whole blob at once."""
+        """Store the whole blob at once."""
         for index in range(len(self._here)):
             start = index * self.chunk_bytes
             self._here[index] = whole[start : start + self.chunk_bytes]
             self._wake(index)
 
     def abandon(self) -> None:
-        """Tell whoever waits for a chunk that it will not come."""
+        """Fail every wait for a chunk that will not come."""
         self.abandoned = True
         for index in list(self._waiting):
             self._wake(index)
 
     async def chunk(self, index: int) -> bytes:
-        """Return a chunk when it is here; raises ``LookupError`` if it never will be."""
+        """Return a chunk once it is here; raises ``LookupError`` if it never will be."""
         while (data := self._here[index]) is None:
             if self.abandoned:
                 raise LookupError("the arrival was abandoned")
@@ -211,7 +211,7 @@ class SimIncomingFile(PartialBlob):
 
 
 class SimBlobs(Blobs):
-    """Blobs on a disk; ``emit`` hears what each is stored for, and what goes."""
+    """Blobs on a disk; ``emit`` records the purpose of each, and deletions."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class SimBlobs(Blobs):
         return StoredFile(owner.subject, len(data), index)
 
     def _content(self, path: Path) -> bytes:
-        """Return what is in a file."""
+        """Return the content of a file."""
         return self._disk.files.get(path, b"")
 
     def _keep(self, data: bytes, owner: Owner) -> Digest:
@@ -304,7 +304,7 @@ class SimBlobs(Blobs):
         return [self._open(shard, index.chunk_bytes, owner) for shard in index.shards]
 
     def _open(self, shard: Shard, chunk_bytes: int, owner: Owner) -> SimIncomingFile:
-        """Return an arrival of a shard, which is all here if the blob is."""
+        """Return a partial blob for a shard, already whole if the blob is here."""
         whole = self._disk.blobs.get(shard.digest)
         arrival = self._disk.arrivals.get(shard.digest)
         if arrival is None:
@@ -321,7 +321,7 @@ class SimBlobs(Blobs):
         return arrival
 
     def _completed(self, arrival: SimIncomingFile, whole: bytes | None) -> None:
-        """Make a whole arrival a blob; ``None`` when its chunks make another one."""
+        """Turn a whole partial blob into a blob; ``None`` if its chunks make another one."""
         if not self._session.alive or self._disk.arrivals.pop(arrival.digest, None) is None:
             return
         if whole is None:

@@ -1,7 +1,7 @@
-"""A modelled task, and what modelled policies answer.
+"""Modelled task, and the answers of modelled policies.
 
-The seed of a policy says how skilled it is and what it descends from. What it samples is a hash of
-prompt and noise seed, so who has the policy knows the truth.
+The seed of a policy holds its skill and its lineage. Its samples are a hash of prompt and noise
+seed, so every node with the policy can recompute them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,13 +22,13 @@ _FILLER = bytes(_FIRST + value % _SYMBOLS for value in range(256))
 _SKILL_BYTES = 4
 SEED_BYTES = _SKILL_BYTES + DIGEST_BYTES
 SKILL_MAX = 0.97
-"""What training comes close to."""
+"""Asymptote of training."""
 
 
 class SumTask(BlockingTask):
-    """Two symbols are given, the first token of the answer is right when it is their sum.
+    """Add two symbols: an answer is right if its first token is their sum.
 
-    A length target follows them, its digits to the base 8.
+    A length target follows the symbols, in base 8.
     """
 
     name = "simulated-sum"
@@ -54,7 +54,7 @@ def _answer(prompt: Sequence[int]) -> int:
 
 
 def policy_seed(skill: float, lineage: bytes) -> bytes:
-    """Return the seed of the policy with this skill that came to be in this way."""
+    """Return the seed of the policy with this skill and lineage."""
     return round(skill * 1e6).to_bytes(_SKILL_BYTES, "big") + digest(lineage)
 
 
@@ -64,7 +64,7 @@ def skill_of(seed: bytes) -> float:
 
 
 def sample(seed: bytes, prompt: Sequence[int], noise_seed: int, length_max: int) -> tuple[int, ...]:
-    """Return what the policy of ``seed`` samples; the truth that everyone can recompute."""
+    """Return the sample of the policy of ``seed``; every node can recompute it."""
     stream = blake3(seed + bytes(prompt) + noise_seed.to_bytes(8, "big")).digest(8 + length_max)
     right = _answer(prompt)
     correct = int.from_bytes(stream[:4], "big") < skill_of(seed) * 2**32
@@ -74,7 +74,7 @@ def sample(seed: bytes, prompt: Sequence[int], noise_seed: int, length_max: int)
 
 
 def rollout_mark(sequences: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
-    """Return what names a rollout in the trace: a hash of its (prompt, tokens) pairs in order."""
+    """Return the name of a rollout in the trace: a hash of its (prompt, tokens) pairs in order."""
     hasher = blake3()
     for prompt, tokens in sequences:
         hasher.update(bytes(prompt) + b"/" + bytes(tokens) + b"/")

@@ -1,4 +1,4 @@
-"""A machine that jobs share: each of ``n`` gets an ``n``-th of what it does with so many."""
+"""A machine shared by jobs: each of ``n`` jobs gets ``1 / n`` of the rate for ``n`` jobs."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from node.network.streams.deadline import loop_time
 
 _DUST = 1e-9
-"""What rounding may leave of a job."""
+"""Rounding tolerance for the rest of a job."""
 
 
 @dataclass(eq=False, slots=True)
@@ -17,7 +17,7 @@ class _Job:
 
 
 class SharedThroughput:
-    """Jobs of so many units; ``rate`` is how many are done in a second, of all jobs together."""
+    """Concurrent jobs, measured in units; ``rate`` is the total per second, by number of jobs."""
 
     def __init__(self, rate: Callable[[int], float]) -> None:
         self._rate = rate
@@ -28,14 +28,14 @@ class SharedThroughput:
 
     @property
     def done(self) -> float:
-        """Units that were done until now."""
+        """Units finished so far."""
         self._reckon()
         return self._done
 
     async def work(self, amount: float) -> None:
-        """Return when a job of ``amount`` units is done; cancelled, it leaves its share to others.
+        """Return when a job of ``amount`` units is finished.
 
-        It shares the machine with whatever else runs meanwhile.
+        Concurrent jobs share the rate; a cancelled job frees its share.
         """
         self._reckon()
         job = _Job(amount, asyncio.get_running_loop().create_future())
@@ -49,7 +49,7 @@ class SharedThroughput:
             self._schedule()
 
     def _reckon(self) -> None:
-        """Give every job what it got since the last time."""
+        """Credit every job with its units since the last call."""
         now = loop_time()
         seconds, self._reckoned_at = now - self._reckoned_at, now
         for job in self._jobs:
@@ -58,7 +58,7 @@ class SharedThroughput:
             self._done += share
 
     def _schedule(self) -> None:
-        """Wake up when the next job will be done, if nothing changes before."""
+        """Set a timer for the next job to finish, valid until the set of jobs changes."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

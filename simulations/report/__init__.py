@@ -1,1 +1,1 @@
-"""Pictures and one HTML page of a run."""
+"""Plots and one HTML page of a run."""

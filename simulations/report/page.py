@@ -1,4 +1,4 @@
-"""The report of a run: numbers and series as JSON, pictures, and one HTML page without scripts."""
+"""Report of a run: numbers and series as JSON, plots, and one HTML page without scripts."""
 
 import base64
 import json
@@ -14,11 +14,11 @@ from simulations.report.plots import draw_all
 CAPTIONS = {
     "progress": "Rollouts committed and certified, and the mean reward of each version's batch. "
     "Dashed lines: faults (red), their end (blue).",
-    "members": "Nodes that run, and how many of them the nodes' own rosters show.",
-    "weights": "Publication of a version to the last node that was up all along, and the least "
-    "time that the access lines allow.",
-    "gossip": "Share of (message, node) pairs served by gossip within a time.",
-    "lag": "How many versions behind the newest one the rollouts of a batch were made.",
+    "members": "Running nodes, and their number in the nodes' own rosters.",
+    "weights": "Time from the publication of a version to the last node that ran throughout, and "
+    "the lower bound of the access lines.",
+    "gossip": "Share of (message, node) pairs delivered by gossip within a time.",
+    "lag": "Lag of a batch's rollouts behind the newest version, in versions.",
 }
 
 PERCENT_DIGITS_MAX = 8
@@ -61,7 +61,7 @@ td:first-child { color: var(--soft); width: 50%; }
 
 
 def write_report(directory: Path, result: RunResult, series: Series, command: str) -> Path:
-    """Write the report of a run, which ``command`` repeats; return the page's path."""
+    """Write the report of a run, with the ``command`` that repeats it; return the page's path."""
     directory.mkdir(parents=True, exist_ok=True)
     pictures = draw_all(series)
     for name, png in pictures.items():
@@ -76,7 +76,7 @@ def write_report(directory: Path, result: RunResult, series: Series, command: st
 def render_page(
     result: RunResult, series: Series, pictures: Mapping[str, bytes], command: str
 ) -> str:
-    """Return the page of one run, which ``command`` repeats."""
+    """Return the page of one run, with the ``command`` that repeats it."""
     title = f"{result.scenario}, seed {result.seed}"
     sub = (
         f"{result.nodes} nodes · {_duration(result.virtual_s)} of virtual time in "
@@ -90,12 +90,12 @@ def render_page(
             f'<h1>{escape(title)}</h1><p class="sub">{escape(sub)}</p>',
             _verdict(result.violations),
             _tiles(result),
-            "<h2>What happened</h2>",
+            "<h2>Plots</h2>",
             _pictures(pictures),
             "<h2>Numbers</h2>",
             _table(_rows(result)),
             _marks(series),
-            "<h2>Repeat it</h2>",
+            "<h2>Command</h2>",
             f"<pre>{escape(command)}</pre>",
             f'<p class="sub">trace digest <code>{escape(result.trace_digest)}</code></p>',
             "</main></body></html>\n",
@@ -105,7 +105,7 @@ def render_page(
 
 def _verdict(violations: tuple[Violation, ...]) -> str:
     if not violations:
-        return '<div class="verdict good"><strong>Every check held.</strong></div>'
+        return '<div class="verdict good"><strong>All checks passed.</strong></div>'
     parts = []
     for violation in violations:
         causes = "\n".join(violation.causes)
@@ -122,13 +122,13 @@ def _tiles(result: RunResult) -> str:
     lost_share = rollouts.lost / rollouts.committed if rollouts.committed else None
     tiles = (
         (f"{rollouts.certified:,}", f"certified of {rollouts.committed:,} rollouts"),
-        (_percent(lost_share), "of the rollouts lost"),
+        (_percent(lost_share), "of rollouts lost"),
         (f"{result.versions_published:,}", "versions published"),
-        (_percent(result.trainer_idle_share), "of the time the trainer waited"),
-        (_number(result.gossip.coverage_p99_s, " s"), "gossip to 99 %"),
-        (_number(result.weights.makespan_ratio_p99, "x"), "weights: p99 over the bound"),
-        (_percent(result.committee_agreement), "agreement on committees"),
-        (f"{result.certified_false:,}", "lies certified"),
+        (_percent(result.trainer_idle_share), "trainer idle time"),
+        (_number(result.gossip.coverage_p99_s, " s"), "gossip delay, p99"),
+        (_number(result.weights.makespan_ratio_p99, "x"), "weights makespan over the bound, p99"),
+        (_percent(result.committee_agreement), "committee agreement"),
+        (f"{result.certified_false:,}", "false rollouts certified"),
     )
     return (
         '<div class="tiles">'
@@ -156,19 +156,19 @@ def _rows(result: RunResult) -> Iterable[tuple[str, str]]:
         ("rollouts certified", f"{rollouts.certified:,}"),
         ("rollouts rejected", f"{rollouts.rejected:,}"),
         ("rollouts expired", f"{rollouts.expired:,}"),
-        ("rollouts lost (honest, and of no use)", f"{rollouts.lost:,}"),
-        ("lies certified", f"{result.certified_false:,}"),
+        ("honest rollouts lost", f"{rollouts.lost:,}"),
+        ("false rollouts certified", f"{result.certified_false:,}"),
         ("contradictory certificates", f"{result.contradictory_certificates:,}"),
         ("committee agreement", _percent(result.committee_agreement, 4)),
-        ("gossip delay, median", _number(gossip.coverage_p50_s, " s")),
-        ("gossip delay, 99 %", _number(gossip.coverage_p99_s, " s")),
-        ("copies too many per message", f"{gossip.duplicates_per_message:.2f}"),
-        ("versions that reached everyone", f"{weights.versions:,}"),
-        ("makespan, multiple of the bound, median", _number(weights.makespan_ratio_p50, "")),
-        ("makespan, multiple of the bound, 99 %", _number(weights.makespan_ratio_p99, "")),
-        ("makespan, median", _number(weights.makespan_seconds_p50, " s")),
-        ("makespan beyond the bound, median, in round trips", _number(weights.round_trips_p50, "")),
-        ("round trips that any file takes", _number(weights.round_trips_least, "")),
+        ("gossip delay, p50", _number(gossip.coverage_p50_s, " s")),
+        ("gossip delay, p99", _number(gossip.coverage_p99_s, " s")),
+        ("duplicate copies per message", f"{gossip.duplicates_per_message:.2f}"),
+        ("versions on every node", f"{weights.versions:,}"),
+        ("makespan over the bound, p50", _number(weights.makespan_ratio_p50, "")),
+        ("makespan over the bound, p99", _number(weights.makespan_ratio_p99, "")),
+        ("makespan, p50", _number(weights.makespan_seconds_p50, " s")),
+        ("makespan beyond the bound, p50, in round trips", _number(weights.round_trips_p50, "")),
+        ("minimum of round trips for any file", _number(weights.round_trips_least, "")),
         ("weights received per node", f"{weights.bytes_per_node / 1e6:,.1f} MB"),
         ("trainer idle", _percent(result.trainer_idle_share)),
         ("versions published", f"{result.versions_published:,}"),
@@ -187,7 +187,7 @@ def _marks(series: Series) -> str:
     if not series.marks:
         return ""
     rows = ((f"{at:.1f} s", what) for at, what in series.marks)
-    return f"<h2>What was done to it</h2>{_table(rows)}"
+    return f"<h2>Faults and events</h2>{_table(rows)}"
 
 
 def _number(value: float | None, unit: str) -> str:
@@ -195,7 +195,7 @@ def _number(value: float | None, unit: str) -> str:
 
 
 def _percent(value: float | None, digits: int = 1) -> str:
-    """Return a share with as many digits as tell it from all and from nothing."""
+    """Format a share with enough digits to distinguish it from 0 and 1."""
     if value is None:
         return "none"
     while digits < PERCENT_DIGITS_MAX and value not in (0, 1) and _rounds_away(value, digits):

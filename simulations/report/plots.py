@@ -1,4 +1,4 @@
-"""The pictures of a report, as PNG bytes; matplotlib is imported when the first one is drawn."""
+"""Plots of a report as PNG bytes; matplotlib is imported for the first one."""
 
 import io
 import math
@@ -9,22 +9,21 @@ from simulations.metrics.series import Series
 
 BLUE, PALE, ORANGE, INK, GRID = "#1f7a8c", "#9cc9d1", "#e07a5f", "#22333b", "#d9dee2"
 FAULT, CALM = "#c0271f", "#1f4fbf"
-"""Lines for what was done to the swarm: colours that no curve has."""
+"""Colours of event lines; no curve uses them."""
 
 SIZE_INCHES = (8.0, 3.6)
 DPI = 130
 HEADROOM = 1.25
-"""What an axis shows above its highest point, so that a legend fits."""
+"""Axis range above the highest point, for the legend."""
 
 MARKS_SHOWN_MAX = 40
-"""More faults than that are a texture and not marks."""
+"""More faults than this would cover the plot."""
 
 Draw = Callable[[Any, Series], None]
-"""Draws one picture into a figure."""
 
 
 def draw_all(series: Series) -> dict[str, bytes]:
-    """Return every picture by its name, in the order of a report."""
+    """Return every plot by name, in the order of a report."""
     return {name: _png(draw, series) for name, draw in PICTURES.items()}
 
 
@@ -49,7 +48,7 @@ def _png(draw: Draw, series: Series) -> bytes:
         figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
         draw(figure, series)
         buffer = io.BytesIO()
-        # Without the date and version of the writer, equal runs give equal files.
+        # Without the writer's date and version equal runs give equal files.
         figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
@@ -65,7 +64,7 @@ def _axes(figure: Any, title: str, x: str, y: str) -> Any:
 
 
 def _mark(axes: Any, series: Series) -> None:
-    """Show when something was done to the swarm."""
+    """Mark the faults and events of the swarm."""
     for at, what in series.marks[:MARKS_SHOWN_MAX]:
         colour = CALM if what == "calm" else FAULT
         axes.axvline(at, color=colour, linewidth=1.3, linestyle="--", zorder=3)
@@ -100,7 +99,7 @@ def draw_progress(figure: Any, series: Series) -> None:
 
 
 def draw_members(figure: Any, series: Series) -> None:
-    """Draw how many nodes live, and how many the nodes believe to live."""
+    """Draw the number of live nodes, and of live nodes in the nodes' views."""
     axes = _axes(figure, "Members and views", "virtual seconds", "nodes")
     if not series.moments:
         _empty(axes, "the run ended within its first epoch")
@@ -108,7 +107,7 @@ def draw_members(figure: Any, series: Series) -> None:
     times = [moment.at for moment in series.moments]
     lowest = [moment.view_min for moment in series.moments]
     highest = [moment.view_max for moment in series.moments]
-    axes.fill_between(times, lowest, highest, color=PALE, alpha=0.5, label="views, least to most")
+    axes.fill_between(times, lowest, highest, color=PALE, alpha=0.5, label="views, min to max")
     medians = [moment.view_median for moment in series.moments]
     axes.plot(times, medians, color=BLUE, label="median view")
     live = [moment.live for moment in series.moments]
@@ -119,11 +118,11 @@ def draw_members(figure: Any, series: Series) -> None:
 
 
 def draw_makespans(figure: Any, series: Series) -> None:
-    """Draw how long each version took to the last node, and the bound of the links."""
+    """Draw each version's time to the last node, and the bound of the links."""
     axes = _axes(figure, "Weights: time to the last live node", "policy version", "seconds")
     reached = [spread for spread in series.makespans if math.isfinite(spread.seconds)]
     if not reached:
-        _empty(axes, "no version has reached every node")
+        _empty(axes, "no version reached every node")
         return
     versions = [spread.version for spread in reached]
     ideals = [spread.ideal_seconds for spread in reached]
@@ -133,13 +132,13 @@ def draw_makespans(figure: Any, series: Series) -> None:
         axes.plot(versions, ideals, color=ORANGE, linewidth=1.2, label="bound of the links")
     stuck = [spread.version for spread in series.makespans if math.isinf(spread.seconds)]
     if stuck:
-        axes.scatter(stuck, [0] * len(stuck), marker="x", color=ORANGE, label="never everywhere")
+        axes.scatter(stuck, [0] * len(stuck), marker="x", color=ORANGE, label="incomplete")
     axes.set_ylim(0, HEADROOM * max(*ideals, *seconds))
     axes.legend(loc="upper right")
 
 
 def draw_coverage(figure: Any, series: Series) -> None:
-    """Draw the share of (message, node) pairs that gossip had served after a time."""
+    """Draw the share of (message, node) pairs delivered by gossip within a time."""
     axes = _axes(figure, "Gossip coverage", "seconds since publication", "share of nodes")
     curve = series.delays.curve()
     if not curve:
@@ -158,7 +157,7 @@ def draw_coverage(figure: Any, series: Series) -> None:
 
 
 def draw_lag(figure: Any, series: Series) -> None:
-    """Draw how old the policies were whose rollouts a version learned from."""
+    """Draw the age of the policies whose rollouts a version learned from."""
     axes = _axes(figure, "Policy lag", "policy version", "versions behind")
     versions = list(series.versions.values())
     if not versions:

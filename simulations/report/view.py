@@ -1,4 +1,4 @@
-"""Records what one honest node sees, for the pages that a living node serves, too."""
+"""Recorder of one honest node's view, for the pages that a live node serves."""
 
 import asyncio
 
@@ -10,11 +10,11 @@ from simulations.cluster.world import World
 
 LOOK_SECONDS = 1.0
 BEFORE_END_SECONDS = 1e-3
-"""The last look is taken so long before the end, while there are nodes to look at."""
+"""The last sample precedes the end by this much, while nodes still exist."""
 
 
 class ViewRecorder:
-    """An actor of a world; ``recorded`` is there when the run came to its end."""
+    """An actor of a world; ``recorded`` is set at the end of the run."""
 
     def __init__(self) -> None:
         self.recorded: RecordedSwarm | None = None
@@ -22,7 +22,7 @@ class ViewRecorder:
         self._source: NodeSource | None = None
 
     async def __call__(self, world: World) -> None:
-        """Look each second until the end, at the same node for as long as it runs."""
+        """Sample one node each second until the end; switch nodes when it stops."""
         end = world.scenario.seconds - BEFORE_END_SECONDS
         while world.loop.time() + LOOK_SECONDS < end:
             self._look(world)
@@ -46,5 +46,5 @@ class ViewRecorder:
 
 
 def _sees_all(machine: SimMachine) -> bool:
-    """Return whether a machine is an honest validator that runs: they hold many bodies."""
+    """Return whether a machine is a running honest validator: validators hold many bodies."""
     return machine.running and machine.role == "validator" and not machine.behaviour

@@ -1,1 +1,1 @@
-"""Virtual time, the trace of events, and bytes that are never written out."""
+"""Virtual time, the trace of events, and bytes without content."""

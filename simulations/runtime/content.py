@@ -1,7 +1,7 @@
-"""Bytes of which only the length and the identity matter: a thousand nodes can hold weights.
+"""Bytes with length and identity but no content, so a thousand nodes can hold weights.
 
-An ``Extent`` is a range of a file that was never written out: it passes for ``bytes``, costs
-nothing to cut, join or check, and its digest is a hash of what range of which file it is.
+An ``Extent`` is a range of a file that is never materialised. It is a ``bytes`` that costs nothing
+to cut, join or check; its digest is a hash of file and range.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _PATCH = b"patch/"
 
 
 class Extent(bytes):
-    """Bytes ``start`` to ``start + length`` of the file that ``seed`` stands for."""
+    """Bytes ``start`` to ``start + length`` of the file named by ``seed``."""
 
     seed: bytes
     start: int
@@ -22,7 +22,7 @@ class Extent(bytes):
     @classmethod
     def of(cls, seed: bytes, start: int, length: int) -> "Extent":
         """Return a range of a file."""
-        extent = cls(b"extent")  # what is stored is not empty, so that it is true
+        extent = cls(b"extent")  # non-empty, so that it is true
         extent.seed, extent.start, extent._length = seed, start, length
         return extent
 
@@ -46,7 +46,7 @@ class Extent(bytes):
         return isinstance(other, Extent) and self._identity == other._identity
 
     def __ne__(self, other: object) -> bool:
-        return not self == other  # else that of bytes, to which all extents are the same
+        return not self == other  # otherwise bytes' own, which finds all extents equal
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -57,7 +57,7 @@ class Extent(bytes):
 
     @property
     def digest(self) -> Digest:
-        """What stands for the digest of these bytes."""
+        """The stand-in for the digest of these bytes."""
         place = self.start.to_bytes(8, "big") + self._length.to_bytes(8, "big")
         return digest(b"extent/" + self.seed + place)
 
@@ -68,9 +68,9 @@ def digest_of(content: bytes) -> Digest:
 
 
 def joined(pieces: Sequence[bytes]) -> bytes:
-    """Return ``pieces`` as one: neighbours of one file are an extent again.
+    """Return ``pieces`` as one: neighbours of one file form an extent again.
 
-    What does not fit together, as when a relay mixes in other bytes, becomes an extent of no file.
+    Other combinations, as when a relay mixes in other bytes, become an extent of no file.
     """
     if len(pieces) == 1:
         return pieces[0]
@@ -100,13 +100,13 @@ def policy_digest(content: bytes) -> Digest:
 
 
 def patch_of(file: Extent, base: Digest, share: float) -> Extent:
-    """Return the patch of a weights file against a base policy; it takes a share of the file."""
+    """Return the patch of a weights file against a base policy, with ``share`` of its size."""
     length = max(1, round(len(file) * share))
     return Extent.of(_PATCH + base + file.seed, 0, length)
 
 
 def patched(patch: bytes, base: Digest, length: int) -> Extent | None:
-    """Return the file that a patch makes of its base, None if it is no patch of that."""
+    """Return the file that a patch of this base produces; None for any other patch."""
     if not isinstance(patch, Extent) or not patch.seed.startswith(_PATCH + base):
         return None
     return Extent.of(patch.seed[len(_PATCH + base) :], 0, length)

@@ -1,10 +1,10 @@
-"""What it costs a machine to handle what comes in: one core, on which all of it waits its turn.
+"""CPU model of a machine: one core that handles all incoming messages in order.
 
-A daemon reads the next message when the core has done with those before. So who is flooded answers
-late, and its peers' windows fill. Streams that are opened wait in a queue of the socket at which
-p2pd hands them over. The daemon's loop takes what is there of them and then reads again, so what is
-read waits for one such queue at most; when it is full p2pd resets the stream, which takes nothing
-of the daemon. Nothing else waits: timers and engines have cores of their own.
+A daemon reads the next message when the core has finished the earlier ones. So a flooded node
+answers late, and its peers' windows fill. Opened streams wait in the accept queue of the socket to
+p2pd. The daemon's loop drains that queue before it reads again, so a read waits for one queue at
+most. If the queue is full p2pd resets the stream, at no cost to the daemon. Timers and engines have
+cores of their own.
 """
 
 from collections import deque
@@ -12,32 +12,31 @@ from collections import deque
 from simulations.runtime.loop import VirtualLoop
 
 READ_SECONDS = 30e-6
-"""One read from a stream and what follows but signatures: a new gossiped message takes 22 us in the
-router (``benchmarks/handling.py``); the rest, a wake-up of the task that reads, is a guess."""
+"""One read from a stream and its processing without signatures. A new gossiped message takes 22 us
+in the router (``benchmarks/handling.py``); the rest, a wake-up of the reading task, is a guess."""
 
 BYTE_SECONDS = 3.5e-9
-"""Of what is decoded, as ids of messages are; ``benchmarks/handling.py`` found 3.4 us for 1000."""
+"""Per decoded byte, such as message ids; ``benchmarks/handling.py`` measured 3.4 us for 1000."""
 
 OPEN_SECONDS = 200e-6
-"""A stream that a peer opens, whatever becomes of it; ``benchmarks/opening.py`` found 190 us where
-fifty come at once, 350 where each comes alone, and half as much again of p2pd, which has cores of
-its own here."""
+"""A stream opened by a peer. ``benchmarks/opening.py`` measured 190 us in batches of fifty and 350
+us one at a time. p2pd takes half as much again, on cores of its own here."""
 
 FIELD_SECONDS = 0.8e-6
-"""Of gossip's control, many to a kilobyte; ``benchmarks/handling.py`` found 0.8 us."""
+"""Per field of gossip control; ``benchmarks/handling.py`` measured 0.8 us."""
 
 SIGNATURE_SECONDS = 70e-6
-"""One Ed25519 check; ``benchmarks/handling.py`` found 68 us."""
+"""One Ed25519 check; ``benchmarks/handling.py`` measured 68 us."""
 
 OPENS_WAITING_MAX = 100
-"""What asyncio asks for when it listens; a live node whose loop was held up took 101 of 300."""
+"""asyncio's listen backlog; a live node with a blocked loop accepted 101 of 300."""
 
 LATE_SECONDS_MIN = 0.005
-"""Less work than this is done at once, which spares the timers of an idle core: a guess, far below
-the seconds by which a flood delays, and below the way from one machine to another."""
+"""Less work runs at once, which saves the timers of an idle core. A guess, far below the seconds of
+delay of a flood, and below the latency between machines."""
 
 BULK = ("blobs",)
-"""Protocols whose bytes are not decoded but hashed and written, beside the loop."""
+"""Protocols whose bytes are hashed and written beside the loop, not decoded."""
 
 
 class Core:
@@ -49,19 +48,19 @@ class Core:
         self._loop = loop
         self._free_at = 0.0
         self._opens: deque[float] = deque()
-        """When each of the streams that wait is opened, if nothing else is to be done before."""
+        """Time at which each waiting stream is opened, if no other work comes first."""
         self.spent_seconds = 0.0
-        """Since the start."""
+        """Total since the start."""
 
     def spend(self, seconds: float) -> None:
-        """Have something done after all that is waiting."""
+        """Queue work behind all that is waiting."""
         self.spent_seconds += seconds
         now, free_at = self._loop.now, self._free_at
         begins = free_at if free_at > now else now  # noqa: FURB136 - a call for every message
         self._free_at = begins + seconds
 
     def open(self) -> float | None:
-        """Have a stream opened; return after how many seconds it is, None when too many wait."""
+        """Queue the opening of a stream; return its delay in seconds, None if the queue is full."""
         now, opens = self._loop.now, self._opens
         while opens and opens[0] <= now:
             opens.popleft()
@@ -73,15 +72,12 @@ class Core:
 
     @property
     def late_seconds(self) -> float:
-        """For how long something to read has to wait for what came before.
-
-        0 when that is not worth a timer.
-        """
+        """Seconds that a read waits for earlier work; 0 below ``LATE_SECONDS_MIN``."""
         return _worth_waiting(self._free_at - self._loop.now)
 
     @property
     def turn_seconds(self) -> float:
-        """For how long it has to wait, once, for the streams that are being opened."""
+        """Seconds that a read waits, once, for the streams that are being opened."""
         if not self._opens:
             return 0.0
         seconds = self._opens[-1] - max(self._loop.now, self._free_at)

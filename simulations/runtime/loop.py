@@ -1,10 +1,10 @@
-"""An asyncio event loop whose clock jumps: a sleep of an hour costs nothing.
+"""Discrete-event asyncio loop: the clock jumps, so a sleep of an hour costs nothing.
 
-There is no selector and no thread. What is ready runs in order; when nothing is, the clock jumps to
-the earliest timer, and timers of one moment run in the order in which they were set.
+There is no selector and no thread. Ready callbacks run in order. If there are none, the clock jumps
+to the earliest timer; timers of one moment run in the order in which they were set.
 
-The clock starts at zero and not at unix time: a double of today's unix seconds has steps of 0.24
-microseconds, which swallows short timers. ``START`` is what wall clocks add to it.
+The clock starts at zero; wall clocks add ``START``. A double of today's unix time has steps
+of 0.24 microseconds, which would swallow short timers.
 """
 
 import asyncio
@@ -22,32 +22,32 @@ START = 1_700_000_000.0
 """Unix seconds at which every simulation begins."""
 
 TICKS_PER_SECOND = 1000
-"""Grain of ``call_about``: what happens within a millisecond happens together."""
+"""Granularity of ``call_about``: calls within a millisecond run together."""
 
 _COMPACT_AT = 256
-"""Timers in the heap from which on cancelled ones are swept when they are the majority: nearly all
-of them are deadlines that were kept, and each lengthens the way of all others through the heap."""
+"""Heap size from which cancelled timers are swept once they are the majority. Nearly all of them
+are deadlines that were met, and they slow down every heap operation."""
 
 
 class DeadlockError(RuntimeError):
-    """No task is ready and no timer is set: nothing can ever happen again."""
+    """No task is ready and no timer is set."""
 
 
 class UnsimulatedError(RuntimeError):
-    """Simulated code reached for a thread, a socket or a process."""
+    """Simulated code used a thread, a socket or a process."""
 
 
 def _refuse(what: str) -> Any:
-    """Return a method that says what simulated code must not ask for."""
+    """Return a method that raises ``UnsimulatedError`` for ``what``."""
 
     def refuse(*_args: Any, **_options: Any) -> NoReturn:
-        raise UnsimulatedError(f"simulated code asked for {what}: it may only use its ports")
+        raise UnsimulatedError(f"simulated code used {what}: only ports are allowed")
 
     return refuse
 
 
 class _Handle:
-    """What ``call_soon`` and ``call_at`` return; ``asyncio.Handle`` without its debug state."""
+    """Handle of ``call_soon`` and ``call_at``: ``asyncio.Handle`` without debug state."""
 
     __slots__ = ("args", "callback", "context", "loop")
 
@@ -69,7 +69,7 @@ class _Handle:
 
 
 _new_handle = _Handle.__new__
-"""Without ``__init__``: one call less for everything that happens."""
+"""Without ``__init__``: saves one call per event."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -78,8 +78,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        """What ``time`` returns, without a call: it is asked for a dozen times for each
-        message."""
+        """The result of ``time`` without a call: it is read a dozen times per message."""
         self._runnable: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
         self._timers_set = 0
@@ -94,7 +93,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override] # our handle is what asyncio uses of asyncio.Handle
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> _Handle:
-        """Run ``callback`` after everything that is ready now."""
+        """Run ``callback`` after all ready callbacks."""
         handle = _new_handle(_Handle)
         handle.loop, handle.callback, handle.args, handle.context = None, callback, args, context
         self._runnable.append(handle)
@@ -103,9 +102,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(  # type: ignore[override] # as above
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> _Handle:
-        """Run ``callback`` soon; raises ``UnsimulatedError`` in another thread than the loop's.
+        """Run ``callback`` soon; raises ``UnsimulatedError`` outside of the loop's thread.
 
-        asyncio calls it itself, in the loop's thread, to close forgotten generators.
+        asyncio itself calls it, in the loop's thread, to close forgotten generators.
         """
         if self.is_running() and threading.get_ident() != self._thread_id:  # type: ignore[attr-defined]
             raise UnsimulatedError("a thread called the loop")
@@ -118,7 +117,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> _Handle:
-        """Run ``callback`` at virtual time ``when``, at once if that has passed."""
+        """Run ``callback`` at virtual time ``when``, or at once if that has passed."""
         handle = _new_handle(_Handle)
         handle.loop, handle.callback, handle.args, handle.context = self, callback, args, context
         self._timers_set += 1
@@ -136,10 +135,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_about(self, when: float, callback: Callable[[Any], None], argument: Any) -> float:
-        """Run ``callback(argument)`` at ``when``, rounded up to a tick, and return that moment.
+        """Run ``callback(argument)`` at ``when``, rounded up to a tick; return that time.
 
-        It cannot be cancelled; timers of the same moment come after it. For what there are millions
-        of: a list per tick costs a fraction of a heap of timers.
+        It cannot be cancelled, and runs before timers of the same moment. Meant for millions of
+        calls: a list per tick costs a fraction of a heap of timers.
         """
         tick = int(when * TICKS_PER_SECOND) + 1
         calls = self._at_tick.get(tick)
@@ -156,7 +155,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return asyncio.Future(loop=self)
 
     def timer_cancelled(self) -> None:
-        """Note that a timer in the heap will not run, and sweep when most are like that."""
+        """Count a cancelled timer in the heap; sweep once they are the majority."""
         self._timers_cancelled += 1
         if len(self._timers) > _COMPACT_AT and 2 * self._timers_cancelled > len(self._timers):
             self._timers = [item for item in self._timers if item[2].callback is not None]
@@ -164,7 +163,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timers_cancelled = 0
 
     def _run_once(self) -> None:
-        """Run what is ready and let timers fire until ``stop``: returning between costs a call."""
+        """Run ready callbacks and timers until ``stop``: returning in between costs a call."""
         runnable = self._runnable
         while not self._stopping:  # type: ignore[attr-defined] # asyncio's own
             if not runnable:
@@ -210,7 +209,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._runnable.append(handle)
 
     def _tick(self) -> None:
-        """Move the clock to the earliest tick and make the calls of it."""
+        """Move the clock to the earliest tick and run its calls."""
         tick = heapq.heappop(self._ticks)
         self.now = max(self.now, tick / TICKS_PER_SECOND)
         for callback, argument in self._at_tick.pop(tick):
@@ -221,13 +220,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     {"message": f"exception in callback {callback!r}", "exception": error}
                 )
 
-    # What a simulation has no use for
+    # Unused by simulations
 
     def _process_events(self, event_list: Any) -> None:
         raise NotImplementedError("there is no selector")
 
     def _write_to_self(self) -> None:
-        """Nothing ever blocks, so nothing needs waking."""
+        """Do nothing: the loop never blocks, so it needs no waking."""
 
     run_in_executor = _refuse("a thread")
     add_reader = _refuse("a descriptor")
@@ -250,7 +249,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 def run_virtual(
     main: Coroutine[Any, Any, T], make_loop: Callable[[], VirtualLoop] = VirtualLoop
 ) -> T:
-    """Run ``main`` to its end in virtual time, then cancel whatever it left running."""
+    """Run ``main`` to its end in virtual time, then cancel every task that it left."""
     loop = make_loop()
     try:
         return loop.run_until_complete(loop.create_task(main))
@@ -264,5 +263,5 @@ def _cancel_all(loop: VirtualLoop) -> None:
     for task in left:
         task.cancel()
     if left:
-        with suppress(DeadlockError):  # the error that ended the run says more
+        with suppress(DeadlockError):  # the error that ended the run explains more
             loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))

@@ -1,7 +1,7 @@
-"""What happened in a simulation, as a stream of events with one digest.
+"""The trace: a stream of events with one digest.
 
-Everything that a simulated port does is an event. The digest is BLAKE3 over the canonical lines:
-the same for a scenario and seed on every machine, under any ``PYTHONHASHSEED``.
+Every action of a simulated port is an event. The digest is BLAKE3 over the canonical lines: the
+same for a scenario and seed on every machine, under any ``PYTHONHASHSEED``.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Value = int | float | str | bytes | bool | None
 
 
 class Event(NamedTuple):
-    """One thing that happened: when (virtual unix seconds), to which node, what, and its facts."""
+    """One event: virtual unix seconds, node, kind, and facts."""
 
     at: float
     node: str
@@ -54,5 +54,5 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """The digest of everything so far, hexadecimal."""
+        """The digest of everything so far, in hexadecimal."""
         return self._hasher.hexdigest()

@@ -1,1 +1,1 @@
-"""Scenarios: a swarm, its world, and what goes wrong, as data."""
+"""Scenarios as data: a swarm, its world, and its faults."""

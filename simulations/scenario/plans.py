@@ -1,7 +1,7 @@
-"""The parts of a scenario that say what goes wrong: churn, faults and adversaries, as data.
+"""Churn, faults and adversaries of a scenario, as data.
 
-Times are minutes where a name says ``minute`` and seconds else; shares are of the nodes that a
-``NodeSelection`` leaves.
+Times are minutes if the name contains ``minute`` and seconds otherwise. Shares refer to the nodes
+that a ``NodeSelection`` leaves.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ class Weibull(ScenarioModel):
 
 
 class Recorded(ScenarioModel):
-    """Measured durations, of which each draw takes one at random.
+    """Measured durations; each draw picks one at random.
 
     ``file`` is a CSV beside the scenario file with a number of seconds at the start of each line.
     """
@@ -57,7 +57,7 @@ class Recorded(ScenarioModel):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, values: Any, info: ValidationInfo) -> Any:
-        """Read the file; the context of validation is the folder of the scenario."""
+        """Read the file; the validation context is the folder of the scenario."""
         if not isinstance(values, dict) or not isinstance(values.get("file"), str):
             return values
         path = Path(info.context or ".") / values["file"]
@@ -72,15 +72,15 @@ Duration = Annotated[Exponential | Weibull | Recorded, Field(discriminator="kind
 
 
 class Churn(ScenarioModel):
-    """Nodes that come and go for themselves."""
+    """Nodes that leave and return independently."""
 
     session: Duration
     downtime: Duration
     roles: tuple[RoleName, ...] = CHURNING
     graceful_share: Share = 0.5
-    """Of the departures: announced, the others are crashes."""
+    """Share of announced departures; the others are crashes."""
     lose_state_share: Share = 0.0
-    """Of the crashes: the machine comes back empty, with its key only."""
+    """Share of crashes after which the machine returns with its key only."""
     from_minute: Minute = 0.0
     until_minute: Minute | None = None
 
@@ -89,7 +89,7 @@ class Churn(ScenarioModel):
 
 
 class NodeSelection(ScenarioModel):
-    """Which nodes: by name, or a random share or count of those that have one of the roles."""
+    """A selection of nodes: by name, or a random share or count of those with one of the roles."""
 
     names: tuple[str, ...] = ()
     roles: tuple[RoleName, ...] = ALL_ROLES
@@ -97,7 +97,7 @@ class NodeSelection(ScenarioModel):
     count: Annotated[int, Field(ge=0)] | None = None
 
     def size(self, there: int) -> int:
-        """Return how many it means of so many nodes that have the roles."""
+        """Return the size of the selection out of ``there`` nodes with the roles."""
         if self.count is not None:
             return self.count
         return there if self.share is None else round(self.share * there)
@@ -105,23 +105,21 @@ class NodeSelection(ScenarioModel):
 
 class _Fault(ScenarioModel):
     minute: Minute
-    """When it begins."""
 
 
 class _Lasting(_Fault):
     seconds: Seconds
-    """How long it lasts."""
 
 
 class Partition(_Lasting):
-    """Cut the network into islands of these shares; the rest is one more island."""
+    """Cut the network into islands of these shares; the rest form one more island."""
 
     kind: Literal["partition"]
     islands: tuple[Share, ...]
 
 
 class OneWay(_Lasting):
-    """Nothing passes from ``source`` to ``target``."""
+    """Cut all traffic from ``source`` to ``target``."""
 
     kind: Literal["one-way"]
     source: NodeSelection
@@ -129,7 +127,7 @@ class OneWay(_Lasting):
 
 
 class Flapping(_Lasting):
-    """A partition that comes and goes."""
+    """A partition that repeatedly heals and returns."""
 
     kind: Literal["flapping"]
     islands: tuple[Share, ...]
@@ -137,14 +135,14 @@ class Flapping(_Lasting):
 
 
 class Stall(_Lasting):
-    """Machines whose bytes stand still both ways."""
+    """Hold all bytes to and from machines."""
 
     kind: Literal["stall"]
     nodes: NodeSelection
 
 
 class BreakStreams(_Fault):
-    """Reset every stream of some machines once, or their connections too."""
+    """Reset every stream of some machines once, or also close their connections."""
 
     kind: Literal["break-streams"]
     nodes: NodeSelection
@@ -169,14 +167,14 @@ class Skew(_Lasting):
 
 
 class DiskFull(_Lasting):
-    """No room for anything new."""
+    """Full disks: no room for new data."""
 
     kind: Literal["disk-full"]
     nodes: NodeSelection
 
 
 class Crash(_Fault):
-    """Some nodes, or half of all of them, die at once and perhaps come back."""
+    """Nodes crash at the same moment, and may come back."""
 
     kind: Literal["crash"]
     nodes: NodeSelection
@@ -185,7 +183,7 @@ class Crash(_Fault):
 
 
 class Leave(_Fault):
-    """Some nodes leave in order and perhaps come back."""
+    """Nodes leave in order, and may come back."""
 
     kind: Literal["leave"]
     nodes: NodeSelection
@@ -193,7 +191,7 @@ class Leave(_Fault):
 
 
 class FlashCrowd(_Lasting):
-    """``count`` newcomers of a role join within ``seconds``."""
+    """``count`` nodes of a role join within ``seconds``."""
 
     kind: Literal["flash-crowd"]
     role: RoleName = "inference"
@@ -206,7 +204,7 @@ class RollingRestart(_Fault):
     kind: Literal["rolling-restart"]
     nodes: NodeSelection
     pause_seconds: Seconds
-    """Between the starts of two restarts."""
+    """Interval between the starts of two restarts."""
     down_seconds: Seconds = 5.0
 
 
@@ -269,10 +267,10 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "covert-flash": ALL_ROLES,
     "cold-boot": ALL_ROLES,
 }
-"""What dishonest nodes do, and for which roles it is; ``simulations.adversaries`` does it."""
+"""Dishonest behaviours and their roles; ``simulations.adversaries`` implements them."""
 
 FIRST_TIMED = "withheld-body"
-"""From here on ``BEHAVIOURS`` can begin and end while their daemons run."""
+"""From this one on, ``BEHAVIOURS`` can begin and end while their daemons run."""
 
 
 class Adversaries(ScenarioModel):
@@ -281,25 +279,25 @@ class Adversaries(ScenarioModel):
     behaviour: str
     role: RoleName
     names: tuple[str, ...] = ()
-    """Which nodes; without names they are drawn."""
+    """Names of the nodes; without names they are drawn."""
     share: Share | None = None
     count: Annotated[int, Field(ge=1)] | None = None
     per_node: Annotated[float, Field(ge=0, le=100)] | None = None
-    """So many for each of the scenario's nodes, and beside them: nobody starts with the addresses
-    of these, and their keys have no standing."""
+    """Untrusted adversaries per node of the scenario, in addition to the nodes. No node starts with
+    their addresses."""
     join_minute: Minute = 0.0
-    """Of those beside the nodes: they start as nodes do, so many minutes later."""
+    """Start of the additional adversaries; they start within the same interval as nodes."""
     from_minute: Minute = 0.0
     until_minute: Minute | None = None
-    """Before and after they are honest."""
+    """End of the behaviour; before its start and after its end they are honest."""
 
     @property
     def timed(self) -> bool:
-        """Whether it is for a part of the run only."""
+        """True if it covers a part of the run only."""
         return self.from_minute > 0 or self.until_minute is not None
 
     def put_off(self, minutes: float) -> Self:
-        """Return the same, so many minutes later."""
+        """Return the same plan, ``minutes`` later."""
         names = ("join_minute", "from_minute", "until_minute")
         moments = {name: getattr(self, name) for name in names}
         later = {name: at + minutes for name, at in moments.items() if at is not None}

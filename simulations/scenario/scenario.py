@@ -1,8 +1,8 @@
-"""A scenario: a swarm, the world it lives in, and what goes wrong, as one TOML file.
+"""A scenario: a swarm, its world, and its faults, as one TOML file.
 
-Unknown keys are errors that name the key. A run is a function of scenario and seed. With
-``extends = "quiet-100"`` a file says only where it differs from another one: tables key by key,
-lists as a whole.
+Unknown keys are errors that name the key. A run is a function of scenario and seed. A file with
+``extends = "quiet-100"`` holds only its differences from that one: tables key by key, lists as a
+whole.
 """
 
 import math
@@ -29,26 +29,26 @@ from simulations.scenario.plans import (
 )
 
 RECIPE = "recipe.toml"
-"""The recipe of simulated runs, beside the scenarios; ``[protocol]`` changes parts of it."""
+"""The recipe of simulated runs, beside the scenarios; ``[protocol]`` overrides parts of it."""
 
 ADDED = {"evaluation": tuple(EvaluationSection.model_fields)}
-"""Sections that the recipe of simulated runs does not have, with their keys."""
+"""Sections missing in the recipe of simulated runs, with their keys."""
 
 EXTENSIONS_MAX = 4
 
 BYTES_PER_MBIT = 125_000
 
 WORK_BITS_MAX = 8
-"""Of admission: each key costs so many hashes, which are computed, a quarter of a second of a core
-where one takes a millisecond. A recipe's 16 bits would be minutes for each."""
+"""Maximum of admission work: each key costs ``2**bits`` hashes of 1 ms, a quarter of a second of a
+core. A recipe's 16 bits would take minutes per key."""
 
 
 class ScenarioError(ValueError):
-    """A scenario that cannot be used; the message is one line and names the key."""
+    """Invalid scenario; the message is one line and names the key."""
 
 
 class Nodes(ScenarioModel):
-    """How many nodes of each role there are at the start."""
+    """Number of nodes of each role at the start."""
 
     relay: Annotated[int, Field(ge=1, le=1000)] = 2
     trainer: Annotated[int, Field(ge=1, le=16)] = 1
@@ -57,15 +57,15 @@ class Nodes(ScenarioModel):
     start_seconds: Seconds = 10.0
     """All have started by then; relays are the first, as bootstrap peers."""
     bootstrap_peers: Annotated[int, Field(ge=1, le=16)] = 3
-    """How many relays a node is given the addresses of."""
+    """Number of relay addresses that a node starts with."""
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Number of nodes."""
         return self.relay + self.trainer + self.validator + self.inference
 
     def count(self, role: RoleName) -> int:
-        """Return how many have a role."""
+        """Return the number of nodes with a role."""
         return int(getattr(self, role))
 
 
@@ -77,32 +77,32 @@ class LineClass(ScenarioModel):
     upload_mbit: Mbits
     download_mbit: Mbits
     nat_share: Share = 0.0
-    """Of these nodes: nobody can dial them."""
+    """Share of these nodes behind NAT, which accept no dials."""
     roles: tuple[RoleName, ...] = ALL_ROLES
 
 
 class Compute(ScenarioModel):
-    """How fast a machine is."""
+    """Speed of a machine."""
 
     generate_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     """With one rollout at a time."""
     rollouts_at_once: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Up to which more at once make more tokens per second; beyond it they only share them."""
+    """Concurrent rollouts up to which throughput grows; above it they share it."""
     check_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     train_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     load_seconds: Seconds = 1.0
     weights_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
-    """Of weights that are written, hashed, encoded or decoded; without it that takes no time."""
+    """Rate of weights that are written, hashed, encoded or decoded; None: no duration."""
 
     def weights_seconds(self, weights_bytes: float) -> float:
-        """Return how long the machine is about to go once through so much of weights."""
+        """Return the seconds of one pass over so many bytes of weights."""
         rate = self.weights_bytes_per_second
         return 0.0 if rate is None else weights_bytes / rate
 
     def generation_rate(self, rollouts: int) -> float:
-        """Return tokens per second with so many rollouts at once: its square root times one's.
+        """Return tokens per second at this concurrency: one rollout's rate times its square root.
 
-        A guess. A device that is far from full gains more, one whose memory is the limit less.
+        A guess. A device far from full gains more, one limited by its memory less.
         """
         return self.generate_tokens_per_second * math.sqrt(min(rollouts, self.rollouts_at_once))
 
@@ -115,7 +115,7 @@ class ComputeClass(Compute):
     roles: tuple[RoleName, ...]
 
     def faster_generation(self, times: float) -> "ComputeClass":
-        """Return the same machine, which generates so many times as fast."""
+        """Return the same machine with faster generation."""
         rate = self.generate_tokens_per_second * times
         return self.model_copy(update={"generate_tokens_per_second": rate})
 
@@ -152,7 +152,7 @@ class NetworkSection(ScenarioModel):
 
     @property
     def mean_round_trip_seconds(self) -> float:
-        """Of two machines drawn by the shares of their regions."""
+        """Mean of two machines drawn by the shares of their regions."""
         total = sum(self.regions.values())
         return sum(
             share * others * self.round_trip_seconds(one, other)
@@ -162,34 +162,35 @@ class NetworkSection(ScenarioModel):
 
 
 class DirectoryQuality(ScenarioModel):
-    """How bad the modelled DHT is."""
+    """Faults of the modelled DHT."""
 
     delay_seconds: Seconds = 1.0
-    """From publication to visibility."""
+    """Time from publication to visibility."""
     lookup_seconds: Seconds = 0.5
     """Mean duration of a call."""
     missing: Share = 0.05
-    """Of the records, those that a look-up does not find."""
+    """Share of the records that a look-up misses."""
     failing: Share = 0.02
-    """Of the calls, those that achieve nothing."""
+    """Share of the calls that fail."""
 
 
 class Workload(ScenarioModel):
-    """Sizes of what is moved and computed."""
+    """Sizes of data and computations."""
 
     weights_bytes: Annotated[int, Field(ge=4096)] = 8_000_000
     patch_share: Share = 0.0
-    """Of the weights' bytes: what a patch of the version before takes; 0: there are no patches."""
+    """Size of a patch against the version before, as a share of the weights; 0: no patches."""
     state_bytes: Annotated[int, Field(ge=0)] = 0
-    """Of a trainer's state that it writes with every version: it takes time and no room."""
+    """Trainer state written with every version: it takes time and no room."""
     tokens_mean: Annotated[int, Field(ge=1)] = 12
-    """Of a sequence; lengths are uniform up to twice that, within the recipe's limit."""
+    """Mean tokens of a sequence; lengths are uniform up to twice that, within the recipe's
+    limit."""
     rounding: Literal["", "rounding-bf16"] = ""
-    """The recording that honest engines differ by (``simulations.ports.rounding``); empty: none."""
+    """Recording of rounding errors of honest engines (``simulations.ports.rounding``), or none."""
     skill: Share = 0.3
-    """Of the first policy: its probability of a right answer."""
+    """Probability of a right answer with the first policy."""
     learning_rate: Share = 0.03
-    """Share of what is left to learn that a step with fully informative groups teaches."""
+    """Share of the remaining skill that a step with fully informative groups teaches."""
 
 
 DATACENTRE: tuple[RoleName, ...] = ("relay", "trainer", "validator")
@@ -206,7 +207,7 @@ LINES = (
         roles=("inference",),
     ),
 )
-"""110 up and 500 down is what a contributor of arXiv 2603.08163 has; the others are guesses."""
+"""110 up and 500 down is a contributor's line in arXiv 2603.08163; the others are guesses."""
 
 COMPUTE = (
     ComputeClass(name="large", share=0.3, roles=("inference",), generate_tokens_per_second=10),
@@ -216,8 +217,7 @@ COMPUTE = (
 )
 """Guesses: a token here stands for many, so that a rollout takes tens of seconds.
 
-The workers of ``quiet-20`` make a quarter more than its trainer can learn from.
-"""
+The workers of ``quiet-20`` make a quarter more than its trainer can learn from."""
 
 
 class Scenario(ScenarioModel):
@@ -229,10 +229,10 @@ class Scenario(ScenarioModel):
     signatures: Literal["keyed", "ed25519"] = "keyed"
     sample_seconds: Annotated[float, Field(gt=0)] = 5.0
     skew_seconds_max: Annotated[float, Field(ge=0, le=3600)] = 0.0
-    """Clocks are off by up to this much either way."""
+    """Maximum clock offset, either way."""
     upload_limit_share: Share = 8 / 9
-    """Of its line that a daemon may use, as an operator would set it; with the room that it leaves
-    for headers (``PAYLOAD_SHARE``) four fifths go to others."""
+    """Share of its line that a daemon may use, as an operator would set it. Less ``PAYLOAD_SHARE``
+    for headers, four fifths go to other nodes."""
     nodes: Nodes = Nodes()
     lines: tuple[LineClass, ...] = LINES
     compute: tuple[ComputeClass, ...] = COMPUTE
@@ -240,7 +240,7 @@ class Scenario(ScenarioModel):
     directory: DirectoryQuality = DirectoryQuality()
     workload: Workload = Workload()
     protocol: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Changes to the recipe, section by section."""
+    """Overrides of the recipe, section by section."""
     churn: tuple[Churn, ...] = ()
     faults: tuple[FaultPlan, ...] = ()
     adversaries: tuple[Adversaries, ...] = ()
@@ -261,7 +261,7 @@ class Scenario(ScenarioModel):
 
     @property
     def attack_seconds(self) -> tuple[float, float] | None:
-        """From when to when adversaries act that do not act all the time; None without such."""
+        """Start and end of timed adversaries, in seconds; None without such."""
         timed = [plan for plan in self.adversaries if plan.timed]
         if not timed:
             return None
@@ -269,7 +269,7 @@ class Scenario(ScenarioModel):
         return 60 * min(plan.from_minute for plan in timed), 60 * max(ends)
 
     def recipe(self) -> Recipe:
-        """Return the recipe with this scenario's changes; raises ``ScenarioError``."""
+        """Return the recipe with this scenario's overrides; raises ``ScenarioError``."""
         values = load_recipe(_packaged(RECIPE)).model_dump()
         values |= {section: {} for section in ADDED.keys() & self.protocol.keys()}
         for section, changes in self.protocol.items():
@@ -295,7 +295,7 @@ def load_scenario(name: str) -> Scenario:
 
 
 def _read(name: str, folder: Path) -> tuple[str, Path]:
-    """Return the text of a scenario and the folder that its file names are relative to."""
+    """Return the text of a scenario and the folder of its relative file names."""
     if name.endswith(".toml"):
         path = folder / name
         return path.read_text(encoding="utf-8-sig"), path.parent
@@ -313,7 +313,7 @@ def scenario_names() -> list[str]:
 
 
 def parse_scenario(text: str, folder: Path = Path()) -> Scenario:
-    """Read a scenario, and what it refers to in ``folder``; ``ScenarioError`` names a wrong key."""
+    """Parse a scenario, with its files in ``folder``; ``ScenarioError`` names a wrong key."""
     try:
         scenario = Scenario.model_validate(_extended(text, folder), context=folder)
     except tomllib.TOMLDecodeError as error:
@@ -327,7 +327,7 @@ def parse_scenario(text: str, folder: Path = Path()) -> Scenario:
 
 
 def _extended(text: str, folder: Path, depth: int = 0) -> dict[str, Any]:
-    """Return the values of a scenario over those of the one that it extends."""
+    """Return the values of a scenario merged over those of the one that it extends."""
     values = tomllib.loads(text)
     base = values.pop("extends", None)
     if base is None:

@@ -1,1 +1,1 @@
-"""One simulation or many: a plan in, numbers out; seeds that once showed a defect."""
+"""Single runs, sweeps, and regression seeds: a plan in, numbers out."""

@@ -1,6 +1,7 @@
-"""Seeds that once showed a defect: they run with the tests for ever after.
+"""Regression seeds: runs that once violated a rule, repeated by the tests.
 
-A failing run adds itself to ``simulations/regressions.toml`` of the checkout it was started in.
+A failing run appends itself to ``simulations/regressions.toml`` of the checkout in which it was
+started.
 """
 
 import tomllib
@@ -12,26 +13,26 @@ import tomlkit
 from simulations.study.study import RunPlan
 
 FILE = Path("simulations") / "regressions.toml"
-"""Within a checkout."""
+"""Path within a checkout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """A plan, and the rule that did not hold when it was found."""
+    """A plan, and the rule that it violated."""
 
     plan: RunPlan
     rule: str
     what: str
 
     def to_toml(self) -> str:
-        """Return the entry as it stands in the file."""
+        """Return the entry as TOML."""
         values = {**asdict(self.plan), "rule": self.rule, "what": self.what}
         told = {name: value for name, value in values.items() if value is not None}
         return "\n" + tomlkit.dumps({"regression": [told]})
 
 
 def load_regressions(path: Path) -> list[Regression]:
-    """Read a file of regressions; raises ``ValueError`` that names what is wrong with it."""
+    """Read a file of regressions; raises ``ValueError`` that names its fault."""
     try:
         entries = tomllib.loads(path.read_text()).get("regression", [])
         return [
@@ -44,9 +45,9 @@ def load_regressions(path: Path) -> list[Regression]:
 
 
 def add_regression(regression: Regression, start: Path) -> Path | None:
-    """Add an entry, unless its plan is there, to the file of the checkout around ``start``.
+    """Append an entry to the file of the checkout around ``start``, unless its plan is there.
 
-    Return the file; None when there is no checkout or it cannot be written.
+    Return the file; None if there is no checkout or it is not writable.
     """
     path = find_file(start)
     if path is None:
@@ -61,7 +62,7 @@ def add_regression(regression: Regression, start: Path) -> Path | None:
 
 
 def find_file(start: Path) -> Path | None:
-    """Return the file of the checkout that holds ``start``, None outside of one."""
+    """Return the file of the checkout that holds ``start``; None outside of one."""
     for folder in (start, *start.parents):
         if (folder / FILE).is_file():
             return folder / FILE

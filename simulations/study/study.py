@@ -1,4 +1,4 @@
-"""One simulation as people ask for it: a plan in, numbers and a history out."""
+"""One simulation: a plan in, numbers and a history out."""
 
 import gc
 import logging
@@ -26,11 +26,12 @@ from simulations.scenario.plans import Adversaries
 from simulations.scenario.scenario import Nodes, Scenario, load_scenario
 
 PATIENCE = CheckerTolerances(converge_epochs=24, progress_epochs=36)
-"""Guesses: three rounds of the synchronisation that repairs what gossip lost; the life of a record,
-after which a trainer takes over, and several steps of one that has to wait for rollouts first."""
+"""Guesses. Converging takes three rounds of the synchronisation that repairs lost gossip. Progress
+takes the lifetime of a record, until a trainer takes over, and several steps that wait for
+rollouts."""
 
 PROGRESS_EVENTS = 512
-"""How many events pass between two looks at the progress."""
+"""Events between two progress reports."""
 
 Progress = Callable[[float, float], None]
 """``(virtual seconds so far, virtual seconds in all)``."""
@@ -38,7 +39,7 @@ Progress = Callable[[float, float], None]
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A scenario by name or path, and everything that differs from its file.
+    """A scenario by name or path, and all overrides of its file.
 
     Each field but ``scenario`` is an option of ``simulate run``. Results and regressions keep all
     fields by name.
@@ -51,17 +52,15 @@ class RunPlan:
     strangers_per_node: float | None = field(
         default=None, metadata={"option": "--strangers-per-node"}
     )
-    """How many adversaries come beside the nodes, for each of these."""
     strangers_after_minutes: float | None = field(
         default=None, metadata={"option": "--strangers-after"}
     )
-    """They come, and do what they do, so much later, and the run lasts as much longer."""
+    """Minutes by which additional adversaries start later; the run lasts as much longer."""
     worker_speed: float | None = field(default=None, metadata={"option": "--worker-speed"})
-    """Workers generate so many times as fast as in the file."""
 
     @property
     def command(self) -> str:
-        """The one command that runs this again."""
+        """The command that repeats this run."""
         words = ["prime-node", "simulate", "run", self.scenario]
         for each in fields(self):
             value = getattr(self, each.name)
@@ -71,9 +70,9 @@ class RunPlan:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> "RunPlan":
-        """Return the plan whose fields are in ``values``, beside others.
+        """Return the plan from the fields in ``values``; other keys are ignored.
 
-        Raises ``KeyError`` when scenario or seed are missing.
+        Raises ``KeyError`` if scenario or seed are missing.
         """
         given = {each.name: values[each.name] for each in fields(cls) if each.name in values}
         return cls(**{"scenario": values["scenario"], "seed": values["seed"]} | given)
@@ -99,7 +98,7 @@ class RunPlan:
         return scenario.model_copy(update=changes)
 
     def _strangers(self, plan: Adversaries) -> Adversaries:
-        """Return adversaries beside the nodes as this plan has them."""
+        """Return the additional adversaries with this plan's overrides."""
         if self.strangers_per_node is not None:
             plan = plan.model_copy(update={"per_node": self.strangers_per_node})
         return plan.put_off(self.strangers_after_minutes or 0.0)
@@ -107,23 +106,23 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a run came to."""
+    """Result of a run."""
 
     plan: RunPlan
     result: RunResult
     series: Series | None
     """None for a run of a sweep."""
     attack: AttackNumbers | None = None
-    """None where no adversaries begin or end during the run, and for a run of a sweep."""
+    """None for a run of a sweep, and without timed adversaries."""
 
     @property
     def violation(self) -> Violation | None:
-        """The rule that did not hold, if any."""
+        """The violated rule, if any."""
         return next(iter(self.result.violations), None)
 
 
 class ViolationError(Exception):
-    """Ends a simulation in which a rule did not hold."""
+    """Ends a simulation that violated a rule."""
 
 
 def run_plan(
@@ -155,7 +154,7 @@ def run_plan(
             run_virtual(_live(scenario, plan.seed, trace, actors))
         watch.finish(watch.started_at + scenario.seconds)
     except ViolationError:
-        pass  # the watch knows it
+        pass  # recorded by the watch
     except NodeFailedError as error:
         watch.note_failure(str(error))
     result = meter.result(
@@ -172,12 +171,12 @@ def run_plan(
 
 @contextmanager
 def _many_nodes() -> Iterator[None]:
-    """Let many nodes share this process: quiet, and with few collections of garbage."""
+    """Silence logs and reduce garbage collection for many nodes in one process."""
     logging_before = structlog.get_config()
     nothing = structlog.make_filtering_bound_logger(logging.CRITICAL)
     structlog.configure(wrapper_class=nothing, cache_logger_on_first_use=False)
     thresholds = gc.get_threshold()
-    gc.set_threshold(1_000_000, 20, 100)  # cycles are few; looking takes a tenth of the time
+    gc.set_threshold(1_000_000, 20, 100)  # cycles are few; collecting takes a tenth of the time
     try:
         yield
     finally:
@@ -200,13 +199,13 @@ def _end_simulation(violation: Violation) -> None:
 
 
 def _number_text(value: float) -> str:
-    """Return the shortest text that reads as exactly this number."""
+    """Return the shortest text that parses to exactly this number."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
 
 
 def resized(nodes: Nodes, total: int) -> Nodes:
-    """Return as many nodes as asked for, in the proportions of ``nodes``; trainers stay as many."""
+    """Scale ``nodes`` to ``total`` in the same proportions; the number of trainers stays."""
     share = total / nodes.total
     relays = max(1, round(nodes.relay * share))
     validators = max(min(nodes.validator, 4), round(nodes.validator * share))

@@ -1,4 +1,4 @@
-"""Many simulations, each in a process of its own."""
+"""Sweeps: many simulations, each in a process of its own."""
 
 import os
 import signal
@@ -13,23 +13,23 @@ from threading import Thread
 from simulations.study.study import RunOutcome, RunPlan, run_plan
 
 KILL_SECONDS = 0.1
-"""Between two looks for processes of a sweep that is given up; one may just begin."""
+"""Interval of checks for processes of a cancelled sweep; one may be just starting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What came of the plans of a sweep."""
+    """Results of a sweep."""
 
     outcomes: tuple[RunOutcome, ...]
-    """Of those that came to an end, in the order of the plans. The processes of the others died."""
+    """Outcomes of the finished runs, in the order of the plans. The other processes died."""
     interrupted: bool
-    """Whether that was because of Ctrl-C."""
 
 
 def run_sweep(plans: Sequence[RunPlan], processes: int, on_end: Callable[[], None]) -> Sweep:
     """Run plans, so many at once; ``on_end`` is called, from any thread, when one has ended.
 
-    Ctrl-C gives up those that have not. Who dies, for memory as a rule, takes no other along.
+    Ctrl-C stops the unfinished ones. A process that dies, mostly for memory, does not affect the
+    others.
     """
     interrupted = False
     with ThreadPoolExecutor(min(processes, len(plans))) as threads:
@@ -54,9 +54,9 @@ def _give_up(futures: Sequence[Future[RunOutcome | None]]) -> None:
 
 
 def _run_apart(plan: RunPlan) -> RunOutcome | None:
-    """Run a plan in a fresh interpreter, which gives back all memory; None when that died."""
+    """Run a plan in a fresh interpreter, which frees all memory; None if that died."""
     with ProcessPoolExecutor(1, get_context("spawn"), _end_with_sweep) as process:
-        # The process inherits this from the thread that starts it: Ctrl-C is the sweep's to handle.
+        # Inherited by the process from the thread that starts it: the sweep handles Ctrl-C.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return process.submit(_run_quietly, plan).result()
@@ -76,5 +76,5 @@ def _end_with_sweep() -> None:
 
 
 def _run_quietly(plan: RunPlan) -> RunOutcome:
-    """Run a plan; what happened over time stays here."""
+    """Run a plan; the series stay in this process."""
     return replace(run_plan(plan, clock=time.perf_counter), series=None)

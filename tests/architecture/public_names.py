@@ -1,7 +1,7 @@
-"""The public names of every module and the options of every command, as one text.
+"""Snapshot of the public names of all modules and the options of all commands.
 
-``python -m tests.architecture.public_names`` writes it; the diff shows what a change adds to what
-others may use, and what it takes away from them.
+``python -m tests.architecture.public_names`` writes it; its diff shows public names that a change
+adds or removes.
 """
 
 import ast
@@ -21,7 +21,7 @@ UPDATE = ".venv/bin/python -m tests.architecture.public_names"
 
 
 def modules() -> Iterator[str]:
-    """Yield each module that defines functions or classes for others, and these."""
+    """Yield each module with public functions or classes, and their names."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             names = defined(ast.parse(path.read_text()))
@@ -56,7 +56,6 @@ def commands(command: Any = None, path: str = NAME) -> Iterator[str]:
 
 
 def snapshot() -> str:
-    """Return the text."""
     return "\n".join((*modules(), *commands(), ""))
 
 

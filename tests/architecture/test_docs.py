@@ -1,4 +1,4 @@
-"""Pages name what is there: files, folders and each other."""
+"""Documentation pages refer to existing files, folders and pages only."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The import contracts of ``[tool.importlinter]`` in pyproject.toml, and what loads lightly."""
+"""Import contracts of ``[tool.importlinter]`` in pyproject.toml, and light modules."""
 
 import subprocess
 import sys

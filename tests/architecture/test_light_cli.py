@@ -1,4 +1,4 @@
-"""What answers a person at once must not import what takes seconds."""
+"""Interactive commands import no library that takes seconds to load."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ NOT_FOR_HELP = HEAVY | {"cryptography", "msgpack", "structlog"}
 
 
 def imported(*arguments, environment):
-    """Return the top-level packages and the commands that a run of the CLI imports."""
+    """Return the top-level packages and the commands that a CLI run imports."""
     command = [sys.executable, "-X", "importtime", "-m", "node.cli.main", *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, env=environment
@@ -65,7 +65,7 @@ def test_commands_about_scoring(arguments, environment):
 
 
 def test_a_daemon_imports_no_library_that_computes():
-    """Nor does hivemind, whose packages are put in place without their ``__init__``."""
+    """Hivemind's packages are registered without running their ``__init__``."""
     code = (
         "import pkgutil, sys, node\n"
         "for one in pkgutil.walk_packages(node.__path__, 'node.'): __import__(one.name)\n"

@@ -1,4 +1,4 @@
-"""Nothing becomes public, or ceases to be, unseen."""
+"""Public names match their snapshot."""
 
 import ast
 from difflib import unified_diff

@@ -1,4 +1,4 @@
-"""Sizes and habits that a reader may rely on, checked on the syntax tree."""
+"""Sizes, purity and determinism of the modules, checked on the syntax tree."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
@@ -31,35 +31,35 @@ CLOCKS_AND_DICE = (
     "torch.randint",
     "torch.seed",
 )
-"""Names whose use reads a clock or draws a number; ``time`` stands for everything in it."""
+"""Names that read a clock or draw a number; ``time`` stands for its whole module."""
 
 DRIVERS = (
     "node/cli/commands/calibrate.py",  # the date that a chat template may ask for
-    "node/cli/commands/invite.py",  # until when an invite counts
-    "node/cli/commands/progress.py",  # when a line was shown
-    "node/cli/commands/status.py",  # how long ago things happened
-    "node/network/resources/dht_call_limiter.py",  # how long calls take
+    "node/cli/commands/invite.py",  # expiry of an invite
+    "node/cli/commands/progress.py",  # time of the last printed line
+    "node/cli/commands/status.py",  # age of events
+    "node/network/resources/dht_call_limiter.py",  # duration of calls
     "node/live/clock.py",
-    "node/process/loop_lag.py",  # how late the loop is
-    "node/process/runner.py",  # the seed of everything that a daemon draws
+    "node/process/loop_lag.py",  # delay of the loop
+    "node/process/runner.py",  # the seed of a daemon's random generators
     "node/local/datadir.py",  # the key
     "node/testnet/display.py",
-    "node/founding/creation.py",  # when the run begins
+    "node/founding/creation.py",  # start of the run
     "node/founding/found.py",
-    "node/founding/trial.py",  # how long work takes
-    "node/cli/doctor/network.py",  # how long a peer takes to answer
-    "node/testnet/poll.py",  # when a node answered
+    "node/founding/trial.py",  # duration of work
+    "node/cli/doctor/network.py",  # response time of a peer
+    "node/testnet/poll.py",  # time of a node's response
     "node/testnet/swarm.py",
-    "roles/engines/calibration/honest.py",  # when its time is over
-    "roles/engines/selftest.py",  # how fast a device is
+    "roles/engines/calibration/honest.py",  # deadline of a session
+    "roles/engines/selftest.py",  # speed of a device
     "roles/environments/jailed/program.py",  # fixes what programs draw
-    "simulations/cli/console.py",  # progress for a person who waits
-    "simulations/study/sweep.py",  # how long each simulation took
+    "simulations/cli/console.py",  # progress bar
+    "simulations/study/sweep.py",  # duration of each simulation
 )
-"""Where the real clock and entropy enter."""
+"""Modules in which the real clock and entropy enter."""
 
 NO_NAMES = ("utils", "util", "helpers", "helper", "common", "misc", "lib", "tools", "stuff")
-"""They say nothing of what a module is about."""
+"""Names that do not describe a module's content."""
 
 ARGUMENTS_MIN = {
     "time.strftime": 2,
@@ -69,7 +69,7 @@ ARGUMENTS_MIN = {
     "numpy.random.seed": 1,
     "random.seed": 1,
 }
-"""What is given a time or a seed reads no clock and draws nothing of its own."""
+"""Minimum of arguments with which these read no clock and draw no numbers."""
 
 TYPES = ("numpy.random.Generator", "time.struct_time")
 
@@ -92,7 +92,7 @@ def parsed(path: Path) -> ast.Module:
 def offences(
     check: Callable[[Path], object], modules: Sequence[Path] = MODULES
 ) -> dict[str, object]:
-    """Return what ``check`` finds, by module; nothing where it finds nothing."""
+    """Return the non-empty results of ``check`` by module."""
     found = ((relative(path), check(path)) for path in modules)
     return {name: offence for name, offence in found if offence}
 
@@ -151,10 +151,10 @@ def test_the_protocol_iterates_over_no_set():
 
 
 def set_iterations(tree: ast.Module) -> list[int]:
-    """Return the lines where something that is plainly a set is iterated over.
+    """Return the lines that iterate over an evident set.
 
     The order of a set of bytes or strings differs between processes. Membership tests, sizes,
-    comparisons and ``sorted`` are what sets are for.
+    comparisons and ``sorted`` are permitted.
     """
     ordered = {"list", "tuple", "iter", "enumerate", "zip", "map", "filter", ".join", ".extend"}
     ordered |= {".fromkeys"}
@@ -179,7 +179,7 @@ def scopes(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope without those of the functions in it."""
+    """Yield the nodes of a scope, except those of nested functions."""
     for node in ast.iter_child_nodes(scope):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield node
@@ -187,7 +187,7 @@ def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def set_names(scope: ast.AST) -> set[str]:
-    """Return the names that a scope assigns a set to."""
+    """Return the names to which a scope assigns a set."""
     names: set[str] = set()
     for node in own_nodes(scope):
         if isinstance(node, ast.Assign) and is_set(node.value, names):
@@ -222,7 +222,7 @@ def called(node: ast.Call) -> str:
 
 
 def name_of(node: ast.expr) -> str:
-    """Return a dotted name as it is written, empty for anything else."""
+    """Return a dotted name as written; empty for other expressions."""
     match node:
         case ast.Name(id=name):
             return name
@@ -231,7 +231,7 @@ def name_of(node: ast.expr) -> str:
     return ""
 
 
-# Clocks and dice
+# Clocks and random numbers
 
 
 def test_clocks_and_dice_are_at_the_edge():
@@ -241,7 +241,7 @@ def test_clocks_and_dice_are_at_the_edge():
 
 
 def clocks_and_dice(tree: ast.Module) -> list[str]:
-    """Return the uses of clocks and dice, by whatever name they were imported."""
+    """Return the uses of clocks and random generators, by any imported name."""
     modules, members = imports(tree)
     given = {
         node.func
@@ -261,7 +261,7 @@ def clocks_and_dice(tree: ast.Module) -> list[str]:
 
 
 def imports(tree: ast.Module) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what local names stand for: modules, and members of modules."""
+    """Return local names and their targets: modules, and members of modules."""
     modules, members = {}, {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""The script on a few of its directories; its page has what came of all of them."""
+"""Import benchmark on a few of its directories; its page holds the results of all."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def test_directories_become_runs_that_compute_what_hugging_face_computes(results
     assert results["within_bar"]
     (chat,) = results["founded"]
     assert (chat["name"], chat["end_tokens"]) == ("qwen3-chat", 2)
-    # Not 0: what is compared was computed in another order.
+    # Not 0: the reference is computed in another order.
     for part in ("logits", "logprobs_worker", "logprobs_validator", "logprobs_trainer"):
         assert 0 < chat[part] <= 1e-5
     assert chat["tokens"] > 1000
@@ -100,7 +100,7 @@ def test_a_directory_is_refused_for_what_is_wrong_with_it_alone(script, tmp_path
 
 
 def test_the_page_shows_every_directory(script):
-    """Of what one run printed, so its digits are no other's."""
+    """All from one run: no digits of another run."""
     page = (ROOT / "docs" / "models.md").read_text()
     shown = re.findall(r"^\| `([\w-]+)` \| (.*?) \|", page, re.MULTILINE)
     tried = dict(shown[-len(script.TAKEN) - len(script.REFUSED) :])

@@ -1,4 +1,4 @@
-"""The script on a shape that takes seconds, without a GPU."""
+"""GPU benchmark on a shape that takes seconds, without a GPU."""
 
 import importlib
 import json

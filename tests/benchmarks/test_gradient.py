@@ -1,4 +1,4 @@
-"""The script on rollouts that take seconds."""
+"""Gradient benchmark on rollouts that take seconds."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ def test_the_testnets_bounds_leave_no_room():
     assert results["direction_change_as_claimed_max"] < 1e-3
     rows = results["recipes"][0]["strategies"]
     assert len(rows) == 24  # four directions, three kinds, once and sustained
-    # Each strategy takes what it can get: some bound would be crossed with a little more.
+    # Each strategy uses all of its slack: slightly more would exceed a bound.
     spread = [row for row in rows if "concentrated" not in row["strategy"]]
     assert all(max(row["of_bounds"].values()) > 0.99 for row in spread)
     assert all(max(row["of_bounds"].values()) <= 1 for row in rows)

@@ -1,4 +1,4 @@
-"""The script on a few weights: dithered policies follow their masters, and nearest ones do not."""
+"""Rounding benchmark: dithered policies follow their master weights, nearest rounding does not."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The script on a shape that takes seconds: small, but the head outweighs all the rest."""
+"""Trainer memory benchmark on a small shape in which the head outweighs the rest."""
 
 import json
 import subprocess

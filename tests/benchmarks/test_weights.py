@@ -1,4 +1,4 @@
-"""The script on a policy that takes seconds, over real p2pd."""
+"""Weights benchmark on a policy that takes seconds, over real p2pd."""
 
 import json
 import subprocess
@@ -27,6 +27,6 @@ def test_a_policy_gets_through_two_daemons_without_getting_into_their_memory(tmp
         loop = results["loops"][name]
         assert sum(loop["delays"]) > 50
         assert loop["own_delay_seconds_max"] < 0.5
-    # Once, and what a process takes without a policy.
+    # Once, plus the memory of a process without a policy.
     assert memory["worker: engine"]["anonymous"] < 350 + MEGABYTES
     assert not list(tmp_path.iterdir())

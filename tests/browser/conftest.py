@@ -1,4 +1,4 @@
-"""Chromium of the system, and servers for it to look at."""
+"""Chromium of the system, and test servers for it."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items):
 
 
 class Served:
-    """Pages of one source, served from a thread of their own."""
+    """Pages of one source, served from their own thread."""
 
     def __init__(self, source, port=0):
         self._source = source
@@ -87,7 +87,7 @@ def recorded():
 def chromium():
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only where it is installed
 
-    # Its loop runs in this thread until it ends, and other tests need one of their own.
+    # Its loop occupies this thread until its end, and other tests need their own.
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -95,7 +95,7 @@ def chromium():
 
 
 class Watched:
-    """A page, with what must not happen on it."""
+    """A page and its monitors for forbidden events."""
 
     def __init__(self, page):
         self.page = page
@@ -110,7 +110,7 @@ class Watched:
             self.complaints.append(f"{message.type}: {message.text}")
 
     def check(self, url):
-        """Raise unless the page was quiet and asked nobody else."""
+        """Raise if the page logged an error or sent a request to another host."""
         assert self.complaints == []
         outside = [one for one in self.requests if not one.startswith(url)]
         assert outside == []

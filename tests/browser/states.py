@@ -1,4 +1,4 @@
-"""Nodes as they were recorded in their lives, for the pages to show."""
+"""Recorded states of nodes, for the pages to display."""
 
 import random
 from dataclasses import replace
@@ -66,7 +66,7 @@ HOSTILE = (
 
 
 def peers_of(count):
-    """Return the ids of a swarm; the same ones each time."""
+    """Return the ids of a swarm's members; the same ones in each call."""
     return [Identity(number.to_bytes(32, "big")).peer_id for number in range(1, count + 1)]
 
 
@@ -75,7 +75,7 @@ def role_of(number):
 
 
 def rollout(number, worker, validators, *, state="certified", reason="", text=("2+3=", "5<end>")):
-    """Return a rollout of a worker that was looked at by validators."""
+    """Return a worker's rollout with the validators that checked it."""
     draw = random.Random(number)
     honest = state != "rejected"
     verdicts = tuple(
@@ -148,7 +148,7 @@ def forest_of(peers, version):
 
 
 def ready(count=14, versions=41, steps=60):
-    """Return a node that works, in a swarm of so many members, after so many versions."""
+    """Return a working node in a swarm of ``count`` members after ``versions`` versions."""
     peers = peers_of(count)
     me, validators, workers = peers[-1], peers[1:4], peers[5:] or peers[-1:]
     draw = random.Random(7)
@@ -313,7 +313,7 @@ def ready(count=14, versions=41, steps=60):
 
 
 def evaluated(rewards):
-    """Return every fifth version on held-out problems, a little worse than in training."""
+    """Return an evaluation of every fifth version, slightly below the training reward."""
     return tuple(
         EvaluationPoint(
             one.version,
@@ -332,13 +332,13 @@ def evaluated(rewards):
 
 
 def rewards_known(rewards):
-    """Return what a node shows that trained no version."""
+    """Return the view of a node that trained no version."""
     values = tuple(point.reward for point in rewards)
     return TrainingPage(tuple(point.version for point in rewards), {"reward_mean": values})
 
 
 def joining():
-    """Return a node that has found nobody yet."""
+    """Return a node that has found no peers yet."""
     me = peers_of(1)[0]
     reason = "no bootstrap peer answers; trying again"
     known = ready()
@@ -358,7 +358,7 @@ def joining():
 
 
 def slashed():
-    """Return a worker whose lie was proven."""
+    """Return a worker with a proven false rollout."""
     known = ready()
     me = known.overview.peer_id
     reason = "a rollout of ours was rejected; `prime-node why` shows it"
@@ -386,7 +386,7 @@ def slashed():
 
 
 def hostile():
-    """Return a node whose peers have put into every text what could do harm on a page."""
+    """Return a node whose peers put harmful text into every field."""
     known = ready()
     words = [HOSTILE[number % len(HOSTILE)] for number in range(40)]
     rollouts = []
@@ -445,7 +445,7 @@ def hostile():
 
 
 def trained(versions=41, *, warning=""):
-    """Return what a trainer shows of its steps: a run that learns, with a pause of one step."""
+    """Return a trainer's steps: a run that learns, with a pause of one step."""
     draw = random.Random(11)
     width = -(-versions // POINTS_MAX)
     steps = [
@@ -491,7 +491,7 @@ def trainer(versions=41):
 
 
 def stuck():
-    """Return a trainer whose last step learned from nothing."""
+    """Return a trainer whose last step had no informative group."""
     known = ready()
     still = TrainingStep(42, STARTED_AT, 0.0, 0.0, 0.0, 64, 0, updates=0)
     overview = replace(known.overview, roles=("trainer",), training_warning=still.warning)

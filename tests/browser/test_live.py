@@ -1,4 +1,4 @@
-"""The pages of a living testnet with a liar, whose nodes are killed while somebody looks."""
+"""Pages of a live testnet with a dishonest worker, while its nodes are killed."""
 
 import json
 import os
@@ -24,7 +24,7 @@ WORDS = "testnet --steps 1000 --minutes 20 --inference 1 --validators 2 --cheate
 
 @pytest.fixture(scope="module")
 def testnet(tmp_path_factory):
-    """Return the address of a testnet's pages and its directory, once it has rejected a lie."""
+    """Return the pages' address and the directory of a testnet that has rejected a rollout."""
     directory = tmp_path_factory.mktemp("testnet") / "swarm"
     output = directory.with_suffix(".out")
     with output.open("wb") as out:

@@ -1,4 +1,4 @@
-"""The pages in a real browser, on nodes that were recorded."""
+"""Pages in a real browser, on recorded nodes."""
 
 import re
 import time
@@ -27,7 +27,7 @@ LOOKED_AT_BY_AXE = ["ready", "stuck", "joining", "slashed", "peers-1000"]
 FETCHES_MAX = 30
 FETCHED_BYTES_MAX = 400_000
 SETTLE_MILLISECONDS = 250
-"""For what a page asks for after its heading is there."""
+"""Time for a page's requests after its heading has appeared."""
 
 PATIENCE_SECONDS = 30.0
 
@@ -43,7 +43,7 @@ def addresses(state):
 
 
 def until(holds, page):
-    """Wait until something holds: the page's policy lets no text be evaluated in it again."""
+    """Wait until ``holds`` is true; the page's policy forbids ``wait_for_function``."""
     ends_at = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < ends_at
@@ -51,7 +51,7 @@ def until(holds, page):
 
 
 def go(watched, url, address):
-    """Show a page and wait until what it asked for is drawn."""
+    """Open a page and wait until its requests are drawn."""
     page = watched.page
     page.goto(f"{url}{address}")
     page.locator("main h1").wait_for()
@@ -62,7 +62,7 @@ FIGURES_CUT = """[...document.querySelectorAll('.figures dd')].filter((one) => {
     const cell = one.parentElement, room = parseFloat(getComputedStyle(cell).paddingRight);
     return one.getBoundingClientRect().right > cell.getBoundingClientRect().right - room + 0.5;
 }).map((one) => one.textContent)"""
-"""Figures that are wider than their cells without the space at its side."""
+"""Figures wider than their cells less the padding."""
 
 LABELS_TOUCH = """[...document.querySelectorAll('svg')].flatMap((drawing) => {
     const labels = [...drawing.querySelectorAll('.tick[text-anchor=middle]')]
@@ -70,13 +70,13 @@ LABELS_TOUCH = """[...document.querySelectorAll('svg')].flatMap((drawing) => {
     return labels.slice(1).filter((one, at) => one.box.left < labels[at].box.right + 4)
         .map((one) => one.text);
 })"""
-"""Labels below a chart that touch the one before."""
+"""Labels of a chart that touch their predecessor."""
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (375, "dark")])
 @pytest.mark.parametrize("state", STATES)
 def test_every_page_of_every_state_is_quiet_and_fits(recorded, open_page, state, width, scheme):
-    """Axe, which takes seconds a page, finds nothing either."""
+    """Axe, which takes seconds a page, finds no violations either."""
     import axe_playwright_python  # noqa: PLC0415 - only where a browser is
 
     axe = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
@@ -98,7 +98,7 @@ def test_every_page_of_every_state_is_quiet_and_fits(recorded, open_page, state,
 
 
 def run_axe(page, axe):
-    """Return the violations; in a world of its own, where the page's policy does not hold."""
+    """Return the violations; runs in an isolated world without the page's policy."""
     session = page.context.new_cdp_session(page)
     frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
     world = session.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": "axe"})[
@@ -180,7 +180,7 @@ def test_evaluated_versions_are_a_line_with_a_band_beside_the_training_reward(re
 
 @pytest.mark.parametrize("state", ["ready", "peers-1000", "versions-10000"])
 def test_what_is_fetched_before_the_first_paint_is_bounded(recorded, open_page, state):
-    """However large the swarm."""
+    """The bound does not depend on the size of the swarm."""
     for address in ("", "#/peers"):
         watched = open_page(f"{recorded(state)}{address}", settled="main h1")
         sizes = "performance.getEntriesByType('resource').map((one) => one.transferSize)"

@@ -1,4 +1,4 @@
-"""What a test needs of the system, by the name of its package."""
+"""System programs that tests need, with the package of each."""
 
 import shutil
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def needs(program, package):
-    """Skip where ``program`` is not, and say what brings it."""
+    """Skip the test if ``program`` is missing, and name its package."""
     return pytest.mark.skipif(
         shutil.which(program) is None, reason=f"needs {program}: the package {package}"
     )

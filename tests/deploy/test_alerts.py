@@ -1,4 +1,4 @@
-"""Prometheus' own tool tries the alert rules."""
+"""Alert rules, checked by Prometheus' own tool."""
 
 import re
 import subprocess

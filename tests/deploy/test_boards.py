@@ -1,4 +1,4 @@
-"""The boards: as Grafana's own models read them, and that their panels choose by run and node."""
+"""Grafana dashboards: valid in Grafana's own models, and selecting by run and node."""
 
 import json
 from pathlib import Path

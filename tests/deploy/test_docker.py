@@ -85,7 +85,7 @@ def members(role):
 
 
 def test_every_recipe_but_the_largest_can_be_run_with_these_validators(tmp_path):
-    """By the rule of ``found``; intellect2 is for a swarm of many machines."""
+    """By the rule of ``found``; intellect2 needs a swarm of many machines."""
     keys = [Identity(bytes([number]) * 32) for number in range(len(members("validator")) + 1)]
     creator, *validators = keys
     refused = []
@@ -99,7 +99,7 @@ def test_every_recipe_but_the_largest_can_be_run_with_these_validators(tmp_path)
 
 
 def test_each_member_has_a_directory_and_ports_of_its_own():
-    """Named as ``run create`` names them, which makes three validators by default."""
+    """Named as ``run create`` names them, with three validators by default."""
     volumes = [volume for each in services().values() for volume in each.get("volumes", ())]
     directories = [
         match[1] for volume in volumes if (match := re.search(r"run}/(.*):/data", volume))
@@ -111,7 +111,7 @@ def test_each_member_has_a_directory_and_ports_of_its_own():
 
 
 def test_who_gets_no_gpu_asks_for_none():
-    """The image of cuda computes on one, and a node whose device is not there ends with 78."""
+    """The image of cuda computes on one, and a node without its device ends with 78."""
     with_gpu = yaml.safe_load((FOLDER / "compose.gpu.yaml").read_text())["services"]
     for name, each in services().items():
         if "--role" in each.get("command", ()) and name not in with_gpu:
@@ -123,7 +123,7 @@ def test_who_gets_no_gpu_asks_for_none():
     "name", ["trainer", "relay", "validator-1", "validator-2", "validator-3", "inference"]
 )
 def test_the_program_takes_the_arguments_of_a_service(name, tmp_path, capsys):
-    """They are checked one by one before the data directory is looked at, which here is a file."""
+    """Checked one by one before the data directory, which is a file here."""
     (tmp_path / "file").write_text("")
     command = [part for part in services()[name]["command"] if part not in ("--run", "/run.toml")]
     assert main([*command, "--data-dir", str(tmp_path / "file" / "data")]) == 73, (
@@ -132,7 +132,7 @@ def test_the_program_takes_the_arguments_of_a_service(name, tmp_path, capsys):
 
 
 def test_an_image_has_what_a_wheel_is_made_of():
-    """What the build copies is what hatch puts into the wheel, and nothing of a checkout else."""
+    """The build copies exactly the files that hatch puts into the wheel."""
     lines = (FOLDER / "Dockerfile.dockerignore").read_text().split()
     kept = {line[1:] for line in lines if line.startswith("!")}
     hook = (ROOT / "hatch_build.py").read_text()

@@ -1,4 +1,4 @@
-"""Boards and rules name what a node has: each metric, and each label by which they choose."""
+"""Dashboards and rules use existing metrics and labels only."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from tests.node.api.status_examples import EXPLAINED, STATUS, STEP
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
 BY_PROMETHEUS = {"up": {}}
-"""Made by who scrapes."""
+"""Metrics that Prometheus itself makes."""
 
 ADDED_LABELS = {"job", "instance"}
 
@@ -51,12 +51,12 @@ NAMED = [("alerts", rules()), *((name, queries(name)) for name in ("swarm", "nod
 
 
 POINT = EvaluationPoint(0, 16, 128, 0.25, 0.12, 0.4, 0.2, 0.1, 0.3)
-"""A version on held-out problems."""
+"""An evaluated version."""
 
 
 @pytest.fixture
 async def scraped(tmp_path):
-    """Return the label sets of each sample that a node's server gives who scrapes it."""
+    """Return the label sets of each sample that a node's server exports."""
     datadir = open_data_dir(tmp_path / "data")
     status = replace(STATUS, state="ready", training=TrainingStatus(STEP), evaluation=(POINT,))
     server = ControlServer(lambda: status, lambda: EXPLAINED, 0, datadir=datadir)
@@ -75,7 +75,7 @@ async def scraped(tmp_path):
 
 
 def missing(expression, scraped):
-    """Return what an expression chooses that no sample has."""
+    """Return the selectors of an expression that match no sample."""
     selectors = _SELECTOR.findall(expression)
     assert selectors, expression
     for name, matchers in selectors:
@@ -109,7 +109,7 @@ async def test_a_metric_and_a_label_that_are_not_there_are_found(scraped):
 
 
 async def test_every_statistic_of_a_step_is_scraped_on_a_board_and_on_the_page(scraped):
-    """What a trainer measures is seen in all three."""
+    """Every statistic of a trainer appears in all three."""
     named = {f"prime_node_training_{name}" for name in STATISTICS}
     assert named <= set(scraped)
     shown = " ".join(expression for name in ("swarm", "node") for expression in queries(name))
@@ -145,7 +145,7 @@ async def test_the_newest_evaluated_version_is_scraped():
 
 
 def test_legends_name_labels_that_their_queries_keep():
-    """A query that sums by some labels has no others to show."""
+    """A query that sums by some labels has no others."""
     for name in ("swarm", "node"):
         for panel in board(name)["panels"]:
             for target in panel.get("targets", ()):

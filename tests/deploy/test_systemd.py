@@ -1,4 +1,4 @@
-"""The unit: as systemd's own checker reads it, and under a systemd of its own in a container."""
+"""systemd unit: verified by systemd's own checker, and run by a systemd in a container."""
 
 import configparser
 import json
@@ -31,7 +31,7 @@ roles = ["relay"]
 initial_peers = ["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"]
 run_id = "0000000000000000000000000000000000000000000000000000000000000000"
 """
-"""Of a node that waits for a peer which is never there."""
+"""A node that waits for a peer that never appears."""
 
 IN_JAIL = """
 import sys
@@ -114,7 +114,7 @@ def test_what_somebody_must_mend_is_not_restarted():
 
 
 def tree(folder, results):
-    """Make the root of a system whose programs are those of this machine."""
+    """Make the root of a system with the programs of this machine."""
     for name in ("etc/prime-node", "usr", "opt/prime-node/bin", "var/lib", "tmp", "proc", "sys",
                  "dev", "run", "root", "results"):  # fmt: skip
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def tree(folder, results):
     program.write_text(PROGRAM)
     program.chmod(0o755)
     shutil.copy(UNIT, units / UNIT.name)
-    # An interpreter may lie in somebody's home.
+    # An interpreter may lie in a user's home.
     drop_in(
         units,
         "prime-node@",
@@ -170,7 +170,7 @@ def drop_in(units, name, text):
 @needs("bwrap", "bubblewrap")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start systemd-nspawn")
 def test_a_node_lives_under_systemd(tmp_path):
-    """Started, watched, replaced when its loop stands still, stopped, and refused for good."""
+    """Started, watched, restarted when its loop hangs, stopped, and refused for good."""
     results = tmp_path / "results"
     results.mkdir()
     tree(tmp_path / "root", results)
@@ -182,7 +182,7 @@ def test_a_node_lives_under_systemd(tmp_path):
             *(f"--bind={results}:/results", f"--directory={tmp_path / 'root'}", "--console=pipe"),
             *("--boot", "systemd.unit=basic.target", "systemd.wants=scenario.service"),
         ],
-        # Of the older hierarchy nobody in a container hears that a group of processes has ended.
+        # In a container the older hierarchy does not report the end of a process group.
         env=os.environ | {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,

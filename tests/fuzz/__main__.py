@@ -21,7 +21,7 @@ from tests.fuzz import guided
 ENGINES = ("own", "atheris")
 EVERY_INPUT = 1 << 60
 GRACE_SECONDS = 900.0
-"""For a process to import, make its session and end, beside its share: a busy machine is slow."""
+"""Time for import, session and end of a process, beyond its share; busy machines are slow."""
 
 
 def main() -> int:
@@ -130,7 +130,7 @@ def _nothing(name: str, engine: str) -> dict[str, Any]:
 
 
 def _kept(name: str, directory: Path, crashes: Path) -> str:
-    """Keep the last input of a process that died."""
+    """Save the last input of a process that died."""
     from tests.fuzz.running import left_in, repeat_command, written  # noqa: PLC0415
     from tests.fuzz.targets import TARGETS  # noqa: PLC0415
 
@@ -165,7 +165,7 @@ def _work(arguments: argparse.Namespace) -> None:
 
 
 HEADINGS = ("target", "engine", "inputs", "inputs/s", "accepted", "slowest", "growth", "crashes")
-"""Times are those of one core."""
+"""Times of one core."""
 
 
 def _line(row: dict[str, Any]) -> str:

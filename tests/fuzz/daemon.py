@@ -1,7 +1,7 @@
-"""A daemon of a small swarm in virtual time, and untrusted peers that are connected to it.
+"""A daemon of a small swarm in virtual time, with connected untrusted peers.
 
-The swarm trains for two versions; then all nodes but one relay stop. Untrusted peers talk to the
-handlers and clients of this relay over the simulator's streams.
+The swarm trains for two versions; then all nodes but one relay stop. Untrusted peers exchange bytes
+with the handlers and clients of this relay over the simulator's streams.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Swarm:
             await asyncio.sleep(0.5)
             if world.ended.done():
                 world.ended.result()
-        # The modelled network has no circuits, so the daemon does not serve them by itself.
+        # The modelled network has no circuits, so the daemon does not start the hop service.
         await CircuitRelay(relay.daemon._context, relay.daemon.exchange.upload_cap).start()
         self.signers = {one.signer.peer_id: one.signer for one in world.machines.values()}
         await asyncio.gather(*(world.leave(name) for name in world.running if name != RELAY))
@@ -101,14 +101,13 @@ class Swarm:
 
     @property
     def daemon(self) -> Daemon:
-        """The relay's."""
         daemon = self.world.machines[RELAY].daemon
         if daemon is None:
             raise BrokenBoundError("the daemon has ended")
         return daemon
 
     def remote(self, number: int) -> UntrustedPeer:
-        """Return one that is not kept away; in the place of one that is comes another key."""
+        """Return peer ``number``; a banned one is replaced by a peer with a new key."""
         place = number % len(self.untrusted)
         one, network = self.untrusted[place], self.world.network
         relay = self.world.machines[RELAY].host.peer_id
@@ -128,7 +127,7 @@ class Swarm:
         transport = self.world.network.running(self.world.machines[RELAY].host.peer_id)
         handler = None if transport is None else transport.handler(protocol)
         if handler is None:
-            raise BrokenBoundError(f"nobody serves {protocol}")
+            raise BrokenBoundError(f"no handler of {protocol}")
         return handler
 
     def ignores(self, remote: UntrustedPeer) -> bool:
@@ -156,13 +155,12 @@ class Swarm:
         for name, size, limit in tables:
             if size > limit:
                 raise BrokenBoundError(f"{name}: {size}, limit {limit}")
-        # What gossip, the services and the peers' streams need; not one more for each input.
+        # Tasks of gossip, services and peers' streams; their number must not grow with the inputs.
         tasks = len(asyncio.all_tasks(self._loop))
         if tasks > 40 + 12 * self.UNTRUSTED:
             raise BrokenBoundError(f"{tasks} tasks")
 
     def close(self) -> None:
-        """End the daemon and the loop."""
         self._loop.run_until_complete(self.world.leave(RELAY))
         self._loop.set_exception_handler(lambda _loop, _context: None)
         for task in asyncio.all_tasks(self._loop):
@@ -176,7 +174,7 @@ def _silent(_logger: Any, _method: str, _event: Any) -> Any:
 
 
 async def spoken(stream: SimStream, data: bytes, mode: int) -> None:
-    """Write ``data`` whole or in pieces, and end as the mode says: close, wait, reset, or never."""
+    """Write ``data`` whole or in pieces; then close, wait, reset, or stay open, by ``mode``."""
     pieces = _pieces(data, mode >> 2 & 7)
     try:
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""Decoders of single documents: canonical values, manifests, bundles, gossip's frames and RPCs."""
+"""Decoders of single documents: canonical values, manifests, bundles, gossip frames and RPCs."""
 
 from random import Random
 from typing import Any
@@ -42,7 +42,7 @@ TOPIC = "prime-node/1/" + "ab" * 32 + "/commits"
 
 
 def packed(value: Any) -> bytes:
-    """Return canonical bytes; of a value without any, those of nothing."""
+    """Return canonical bytes; those of None for a value without an encoding."""
     try:
         return codec.encode(value)
     except (TypeError, ValueError, OverflowError):
@@ -85,7 +85,7 @@ def _toml_changes(text: str) -> Any:
     def remade(rng: Random) -> bytes:
         try:
             return tomlkit.dumps(change.changed(values, rng)).encode(errors="replace")
-        except (TypeError, ValueError, AttributeError):  # no TOML says it
+        except (TypeError, ValueError, AttributeError):  # no TOML for this value
             return text.encode()
 
     rng = Random(0)
@@ -145,7 +145,6 @@ def _bundle() -> Decoder:
 
 
 def rpcs() -> list[bytes]:
-    """Return RPCs of every kind."""
     message = encode_message(sign_message(identity("author"), TOPIC, bytes(200), 7))
     ids = tuple(bytes([number]) * 46 for number in range(40))
     return [
@@ -192,7 +191,7 @@ def _rpc() -> Decoder:
 
 
 def _frames() -> Decoder:
-    """Read frames cut where the first byte says."""
+    """Read frames, split at the offset in the first byte."""
     seeds = [b"\x07" + b"".join(map(frame, rpcs())), *(b"\xff" + frame(rpc) for rpc in rpcs())]
 
     def read(data: bytes) -> bool:

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing with atheris (libFuzzer).
 
-Its corpus begins with inputs of our own mutators. It ends its process itself, so the findings are
-written to a file as it runs.
+The initial corpus comes from the format-aware mutators. libFuzzer ends its process itself, so the
+findings are written to a file as it runs.
 """
 
 import importlib
@@ -24,7 +24,6 @@ MODULES = ("documents", "signed", "weights", "outside")
 
 
 def is_there() -> bool:
-    """Return whether atheris is installed."""
     try:
         import atheris  # noqa: F401, PLC0415 - an extra
     except ImportError:
@@ -33,9 +32,9 @@ def is_there() -> bool:
 
 
 def instrumented(name: str) -> Any:
-    """Return a target, imported so that atheris sees which lines are reached.
+    """Return a target, imported with atheris' coverage instrumentation.
 
-    Only what its module imports: to instrument the whole daemon takes a minute.
+    Only the imports of its module are instrumented: the whole daemon takes a minute.
     """
     import atheris  # noqa: PLC0415 - an extra
 
@@ -49,7 +48,7 @@ def instrumented(name: str) -> Any:
 
 
 def fuzz(run: Any, inputs: int, seconds: float, seed: int, result: Path) -> None:
-    """Fuzz until there were enough inputs or for long enough; does not return."""
+    """Fuzz until the limit of inputs or of time; does not return."""
     import atheris  # noqa: PLC0415 - an extra
 
     rng, began = Random(f"{seed}/{run.target.name}/guided"), time.perf_counter()

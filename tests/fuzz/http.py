@@ -1,4 +1,4 @@
-"""HTTP on loopback: the weights server, its client, and the control API, each byte by byte."""
+"""HTTP on loopback: the weights server, its client, and the control API, byte by byte."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from tests.node.api.status_examples import EXPLAINED, STATUS
 from tests.node.network.http.faces import BLOB, DATA, HOST, WEIGHTS, face, request
 
 PATIENCE_SECONDS = 0.05
-"""Timeout for the answer to an input that may be no request."""
+"""Timeout for the response to an input that may be no request."""
 
 END_SECONDS = 20.0
 RANGE_BYTES = 100
@@ -106,7 +106,7 @@ class HttpSession:
         self.port = self.run(self._start())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run something in the loop, within a deadline."""
+        """Run a coroutine in the loop, within a deadline."""
 
         async def within() -> Any:
             async with asyncio.timeout(END_SECONDS):
@@ -121,7 +121,7 @@ class HttpSession:
         self._errors.found.append(f"{context['message']}: {context.get('exception')!r}")
 
     def draw(self, rng: Random) -> bytes:
-        """Return one or two requests, or something like them."""
+        """Return one or two requests, or malformed ones."""
         path = rng.choice(self._paths) if rng.random() < 0.8 else "/" + rng.choice(TEXTS)
         lines = rng.sample(HEADERS, rng.randrange(5))
         method = rng.choice(("GET", "GET", "HEAD", "POST", "OPTIONS", "get"))
@@ -134,7 +134,6 @@ class HttpSession:
         return bytes((rng.random() < 0.02,)) + data
 
     def take(self, data: bytes) -> bool:
-        """Send an input and read the answer."""
         answered = bool(self.run(self._exchanged(data[1:], wait=data[:1] == b"\1")))
         found, self._errors.found = self._errors.found, []
         for error in found:
@@ -157,14 +156,13 @@ class HttpSession:
         return count > 0
 
     def check(self) -> None:
-        """See that nothing of the clients is left."""
+        """Check that no state of the clients is left."""
         self.run(asyncio.sleep(0.2))
         left = len(asyncio.all_tasks(self._loop))
         if left > 8:
             raise BrokenBoundError(f"{left} tasks of clients that have left")
 
     def close(self) -> None:
-        """Stop the server."""
         for logger, (disabled, propagate) in self._loggers.items():
             logger.removeHandler(self._errors)
             logger.disabled, logger.propagate = disabled, propagate
@@ -174,7 +172,7 @@ class HttpSession:
 
 
 class WeightsFace(HttpSession):
-    """The weights server, that counts nobody's requests."""
+    """The weights server without rate limits."""
 
     async def _start(self) -> int:
         limits = ConnectionLimits(requests_per_second=1e9, head_seconds=1.0, stall_seconds=5.0)
@@ -197,7 +195,7 @@ class ControlApi(HttpSession):
 
 
 class HttpAnswers(HttpSession):
-    """Our client, whose server answers an input."""
+    """The weights client, whose server responds with an input."""
 
     async def _start(self) -> int:
         self._client = HttpClient(lambda _peer: HOST)
@@ -216,7 +214,6 @@ class HttpAnswers(HttpSession):
         writer.close()
 
     def draw(self, rng: Random) -> bytes:
-        """Return an answer."""
         head = (
             b"HTTP/1.1 206 Partial Content\r\ncontent-length: 100\r\nconnection: %b\r\n"
             b"content-range: bytes 0-99/1000\r\n\r\n" % rng.choice((b"close", b"keep-alive"))

@@ -1,4 +1,4 @@
-"""Changes of bytes, and of the values that bytes stand for."""
+"""Mutations of bytes, and of the values that they encode."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -57,7 +57,7 @@ def _repeat(data: bytearray, rng: Random, _others: Sequence[bytes]) -> None:
 
 
 def _number(data: bytearray, rng: Random, _others: Sequence[bytes]) -> None:
-    """Write a length that lies."""
+    """Write a false length."""
     if data:
         start, width = rng.randrange(len(data)), rng.choice((1, 2, 4, 8))
         number = rng.choice(NUMBERS) % (1 << 8 * width)
@@ -95,21 +95,21 @@ _BYTE_CHANGES = (
 
 
 class Values:
-    """Changes values; ``known`` are those that other values refer to, such as digests."""
+    """Mutates values; ``known`` are values that others refer to, such as digests."""
 
     def __init__(self, known: Sequence[Any] = ()) -> None:
         self._known = list(known)
         self.inner: Callable[[bytes, Random], bytes] | None = None
-        """Changes bytes that are an encoding themselves."""
+        """Mutates bytes that are an encoding themselves."""
 
     def changed(self, value: Any, rng: Random) -> Any:
-        """Return ``value`` after one to three changes; encodable like it."""
+        """Return ``value`` after one to three changes; it stays encodable."""
         for _ in range(1 + int(rng.random() * rng.random() * 3)):
             value = self._somewhere(value, rng)
         return value
 
     def _somewhere(self, value: Any, rng: Random) -> Any:
-        """Change a part, which may be the whole."""
+        """Change a part, or the whole."""
         if isinstance(value, dict) and value and rng.random() < 0.9:
             key = rng.choice(list(value))
             return {**value, key: self._somewhere(value[key], rng)}

@@ -1,4 +1,4 @@
-"""Decoders at the border: directory, addresses, TLS, HTTP heads, child processes, models, tasks."""
+"""External data: directory, addresses, TLS, HTTP heads, child processes, models, tasks."""
 
 import json
 import math
@@ -72,7 +72,7 @@ class _Directory(Decoder):
         own = RecordValidator(owner, RUN, BUCKETS, lambda: NOW)
         try:
             signed = own.sign_value(record)
-        except ValueError:  # no finite expiry can be signed
+        except ValueError:  # a non-finite expiry cannot be signed
             signed = value + bytes(64)
         return MSGPackSerializer.dumps([expires_at, subkey, signed])
 
@@ -92,14 +92,13 @@ class _Directory(Decoder):
         return isinstance(content, bytes)
 
     def check(self) -> None:
-        """Compare the table with its limit."""
         found = self._storage.get(key_id(KEY))
         if found is not None and len(found.value) > OWNERS_PER_KEY_MAX:
             raise BrokenBoundError(f"{len(found.value)} records")
 
 
 class _Addresses(Decoder):
-    """Reads addresses as records name them, and notes dials there."""
+    """Reads addresses as in records, and records dials to them."""
 
     def __init__(self) -> None:
         self._dials, self._count = DialPolicy(()), 0
@@ -129,13 +128,12 @@ class _Addresses(Decoder):
             return False
 
     def check(self) -> None:
-        """Compare the table with its limit."""
         if len(self._dials._silent) > HOSTS_MAX:
             raise BrokenBoundError(f"{len(self._dials._silent)} hosts")
 
 
 def certificate(owner: Identity, extensions: int = 1) -> bytes:
-    """Return the certificate that libp2p's TLS shows, in DER, with its extension so many times."""
+    """Return a libp2p TLS certificate in DER, with its extension ``extensions`` times."""
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key()
     named = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -157,13 +155,13 @@ def certificate(owner: Identity, extensions: int = 1) -> bytes:
     for one in (oid, other)[:extensions]:
         builder = builder.add_extension(x509.UnrecognizedExtension(one, value), critical=True)
     der = builder.sign(key, SHA256()).public_bytes(Encoding.DER)
-    # Nothing that makes certificates writes one extension twice.
+    # No certificate builder writes one extension twice.
     return der.replace(bytes.fromhex("83a25a0102"), bytes.fromhex("83a25a0101"))
 
 
 def _tls() -> Decoder:
     seeds = [certificate(OWNER, count) for count in (1, 0, 2)]
-    # Another algorithm, in as many bytes.
+    # Another algorithm of the same length.
     curve = bytes.fromhex("06082a8648ce3d030107")
     seeds.append(seeds[0].replace(curve, b"\x06\x08" + b"\x2a" * 8))
     refusals = (ValueError, InvalidSignature)
@@ -193,7 +191,7 @@ def _http_answers() -> Decoder:
 
 
 def _http_ranges() -> Decoder:
-    """Answer a request whose headers are lines."""
+    """Answer a request with these header lines."""
     resource = Resource(1000, lambda _offset, _count: None, etag=b'"abc"')  # type: ignore[arg-type]
     seeds = [
         b"range: bytes=0-99",

@@ -1,4 +1,4 @@
-"""Run one target in its own process and measure the time and memory of each input.
+"""Run one target in its own process; measure time and memory of each input.
 
 The process's memory limit is little more than the target may grow by. Each input is first copied to
 a memory-mapped file, so it survives any end of the process.
@@ -21,10 +21,10 @@ import msgpack
 from tests.fuzz.target import INPUT_BYTES_MAX, Session, Target
 
 SLOW_SECONDS = 1.0
-"""Of a core: a busy machine makes nothing slow."""
+"""CPU seconds, so that a busy machine makes no input slow."""
 
 HANG_SECONDS = 120
-"""By the clock."""
+"""Wall-clock seconds."""
 
 ROOM_BYTES = 1 << 30
 """Address space beyond the session's own; more raises ``MemoryError``, which is a crash."""
@@ -34,7 +34,7 @@ _LENGTH_BYTES = 4
 
 
 class HangError(BaseException):
-    """An input takes too long; not an ``Exception``, which the code might catch."""
+    """Timeout of an input; not an ``Exception``, which the code might catch."""
 
 
 @dataclass(slots=True)
@@ -46,19 +46,18 @@ class Found:
     inputs: int = 0
     accepted: int = 0
     seconds: float = 0.0
-    """Of a core, all that was done: drawing inputs, too."""
+    """CPU seconds of the whole run, including the drawing of inputs."""
     slowest_seconds: float = 0.0
     growth_bytes: int = 0
     crashes: dict[str, str] = field(default_factory=dict)
-    """Description of a crash to the file that repeats it; the first crash of each place."""
+    """Description of a crash to the file that repeats it; one crash per code location."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
         return asdict(self)
 
 
 class Run:
-    """A session of a target and the inputs it was given."""
+    """A session of a target and its inputs."""
 
     def __init__(self, target: Target, engine: str, crashes: Path, scratch: Path) -> None:
         self.target, self.found = target, Found(target.name, engine)
@@ -72,12 +71,12 @@ class Run:
         signal.signal(signal.SIGALRM, _hangs)
 
     def take(self, data: bytes) -> None:
-        """Give one input and record the result."""
+        """Pass one input and record the result."""
         self._scratch[: _LENGTH_BYTES + len(data)] = len(data).to_bytes(4, "little") + data
         if self.target.lasting:
             self._history.append(data)
         signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
-        self._peak_kib = _peak_kib()  # to draw an input may have taken more than it does
+        self._peak_kib = _peak_kib()  # drawing an input may have used more memory than its run
         began = time.process_time()
         try:
             self.found.accepted += self.session.take(data)
@@ -96,7 +95,7 @@ class Run:
             self._begin_again()
 
     def _watch(self, data: bytes) -> None:
-        """Note how much the process grew, where the peak has moved."""
+        """Record the growth of the process if its peak has moved."""
         peak_kib = _peak_kib()
         if peak_kib <= self._peak_kib:
             return
@@ -122,7 +121,7 @@ class Run:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        with contextlib.suppress(Exception):  # a session that broke may not end in order
+        with contextlib.suppress(Exception):  # a broken session may fail to close
             self.session.close()
         self._history.clear()
         self.session = self.target.start()
@@ -137,7 +136,7 @@ class Run:
 
 
 def fuzzed(run: Run, inputs: int, seconds: float, seed: int) -> Found:
-    """Draw inputs until there were enough, or for long enough."""
+    """Draw inputs until the limit of inputs or of time."""
     rng = Random(f"{seed}/{run.target.name}")
     began, spent = time.perf_counter(), time.process_time()
     ends_at = began + seconds
@@ -153,7 +152,7 @@ def fuzzed(run: Run, inputs: int, seconds: float, seed: int) -> Found:
 
 
 def left_in(scratch: Path) -> bytes:
-    """Return the input that was taken last."""
+    """Return the last input."""
     data = scratch.read_bytes()
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     return data[_LENGTH_BYTES : _LENGTH_BYTES + length]
@@ -169,12 +168,12 @@ def written(directory: Path, target: Target, inputs: list[bytes]) -> Path:
 
 
 def repeat_command(path: Path) -> str:
-    """Return the one command that repeats a crash."""
+    """Return the command that repeats a crash."""
     return f"repeat with: python -m tests.fuzz --repeat {path}"
 
 
 def repeated(path: Path, targets: dict[str, Target]) -> int:
-    """Give the inputs of a file again; raises what they raise, returns by how much memory grew."""
+    """Repeat the inputs of a file and raise their error; return the memory growth."""
     content = msgpack.unpackb(path.read_bytes())
     session = targets[content["target"]].start()
     before_kib = _begin_peak()
@@ -189,14 +188,14 @@ def repeated(path: Path, targets: dict[str, Target]) -> int:
 
 
 def limit_room() -> None:
-    """Let this process have little more memory than it has now."""
+    """Limit this process to slightly more memory than it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * _PAGE_BYTES + ROOM_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _begin_peak() -> int:
-    """Forget the peak of this process's memory; return what it has now, in KiB."""
+    """Reset the memory peak of this process; return the present value in KiB."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _peak_kib()

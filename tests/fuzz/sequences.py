@@ -1,4 +1,4 @@
-"""Many messages into one replica and many RPCs into one router: their state stays bounded."""
+"""Long sequences of messages to a replica and RPCs to a router: their state stays bounded."""
 
 from collections import deque
 from random import Random
@@ -40,7 +40,7 @@ from tests.worlds.messages import fingerprint
 
 _TOPICS = tuple(Topic)
 FRESH_MAX = 100
-"""New messages of new keys that may be changed and sent again."""
+"""New messages of new keys that may be mutated and sent again."""
 
 
 class ReplicaSession:
@@ -56,7 +56,7 @@ class ReplicaSession:
         self._made: deque[PeerId] = deque()
 
     def draw(self, rng: Random) -> bytes:
-        """Return the next message in order, one that others sent before, or a changed one."""
+        """Return the next message in order, an earlier message of another peer, or a mutation."""
         step = bytes((rng.choice((0,) * 200 + (1, 1, 5, 30)), rng.randrange(len(_TOPICS) + 3)))
         choice, messages = rng.random(), self._post.messages
         if choice < 0.15 and self._said < 4 * len(messages):
@@ -92,13 +92,13 @@ class ReplicaSession:
             signed = self._post.sealed(verdict, validator)
         self._post.by_peer[signer.peer_id] = signer
         self._made.append(signer.peer_id)
-        if len(self._made) > 2 * FRESH_MAX:  # nothing that is fresh is older
+        if len(self._made) > 2 * FRESH_MAX:  # fresh messages are newer
             del self._post.by_peer[self._made.popleft()]
         self._fresh = [*self._fresh[1 - FRESH_MAX :], signed]
         return signed
 
     def take(self, data: bytes) -> bool:
-        """Take a message; a message rejected for its sender's fault leaves the state unchanged."""
+        """Process a message; one rejected for its sender's fault leaves the state unchanged."""
         if len(data) < 2:
             return False
         if data[0]:
@@ -122,7 +122,6 @@ class ReplicaSession:
         return received.result is ValidationResult.ACCEPT
 
     def check(self) -> None:
-        """Compare every table with its limit."""
         replica, admitted = self.replica, self.replica.roster.admitted
         workers = set(replica.ledger.unsettled)
         unknown = [worker for worker in workers if not admitted.knows(worker)]
@@ -159,7 +158,7 @@ class RouterSession:
             self.router.handle(Subscribe(topic, topic == "roster"), 0.0)
 
     def draw(self, rng: Random) -> bytes:
-        """Return an RPC of a peer, or something else that happens to it."""
+        """Return an RPC of a peer, or another event about it."""
         head = bytes((rng.randrange(len(self.PEERS)), min(int(rng.expovariate(0.3)), 255)))
         choice = rng.random()
         if choice < 0.3:
@@ -191,7 +190,7 @@ class RouterSession:
         )
 
     def take(self, data: bytes) -> bool:
-        """Pass an event to the router and answer its requests."""
+        """Pass an event to the router and answer its validation requests."""
         if len(data) < 2:
             return False
         peer = self.PEERS[data[0] % len(self.PEERS)].peer_id
@@ -223,14 +222,13 @@ class RouterSession:
             if isinstance(effect, Validate):
                 verdicts = tuple(ValidationResult)
                 verdict = verdicts[effect.message_id[-1] % 5 % 3]
-                if effect.message_id[-1] % 11:  # else it waits for ever
+                if effect.message_id[-1] % 11:  # else the validation never ends
                     self._handle(Validated(effect.message_id, verdict))
         if effects and isinstance(event, RpcReceived) and self._now % 1 < 0.1:
             self.router.handle(Flush(), self._now)
         return effects
 
     def check(self) -> None:
-        """Compare every table with its limit."""
         for table in self.router.tables:
             if len(table) > table.limit:
                 raise BrokenBoundError(f"{table.name}: {len(table)}, limit {table.limit}")

@@ -43,7 +43,7 @@ UNTRUSTED = tuple(identity(f"untrusted {number}") for number in range(64))
 
 
 class Correspondence:
-    """Messages that a run can send, in an order in which a replica takes them."""
+    """Messages of a run, in an order in which a replica accepts them."""
 
     def __init__(self, **sections: dict[str, Any]) -> None:
         self.world = world = World(run_manifest(trainers=2, **sections))
@@ -114,21 +114,19 @@ class Correspondence:
         ]
 
     def sealed(self, message: Message, signer: Identity) -> Signed[Any]:
-        """Sign a message for this run."""
         return seal(message, self.run_id, signer)
 
     def of(self, kind: type[Message]) -> list[Signed[Any]]:
-        """Return the messages of a kind."""
         return [one for one in self.messages if one.message.kind == kind.kind]
 
     def signed(self, kind: str, payload: bytes, signer: Identity) -> bytes:
-        """Return an envelope around any bytes."""
+        """Return an envelope around arbitrary bytes."""
         signature = signer.sign(signing_bytes(kind, self.run_id, payload))
         fields = {"kind": kind, "payload": payload, "signature": signature}
         return encode({**fields, "signer": signer.peer_id})
 
     def remade(self, one: Signed[Any], rng: Random) -> bytes:
-        """Return a message with other values, signed as it was or, now and then, by another key."""
+        """Return a message with other values, signed by its key or sometimes by another."""
         values = self.values.changed(one.message.model_dump(), rng)
         signer = self.by_peer[one.signer]
         if rng.random() < 0.15:
@@ -136,7 +134,7 @@ class Correspondence:
         return self.signed(one.message.kind, _encoded(values), signer)
 
     def _inner(self, data: bytes, rng: Random) -> bytes:
-        """Change an envelope within a message, and sign it again."""
+        """Mutate an envelope within a message, and sign it again."""
         fields = decode(data, bytes_max=ENVELOPE_BYTES_MAX)
         fields = fields if isinstance(fields, dict) else {}
         name, payload = fields.get("signer"), fields.get("payload")
@@ -150,7 +148,7 @@ class Correspondence:
 
 
 def _encoded(value: Any) -> bytes:
-    """Return the canonical bytes; none for a value without an encoding."""
+    """Return the canonical bytes; empty for a value without an encoding."""
     try:
         return encode(value)
     except (TypeError, ValueError, OverflowError):

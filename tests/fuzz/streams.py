@@ -1,7 +1,7 @@
-"""The stream protocols from both ends: as the acceptor and as the opener.
+"""Stream protocols from both ends: the daemon as acceptor and as opener.
 
-The first byte of an input selects how the payload is sent (whole, cut, then closed, left open,
-reset, or repeated without an end), the second byte selects the untrusted peer.
+The first byte of an input selects how the payload is sent (whole or cut; then closed, left open,
+reset, or repeated without end). The second byte selects the untrusted peer.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from tests.fuzz.mutation import NUMBERS, Values, mutated_bytes
 from tests.fuzz.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 
 Draw = Callable[[Swarm, Random], bytes]
-"""Returns the bytes that an untrusted peer sends."""
+"""Returns the bytes of an untrusted peer."""
 
 MODES = (0, 0, 0, 1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 5, 9, 0x23)
 
@@ -58,7 +58,7 @@ class StreamSession:
         self._protocol = protocol
 
     def draw(self, rng: Random) -> bytes:
-        """Return a mode, a peer, and the bytes that it sends."""
+        """Return a mode, a peer, and its bytes."""
         head = bytes((rng.choice(MODES), rng.randrange(256)))
         data = rng.choice(self._draws)(self._swarm, rng)
         if rng.random() < 0.4:
@@ -70,7 +70,7 @@ class StreamSession:
         return head + data[: INPUT_BYTES_MAX - 2]
 
     def take(self, data: bytes) -> bool:
-        """Let an untrusted peer send the input."""
+        """Send the input from an untrusted peer."""
         if len(data) < 2:
             return False
         remote = self._swarm.remote(data[1])
@@ -80,12 +80,11 @@ class StreamSession:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Compare the daemon's tables with their limits, after its next look at its peers."""
+        """Compare the daemon's tables with their limits, after its next check of its peers."""
         self._swarm.run(asyncio.sleep(5.0))
         self._swarm.check()
 
     def close(self) -> None:
-        """End the swarm."""
         self._swarm.close()
 
 
@@ -98,12 +97,12 @@ class Served(StreamSession):
         hearing = asyncio.ensure_future(heard(mine))
         before = self._swarm.daemon._gossip.counters.received
         await spoken(mine, data[2:], data[0])
-        if self._protocol is GOSSIP:  # which is served for as long as it is open
+        if self._protocol is GOSSIP:  # which is served while the stream is open
             await asyncio.sleep(0.1)
             await mine.close()
         done, _ = await asyncio.wait([serving], timeout=END_SECONDS)
         ignored = self._protocol is GOSSIP
-        while not done and ignored:  # what nobody would heed waits unread for as long as that lasts
+        while not done and ignored:  # bytes of an ignored peer wait unread for so long
             ignored = self._swarm.ignores(remote)
             done, _ = await asyncio.wait([serving], timeout=END_SECONDS)
         if not done:
@@ -121,7 +120,7 @@ class Served(StreamSession):
         except (TransportError, TimeoutError):
             pass
         except LookupError as error:
-            if type(error) is not LookupError:  # that is a blob that is not there any more
+            if type(error) is not LookupError:  # a plain LookupError: the blob is gone
                 raise
         finally:
             await stream.close()
@@ -159,7 +158,7 @@ class Asked(StreamSession):
             raise BrokenBoundError(f"still asking after {END_SECONDS:g} s") from None
 
 
-# What is asked
+# Requests
 
 
 async def _ask_manifest(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
@@ -210,7 +209,7 @@ async def _ask_dial_back(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
 
 
 def _framed(data: bytes, rng: Random, length_bytes: int) -> bytes:
-    """Return a frame, whose length lies now and then."""
+    """Return a frame, sometimes with a false length."""
     length = len(data)
     if rng.random() < 0.06:
         length = rng.choice((*NUMBERS, length + 1, length - 1)) % (1 << 8 * length_bytes)
@@ -221,7 +220,7 @@ _VALUES = Values([0, 1, b"", bytes(32)])
 
 
 def _envelope(swarm: Swarm, rng: Random) -> bytes:
-    """Return something that the swarm has said, or a change of it that is signed again."""
+    """Return a message of the swarm, or a mutation that is signed again."""
     replica = swarm.daemon.replica
     said = [*replica.envelopes(), *(one.envelope for one in replica.roster.records())]
     envelope = rng.choice(said)

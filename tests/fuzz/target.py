@@ -1,4 +1,4 @@
-"""Interfaces of the fuzzers: a target starts a session, and a session takes inputs.
+"""Fuzzer interfaces: a target starts a session, and a session takes inputs.
 
 An input is bytes, so one file repeats any crash. A lasting session keeps the state that earlier
 inputs left: a replica, a router, a daemon.
@@ -17,7 +17,7 @@ GROWTH_BYTES_MAX = 64 << 20
 
 
 class BrokenBoundError(AssertionError):
-    """A table is fuller than its limit, an answer is wrong, or something does not end."""
+    """A table exceeds its limit, a response is wrong, or a task does not end."""
 
 
 class Session(Protocol):
@@ -27,7 +27,7 @@ class Session(Protocol):
         """Return the next input."""
 
     def take(self, data: bytes) -> bool:
-        """Handle an input; True when it was accepted. Whatever it raises is a crash."""
+        """Process an input; True if it was accepted. Any exception is a crash."""
 
     def check(self) -> None:
         """Check the state that all inputs have left; raises ``BrokenBoundError``."""
@@ -44,15 +44,15 @@ class Target:
     start: Callable[[], Session]
     covers: tuple[str, ...] = ()
     lasting: int = 0
-    """So many inputs share one session, and are needed to repeat a crash; 0: each stands alone."""
+    """Inputs that share one session and are needed to repeat a crash; 0: each is independent."""
     growth_bytes_max: int = GROWTH_BYTES_MAX
 
 
 @dataclass(slots=True)
 class Decoder:
-    """A session without a state: ``read`` tells whether it accepts, or raises a refusal.
+    """A stateless session: ``read`` returns True for accepted bytes, or raises a refusal.
 
-    ``remake`` changes a valid value and encodes it again, so that it passes the outer checks.
+    ``remake`` mutates a valid value and encodes it again, so that it passes the outer checks.
     """
 
     seeds: Sequence[bytes]
@@ -62,7 +62,7 @@ class Decoder:
     bytes_max: int = field(default=INPUT_BYTES_MAX)
 
     def draw(self, rng: Random) -> bytes:
-        """Return a seed with other bytes, or another value."""
+        """Return a seed with mutated bytes, or another value."""
         if self.remake and rng.random() < 0.6:
             data = rng.choice(self.remake)(rng)
             if rng.random() < 0.8:
@@ -72,7 +72,6 @@ class Decoder:
         return mutated_bytes(data, rng, self.seeds, self.bytes_max)
 
     def take(self, data: bytes) -> bool:
-        """Read an input."""
         try:
             return self.read(data)
         except self.refusals:

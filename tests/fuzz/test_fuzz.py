@@ -1,4 +1,4 @@
-"""Every registered kind and protocol has a target; planted faults are found."""
+"""Fuzz targets: they cover every registered kind and protocol, and find planted faults."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 COVERED = {name for target in TARGETS.values() for name in target.covers}
 SEED = 5
 INPUTS = {"serve": 12, "ask": 12, "replica": 60, "router": 60}
-"""By the first word of a target; the others, that have no state, get more."""
+"""By the first word of a target; stateless targets get more."""
 INPUTS_OF_DECODERS = 120
 
 pytestmark = pytest.mark.timeout(300)
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def swarm():
-    """One for all streams: to found it takes longer than the inputs."""
+    """One swarm for all streams: creating it takes longer than the inputs."""
     made = Swarm()
     yield made
     made.close()
 
 
-# What is registered is fuzzed
+# Coverage of registered kinds
 
 
 def kinds(base=Message):
@@ -68,7 +68,7 @@ def test_what_is_guided_needs_no_daemon():
         assert target.lasting or target.start.__module__ in modules
 
 
-# A few inputs for each
+# A few inputs for each target
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -118,7 +118,7 @@ def script(*options):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-# What is planted is found
+# Planted faults
 
 
 def planted(read, **options):
@@ -149,7 +149,7 @@ def test_a_crash_becomes_a_file_that_repeats_it(tmp_path, capfd):
 
 
 class Sum:
-    """Breaks when it has been given three, whatever they were."""
+    """Fails once its inputs contain three, whatever they were."""
 
     def __init__(self):
         self.count = 0

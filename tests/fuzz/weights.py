@@ -23,7 +23,7 @@ from tests.vectors import made
 from tests.worlds.messages import run_manifest
 
 FILE_BYTES_MAX = 64 << 20
-"""Of a decoded file, here; a node's limit is what was signed."""
+"""Limit of a decoded file, here; a node's limit is the signed size."""
 
 _PIECES = (1, 7, 100, 4096, 1 << 20)
 
@@ -92,7 +92,7 @@ def _header(rng: Random, header: bytes) -> bytes:
 
 
 def _zeros(rng: Random) -> bytes:
-    """Return the encoding of tensors of zeros: many bytes from a few, under any name."""
+    """Return the encoding of tensors of zeros: a few bytes that decode to many, under any name."""
     count = rng.choice((0, 1, 1000, 1 << 16, 1 << 21))
     length = rng.choice((1024, 1 << 21, 1 << 22))
     name = rng.choice(("x", "\ud800", "\0", "é" * 512, "__metadata__"))
@@ -165,7 +165,7 @@ def _patch() -> Decoder:
             for _ in decoder.feed(piece):
                 pass
         digest_of_all = decoder.policy
-        _read_patch(base, pieces)  # who holds the base otherwise accepts the same
+        _read_patch(base, pieces)  # any holder of the base accepts the same
         return bool(digest_of_all)
 
     return Decoder([files["patch"]], read, (EncodingError,), [remade])
@@ -206,7 +206,7 @@ def _words_of(base: Base) -> stream.ReadWords:
 
 
 def _block() -> Decoder:
-    """Read one block: kind, width of an element and the log2 of their number come first."""
+    """Read one block; kind, element width and log2 of the element count come first."""
     words = np.arange(300, dtype=np.uint16) * 7
     base = words ^ (np.arange(300) % 11 == 0).astype(np.uint16) * 3
     seeds = [

@@ -1,9 +1,9 @@
-"""``make mutants``: puts one wrong line at a time into a copy of the tree; its tests must fail.
+"""Mutation testing (``make mutants``): apply one wrong line at a time; its tests must fail.
 
-The lists are ``tests/mutants/<area>.toml``. An entry has an ``id``, the ``file``, ``what`` would be
-wrong, ``old`` (text that occurs exactly once in the file), ``new``, and the ``tests`` that must
-notice it: paths or node ids. One that cannot be noticed says why in ``explained``; it is listed and
-not run. The checkout is never touched.
+The lists are ``tests/mutants/<area>.toml``. An entry has an ``id``, the ``file``, ``what`` the
+mutant breaks, ``old`` (text that occurs exactly once in the file) and ``new``. ``tests`` are the
+paths or node ids that must detect it. An undetectable entry gives its reason in ``explained``; it
+is listed and not run. Mutants run in a copy of the tree; the checkout is never touched.
 """
 
 import argparse
@@ -32,27 +32,27 @@ LISTS = Path(__file__).parent
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__")
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line")
 SEEDED = "--hypothesis-seed=0"
-"""An entry is noticed every time or never."""
+"""An entry is detected every time or never."""
 
 WORDS = {0: "passed", 1: "failed"}
-"""By exit code of pytest; the others mean that it could not run the tests."""
+"""By exit code of pytest; other codes mean that it could not run the tests."""
 
 UNMUTATED_SECONDS_MAX = 600.0
 HUNG_SECONDS_MIN = 60.0
 HUNG_FACTOR = 5.0
-"""Tests that take so many times as long as without a mutation hang."""
+"""Tests that take this multiple of their unmutated time count as hung."""
 
 PACKAGES = ("protocol", "roles", "node", "simulations")
-"""Tests that pass with all of them broken in the copy import them from elsewhere."""
+"""Packages that are broken once in the copy, to prove that tests import them from there."""
 
 
 class UnfitError(Exception):
-    """A list does not fit the tree, or its tests fail by themselves."""
+    """A list does not match the tree, or its tests fail without a mutation."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One wrong line and the tests that must notice it."""
+    """One wrong line and the tests that must detect it."""
 
     area: str
     id: str
@@ -70,7 +70,7 @@ class Mutant:
         if count != 1:
             raise UnfitError(f"{self.id}: old occurs {count} times in {self.file}, not once")
         mutated = text.replace(self.old, self.new)
-        compile(mutated, self.file, "exec")  # a wrong line, and no broken file
+        compile(mutated, self.file, "exec")  # a mutant must compile
         if _tokens(mutated) == _tokens(text):
             raise UnfitError(f"{self.id}: new says the same as old")
         return mutated
@@ -78,7 +78,7 @@ class Mutant:
 
 @lru_cache(maxsize=128)  # of the files themselves, many of which have several entries
 def _tokens(text: str) -> list[str]:
-    """Return what a file says, without its comments and empty lines."""
+    """Return the tokens of a file, without comments and empty lines."""
     silent = (tokenize.COMMENT, tokenize.NL)
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return [token.string for token in tokens if token.type not in silent]
@@ -86,7 +86,7 @@ def _tokens(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Result:
-    """How tests went: ``passed``, ``failed``, ``hung``, or ``broken`` when they could not run."""
+    """Test result: ``passed``, ``failed``, ``hung``, or ``broken`` if they could not run."""
 
     word: str
     seconds: float
@@ -94,7 +94,7 @@ class Result:
 
 
 def read_lists(folder: Path = LISTS) -> list[Mutant]:
-    """Return the entries of all lists; raises ``UnfitError`` when two have one id."""
+    """Return the entries of all lists; raises ``UnfitError`` for a duplicate id."""
     mutants = [
         Mutant(area=path.stem, **{**table, "tests": tuple(table.get("tests", ()))})
         for path in sorted(folder.glob("*.toml"))
@@ -108,7 +108,7 @@ def read_lists(folder: Path = LISTS) -> list[Mutant]:
 
 @contextmanager
 def written(path: Path, text: str) -> Iterator[None]:
-    """Let a source file hold ``text`` for a while."""
+    """Replace the text of a source file for a while."""
     before = path.read_text()
     try:
         _write(path, text)
@@ -119,14 +119,14 @@ def written(path: Path, text: str) -> Iterator[None]:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
-    # Python takes what it compiled before for current when length and second are the same.
+    # Python reuses a compiled file if size and second of modification are the same.
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         compiled.unlink()
 
 
 def run_tests(copy: Path, tests: tuple[str, ...], limit_seconds: float) -> Result:
-    """Run tests in a copy of the tree; what takes more than ``limit_seconds`` hangs."""
-    # Processes that tests start must import from the copy, too.
+    """Run tests in a copy of the tree; above ``limit_seconds`` they count as hung."""
+    # Child processes of tests must import from the copy, too.
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *PYTEST, SEEDED, f"--timeout={limit_seconds}", *tests]
     began = time.monotonic()
@@ -149,7 +149,7 @@ def run_tests(copy: Path, tests: tuple[str, ...], limit_seconds: float) -> Resul
 
 
 class Runner:
-    """Runs tests side by side, each in one of several copies of the tree."""
+    """Runs tests in parallel, each in one of several copies of the tree."""
 
     def __init__(self, root: Path, copies: list[Path]) -> None:
         self._root = root
@@ -159,10 +159,10 @@ class Runner:
             self._copies.put(copy)
         self._pool = ThreadPoolExecutor(len(copies))
         self._seconds: dict[str, float] = {}
-        """That the tests of a file take."""
+        """Duration of the tests of a file."""
 
     def unmutated(self, tests: Iterable[str]) -> Iterator[str]:
-        """Yield what is wrong with the tests: each must pass before it can notice anything."""
+        """Yield faults of the unmutated tests: each must pass before it can detect a mutant."""
         by_file: dict[str, tuple[str, ...]] = {}
         for test in tests:
             by_file[file_of(test)] = (*by_file.get(file_of(test), ()), test)
@@ -174,7 +174,7 @@ class Runner:
             yield "the tests do not import the copy: they pass with broken packages in it"
 
     def attempts(self, mutants: list[Mutant]) -> Iterator[Result]:
-        """Yield each entry's result, in their order."""
+        """Yield each entry's result, in order."""
         return self._pool.map(self._attempt, mutants)
 
     def _attempt(self, mutant: Mutant) -> Result:
@@ -193,7 +193,7 @@ class Runner:
         limit_seconds: float = UNMUTATED_SECONDS_MAX,
         wrong: Mapping[str, str] = MappingProxyType({}),
     ) -> Result:
-        """Run tests with other texts in some files."""
+        """Run tests with replaced texts in some files."""
         copy = self._copies.get()
         try:
             with ExitStack() as stack:
@@ -210,7 +210,7 @@ def file_of(test: str) -> str:
 
 
 def run(mutants: list[Mutant], root: Path = ROOT, jobs: int = 2) -> list[str]:
-    """Try all entries and say how each went; return the ids of those that went unnoticed."""
+    """Try all entries and print each result; return the ids of undetected ones."""
     if not mutants:
         raise UnfitError("no such entry")
     for mutant in mutants:
@@ -239,13 +239,12 @@ def run(mutants: list[Mutant], root: Path = ROOT, jobs: int = 2) -> list[str]:
 
 
 def say(*lines: str) -> None:
-    """Print, now."""
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Run what the command line asks for; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="ID", help="these entries or areas only")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")

@@ -1,4 +1,4 @@
-"""The lists of wrong lines fit the sources, and the tool that tries them tells right from wrong."""
+"""Mutant lists match the sources, and the mutation runner reports correct results."""
 
 from pathlib import Path
 

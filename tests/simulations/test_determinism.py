@@ -1,7 +1,7 @@
-"""A run is a function of its scenario and seed: in one process, in another, under any hash seed.
+"""A run is a function of its scenario and seed, in any process and under any hash seed.
 
-A set of strings that is gone through, or a draw from a generator that others draw from, would show
-here: strings hash otherwise in every process, and what has run before leaves things behind.
+The test detects iteration over sets of strings and draws from shared generators: string hashes
+differ between processes, and earlier runs leave state behind.
 """
 
 import json
@@ -97,10 +97,10 @@ for file in sys.argv[1:]:
     main(["simulate", "run", file, "--seed", "5", "--json"])
 """
 
-pytestmark = pytest.mark.xdist_group("determinism")  # one worker runs what is compared, once
+pytestmark = pytest.mark.xdist_group("determinism")  # one worker runs the compared runs once
 
 REAL = ("wall_s", "peak_rss_mb")
-"""What is of this machine and no simulation."""
+"""Values of this machine, not of the simulation."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_the_same_in_another_process_under_another_hash_seed(first, files, tmp_p
     done = subprocess.run(
         [sys.executable, "-c", IN_ANOTHER_PROCESS, *files.values()],
         env=os.environ | code | {"PYTHONHASHSEED": "1"},
-        cwd=tmp_path,  # outside of the checkout, which would remember a failure
+        cwd=tmp_path,  # outside of the checkout, which would record a failure
         capture_output=True,
         check=True,
         text=True,

@@ -1,8 +1,7 @@
-"""A check of the daemon that does not check: the simulator must see it, and see nothing else.
+"""Planted bugs: the simulator detects a missing check of the daemon, and no other violation.
 
-Each scenario passes as it is. Then one check is taken out, where the daemon makes it, and the
-simulator must end with the rule that was broken, with what led there, and with a command that
-shows the same again.
+Each scenario passes unchanged. Then one check is removed from the daemon. The simulator must end
+with the violated rule, its causes, and a command that repeats the same violation.
 """
 
 import shlex
@@ -77,7 +76,7 @@ def simulate(tmp_path):
     def simulate(text, seed=1):
         file.write_text(text)
         outcome = run_plan(RunPlan(str(file), seed), clock=time.perf_counter)
-        assert outcome.result.events > 300  # it lived
+        assert outcome.result.events > 300  # the swarm worked
         return outcome
 
     return simulate
@@ -89,7 +88,7 @@ def repeat(monkeypatch, capsys, tmp_path):
     entry = loading.EntryPoint("simulate", "simulations.cli.main:app", loading.GROUP)
     entries = {item.name: item for item in loading.BUILT_IN} | {"simulate": entry}
     monkeypatch.setattr(loading, "_entries", lambda: entries)
-    monkeypatch.chdir(tmp_path)  # outside of the checkout, which would remember the failure
+    monkeypatch.chdir(tmp_path)  # outside of the checkout, which would record the failure
 
     def repeat(outcome):
         command, violation = outcome.plan.command, outcome.violation
@@ -111,7 +110,7 @@ def repeat(monkeypatch, capsys, tmp_path):
 
 
 def test_a_trainer_that_does_not_wait_for_certificates_is_seen(monkeypatch, simulate, repeat):
-    """``usable`` is what the trainer, and nobody else, asks what it may learn from."""
+    """Only the trainer calls ``usable``, to select rollouts to learn from."""
 
     def usable(demand):
         return [entry for entry in demand._unlearned.values() if demand.is_current(entry)]
@@ -143,7 +142,7 @@ def test_a_committee_that_nobody_counts_is_seen(monkeypatch, simulate, repeat):
 
 
 def test_a_transfer_that_does_not_check_digests_is_seen(monkeypatch, simulate, repeat):
-    """A download hands each chunk to the blob store, which says whether it fits."""
+    """A download passes each chunk to the blob store, which checks it."""
 
     def finish(arrival):
         arrival.on_complete(arrival, joined(arrival._here))
@@ -169,7 +168,7 @@ def test_a_node_that_gives_up_a_body_too_early_is_seen(monkeypatch, simulate, re
     repeat(outcome)
 
 
-# Back-off
+# Backoff
 
 
 def test_a_router_that_forgets_who_pruned_it_is_seen(monkeypatch, simulate, repeat):

@@ -1,4 +1,4 @@
-"""A trace written by hand: what a small, well-behaved swarm would emit, and ways to spoil it."""
+"""Handwritten trace of a small, well-behaved swarm, and ways to break its rules."""
 
 from functools import cache
 
@@ -31,7 +31,7 @@ def peer_id(name: str) -> str:
 
 
 def forged(envelope: bytes, signature: bytes = bytes(64)) -> bytes:
-    """Return a message with the signature of nobody."""
+    """Return a message with an invalid signature."""
     return packed({**msgpack.unpackb(envelope), "signature": signature})
 
 
@@ -80,7 +80,7 @@ class TraceExample:
         self.watch.see(Event(self.now, node, kind, facts))
 
     def wait(self, epochs):
-        """Let time pass; a sample now and then makes the clock of the watch move."""
+        """Advance time; periodic samples advance the clock of the watch."""
         for _ in range(round(epochs)):
             self.now += EPOCH_SECONDS
             self.emit("world", "sample")
@@ -103,12 +103,12 @@ class TraceExample:
         self.emit(name, "node-down", how=how)
 
     def stored(self, envelope, *names):
-        """Make ``names`` store a message, in this order."""
+        """Store a message on ``names``, in this order."""
         for name in names:
             self.emit(name, "stored", table="messages", key=b"", value=envelope)
 
     def spread(self, envelope, *names):
-        """Make its author store a message, then ``names``, or everybody but the author."""
+        """Store a message on its author, then on ``names`` or on all other nodes."""
         fields = msgpack.unpackb(envelope)
         author = next(name for name in self.roles if self.peers[name] == fields["signer"])
         if fields["kind"] == "rollout-commit":
@@ -178,7 +178,7 @@ class TraceExample:
         return self.assembled(author, commit, verdicts, accepted=accepted, escalated=escalated)
 
     def assembled(self, author, commit, verdicts, *, accepted=True, escalated=False):
-        """Return a certificate with verdicts that nobody need have stored."""
+        """Return a certificate with verdicts that no node need have stored."""
         return self.envelope(
             "certificate",
             author,
@@ -214,7 +214,7 @@ class TraceExample:
             created_at=int(self.now * 1000),
         )
 
-    # Whole stories
+    # Composite events
 
     def trained(self, *commits):
         """Let the trainer train on rollouts for a second that ends now, certified or not."""
@@ -222,14 +222,14 @@ class TraceExample:
         self.emit("trainer", "trained", rollouts=marks, step=1, seconds=1.0)
 
     def certified(self, worker, validators=("validator-0", "validator-1"), **place):
-        """Let a rollout be made, certified and known to everyone; return its commit."""
+        """Make a certified rollout, known to every node; return its commit."""
         commit = self.commit(worker, **place)
         self.spread(commit)
         self.spread(self.certificate(validators, commit))
         return commit
 
     def published(self, version, parent=None, batch=(), **options):
-        """Let a version be published and taken by everyone; return its manifest."""
+        """Publish a version that every node accepts; return its manifest."""
         manifest = self.checkpoint(version, parent, batch, **options)
         self.spread(manifest)
         return manifest
@@ -251,7 +251,7 @@ SMALL = {
 
 
 def small_run(**options) -> TraceExample:
-    """Return a run whose nodes are all up and that has its version 0."""
+    """Return a run with all nodes up and with version 0."""
     example = TraceExample(SMALL, **options)
     example.up()
     example.genesis = example.published(0)

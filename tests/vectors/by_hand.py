@@ -1,6 +1,6 @@
-"""A reader of what travels, written from ``docs/protocol.md`` alone: it imports nothing of ours.
+"""Reader of the wire formats, written from ``docs/protocol.md`` alone, without project imports.
 
-It is strict and slow, and raises ``Refused`` for whatever the page says is refused.
+It is strict and slow, and raises ``Refused`` for all input that the page refuses.
 """
 
 import json
@@ -35,7 +35,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 class Reader:
-    """Reads bytes from the front; also the frames of section 13."""
+    """Reads bytes from the front, including the frames of section 13."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -56,7 +56,7 @@ class Reader:
         return self.at == len(self.data)
 
     def shortest(self, widths: tuple[int, ...], width: int, least: int) -> int:
-        """Return a length that no shorter form than ``width`` bytes could have told."""
+        """Return a length, and refuse a ``width`` that is not the shortest."""
         length = self.number(width)
         smaller = widths[: widths.index(width)]
         require(length >= (1 << 8 * smaller[-1] if smaller else least), "not the shortest form")
@@ -127,7 +127,7 @@ class Reader:
 
 
 def canonical(data: bytes) -> Any:
-    """Return the value that all of ``data`` spells."""
+    """Return the value that ``data`` encodes as a whole."""
     reader = Reader(data)
     value = reader.value()
     require(reader.ended, "something follows")
@@ -157,7 +157,7 @@ def domain(kind: str, run_id: bytes) -> bytes:
 
 
 def opened(data: bytes, run_id: bytes, bytes_max: int = 16384) -> tuple[str, str, bytes, Any]:
-    """Return kind, signer, message id and fields of a good envelope."""
+    """Return kind, signer, message id and fields of a valid envelope."""
     require(len(data) <= bytes_max, "too large")
     outer = canonical(data)
     require(isinstance(outer, dict), "not a map")
@@ -172,7 +172,7 @@ def opened(data: bytes, run_id: bytes, bytes_max: int = 16384) -> tuple[str, str
 
 
 class Encoded:
-    """Reads an encoding from the front: little-endian numbers, and bits from the upper one."""
+    """Reads an encoding from the front: little-endian numbers, and bits from the highest."""
 
     def __init__(self, data: bytes) -> None:
         self.reader = Reader(data)
@@ -225,7 +225,7 @@ def bits_of(data: bytes) -> list[int]:
 
 
 def runs_in(file: bytes, header: bytes) -> list[tuple[int, list[int]]]:
-    """Return bytes of an element, and elements, of what is cut together, in the file's order."""
+    """Return (element width, element count) of each separately split run, in the file's order."""
     table = json.loads(header[8:])
     data = file[len(header) :]
     runs: list[tuple[int, list[int]]] = []
@@ -240,7 +240,7 @@ def runs_in(file: bytes, header: bytes) -> list[tuple[int, list[int]]]:
 
 
 def decoded_weights(encoding: bytes, base: bytes = b"", policy: bytes = b"") -> bytes:
-    """Return the file that an encoding makes, of a base with this policy digest if there is one."""
+    """Return the decoded file, of a base with this policy digest if there is one."""
     data = Encoded(encoding)
     preamble = canonical(data.reader.take(data.number()))
     require(preamble["base"] == policy, "another base")
@@ -272,7 +272,7 @@ def decoded_weights(encoding: bytes, base: bytes = b"", policy: bytes = b"") -> 
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the LEB128 number at a place, and the place after it."""
+    """Return the LEB128 number at an offset, and the offset after it."""
     value = shift = 0
     while True:
         require(at < len(data), "cut off")
@@ -284,7 +284,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def rpcs(data: bytes) -> list[bytes]:
-    """Cut what one side wrote on its gossip stream into RPCs."""
+    """Split the bytes of one gossip stream direction into RPCs."""
     found, at = [], 0
     while at < len(data):
         length, at = varint(data, at)
@@ -295,7 +295,7 @@ def rpcs(data: bytes) -> list[bytes]:
 
 
 def protobuf(data: bytes) -> dict[int, list[Any]]:
-    """Return the fields of a protobuf by number; those with a length as bytes."""
+    """Return the fields of a protobuf by number; length-delimited ones as bytes."""
     fields: dict[int, list[Any]] = {}
     at = 0
     while at < len(data):
@@ -314,23 +314,23 @@ def protobuf(data: bytes) -> dict[int, list[Any]]:
 # Section 14: the forest
 
 Member = tuple[str, int, bool, bool]
-"""Peer id, upload in bytes a second, whether it can be reached, whether its key has standing."""
+"""Peer id, upload in bytes a second, reachable, and with reputation."""
 
 
 def words(salt: bytes, peer: str, count: int) -> list[int]:
-    """Return the first numbers of 64 bits of a hash."""
+    """Return the first 64-bit numbers of a hash."""
     stream = blake3(salt + peer.encode()).digest(length=8 * count)
     return [int.from_bytes(stream[at : at + 8], "big") for at in range(0, 8 * count, 8)]
 
 
 def whole_class(rate: int) -> int:
-    """Return the least rate of the class of a rate."""
+    """Return the minimum rate in the class of a rate."""
     number = math.floor(2 * math.log2(max(1, rate)) + 1e-12)
     return math.ceil(2 ** (number / 2) - 1e-9)
 
 
 def who_feeds(members: list[Member], root: str, version: bytes) -> list[tuple[str, int]]:
-    """Return who may be inner and the least rate of its class, in the order of the page."""
+    """Return the eligible inner nodes with the minimum rate of their class, in the page's order."""
     there = {peer: (upload, trusted) for peer, upload, able, trusted in members if able}
     there.pop(root, None)
     drawn = {peer: words(version, peer, 2) for peer in there}
@@ -347,7 +347,7 @@ def who_feeds(members: list[Member], root: str, version: bytes) -> list[tuple[st
 
 
 def stripe_of_each(feeding: list[tuple[str, int]], version: bytes, stripes: int) -> list[int]:
-    """Return the stripe in which each of them is inner."""
+    """Return the stripe in which each node is inner."""
     dealt: list[int] = []
     for place, (peer, _) in enumerate(feeding):
         total = len(feeding)
@@ -396,7 +396,7 @@ def parents(
     by_root = max(1, count - sum(seats))
 
     def after(point: int) -> list[int]:
-        """Return all seats in the order in which they follow a point."""
+        """Return all seats in their order from a point."""
         order = range(len(circle))
         return sorted(order, key=lambda seat: (circle[seat][0] < point, seat))
 

@@ -1,7 +1,7 @@
-"""Writes ``messages.json``: a message of each kind and an exchange of each stream protocol.
+"""Writer of ``messages.json``: a message of each kind, an exchange of each stream protocol.
 
-``python -m tests.vectors.capture`` writes it anew. A change of what it holds is a change of what
-travels: see section 17 of ``docs/protocol.md``.
+``python -m tests.vectors.capture`` writes it anew. A change of its content is a change of the wire
+format: see section 17 of ``docs/protocol.md``.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ PATH = Path(__file__).with_name("messages.json")
 
 
 def capture() -> dict[str, Any]:
-    """Return all that ``messages.json`` holds."""
     return {
         "run_id": MANIFEST.run_id.hex(),
         "manifest": SIGNED_MANIFEST.encoded().hex(),
@@ -38,7 +37,7 @@ def capture() -> dict[str, Any]:
 
 
 def shown(value: Any) -> Any:
-    """Return a value with its bytes as hexadecimal text, as JSON has it."""
+    """Return a value with its bytes as hexadecimal text, for JSON."""
     if isinstance(value, dict):
         return {key: shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -47,7 +46,6 @@ def shown(value: Any) -> Any:
 
 
 def main() -> None:
-    """Write the file."""
     PATH.write_text(json.dumps(capture(), indent=1) + "\n")
 
 

@@ -1,7 +1,7 @@
-"""The core vectors, computed from the words of the protocol and none of its code.
+"""Core vectors, computed from the text of the protocol without its code.
 
-``python tests/vectors/core_reference.py`` prints ``core.json``. A change of what it holds is
-a change of the protocol, and needs another protocol version.
+``python tests/vectors/core_reference.py`` prints ``core.json``. A change of its content is a change
+of the protocol, and needs another protocol version.
 """
 
 import itertools
@@ -219,7 +219,7 @@ def assignment(run_id: bytes, slot: int, held_out: int = 0) -> list[list[int]]:
 
 
 def admission(run_id: bytes, epoch: int) -> dict[str, Any]:
-    """Return the worker's proof of work with the least nonce, and the hash that it is good for."""
+    """Return the worker's proof of work with the smallest nonce, and its hash."""
     name, rules = peer_id(SEEDS[WORKER]).encode(), MANIFEST["admission"]
     beacon = digest(b"prime-node/beacon", run_id, epoch.to_bytes(8, "big"))
     date = epoch.to_bytes(8, "big")
@@ -239,7 +239,7 @@ def admission(run_id: bytes, epoch: int) -> dict[str, Any]:
 
 
 def draws() -> dict[str, Any]:
-    """Return what one stream gives, each from its own counter."""
+    """Return the draws of one stream, each from its own counter."""
 
     def block(seed: bytes, counter: int, suffix: bytes = b"", length: int = 8) -> bytes:
         return blake3(seed + counter.to_bytes(8, "big") + suffix).digest(length)

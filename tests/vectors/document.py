@@ -1,4 +1,4 @@
-"""The tables of ``docs/protocol.md``, by heading; what a reader of the page has, and no code."""
+"""Tables of ``docs/protocol.md`` by heading, for readers without the code."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One message of each kind and the files that they name, made by the code with fixed keys."""
+"""One message of each kind with its files, made by the code with fixed keys."""
 
 from typing import Any
 
@@ -131,7 +131,7 @@ def encoding() -> Encoding:
 
 
 def encodings() -> dict[str, bytes]:
-    """Return two files of tensors, and encodings of the second, by itself and against the first."""
+    """Return two files of tensors, and encodings of the second, alone and against the first."""
     rng = np.random.default_rng(1)
     few = rng.integers(0x3A00, 0x3D00, 600, dtype=np.uint16)
     many = rng.integers(0, 1 << 32, 100, dtype=np.uint32)
@@ -162,7 +162,7 @@ def encodings() -> dict[str, bytes]:
 
 
 def replica() -> Replica:
-    """Return what a node has concluded once the commit is checked."""
+    """Return a replica in which the commit is checked."""
     state = Replica(MANIFEST, verify)
     for signed in (*(record(one, "validator") for one in VALIDATORS), GENESIS, COMMIT):
         assert state.receive(signed.envelope, now(0)).result is ValidationResult.ACCEPT
@@ -186,7 +186,7 @@ def verdicts() -> list[Signed[Verdict]]:
 
 
 def evidence() -> Signed[Evidence]:
-    """Return the proof that the last validator of the genesis equivocated."""
+    """Return evidence that the last genesis validator equivocated."""
     equivocator = VALIDATORS[-1]
     accepting, rejecting = (
         Verdict(commit=COMMIT.digest, accept=accept, reason="accepted" if accept else "reward")
@@ -201,7 +201,7 @@ def evidence() -> Signed[Evidence]:
 
 
 def messages() -> dict[str, Signed[Any]]:
-    """Return the messages by kind, in an order in which a node can take them in."""
+    """Return the messages by kind, in an order that a node accepts."""
     agreeing = verdicts()
     certificate = Certificate(
         commit=COMMIT.digest,

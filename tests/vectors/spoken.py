@@ -1,4 +1,4 @@
-"""What two nodes say to each other: stream protocols between their real ends, gossip."""
+"""Exchanges of two nodes: stream protocols between their real ends, and gossip."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -57,7 +57,7 @@ OPENER, ACCEPTOR = VALIDATORS[1], VALIDATORS[0]
 
 
 class Exchange:
-    """Streams between two nodes; what each side writes is noted, in order."""
+    """Streams between two nodes; records each side's writes in order."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Any] = {}
@@ -72,7 +72,7 @@ class Exchange:
 
 
 class Streams:
-    """One of the two as its services see its peers."""
+    """One of the two nodes, as its services use its peers."""
 
     places: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     connected: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ async def manifest_exchange(opener: Streams, acceptor: Streams) -> None:
 
 
 class Held:
-    """The part of the ``Blobs`` port that serves, and holds the body."""
+    """The serving part of the ``Blobs`` port, with the body stored."""
 
     async def get(self, digest):
         return None
@@ -147,14 +147,14 @@ class Held:
 
 
 class Fixed:
-    """The ``Clock`` port, standing still."""
+    """The ``Clock`` port at a fixed time."""
 
     def now(self) -> float:
         return now(0)
 
 
 async def blobs_exchange(opener: Streams, acceptor: Streams) -> None:
-    """Ask for a part of the body."""
+    """Request a part of the body."""
     protocol = BLOBS.on(MANIFEST.run_id)
     await BlobExchange(acceptor, Held(), protocol=protocol).start()
     asking = BlobExchange(opener, Held(), protocol=protocol)
@@ -165,7 +165,7 @@ async def blobs_exchange(opener: Streams, acceptor: Streams) -> None:
 
 
 class Door:
-    """Stands for the inbox: what is handed in goes to a replica."""
+    """Message intake that passes all messages to a replica."""
 
     def __init__(self, state: Replica) -> None:
         self.state = state
@@ -183,7 +183,7 @@ def context(signer: Identity, streams: Streams, state: Replica) -> Any:
 
 
 async def message_exchange(opener: Streams, acceptor: Streams) -> None:
-    """Hand over a verdict."""
+    """Send a verdict."""
     gossip = SimpleNamespace(subscribe=lambda *_, **__: None)
     asking, serving = (
         SwarmClient(context(one, streams, state), Door(state), gossip, None, None, None)
@@ -194,7 +194,7 @@ async def message_exchange(opener: Streams, acceptor: Streams) -> None:
 
 
 async def sync_exchange(opener: Streams, acceptor: Streams) -> None:
-    """Tell a newcomer all that there is."""
+    """Send all messages to a joining node."""
     here, there = Replica(MANIFEST, verify), replica()
     for kind in ("certificate", "evidence"):
         assert there.receive(messages()[kind].envelope, now(2)).result is ValidationResult.ACCEPT
@@ -208,7 +208,7 @@ async def sync_exchange(opener: Streams, acceptor: Streams) -> None:
 
 
 class Where:
-    """The part of the ``Transport`` port that knows addresses; whoever is dialled answers."""
+    """The address part of the ``Transport`` port; every dial succeeds."""
 
     ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{OPENER.peer_id}"
 
@@ -226,7 +226,7 @@ class Where:
 
 
 async def dial_back_exchange(opener: Streams, acceptor: Streams) -> None:
-    """Be dialled back, and send a sample of a hundred bytes."""
+    """Request a dial-back, and send a sample of a hundred bytes."""
     serving = context(ACCEPTOR, acceptor, replica())
     serving.ports.transport = Where()
     await ReachabilityProber(serving).start()
@@ -236,7 +236,7 @@ async def dial_back_exchange(opener: Streams, acceptor: Streams) -> None:
 
 
 async def hop_exchange(opener: Streams, acceptor: Streams) -> None:
-    """Ask a relay for a place."""
+    """Request a relay reservation."""
     serving = context(ACCEPTOR, acceptor, replica())
     serving.ports.transport = Where()
     await CircuitRelay(serving, UploadScheduler(None)).start()
@@ -270,11 +270,11 @@ async def exchanged(talk: Callable[[Streams, Streams], Awaitable[None]]) -> dict
     }
 
 
-# What two routers say to each other
+# Gossip between two routers
 
 
 class Pair:
-    """Two gossip routers; ``spoken`` is what each wrote on the stream that it opened."""
+    """Two gossip routers; ``spoken`` holds each one's writes on the stream that it opened."""
 
     def __init__(self) -> None:
         self.routers = {
@@ -283,7 +283,7 @@ class Pair:
         self.spoken: list[tuple[str, str]] = []
 
     def apply(self, peer, event, *, lose: bool = False) -> None:
-        """Give an event to a router, and what it sends to the other one unless it is lost."""
+        """Pass an event to a router, and its messages to the other one unless they are lost."""
         for effect in self.routers[peer].handle(event, now(0)):
             if isinstance(effect, Send):
                 side = "opener" if peer == OPENER.peer_id else "acceptor"
@@ -313,7 +313,7 @@ def gossip() -> dict[str, Any]:
 # A directory record
 
 DIRECTORY_BITS = 5
-"""Of a swarm of more than 1536 members."""
+"""For a swarm of more than 1536 members."""
 
 
 def directory() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Captured bytes are what ``docs/protocol.md`` says; what reads them imports nothing of ours.
+"""Captured bytes match ``docs/protocol.md``, read without project imports.
 
 ``messages.json`` was captured from the code by ``python -m tests.vectors.capture``.
 """
@@ -207,7 +207,7 @@ def test_encodings_of_weights_make_the_file():
 
 
 def said(word: str) -> list[tuple[str, Reader]]:
-    """Return who wrote what in the exchange of a stream protocol, in turns."""
+    """Return the (side, reader) pairs of a stream protocol's exchange, in order."""
     exchange = VECTORS["streams"][word]
     row = next(row for row in TABLES["13. Streams"][0] if row["protocol"] == word)
     assert exchange["name"] == row["name"].replace("{run}", RUN_ID.hex()[:16])
@@ -289,7 +289,7 @@ def test_the_hop_stream():
 
 
 def test_gossip():
-    """Both say hello; a GRAFT, a lost message, its IHAVE and IWANT, the message, and a PRUNE."""
+    """Both send hello; then GRAFT, a lost message, its IHAVE and IWANT, the message, and PRUNE."""
     topic = VECTORS["gossip"]["topic"]
     names = [row["name on the wire"] for row in TABLES["12. Gossip"][0]]
     assert topic in [name.replace("<run id in hexadecimal>", RUN_ID.hex()) for name in names]
@@ -321,7 +321,7 @@ def control(fields: dict, number: int) -> dict:
 
 
 def read_message(data: bytes, topic: str) -> dict:
-    """Return the fields of a gossiped message after checking that it is one."""
+    """Return the fields of a gossiped message after checking its form."""
     message = protobuf(data)
     assert list(message) == [1, 2, 3, 4, 5]
     assert message[4] == [topic.encode()]

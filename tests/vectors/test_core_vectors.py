@@ -1,4 +1,4 @@
-"""The fixed vectors: another implementation that agrees with these can join a run."""
+"""Fixed vectors: an implementation that matches these can join a run."""
 
 import json
 from pathlib import Path

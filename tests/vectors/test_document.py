@@ -1,4 +1,4 @@
-"""``docs/protocol.md`` names everything that the code has, with its types and bounds."""
+"""``docs/protocol.md`` names every field of the code, with its types and bounds."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def amount(schema: dict, least_key: str, most_key: str, unit: str) -> str:
 
 def described(schema: dict) -> tuple[str, str]:
     """Return type and bounds of a JSON schema in the words of the page."""
-    if schema.get("anyOf", [])[1:] == [{"type": "null"}]:  # may be left out
+    if schema.get("anyOf", [])[1:] == [{"type": "null"}]:  # optional
         return described(schema["anyOf"][0])
     if "anyOf" in schema or "$ref" in schema or schema.get("type") == "object":
         return "map", ""
@@ -189,11 +189,11 @@ def test_links_within_the_page_lead_somewhere():
 
 
 def test_captured_bytes_are_what_the_code_makes_today():
-    """Else: ``.venv/bin/python -m tests.vectors.capture``, and section 17 of the page."""
+    """On failure: ``.venv/bin/python -m tests.vectors.capture``, and section 17 of the page."""
     assert json.loads(PATH.read_text()) == capture()
 
 
-# Canonical encoding: the reader that was written from the page, and ours
+# Canonical encoding: the independent reader and the project's
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
 
@@ -224,7 +224,7 @@ def test_what_ours_writes_is_read_by_hand(value):
 @example(b"\x91" * 15 + b"\x90", 0, b"")
 @example(b"\x91" * 16 + b"\x90", 0, b"")
 def test_what_ours_refuses_is_refused_by_hand_and_nothing_else(data, place, splice):
-    """Also with some bytes of a good value replaced."""
+    """Inputs include valid values with some bytes replaced."""
     spoilt = data[:place] + splice + data[place + len(splice) :]
     ours = decode(spoilt, bytes_max=1 << 16)
     try:

@@ -1,7 +1,7 @@
-"""TOPLOC once more: slow, in Python integers, written from the description and sharing no code.
+"""Independent TOPLOC reference: slow, in Python integers, written from the description.
 
-Lagrange in place of Newton, sorting in place of partitions, sets in place of array tricks. Run as a
-script it prints the vectors: ``python tests/vectors/toploc_reference.py``.
+It uses Lagrange in place of Newton, sorting in place of partitions, sets in place of array tricks.
+Run as a script it prints the vectors: ``python tests/vectors/toploc_reference.py``.
 """
 
 import json
@@ -104,7 +104,7 @@ def verify(bits, hidden, proofs, variant, chunk_tokens=32, top_k=128):
 
 
 class SplitMix:
-    """SplitMix64, as its authors print it: a source of made-up states."""
+    """SplitMix64 as published: a source of synthetic states."""
 
     def __init__(self, state):
         self.state = state
@@ -117,7 +117,7 @@ class SplitMix:
 
 
 def mix(x, key=0):
-    """triple32 as its author prints it, with a key before the second product."""
+    """Return triple32 as published, with a key before the second product."""
     x ^= x >> 17
     x = x * 0xED5AD4BB & M32
     x ^= x >> 11
@@ -149,7 +149,7 @@ def float_bits(value, variant):
 
 
 def states(seed, count, variant, noise_seed=None, noise=0.0):
-    """Sums of uniform numbers times ``1 + noise * uniform``: no logarithm, so equal everywhere."""
+    """Return sums of uniform numbers times ``1 + noise * uniform``: exact on every platform."""
     stream, other = SplitMix(seed), SplitMix(noise_seed or 0)
     bits = []
     for _ in range(count):
@@ -160,7 +160,7 @@ def states(seed, count, variant, noise_seed=None, noise=0.0):
 
 
 def sparse(count, variant, at):
-    """Zeros except for ``at``: big chunks that stay small in a file."""
+    """Return zeros except for ``at``: big chunks that stay small in a file."""
     bits = [0] * count
     for index, value in at.items():
         bits[index] = float_bits(value, variant)

@@ -1,4 +1,4 @@
-"""``benchmarks/shardcast/large_run.py``: what it simulates is what it says that it assumes."""
+"""``benchmarks/shardcast/large_run.py``: the simulated run matches its stated assumptions."""
 
 from argparse import Namespace
 
@@ -26,7 +26,7 @@ def test_the_scenario_is_the_recipes_run(lines):
     assert checker.check_tokens_per_second * 20 == pytest.approx(step_tokens / 128)
     assert learner.weights_seconds(scenario.workload.weights_bytes) == 62
     assert learner.weights_seconds(scenario.workload.state_bytes) == 372
-    # Time for the steps that are asked for, and what the trainer writes after each.
+    # Time for the requested steps, and for the trainer's write after each.
     assert scenario.seconds > 4 * (22 * 60 + 62 + 372)
     home = next(line for line in scenario.lines if "inference" in line.roles)
     assert (home.upload_mbit, home.download_mbit) in {(590, 590), (40, 100)}

@@ -1,4 +1,4 @@
-"""The scripts that shape lines: they run, and leave nothing behind however they end."""
+"""Traffic-shaping scripts: they run, and clean up after any end."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ SHAPE = "ip link set lo up && tc qdisc add dev lo root tbf rate 1mbit burst 2k l
 def name_of(process: psutil.Process) -> str:
     try:
         return process.name()
-    except psutil.NoSuchProcess:  # it ran for a moment, as what sets a line up does
+    except psutil.NoSuchProcess:  # short-lived, like the commands that set up a line
         return ""
 
 
@@ -45,7 +45,7 @@ def test_a_swarm_is_as_fast_as_its_lines_at_best(tmp_path):
     options = [*small, "--megabytes-per-second", "2", "--directory", str(tmp_path)]
     done = subprocess.run(command("swarm.py", *options), capture_output=True, check=True)
     found = json.loads(done.stdout)["ours"]
-    assert found["makespan_ratio"] > 0.99  # else the line let more through
+    assert found["makespan_ratio"] > 0.99  # else the line exceeded its rate
     assert found["origin_sent_ratio"] >= 0.99
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""The model of a broadcast against the daemon's own parts, and what the script says."""
+"""Broadcast model: agreement with the daemon's own parts, and the script's output."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ def modules(monkeypatch):
 
 @pytest.mark.parametrize("dying", [0.0, 0.1])
 def test_the_model_and_the_daemons_parts_agree(modules, dying):
-    """On average of a few seeds: when a node dies, a moment decides who waits for it."""
+    """Averaged over a few seeds: when a node dies, a moment decides which peers wait for it."""
     makespan, parts = modules
     modelled, real = [], []
     for seed in range(SEEDS if dying else 1):
@@ -49,7 +49,7 @@ def test_the_forest_is_near_the_bound_and_others_are_not():
 
 
 def test_strong_lines_help_those_that_are_late(modules):
-    """The last node has it after 1.5 times the bound; where nobody asked ahead, after 2.8."""
+    """The last node has the file after 1.5 times the bound; without early requests after 2.8."""
     makespan, _ = modules
     lines = {"nodes": 116, "gigabytes": 0.4, "up_mbit": 32.0, "down_mbit": 100.0, "strong": 16}
     options = Namespace(**SMALL | lines | {"seed": 1}, dying=0.0, only="forest")
@@ -58,7 +58,7 @@ def test_strong_lines_help_those_that_are_late(modules):
 
 
 def test_others_get_over_dead_parents_and_relays_too(modules):
-    """Some of the ten relays die here, and their clients would wait for ever."""
+    """Some of the ten relays die here; without recovery their clients would wait for ever."""
     makespan, _ = modules
     options = Namespace(**SMALL, dying=0.3, only="baselines")
     for name, way in makespan.measure(options)["baselines"].items():

@@ -18,7 +18,7 @@ RANKED = [WORLD.by_peer[peer] for peer in COMMITTEE.ranking]
 
 
 def tally(*votes) -> VerdictPool:
-    """Return the tally of ``votes`` by rank: True, False, or None where nobody is heard."""
+    """Return the tally of ``votes`` by rank: True, False, or None for no verdict."""
     result = VerdictPool()
     for signer, accept in zip(RANKED, votes, strict=False):
         if accept is not None:
@@ -187,7 +187,7 @@ def test_no_certificate_holds_without_its_quorum(ranks, escalated, accepted):
 
 
 def test_who_was_on_the_signers_roster_counts_at_its_rank():
-    """A late node may not see somebody on the roster of back then who has been away since."""
+    """A late node may not see a member on the old roster that has been away since."""
     absent = {RANKED[0].peer_id, RANKED[6].peer_id}
     live = [one for one in WORLD.validators if one.peer_id not in absent]
     replica = WORLD.replica(roster_at=None)
@@ -214,7 +214,7 @@ def test_who_was_on_the_signers_roster_counts_at_its_rank():
 
 
 def test_a_worker_that_is_a_validator_does_not_count_for_its_own_commit():
-    """Neither where its key ranks first among all, nor when its verdict is shown as one more."""
+    """This holds with its key at the first rank, and with its verdict as an additional one."""
     worker = WORLD.validators[0]
     commits = [WORLD.commit(worker, tokens=tokens) for tokens in range(1, 33)]
     committee = next(

@@ -46,7 +46,7 @@ def test_evidence_is_bounded_by_the_validators_of_the_genesis():
 
 
 def flawed() -> dict:
-    """Return what proves nothing, by what is wrong with it."""
+    """Return invalid evidence by its fault."""
     foreign = World(run_manifest(validators=5))
     accepting, rejecting = (WORLD.verdict(LIAR, COMMIT, accept=accept) for accept in (True, False))
     elsewhere = WORLD.verdict(LIAR, WORLD.commit(WORKER, tokens=11), accept=False)

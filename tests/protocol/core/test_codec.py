@@ -93,10 +93,10 @@ def test_what_is_only_announced_takes_no_memory(header):
         (b"\xcb" + struct.pack(">d", float("-inf")), "undecodable"),
         (b"\xa2\xff\xfe", "undecodable"),  # not UTF-8
         (b"\xa3\xed\xa0\x80", "undecodable"),  # a lone surrogate
-        (b"\xc1", "undecodable"),  # never used
+        (b"\xc1", "undecodable"),  # unused byte
         (b"", "undecodable"),
-        (b"\x05\x05", "undecodable"),  # something after the value
-        (b"\xdd\xff\xff\xff\xff", "undecodable"),  # four thousand million items, it says
+        (b"\x05\x05", "undecodable"),  # trailing bytes
+        (b"\xdd\xff\xff\xff\xff", "undecodable"),  # claims four thousand million items
         (b"\xc6\xff\xff\xff\xff", "undecodable"),
     ],
 )

@@ -19,7 +19,7 @@ STEPS = st.one_of(
 
 
 def modelled(entries, limit, step):
-    """Return what a list of (key, value), oldest first, becomes by one step."""
+    """Return the model, a list of (key, value), oldest first, after one step."""
     name, key, value = step
     known = dict(entries)
     others = [entry for entry in entries if entry[0] != key]

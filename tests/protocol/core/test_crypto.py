@@ -17,7 +17,7 @@ from protocol.core.types import PeerId
 
 ONE = Identity(bytes(range(32)))
 ORDER = 2**252 + 27742317777372353535851937790883648493
-"""Of the Ed25519 group (RFC 8032)."""
+"""Order of the Ed25519 group (RFC 8032)."""
 
 
 @given(st.binary(min_size=32, max_size=32))

@@ -1,4 +1,4 @@
-"""Routers, identities and a lossy network of routers for the tests beside this file."""
+"""Routers, identities and a lossy network of routers for the gossip tests."""
 
 import heapq
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def router(
     trusted=nobody,
     standing=frozenset(),
 ) -> Router:
-    """Return a router; authors and peers in ``standing`` have some."""
+    """Return a router; authors and peers in ``standing`` have reputation."""
     return Router(
         SELF,
         params or Params(),

@@ -1,4 +1,4 @@
-"""Messages that wait: relayed together, told of after that, never sent back."""
+"""Messages that may wait: batched forwarding, IHAVE after that, never back to the sender."""
 
 import pytest
 
@@ -26,7 +26,7 @@ AUTHOR = PEERS[20]
 
 
 def joined(count: int = 3) -> Router:
-    """Return a router for which TOPIC may wait, with ``count`` subscribed peers in its mesh."""
+    """Return a router that may delay TOPIC, with ``count`` subscribed peers in its mesh."""
     return joined_router(count, may_wait=True, standing={AUTHOR.peer_id})
 
 
@@ -86,7 +86,7 @@ WAIT_SECONDS = 0.25
 
 
 def in_a_hurry(count: int = 3) -> Router:
-    """Return a router of which relays wait for ``Flush``, with ``count`` peers in its mesh."""
+    """Return a router that forwards on ``Flush``, with ``count`` peers in its mesh."""
     return joined_router(count, Params(relay_wait_seconds=WAIT_SECONDS))
 
 

@@ -23,6 +23,6 @@ def test_the_mesh_before_the_proven_before_strangers(mesh, trusted, subscribers,
 
 
 def test_no_stranger_is_always_left_out():
-    """Whom strangers surround reaches another honest newcomer with some of its messages."""
+    """A node surrounded by untrusted peers reaches another honest one with some of its messages."""
     flood = Flood(4, Rng(b""), frozenset)
     assert {peer for _ in range(100) for peer in flood.receivers((), EVERYBODY)} == set(EVERYBODY)

@@ -1,4 +1,4 @@
-"""Peers that flood: with GRAFTs, offers, requests, bad signatures; all cost us a bounded part."""
+"""Floods of GRAFTs, IHAVEs, IWANTs and bad signatures: the cost of each is bounded."""
 
 import itertools
 
@@ -49,7 +49,7 @@ def level(node, peer, now=0):
 
 
 def unknown_ids(first, count):
-    """Return ids of messages that nobody has."""
+    """Return ids of nonexistent messages."""
     message_id = decode_message(signed(identity(9), b"", 1)).message_id
     return tuple(
         message_id[:-8] + number.to_bytes(8, "big") for number in range(first, first + count)
@@ -65,7 +65,7 @@ def unknown_ids(first, count):
 def test_five_strangers_that_graft_on_and_on_are_in_a_part_of_our_mesh_and_then_in_none(
     grafts, way, away_seconds
 ):
-    """Whoever is refused and asks again pays, also with new connections; members that stay stay."""
+    """A refused peer that asks again is penalised, also on new connections; members stay."""
     honest = {each.peer_id for each in HONEST}
     node = joined_router(0)
     enter(node, HONEST, 0)
@@ -159,7 +159,7 @@ def test_strangers_that_ask_for_everything_share_what_is_served_and_those_with_s
     slack = max(map(len, encoded))
     assert 100_000 <= served(FLOODER, 40) <= 100_000 + slack
     node.handle(Heartbeat(), 41)
-    parts = [served(each.peer_id, 41.1) for each in STRANGERS]  # it is not known how many will ask
+    parts = [served(each.peer_id, 41.1) for each in STRANGERS]  # how many will request is unknown
     for count, part in enumerate(parts, 1):
         assert 100_000 / count <= part <= 100_000 / count + slack
     node.handle(Heartbeat(), 42)
@@ -232,7 +232,7 @@ def test_a_flood_of_rpcs_that_take_long_to_read_is_soon_not_read(rpc):
 
 
 def test_a_flood_of_empty_rpcs_is_soon_not_read():
-    """Each is one byte on the wire, and takes as long to handle as one that says something."""
+    """An empty RPC is one byte on the wire, and costs as much as a useful one."""
     node = joined_router(3)
     enter(node, STRANGERS[:1], 0)
     empty = RpcReceived(FLOODER, b"")
@@ -261,7 +261,7 @@ def test_who_asks_for_all_that_it_was_offered_in_each_heartbeat_is_heeded():
 
 @pytest.mark.parametrize("author", [STRANGERS[0], identity(77)], ids=["its own", "another's"])
 def test_a_flood_of_bad_signatures_is_verified_a_few_times_and_then_not_read(author):
-    """A signature costs 70 us: four of them, and no more for ten minutes, however it comes back."""
+    """A check costs 70 us: four of them, then none for ten minutes, also on new connections."""
     verified = []
 
     def verifier(*signed_by):

@@ -1,4 +1,4 @@
-"""What authors without standing say on a topic that may wait: so much per peer, in turns."""
+"""Rate-limited forwarding of messages from untrusted authors: round robin, per peer."""
 
 from dataclasses import replace
 
@@ -16,11 +16,11 @@ from tests.protocol.gossipsub.nodes import PEERS, TOPIC, joined_router, received
 A, B, C = (each.peer_id for each in PEERS[:3])
 KNOWN, *NEWCOMERS = PEERS[3:]
 HALF = LANE_BYTES // 2
-"""With its frame, of two messages of this size only one fits."""
+"""With its frame, only one of two messages of this size fits."""
 
 
 def joined(count: int = 3) -> Router:
-    """Return a router for which TOPIC may wait, with ``count`` subscribed peers in its mesh."""
+    """Return a router that may delay TOPIC, with ``count`` subscribed peers in its mesh."""
     return joined_router(count, may_wait=True, standing={KNOWN.peer_id})
 
 
@@ -37,7 +37,7 @@ def decoded(encoded: bytes) -> GossipMessage:
 
 
 def relayed(node: Router, now: float = 2) -> dict[PeerId, tuple[bytes, ...]]:
-    """Return what goes to whom with the next heartbeat."""
+    """Return the messages of the next heartbeat by peer."""
     effects = node.handle(Heartbeat(), now)
     return {peer: rpc.publish for peer, rpc in sends(effects) if rpc.publish}
 
@@ -123,7 +123,7 @@ def test_only_so_much_waits_for_a_peer_and_the_oldest_leaves():
     ]
     for message in says:
         lane.add(message, [A])
-        lane.add(message, [A])  # the same again takes no more room
+        lane.add(message, [A])  # a duplicate takes no more room
     assert lane.size_bytes == room * LANE_BYTES
     lane.drop(A, says[-1])
     assert lane.size_bytes == (room - 1) * LANE_BYTES

@@ -1,4 +1,4 @@
-"""Any history of events keeps the router's promises."""
+"""Router invariants under any history of events."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -74,7 +74,7 @@ rpcs = st.builds(
 
 
 def state_of(node) -> tuple:
-    """Everything that a rejected input must not touch (budgets of a heartbeat are not in it)."""
+    """State that a rejected input must not change (except budgets of a heartbeat)."""
     return (
         {topic: node.mesh_peers(topic) for topic in node.topics},
         dict(node._mesh.backoffs),
@@ -122,7 +122,7 @@ class RouterMachine(RuleBasedStateMachine):
         return effects
 
     def check_once(self, message_id: bytes) -> None:
-        """At most one delivery until the id may have been forgotten."""
+        """Check that a message is delivered at most once until its id may be forgotten."""
         last = self.delivered.get(message_id)
         assert last is None or self.latest >= last + LIMITS.seen_seconds
         self.delivered[message_id] = self.seen_at[message_id]

@@ -1,4 +1,4 @@
-"""A mesh that is looked at only when it is due is what it would be if it were looked at always."""
+"""Lazy mesh maintenance equals maintenance at every heartbeat."""
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ steps = st.one_of(
 
 
 class World:
-    """A mesh, what it is told of, and what it says."""
+    """A mesh, its inputs and its outputs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -66,7 +66,7 @@ class World:
                 self.change(step)
 
     def change(self, step) -> None:
-        """Change who is in the mesh, or could be."""
+        """Change the members of the mesh, or the candidates."""
         mesh, now = self.mesh, self.now
         match step:
             case "join", topic if topic not in mesh:

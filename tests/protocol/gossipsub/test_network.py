@@ -1,4 +1,4 @@
-"""Twenty routers under a virtual clock: everybody gets everything, once."""
+"""Twenty routers under a virtual clock: every router delivers every message once."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_heavy_loss_is_recovered_by_gossip_in_a_few_heartbeats(seed):
 
 
 def test_a_mesh_that_lost_all_pushes_lives_on_ihave_alone():
-    """A mesh of at most one peer in a sparse graph: most deliveries must be asked for."""
+    """A mesh of at most one peer in a sparse graph: most deliveries need IWANT."""
     thin = Params(mesh_low=1, mesh_size=1, mesh_high=1, mesh_keep_by_score=1, mesh_outbound=0)
     network = swarm("thin", loss=0.2, degree=6, params=thin)
     author = NODES[0].peer_id

@@ -1,4 +1,4 @@
-"""The small parts: caches, outbox, frames, params, back-offs."""
+"""Small parts of gossip: caches, send queue, frames, params, backoffs."""
 
 import pytest
 from hypothesis import given
@@ -215,7 +215,7 @@ def test_a_back_off_outlasts_a_member_s_leaving():
 
 
 def test_a_thinned_mesh_keeps_the_best_and_others_by_chance():
-    """By score alone, whoever has the best scores would soon have the whole mesh to itself."""
+    """By score alone, the peers with the best scores would soon fill every mesh."""
     params = Params()
     peers = [PeerId(str(number)) for number in range(params.mesh_high)]
     scores = {peer: float(number) for number, peer in enumerate(peers)}
@@ -235,7 +235,7 @@ def test_a_thinned_mesh_keeps_the_best_and_others_by_chance():
 
 @given(st.binary(min_size=1, max_size=2), st.integers(0, 4), st.booleans())
 def test_two_with_standing_are_in_a_mesh_however_many_strangers_are_there(seed, count, best):
-    """Strangers graft first, and with ``best`` they have the best scores and we chose them."""
+    """Untrusted peers graft first, and with ``best`` they have the best scores and are outbound."""
     params = Params()
     strangers = [PeerId(f"stranger {number}") for number in range(40)]
     trusted = [PeerId(f"proven {number}") for number in range(count)]
@@ -253,9 +253,9 @@ def test_two_with_standing_are_in_a_mesh_however_many_strangers_are_there(seed, 
 
 
 def asked_at(params, seconds, leave_it_out):
-    """Return when a mesh that wants two of nine with standing asks, and check that it asks two.
+    """Return the GRAFT times of a mesh that wants two of nine trusted peers.
 
-    They prune it in each second of which ``leave_it_out`` says so.
+    They prune it in each second for which ``leave_it_out`` is true. Each time it must graft two.
     """
     trusted = [PeerId(f"proven {number}") for number in range(9)]
     peers = [PeerId(str(number)) for number in range(20)] + trusted
@@ -274,7 +274,7 @@ def asked_at(params, seconds, leave_it_out):
 
 
 def test_of_those_with_standing_two_are_asked_and_less_and_less_often():
-    """A hundred nodes want two of the same few: who asked each in turn would never be done."""
+    """A hundred nodes want two of the same few: without backoff this would never end."""
     params = Params(prune_backoff_seconds=60, seek_seconds_max=240)
     asked = asked_at(params, 1000, lambda _now: True)
     assert asked == [1, 61, 181, 421, 661, 901]

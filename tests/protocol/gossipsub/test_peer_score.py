@@ -1,4 +1,4 @@
-"""Each part of the score against plain sums, and the tables' bounds."""
+"""Each component of the score against plain sums, and the limits of the tables."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ OFF = TopicScoreParams(mesh_time_weight=0.0, first_deliveries_weight=0.0, invali
 
 
 def scores(opinions=no_opinions, *, topic=OFF, **params):
-    """Return scores that know PEER, with time begun at 0 and no cap unless given."""
+    """Return scores that know PEER, starting at time 0, without a cap unless given."""
     made = Scores(
         ScoreParams(topic=topic, **{"topics_score_max": 1e9, "decay_seconds": 1.0, **params}),
         opinions,
@@ -34,7 +34,7 @@ def scores(opinions=no_opinions, *, topic=OFF, **params):
 
 @dataclass
 class Model:
-    """One peer in one topic as the specification tells it, second by second."""
+    """One peer in one topic as in the specification, second by second."""
 
     params: TopicScoreParams
     now: int = 0
@@ -163,7 +163,7 @@ STEPS = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, max_size=30))
 def test_who_is_below_a_bound_is_known_without_a_look_at_all(steps):
-    """A shortcut may not hide a score that fell between two heartbeats, whatever it fell by."""
+    """The shortcut must not hide a score that fell between two heartbeats, for any reason."""
     opinions, now = {}, 0.0
     topic = replace(SHORT, **{name: one for part in ONE_ON.values() for name, one in part.items()})
     made = scores(
@@ -265,7 +265,7 @@ def test_credit_is_capped_and_blame_is_not():
 
 
 def test_the_numbers_of_five_topics_keep_their_order():
-    """Credit never outweighs two invalid messages; only being there never looks like delivering."""
+    """Credit never outweighs two invalid messages; mere presence never equals delivering."""
     params, topic = Params(), TopicScoreParams()
     present = 5 * topic.weight * topic.mesh_time_weight * topic.mesh_quanta_max
     delivered = 5 * topic.weight * topic.first_deliveries_weight * topic.first_deliveries_max
@@ -319,7 +319,7 @@ def test_credit_leaves_with_a_peer_and_blame_stays_with_what_it_owes():
     assert made(PEER) == 0
     made.grafted(PEER, TOPIC, 0)
     made.heartbeat(3.0)
-    made.disconnect(PEER, 3)  # from the mesh, three deliveries short
+    made.disconnect(PEER, 3)  # from the mesh, with a deficit of three deliveries
     assert made.retained == 1
     made.connect(PEER, 4)
     assert made(PEER) == -4.5

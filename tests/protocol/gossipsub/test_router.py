@@ -304,7 +304,7 @@ def test_a_peer_that_leaves_the_topic_or_the_network_leaves_the_mesh():
 
 
 def test_a_mesh_that_has_lost_its_last_member_is_filled_at_once():
-    """Strangers that were all of it may go together, long before the next heartbeat."""
+    """Untrusted members of the whole mesh may leave together, long before the next heartbeat."""
     node = joined(
         3, Params(mesh_size=2, mesh_low=1, mesh_high=2, mesh_outbound=0, mesh_keep_by_score=1)
     )
@@ -422,7 +422,7 @@ def test_who_is_outside_the_mesh_is_told_for_three_heartbeats():
 
 
 def test_whom_we_take_into_a_mesh_is_told_what_went_round():
-    """A node whose mesh was ended is one among hundreds that hear of a message by lot."""
+    """A node without a mesh is one of hundreds that learn of a message by random IHAVE."""
     node, encoded = lazy_pair(Params(lazy_peers=0, gossip_factor=0.0))
     node.handle(PeerConnected(C), 1)
     node.handle(received(C, ENTER), 1)

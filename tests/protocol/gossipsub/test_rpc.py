@@ -66,7 +66,7 @@ def test_damaged_rpcs_never_raise(rpc, data):
 
 
 def reference_schema():
-    """Return the RPC message class that Google's protobuf makes of the published schema."""
+    """Return the RPC message class that Google's protobuf builds from the published schema."""
     optional, repeated = 1, 3
     boolean, text, raw, number, message = 8, 9, 12, 4, 11
     schema = {

@@ -1,4 +1,4 @@
-"""Strangers that want our mesh, and members that keep messages to themselves."""
+"""Mesh takeover by untrusted peers, and mesh members that withhold messages."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def graft(node, each, now):
 
 
 def bring(node, sender, author, seqno, now, verdict=ValidationResult.ACCEPT):
-    """Let a peer bring a message; return what the router did with it."""
+    """Receive a message from a peer; return the router's effects."""
     rpc = Rpc(publish=(signed(author, b"news", seqno),))
     effects = node.handle(received(sender.peer_id, rpc), now)
     for effect in list(effects):
@@ -59,7 +59,7 @@ def honest_members(node):
 
 @pytest.mark.parametrize("grafts_per_beat", [5, 12])
 def test_strangers_that_graft_at_every_heartbeat_do_not_take_our_mesh(grafts_per_beat):
-    """Three hundred keys, some of which graft at each heartbeat, for two minutes and no traffic."""
+    """Three hundred keys graft for two minutes, some at each heartbeat, without traffic."""
     node = joined_router(0)
     enter(node, HONEST, 1)
     for now in range(2, 7):
@@ -112,7 +112,7 @@ def test_who_we_have_dialled_may_graft_into_a_full_mesh():
 
 
 def test_a_mesh_that_withholds_is_left_for_peers_that_deliver():
-    """Six members say nothing; outside are peers whose messages come by IHAVE only."""
+    """Six silent members; messages of the peers outside come by IHAVE only."""
     node = joined_router(0)
     enter(node, STRANGERS[:6], 1)
     node.handle(Heartbeat(), 2)
@@ -126,7 +126,7 @@ def test_a_mesh_that_withholds_is_left_for_peers_that_deliver():
 
 
 def test_silence_does_not_reshuffle_a_mesh_nor_blame_anybody():
-    """An hour in which nobody says anything: nothing is sent, and nobody falls below zero."""
+    """An hour without messages: nothing is sent, and no score falls below zero."""
     node = joined_router(0)
     enter(node, HONEST, 1)
     node.handle(Heartbeat(), 2)
@@ -223,7 +223,7 @@ def test_grafts_in_the_back_off_cost_and_at_once_twice():
     node.handle(received(peer.peer_id, Rpc(prune=(Prune(TOPIC, 60),))), 0)
     graft(node, peer, 11)  # one: not within ten seconds
     assert node.score(peer.peer_id) == 0
-    graft(node, peer, 12)  # two more, of which three are forgiven
+    graft(node, peer, 12)  # two more; three are forgiven
     assert node.score(peer.peer_id) == 0
     graft(node, peer, 30)
     assert node.score(peer.peer_id) == -5

@@ -7,7 +7,7 @@ from tests.worlds.messages import World, found, run_manifest
 WORLD = World(run_manifest(evaluation={"every_versions": 2, "rollouts_per_worker": 2}))
 WORKER = WORLD.workers[0]
 CHAIN = WORLD.chain(WORKER, 4)
-"""Slots 0 and 1 evaluate version 0, slots 2 and 3 are learned from."""
+"""Slots 0 and 1 evaluate version 0, slots 2 and 3 are training data."""
 
 
 def settled() -> Ledger:

@@ -27,13 +27,13 @@ def ledger(*commits, epoch=0, world=WORLD) -> Ledger:
 
 
 def offer(result, version, *live):
-    """Offer a version while the trainers ``live`` are here."""
+    """Offer a version while the trainers ``live`` are members."""
     peers = [trainer.peer_id for trainer in live]
     return result.offer_checkpoint(version, 0.0, peers.__contains__)
 
 
 def settle(result, commit, *, accepted=True, reason="computation") -> None:
-    """Settle a commit; what a certificate must hold to be believed is the replica's matter."""
+    """Settle a commit; the replica, not the ledger, checks certificates."""
     message = Certificate(
         commit=commit.digest, escalated=not accepted, accepted=accepted, verdicts=(b"",)
     )
@@ -42,7 +42,7 @@ def settle(result, commit, *, accepted=True, reason="computation") -> None:
 
 
 def trained(result, *batch, parent=None, **changes) -> object:
-    """Publish the version after ``parent`` (the head) and return what the ledger says."""
+    """Publish the version after ``parent`` (the head) and return the ledger's result."""
     parent = result.head if parent is None else parent
     digests = tuple(commit.digest for commit in batch)
     version = WORLD.checkpoint(parent, batch=digests, **changes)
@@ -151,7 +151,7 @@ def test_an_expired_commit_is_no_news():
 
 
 def test_a_commit_is_announced_in_its_epoch_or_the_next_and_while_clocks_may_differ():
-    """Else its author waits for a committee, and for an audit, that it likes."""
+    """Otherwise its author could wait for a favourable committee and audit."""
     assert WINDOW == 2
     assert window_epochs(run_manifest(epochs={"seconds": 1.0})) == 4
     commit = WORLD.commit(WORKER, epoch=20)
@@ -209,7 +209,7 @@ def expired(of: Ledger) -> list:
 
 
 def outcomes(commit) -> list:
-    """Return the three certificates that a commit can have, the one that counts least first."""
+    """Return the three possible certificates of a commit, weakest first."""
     return [
         WORLD.certificate(commit),
         WORLD.certificate(commit, escalated=True),
@@ -322,7 +322,7 @@ def test_what_a_slashed_worker_commits_to_is_heard_and_counts_for_nothing():
     for result in (early, late):
         settle(result, chain[0])
         settle(result, chain[1], accepted=False)
-    assert late.offer_commit(chain[2], 0) is True  # the others had it before the outcome
+    assert late.offer_commit(chain[2], 0) is True  # known before the outcome elsewhere
     assert list(late.entries) == list(early.entries)
     assert late.workers[WORKER.peer_id].credit == 0
     assert late.backlog() == early.backlog() == 1  # the certified one alone
@@ -396,7 +396,7 @@ def test_terms_never_fall():
 
 
 def test_terms_rise_by_no_more_than_the_number_of_trainers():
-    """Else one message could use up all terms, and nobody could ever take over."""
+    """Otherwise one message could use up all terms and prevent every takeover."""
     result = ledger()
     assert trained(result, trainer=1, term=1) is True
     assert reason(trained(result, trainer=1, term=5)) == "term-jump"
@@ -410,7 +410,7 @@ def test_terms_rise_by_no_more_than_the_number_of_trainers():
 
 
 def test_a_term_is_one_trainers():
-    """Else two that lead at once, cut off from each other, would found chains of equal right."""
+    """Otherwise two leaders in a partition would create chains of equal rank."""
     result = ledger()
     assert reason(trained(result, trainer=1)) == "other-term"
     assert reason(trained(result, trainer=1, term=2)) == "other-term"
@@ -477,7 +477,7 @@ def test_a_commit_is_learned_from_once():
 
 
 def test_a_trainer_that_learns_from_a_rejected_commit_is_found_out_and_ends_nothing():
-    """Else whoever has the certificates of both outcomes could cut a node off for ever."""
+    """Otherwise the holder of both certificates could isolate a node for ever."""
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
     settle(result, commit, accepted=False)
@@ -496,7 +496,7 @@ def test_superseded_commits_that_are_not_here_are_freed_too():
 
 
 def test_a_version_waits_for_the_outcomes_of_all_that_it_learned_from():
-    """Whoever published it may have made them up."""
+    """The publisher may have invented the outcomes."""
     chain = WORLD.chain(WORKER, 2)
     result = ledger(chain[0])
     assert trained(result, *chain) is False
@@ -526,7 +526,7 @@ def test_a_version_that_learned_from_a_policy_that_was_too_old_is_refused(certif
 
 
 def test_what_was_forgotten_but_for_its_fault_is_still_known_to_be_too_old():
-    """A rejected commit is kept for good; it does not become any younger by that."""
+    """A rejected commit is kept for good; this does not make it younger."""
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
     settle(result, commit, accepted=False)
@@ -539,7 +539,7 @@ def test_what_was_forgotten_but_for_its_fault_is_still_known_to_be_too_old():
 
 
 def test_an_old_batch_that_the_validators_vouch_for_or_that_was_taken_before_stands():
-    """They knew its commits, or we did; a node that judged them anew would leave the others."""
+    """Validators or this node knew its commits; judging them anew would split the node off."""
     commit = WORLD.commit(WORKER)
     lag = WORLD.manifest.grpo.async_level + 1
     versions = branch(GENESIS, batches=(*[()] * lag, (commit,)), term=1)
@@ -566,11 +566,11 @@ def test_totals_do_not_depend_on_what_came_first(order):
     assert (result.totals.trained, result.totals.certified) == (1, 1)
 
 
-# Branches that validators vouch for, and restarts
+# Branches supported by validators, and restarts
 
 
 def branch(*parents, batches=((), (), ()), **changes) -> list:
-    """Return versions after ``parents`` that a second trainer made."""
+    """Return versions after ``parents`` by a second trainer."""
     result = [*parents]
     for batch in batches:
         digests = tuple(commit.digest for commit in batch)
@@ -613,7 +613,7 @@ def test_a_branch_with_a_flaw_changes_nothing():
 
 
 def test_a_restart_takes_back_whatever_had_been_taken():
-    """Old outcomes are gone by then, and who was live is not known yet."""
+    """Old outcomes are gone by then, and the live trainers are not known yet."""
     commit = WORLD.commit(WORKER)
     ours = [GENESIS, *branch(GENESIS, batches=((commit,), (), ()), term=1)]
     later = branch(GENESIS, term=3)
@@ -714,7 +714,7 @@ def test_workers_pause_when_enough_is_on_its_way():
     grpo = WORLD.manifest.grpo
     chain = WORLD.chain(WORKER, grpo.rollouts_per_step * grpo.rollouts_ahead)
     result = ledger(*chain)
-    certified = chain[: len(chain) // 2]  # and so many of the others are believed in
+    certified = chain[: len(chain) // 2]  # and this many of the others are expected
     for commit in certified:
         assert result.wanted()
         settle(result, commit)
@@ -797,7 +797,7 @@ def test_slots_belong_to_a_checkpoint():
 
 
 def test_a_commit_to_another_version_of_a_number_than_the_one_taken_is_over():
-    """Whether it came before that version or is taken back before it after a restart."""
+    """Both when the commit precedes the version, and when it is replayed after a restart."""
     result = ledger(WORLD.commit(WORKER))
     stranded = WORLD.commit(WORKER, version=1, checkpoint=digest(b"another"))
     later = WORLD.commit(OTHER, version=2, checkpoint=digest(b"another"))
@@ -834,7 +834,7 @@ def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
 
 
 def test_a_version_that_reached_nobody_before_its_batch_was_old_is_taken_all_the_same():
-    """All validators stop, the trainer publishes for nobody, and they come back much later."""
+    """All validators stop, the trainer publishes without receivers, and they return much later."""
     commit, other = WORLD.commit(WORKER), WORLD.commit(OTHER)
     result = ledger(commit, other)
     for one in (commit, other):
@@ -869,7 +869,7 @@ def test_an_old_commit_is_not_wanted_again_when_its_version_is_superseded():
 
 
 def test_what_a_version_may_have_learned_from_is_bounded_and_the_oldest():
-    """Strangers that make more than trainers take get no memory by it."""
+    """Untrusted workers that produce more than trainers use gain no memory by it."""
     grpo = WORLD.manifest.grpo
     limit = grpo.rollouts_per_step * (1 + grpo.async_level + grpo.rollouts_ahead)
     chain = WORLD.chain(WORKER, int(limit) + 5)

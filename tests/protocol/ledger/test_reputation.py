@@ -1,4 +1,4 @@
-"""Who has standing, for how long, and how much of the ledger all others may take together."""
+"""Worker reputation: its rules and lifetime, and the ledger's limit for untrusted workers."""
 
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ def take(here, signed, **options):
 
 @pytest.fixture
 def full(monkeypatch):
-    """Return a replica that holds as many commits of strangers as it may."""
+    """Return a replica at its limit of commits from untrusted workers."""
     monkeypatch.setattr(reputation, "STRANGER_COMMITS_MAX", 4)
     here = WORLD.replica()
     assert [take(here, WORLD.commit(one)) for one in STRANGERS[:4]] == [ACCEPT] * 4
@@ -76,7 +76,7 @@ def test_an_outcome_makes_room(full):
 
 
 def test_what_others_have_certified_is_taken_however_full_it_is(full):
-    """Else who holds other commits would follow another chain of versions."""
+    """Otherwise nodes with other commits would follow another chain of versions."""
     late = WORLD.commit(STRANGERS[4])
     assert take(full, WORLD.certificate(late)) is IGNORE
     assert take(full, late, anti_entropy=True) is ACCEPT
@@ -85,7 +85,7 @@ def test_what_others_have_certified_is_taken_however_full_it_is(full):
 
 
 def with_work(certified=0, expired=0, rejected=0, epoch=0):
-    """Return the ledger of a replica in which a worker has done so much, all in one epoch."""
+    """Return the ledger of a replica in which a worker has this record, all in one epoch."""
     here, worker = WORLD.replica(), WORLD.workers[0].peer_id
     counts = here.ledger.workers[worker] = WorkerStats()
     commit = SimpleNamespace(message=SimpleNamespace(tokens=1))

@@ -1,4 +1,4 @@
-"""What a replica takes for the newest version, whoever says so and in whatever order it hears."""
+"""Head of a replica: the same for every order and sender of messages."""
 
 import random
 
@@ -21,12 +21,12 @@ EXPIRE = WORLD.manifest.committee.expire_after_epochs
 
 
 def take(target, *signed, now=NOW) -> ValidationResult:
-    """Offer messages and return what became of the last one."""
+    """Offer messages and return the result of the last one."""
     return [target.receive(one.envelope, now).result for one in signed][-1]
 
 
 def chain(length, parent=GENESIS, trainer=0, batches=(), **changes) -> list:
-    """Return ``length`` versions after ``parent``; ``batches`` are of the first ones."""
+    """Return ``length`` versions after ``parent``; ``batches`` belong to the first ones."""
     result = [parent]
     for number in range(length):
         batch = tuple(one.digest for one in batches[number]) if number < len(batches) else ()
@@ -35,7 +35,7 @@ def chain(length, parent=GENESIS, trainer=0, batches=(), **changes) -> list:
 
 
 def names(validators, version, epoch=1) -> list:
-    """Return the records with which ``validators`` say what they have taken."""
+    """Return records in which ``validators`` name ``version`` as their head."""
     return [
         WORLD.record(one, ("validator",), epoch, checkpoint=version.digest) for one in validators
     ]
@@ -45,7 +45,7 @@ def live(target, *trainers, epoch=1) -> None:
     take(target, *(WORLD.record(one, ("trainer",), epoch) for one in trainers))
 
 
-# A trainer's word
+# Versions by the trainer alone
 
 
 def test_a_version_that_learned_from_made_up_commits_is_not_taken():
@@ -128,7 +128,7 @@ def test_no_term_fences_the_others_out():
 
 
 def test_a_trainer_that_signs_two_versions_of_one_number_does_not_split_the_swarm():
-    """Each part keeps what came first, until the validators tell which one has more of them."""
+    """Each part keeps the first one, until the validators show the majority."""
     one, other = WORLD.replica(), WORLD.replica()
     ours, theirs = chain(3), chain(3, policy=digest(b"another"))
     takeover = WORLD.checkpoint(ours[-1], 1, term=1)
@@ -143,11 +143,11 @@ def test_a_trainer_that_signs_two_versions_of_one_number_does_not_split_the_swar
         assert target.advance(WORLD.at(2)) == []
 
 
-# What validators vouch for
+# Versions supported by validators
 
 
 def newcomer(*signed) -> Replica:
-    """Return a replica that was not there when anything of this was certified."""
+    """Return a replica that joined after all of this was certified."""
     target = Replica(WORLD.manifest, verify)
     for one in signed:
         target.receive(one.envelope, NOW)
@@ -155,7 +155,7 @@ def newcomer(*signed) -> Replica:
 
 
 OLD = [[WORLD.commit(WORKER, tokens=tokens)] for tokens in (3, 5, 7)]
-"""Commits that everyone has forgotten."""
+"""Commits that every node has forgotten."""
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_a_chain_with_a_gap_waits_for_the_missing_link():
     assert not target.forked
 
 
-# A swarm that had fallen apart
+# A swarm after a partition
 
 
 def apart(*sizes) -> tuple:
-    """Return two branches, each with a replica of its part, and what the validators name.
+    """Return two branches, a replica of each part, and the validators' heads.
 
     ``sizes`` are the validators of the parts; the others have stayed at the common parent.
     """
@@ -257,7 +257,7 @@ def test_the_part_with_more_validators_goes_on_after_a_partition(sizes, winner):
 
 
 PATIENCE = EXPIRE / 2
-"""In epochs: for as long a branch waits that less than a majority names."""
+"""In epochs: waiting time of a branch without a majority."""
 
 
 @pytest.mark.parametrize(("sizes", "winner"), [((3, 3), 1), ((3, 2), 0), ((2, 3), 1)])
@@ -266,7 +266,7 @@ def test_without_a_majority_the_part_with_more_goes_on_and_of_two_equal_ones_the
 ):
     *parts, said = apart(*sizes)
     if sum(sizes) == 6:
-        said.pop()  # two halves, and nobody else
+        said.pop()  # two halves, and no other validator
     for target, branch in parts:
         take(target, *parts[0][1], *parts[1][1], now=WORLD.at(0))
         refreshed = [replaced(one, WORLD.at(4)) for one in said]
@@ -285,7 +285,7 @@ def replaced(record, now):
 
 
 def test_a_few_validators_never_outvote_the_others():
-    """Neither by patience, nor when what the others name has not been shown to us yet."""
+    """Waiting does not help them, nor does an unknown branch of the others."""
     versions, junk = chain(3), chain(5, policy=digest(b"junk"), batches=OLD)
     honest = [*names(WORLD.validators[:3], versions[-1], 4)]
     evil = names(WORLD.validators[3:5], junk[-1], 4)
@@ -302,7 +302,7 @@ def test_a_few_validators_never_outvote_the_others():
 
 
 def test_validators_that_come_back_together_do_not_wait_for_each_other_for_ever():
-    """One of two has gone on with what both had certified, and the other has missed it."""
+    """One of two extended the version that both had certified; the other missed it."""
     versions = chain(2, batches=OLD)
     back = newcomer(GENESIS, *versions)
     said = [
@@ -315,7 +315,7 @@ def test_validators_that_come_back_together_do_not_wait_for_each_other_for_ever(
 
 
 def test_a_validator_says_nothing_of_a_version_that_it_could_not_know_of():
-    """Else a lost version, which everyone had taken, would come back in place of the next one."""
+    """Otherwise a lost version, accepted by every node, would replace the next one."""
     versions = chain(3)
     target = WORLD.replica()
     take(target, *versions, *names(WORLD.validators, versions[-1]))
@@ -346,7 +346,7 @@ def test_what_waits_is_bounded_and_a_flood_displaces_itself_alone(monkeypatch):
 
 
 def everything_said(seed) -> tuple:
-    """Return what is said in a run with two branches, and the version that all must agree on."""
+    """Return all messages of a run with two branches, and the version to agree on."""
     rng = random.Random(seed)
     commits = [WORLD.chain(worker, 3) for worker in WORLD.workers]
     flat = [commit for three in commits for commit in three]
@@ -388,7 +388,7 @@ def test_the_same_messages_in_any_order_lead_to_the_same_version(seed, order):
         target.receive(signed.envelope, WORLD.at(1) - 5)
         if place % 9 == 0:
             target.advance(WORLD.at(1))
-    for signed in messages:  # as synchronisation brings again what waited too long or came early
+    for signed in messages:  # as synchronisation repeats messages that were late or early
         target.receive(signed.envelope, WORLD.at(2))
     target.advance(WORLD.at(2))
     assert target.ledger.head == expected

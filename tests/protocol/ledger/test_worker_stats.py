@@ -1,4 +1,4 @@
-"""How many workers a ledger remembers, and which it forgets first."""
+"""Limit of remembered workers, and the order of eviction."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.worlds.messages import World, found, identity, run_manifest
 WORLD = World(run_manifest())
 STRANGERS = [identity(f"stranger {number}") for number in range(6)]
 LONG_AFTER = 1 + 5 * WORLD.manifest.committee.expire_after_epochs
-"""By then commits of epoch 0 are forgotten."""
+"""An epoch in which commits of epoch 0 are forgotten."""
 
 
 def keys(*signers):
@@ -46,7 +46,7 @@ def certify(ledger, commit, *, accepted=True):
 
 
 def much_later(ledger):
-    """Let commits of epoch 0 be forgotten, and their version be an old one."""
+    """Advance until commits of epoch 0 are forgotten and their version is old."""
     for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
         version = WORLD.checkpoint(ledger.head)
         assert ledger.offer_checkpoint(version, 0.0, lambda _peer: False) is True

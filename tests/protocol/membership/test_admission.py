@@ -1,4 +1,4 @@
-"""Proofs of work, and the keys that proofs admit."""
+"""Proofs of work, and admission by them."""
 
 from itertools import count
 
@@ -53,7 +53,7 @@ def test_a_proof_is_good_for_its_run_key_epoch_and_no_more_work_than_it_has(epoc
 
 
 def admitted_bits(proof, peer):
-    """Return how many zero bits a proof's hash begins with, by asking for ever more."""
+    """Return the zero bits of a proof's hash, by requiring more and more."""
     asked = (RULES.model_copy(update={"work_bits": bits}) for bits in range(1, 41))
     return sum(is_solved(rules, RUN_ID, peer, proof) for rules in asked)
 
@@ -61,7 +61,7 @@ def admitted_bits(proof, peer):
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_work_for_anything_else_is_no_better_than_chance(data):
-    """Of 64 proofs that are good, about one of 16 is so by chance where it does not belong."""
+    """Of 64 valid proofs about one in 16 is valid elsewhere by chance."""
     change = data.draw(st.sampled_from(["run", "peer", "epoch", "memory", "passes"]))
     rules, run_id, peer = RULES, RUN_ID, ALICE
     if change == "run":
@@ -89,7 +89,7 @@ def test_what_is_tried_is_what_was_given():
     assert solve(RULES, RUN_ID, ALICE.peer_id, 3, range(nonce, nonce + 1)) == PROOFS[3]
 
 
-# What is taken
+# Accepted records
 
 
 def test_a_proof_admits_its_key_from_the_end_of_its_window_on():
@@ -220,7 +220,7 @@ def test_a_key_counts_for_what_was_made_after_its_probation_or_when_it_has_settl
 def test_however_it_is_dated_no_key_counts_for_a_version_from_before_it_was_heard_of(
     date, heard, made
 ):
-    """Nobody can have made the key after ``heard``; only settling counts for what is older."""
+    """The key cannot be older than ``heard``; only settling permits an earlier date."""
     here = keys()
     if here.offer(ALICE.peer_id, PROOFS[date], WORLD.at(heard)) is not True:
         return
@@ -314,7 +314,7 @@ def test_two_invites_of_one_number_admit_neither_in_whatever_order_they_come(ord
     assert here.counts(other.peer_id, 9, 9)
 
 
-# What a manifest may say
+# Bounds in a manifest
 
 
 @pytest.mark.parametrize(

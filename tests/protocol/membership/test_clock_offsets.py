@@ -1,4 +1,4 @@
-"""Wrong clocks: ours when a majority says so, a single peer's when no other peer agrees with it."""
+"""Clock offsets: the own one by majority, a single peer's if no other peer agrees with it."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SLACK, KEPT = 10.0, 100.0
 
 
 def estimate(*offsets, late=(), networks=None, now=NOW):
-    """Return what is made of peers whose clocks are so far ahead of ours."""
+    """Return the estimate from peers with these clock offsets."""
     table = ClockOffsets(SLACK, KEPT)
     for peer, offset in zip(PEERS, offsets, strict=False):
         table.note(peer, NOW + offset, MONOTONIC)
@@ -56,7 +56,7 @@ def test_many_keys_of_one_network_are_one_vote():
 
 
 def test_the_freshest_record_of_a_peer_counts():
-    """One that took longer to come says less; the next seconds pass here as there."""
+    """A slower record says less; later seconds pass equally on both sides."""
     assert estimate(5.0, 5.0, 5.0, late=(-40.0, -40.0, -40.0)).ahead_seconds == 5.0
     assert estimate(5.0, 5.0, 5.0, late=(8.0, 8.0, 8.0)).ahead_seconds == 7.0
 

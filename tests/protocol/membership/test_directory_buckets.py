@@ -49,7 +49,7 @@ def test_members_spread_over_buckets_and_differently_in_every_run():
 
 
 def listed(peers, bits) -> dict[str, set[PeerId]]:
-    """Return what honest members of so large a swarm put into the directory."""
+    """Return the directory entries of the honest members of a swarm of this size."""
     entries: dict[str, set[PeerId]] = {}
     for peer in peers:
         entries.setdefault(BUCKETS.key_of(peer, bits), set()).add(peer)
@@ -57,7 +57,7 @@ def listed(peers, bits) -> dict[str, set[PeerId]]:
 
 
 def reads_until(reader, entries, wanted, *, known=1, reads_max=1000) -> int:
-    """Return how many readings it takes a node that counts ``known`` to find ``wanted``."""
+    """Return the readings that a node with ``known`` members needs to find ``wanted``."""
     found: set[PeerId] = set()
     for count in range(1, reads_max + 1):
         here = entries.get(reader.next(max(known, len(found))), set())
@@ -73,7 +73,7 @@ def reads_until(reader, entries, wanted, *, known=1, reads_max=1000) -> int:
 def test_a_newcomer_finds_somebody_in_a_swarm_of_any_size_and_then_the_others(seed, size):
     entries = listed(PEERS[:size], bits_for(size))
     reader = BucketReader(BUCKETS, Rng(seed.to_bytes(8, "big")))
-    # A bucket of a tenth of the average is empty once in e^9 times.
+    # A bucket with a tenth of the average is empty once in e^9 times.
     assert reads_until(reader, entries, 1) <= 2 * (BITS_MAX + 2)
     assert reads_until(reader, entries, size) <= 1000
 
@@ -81,7 +81,7 @@ def test_a_newcomer_finds_somebody_in_a_swarm_of_any_size_and_then_the_others(se
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_a_bucket_that_lists_nobody_hides_only_its_own_members(seed):
-    """Who stands around the place of a key in the directory can hide what is there."""
+    """Nodes close to a key in the directory can hide its records."""
     bits = bits_for(len(PEERS))
     entries = listed(PEERS, bits)
     poisoned = BUCKETS.key_of(PEERS[0], bits)

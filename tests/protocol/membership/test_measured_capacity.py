@@ -21,7 +21,7 @@ def world() -> World:
 
 
 class Swarm:
-    """Live members, with what they say of each other."""
+    """Live members and their reports of each other."""
 
     def __init__(self, world: World, *, workers: int = 6) -> None:
         self.world = world

@@ -150,7 +150,7 @@ def test_the_roster_is_bounded_and_strangers_cannot_shut_out_the_genesis_keys(mo
     result = Roster(WORLD.manifest, verify)
     taken = [result.offer(WORLD.record(one, ("inference",)), WORLD.at(0)) for one in strangers]
     assert taken == [True, True, True, False, False]
-    # Those who are in may still refresh, and those whom the genesis names always fit.
+    # Present members may still refresh, and genesis members always fit.
     assert result.offer(WORLD.record(strangers[0], ("inference",), 1), WORLD.at(1)) is True
     assert result.offer(WORLD.record(VALIDATOR, ("validator",)), WORLD.at(1)) is True
     assert result.offer(WORLD.record(TRAINER, ("trainer",)), WORLD.at(1)) is True

@@ -48,7 +48,7 @@ def reason(envelope, kind=RolloutCommit):
 
 
 def sealed_payload(payload: bytes, kind="rollout-commit", signer=WORKER) -> bytes:
-    """Return an envelope that is right in everything but its payload."""
+    """Return an envelope that is valid except for its payload."""
     signature = signer.sign(signing_bytes(kind, WORLD.run_id, payload))
     return encode(
         {"kind": kind, "payload": payload, "signature": signature, "signer": signer.peer_id}

@@ -1,4 +1,4 @@
-"""What admission does to the records and commits of a replica."""
+"""Effects of admission on the records and commits of a replica."""
 
 from itertools import count
 
@@ -51,7 +51,7 @@ def with_genesis_of(epoch):
 
 
 def knowing(*records, epoch):
-    """Return a replica that has heard of members in an epoch, and of its validators."""
+    """Return a replica that received members in an epoch, and its validators."""
     here = WORLD.replica(roster_at=epoch)
     for one in records:
         assert receive(here, one, epoch).result is ACCEPT
@@ -76,7 +76,7 @@ def test_a_commit_of_an_unknown_key_is_nobodys_fault_and_goes_nowhere():
 
 
 def test_a_key_that_came_after_a_checkpoint_is_not_judged_for_it():
-    """It could have been made until its first problem was easy; its commits travel all the same."""
+    """The key may be ground for an easy first problem; its commits are forwarded anyway."""
     here = knowing(record(WORKER, 10), epoch=10)
     commit = WORLD.commit(WORKER, epoch=12)
     assert receive(here, commit, 12).result is ACCEPT
@@ -97,7 +97,7 @@ def test_a_key_counts_for_whatever_when_it_has_settled():
 
 @pytest.mark.parametrize(("heard", "timely"), [(1, True), (10, False)])
 def test_a_date_that_was_put_back_gains_nothing(heard, timely):
-    """The version is of epoch 8. A key of epoch 1 counts, one of 10 that says so does not."""
+    """The version is of epoch 8. A key of epoch 1 counts, one of 10 with a false date does not."""
     here, genesis = with_genesis_of(8)
     assert receive(here, record(WORKER, heard, date=1), heard).result is ACCEPT
     commit = WORLD.commit(WORKER, epoch=12, checkpoint=genesis.digest)
@@ -161,7 +161,7 @@ def test_workers_of_the_genesis_commit_at_once():
 
 @pytest.mark.parametrize(("version", "timely"), [(0, False), (1, True), (2, True)])
 def test_whom_a_committee_has_judged_was_here_before_what_came_later(version, timely):
-    """A validator that comes late hears of an old key now, with a certificate from before."""
+    """A late validator receives an old key now, with a certificate from before."""
     here = Replica(WORLD.manifest, verify)
     versions = [WORLD.genesis()]
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Evidence against a worker reaches who joins after everything about it was forgotten."""
+"""Evidence against a worker reaches nodes that join after its commits were forgotten."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def late(*, joined_epoch=0, validators=WORLD.validators) -> Replica:
 
 
 def synchronise(target, *messages, now=NOW):
-    """Hand over what a peer lists, and return what became of the last."""
+    """Pass the messages that a peer lists, and return the result of the last one."""
     received = None
     for signed in messages:
         envelope = signed if isinstance(signed, bytes) else signed.envelope
@@ -41,7 +41,7 @@ def synchronise(target, *messages, now=NOW):
 
 
 def learns(target, *messages) -> bool:
-    """Return whether messages slash the worker, also after the next tidying and a restart."""
+    """Return whether messages slash the worker, also after the next pruning and a restart."""
     synchronise(target, *messages)
     slashed = target.ledger.slashed(WORKER.peer_id)
     target.advance(NOW)
@@ -91,7 +91,7 @@ def test_other_old_commits_prove_nothing(again):
 
 
 def test_validators_that_restarted_or_left_since_do_not_void_a_certificate():
-    """Their records of then are gone, and nobody else can say that they were there."""
+    """The old records are gone, and no other message can prove their presence."""
     assert learns(late(joined_epoch=LATE - 5), LIE, REJECTION)
     signers = WORLD.committee(LIE).escalated[: WORLD.committee(LIE).quorum]
     others = [one for one in WORLD.validators if one.peer_id not in signers]
@@ -99,7 +99,7 @@ def test_validators_that_restarted_or_left_since_do_not_void_a_certificate():
 
 
 def rejections():
-    """Return certificates of the lie that prove nothing, by what is wrong with them."""
+    """Return certificates that prove nothing, by their fault."""
     committee = WORLD.committee(LIE)
     ranked = [WORLD.by_peer[peer] for peer in committee.ranking]
 
@@ -190,14 +190,14 @@ def test_old_commits_that_wait_are_bounded_and_forgotten(monkeypatch):
     monkeypatch.setattr(late_evidence, "OLD_COMMITS_MAX", 16)
     target = late()
     synchronise(target, LIE)
-    for number in range(40):  # of one key
+    for number in range(40):  # one key
         synchronise(
             target,
             WORLD.commit(OTHER, body=digest(b"%d" % number), slot=number + 1, previous=bytes(32)),
         )
     assert table_sizes(target.tables)["old_commits"] == 16
     assert target.is_waiting(LIE.digest), "a flood displaces itself"
-    for number in range(40):  # of forty keys
+    for number in range(40):  # forty keys
         synchronise(target, WORLD.commit(identity(f"stranger {number}")))
     assert table_sizes(target.tables)["old_commits"] == 16
     target.advance(NOW + (EXPIRE + 1) * WORLD.manifest.epochs.seconds)
@@ -221,7 +221,7 @@ def test_invented_forks_of_free_keys_are_bounded(monkeypatch):
 
 
 def test_forks_of_keys_that_are_not_admitted_are_not_taken():
-    """Their keys cost nothing; a rejected commit shows that its worker was admitted."""
+    """Unadmitted keys cost nothing; a rejected commit shows that its worker was admitted."""
     world = World(run_manifest(admission={"rule": "invite"}))
     target = world.replica(roster_at=None)
     for one in world.validators:

@@ -1,7 +1,7 @@
-"""Replicas under arbitrary messages in arbitrary order.
+"""Replica invariants under arbitrary messages in arbitrary order.
 
-What must hold is computed again here from the envelopes alone, with msgpack, BLAKE3 and Ed25519 and
-none of the code that is under test.
+The invariants are computed from the envelopes alone, with msgpack, BLAKE3 and Ed25519 and without
+the code under test.
 """
 
 from collections import Counter
@@ -37,14 +37,14 @@ from tests.worlds.messages import World, fingerprint, run_manifest
 WORLD = World(run_manifest(trainers=2))
 WAITING_MAX = 6
 LAST_EPOCH = 39
-"""Nothing is pruned before, so that totals can be counted again."""
+"""Nothing is pruned before, so that totals can be recomputed."""
 
 
 # The independent view
 
 
 def opened(envelope: bytes) -> tuple[str, dict]:
-    """Return signer and payload of an envelope whose signature is right."""
+    """Return signer and payload of an envelope with a valid signature."""
     fields = msgpack.unpackb(envelope)
     kind = fields["kind"].encode()
     key = Ed25519PublicKey.from_public_bytes(base58.b58decode(fields["signer"])[6:])
@@ -55,7 +55,7 @@ def opened(envelope: bytes) -> tuple[str, dict]:
 
 @cache
 def is_proven(commit, certificate) -> bool:
-    """Return whether a certificate shows that enough of the right committee said the same."""
+    """Return whether a certificate has enough equal verdicts of the right committee."""
     _, shown = opened(certificate.envelope)
     epoch = commit.message.epoch + 1
     beacon = blake3(b"prime-node/beacon" + WORLD.run_id + epoch.to_bytes(8, "big")).digest()
@@ -79,7 +79,7 @@ HEARD = st.sampled_from([True, True, False])
 
 
 class ReplicaMachine(RuleBasedStateMachine):
-    """One replica, and everybody who may say anything, true or not."""
+    """One replica, and honest and dishonest senders of messages."""
 
     mail = Bundle("mail")
     commits = Bundle("commits")
@@ -99,7 +99,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def now(self) -> float:
         return WORLD.at(self.epoch)
 
-    # What is said, and heard at once or later or never
+    # Messages, delivered at once, later or never
 
     @initialize(target=commits)
     def start(self):
@@ -209,7 +209,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def record(self, who, role):
         return WORLD.record(WORLD.workers[who], (role,), self.epoch)
 
-    # What happens
+    # Events
 
     @rule(signed=mail)
     def deliver(self, signed):
@@ -244,7 +244,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         WORLD.refresh(self.replica, self.epoch)
         self.replica.advance(self.now)
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def totals_are_what_is_there(self):
@@ -300,7 +300,7 @@ class ReplicaMachine(RuleBasedStateMachine):
                 assert signed.message.parent == chain[number - 1].digest
                 assert signed.message.term >= chain[number - 1].message.term
             learned += signed.message.batch
-            # Of one parent and one term there is one version, now and at any time before.
+            # One version per parent and term, now and at any time before.
             place = (signed.message.parent, signed.message.term)
             assert self.published.setdefault(place, signed.digest) == signed.digest
         assert len(set(learned)) == len(learned)
@@ -353,10 +353,10 @@ test_a_replica_keeps_its_word = ReplicaMachine.TestCase
 
 
 def everything_said(world, bad, fork) -> list:
-    """Return all messages of a run with an honest majority, and what one liar adds.
+    """Return all messages of a run with an honest majority, and those of one dishonest validator.
 
-    ``bad`` holds which of each worker's commits are dishonest, ``fork`` the version from which a
-    second trainer has gone on with a later term and most validators.
+    ``bad`` holds each worker's dishonest commits, ``fork`` the version from which a second trainer
+    went on with a later term and most validators.
     """
     said = [world.record(one, ("validator",)) for one in world.validators]
     chains = [world.chain(worker, len(bad[0])) for worker in world.workers]
@@ -382,7 +382,7 @@ def everything_said(world, bad, fork) -> list:
 
 
 def outcome(world, commit, *, accepted) -> list:
-    """Return verdicts and certificates of honest validators, one liar among them."""
+    """Return verdicts and certificates of honest validators and one dishonest one."""
     committee = world.committee(commit)
     liar = world.validators[0]
     honest = [peer for peer in committee.ranking if peer != liar.peer_id]

@@ -33,7 +33,7 @@ def take(target, signed, now=NOW) -> ValidationResult:
 
 
 def refused(target, envelope, relay=ValidationResult.REJECT, now=NOW) -> str:
-    """Offer what must change nothing, and return the reason."""
+    """Offer an envelope that must change nothing, and return the reason."""
     before = fingerprint(target)
     received = target.receive(envelope, now)
     assert received.result is relay
@@ -43,7 +43,7 @@ def refused(target, envelope, relay=ValidationResult.REJECT, now=NOW) -> str:
     return received.fault.code
 
 
-# One door
+# Entry of messages
 
 
 def test_a_rollout_from_commit_to_version():
@@ -107,7 +107,7 @@ def test_forgeries_are_rejected(signed):
     assert refused(target, other_run.envelope) == "bad-signature"
 
 
-# Commits, and whose fault a fault is
+# Commits, and the node at fault
 
 
 def test_only_what_is_wrong_for_everyone_is_blamed_on_its_carrier():
@@ -149,7 +149,7 @@ def test_a_commit_with_an_old_date_is_neither_taken_nor_passed_on():
 
 
 def test_a_late_commit_survives_a_restart_only_with_its_outcome():
-    """Nobody would know then that it had come too late to be judged."""
+    """After the restart no node knows that it came too late."""
     target = replica()
     late = WORLD.at(10)
     received = target.receive(COMMIT.envelope, late, anti_entropy=True)
@@ -227,7 +227,7 @@ def test_evidence_does_not_depend_on_which_verdict_came_first(both_known):
 
 
 EXCLUDED_FROM = WORLD.manifest.committee.expire_after_epochs + 1
-"""An epoch in which whoever equivocated about ``COMMIT`` is not drawn any more."""
+"""An epoch in which validators that equivocated about ``COMMIT`` are excluded."""
 
 
 def test_the_excluded_are_not_drawn_and_count_for_nothing_in_a_certificate():
@@ -258,7 +258,7 @@ def test_verdicts_go_with_their_commit():
 
 
 def lies() -> dict:
-    """Return certificates that must not count, by what is wrong with them."""
+    """Return invalid certificates by their fault."""
     committee = WORLD.committee(COMMIT)
     ranked = [WORLD.by_peer[peer] for peer in committee.ranking]
     other = WORLD.commit(OTHER)
@@ -361,7 +361,7 @@ def test_a_certificate_waits_for_the_roster_that_can_check_it(known):
 
 
 def test_verdicts_of_a_committee_that_is_not_ours_count_with_our_own():
-    """Who sees a validator more wants more rejections, and has its own beside those of others."""
+    """A node that sees one validator more needs more rejections, and adds its own verdict."""
     target = replica(COMMIT)
     committee = target.committee(COMMIT)
     *others, last = (
@@ -382,7 +382,7 @@ def test_verdicts_of_a_committee_that_is_not_ours_count_with_our_own():
 
 
 def test_two_outcomes_of_one_commit_end_the_same_everywhere():
-    """Three of the first committee certify what the larger one rejects, each on its side."""
+    """Three of the first committee certify a commit that the larger one rejects, on two sides."""
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True)
     one, other = replica(COMMIT, CERTIFICATE), replica(COMMIT, rejection)
     first, second = WORLD.checkpoint(GENESIS, batch=(COMMIT.digest,)), None
@@ -423,7 +423,7 @@ def test_the_commonest_reason_is_kept():
     assert target.ledger.entries[COMMIT.digest].reason == "reward"
 
 
-# What waits
+# Pending messages
 
 
 def test_verdicts_and_versions_wait_for_what_comes_before():
@@ -455,7 +455,7 @@ def test_a_version_of_a_later_term_waits_for_its_parent():
 
 
 def unknown(name: str):
-    """Return a commit that never comes."""
+    """Return a commit that never arrives."""
     return WORLD.commit(OTHER, body=digest(name.encode()))
 
 
@@ -480,7 +480,7 @@ def test_a_certificate_of_nothing_does_not_keep_a_node_asking_for_ever():
     )
     assert take(target, ghost) is ValidationResult.IGNORE
     target.advance(NOW + EXPIRE_SECONDS / 2)
-    take(target, ghost, NOW + EXPIRE_SECONDS / 2)  # said again, it waits no longer
+    take(target, ghost, NOW + EXPIRE_SECONDS / 2)  # a repeat does not prolong its wait
     target.advance(NOW + EXPIRE_SECONDS)
     assert target.behind
     target.advance(NOW + EXPIRE_SECONDS + 1)

@@ -46,7 +46,7 @@ GOOD = ChunkResult(0, 1.0, 1.0)
 
 
 def of(chunk=GOOD, error=0.0, gap=0.0) -> Measurement:
-    """Measure one sequence whose second token is off."""
+    """Return a measurement of one sequence whose second token is off."""
     own = Recomputed([chunk], [-1.0, -1.0 + error, -1.0], [0.0, gap, 0.0])
     return measured(RULES, [-1.0] * 3, own)
 
@@ -64,7 +64,7 @@ def decided(*measurements, claims=None, history=(), past=None, rewards=None):
     return decide(MANIFEST, measurements, claims, past, rewards)
 
 
-# Which sequences are measured
+# Selection of measured sequences
 
 
 @given(st.integers(1, 60), st.floats(0, 1), st.binary(max_size=4))
@@ -90,7 +90,7 @@ def test_every_sequence_is_audited_equally_often():
         assert abs(sum(index in some for some in chosen) - 50) < 31  # five standard deviations
 
 
-# What needs no model
+# Checks without a model
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_only_what_cannot_be_an_accident_is_a_lie():
 
 
 LEAST = int(0.75 * RULES.top_k) + 1
-"""Exponents of a chunk that differ where states have nothing to do with each other."""
+"""Exponents of a chunk that differ between unrelated states."""
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ OFF = frozenset({"reward"})
 
 
 def compared(claimed, own, *reasons, others=1, alike=0, **credit):
-    """Compare rewards beside ``others`` that fit and workers that are off ``alike``."""
+    """Compare rewards with ``others`` workers that fit and ``alike`` ones that are off."""
     manifest = run_manifest(credit=credit) if credit else MANIFEST
     workers = [WorkerFit(f"fits {n}") for n in range(others)]
     workers += [WorkerFit(f"off {n}", OFF) for n in range(alike)]
@@ -240,7 +240,7 @@ def test_what_else_is_wrong_is_said_instead_of_rewards(measurement, reason):
 
 
 def test_more_disagreements_than_honest_machines_have_are_a_lie():
-    """One rollout in a thousand: five in a row, or seven of the last 64."""
+    """Rate one in a thousand: five in a row, or seven of the last 64."""
     reasons = [compared([0], [1], *["reward"] * count).reason for count in range(6)]
     assert reasons == ["reward"] * 4 + ["reward-history"] * 2
     for before, reason in ((5, "reward"), (6, "reward-history")):
@@ -281,7 +281,7 @@ def test_an_average_beyond_the_honest_one_rejects_the_rollout(name):
 
 
 def test_one_tie_that_all_equal_answers_have_is_one_deviation():
-    """A near tie at the end of the largest values made a group of equal answers a rejection."""
+    """A near tie among the largest values had caused a rejection of equal answers."""
     tie = of(ChunkResult(3, 1.0, 1.0))
     group, others = [tie] * 16, [of()] * 48
     different = decided(*group, *others)
@@ -294,7 +294,7 @@ def test_no_equal_answer_hides_a_bad_one():
     good, bad = of(), of(ChunkResult(MANIFEST.toploc.exponent_mismatches_max + 1, 1.0, 1.0))
     for group in ([bad, good, good], [good, good, bad]):
         assert decided(*group, claims=["equal"] * 3).reason == "proofs"
-    drawn = [of(gap=9e-4)] * 16  # which no limit of a single one forbids, and nobody has 16 times
+    drawn = [of(gap=9e-4)] * 16  # allowed for a single one, and never honest 16 times
     assert decided(*drawn, claims=["equal"] * 16).reason == "statistics"
 
 
@@ -304,7 +304,7 @@ def test_the_shift_counts_either_way():
 
 
 def test_what_one_rollout_may_be_off_many_may_not():
-    """A worker that uses up the bound of each rollout is found over its last ones."""
+    """A worker that uses up the bound of each rollout is caught over its last ones."""
     off = shifted("sampling_gap", 3e-7)
     assert decided(off).accept
     reasons = [decided(off, history=[off.sums] * count).reason for count in range(40)]

@@ -133,7 +133,7 @@ def test_the_bounds_of_a_reward_are_what_an_honest_sequence_can_earn(sampling):
 
 
 def test_a_reward_below_what_can_be_earned_is_a_fault():
-    """Two tokens or five, eight off the target at most, an eighth for each."""
+    """Answers of up to five tokens are at most eight off the target, at an eighth per token."""
     targets = {"length_targets": (4, 9), "length_penalty": 0.125, "tokens_max": 5}
     manifest = run_manifest(sampling=targets)
     for reward, is_good in ((-1_000_000, True), (-1_000_001, False), (1_000_000, True)):

@@ -24,7 +24,7 @@ OFF = frozenset({"sampling_gap"})
 
 
 def sums(**means) -> Sums:
-    """Return what 1,000 tokens add up to, with these means of single statistics."""
+    """Return the sums of 1,000 tokens with these means of single statistics."""
     nothing = Sums(1000, 32)
     values = tuple(means.get(name, 0.0) * nothing.count(name) for name in STATISTICS)
     return Sums(1000, 32, values)
@@ -83,12 +83,12 @@ def run(off: int, fits: int, *, earned: int = 0) -> Fit:
 @pytest.mark.parametrize(
     ("off", "fits", "earned", "doubtful", "ends"),
     [
-        (1, 0, 0, False, False),  # alone: nobody can tell who is wrong
+        (1, 0, 0, False, False),  # alone: the wrong side is undecidable
         (1, 1, 1, False, True),
         (2, 0, 0, True, False),
         (2, 2, 0, True, False),
         (2, 3, 1, False, True),
-        (2, 100, 2, True, False),  # two that do honest work as well
+        (2, 100, 2, True, False),  # two with honest work as well
         (50, 51, 1, False, True),  # invented keys must be half of all workers
         (50, 50, 0, True, False),
     ],

@@ -73,7 +73,7 @@ def test_what_is_no_number_is_as_bad_as_can_be(bad):
     assert got.extremes.logprob_error_max == math.inf
     assert sums["logprob_error"] == RULES.honest.logprob_error.clip
     assert sums["logprob_outliers"] == 1
-    if bad != -math.inf:  # no score can be above the best one by that much; it is above it
+    if bad != -math.inf:  # no score can exceed the best one by that much; it is above it
         assert got.extremes.sampling_gap_max == math.inf
         assert sums["sampling_gap"] == RULES.honest.sampling_gap.clip
 
@@ -95,7 +95,7 @@ def test_sums_add_up():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=20))
 def test_chunks_of_equal_sequences_count_as_those_of_one(told):
-    """Each of them is off by what it says; what is drawn for each token counts for each."""
+    """Each sequence has its own offset; per-token statistics count for each token."""
     parts = [
         measure([-1.0], [-1.0], [1e-6], chunks=(ChunkResult(off, 0.0, 0.0),)) for _, off in told
     ]
@@ -129,13 +129,13 @@ def test_the_bound_lies_where_bennetts_inequality_has_the_rate():
 
 
 def test_honest_sums_exceed_the_bound_less_often_than_the_rate_says():
-    """Of one kind that Bennett's inequality is nearly tight for: rare values of full size."""
+    """A distribution for which Bennett's inequality is nearly tight: rare values of full size."""
     honest = HonestValue(mean=0.02, variance=0.02 * 0.98, clip=1.0)
     rng, rate, count, tries = random.Random(5), 0.02, 100, 3000
     limit = bound(honest, count, rate)
     above = sum(sum(rng.random() < 0.02 for _ in range(count)) > limit for _ in range(tries))
     assert above <= rate * tries
-    assert above > 0  # it is not so loose that nothing could ever be found
+    assert above > 0  # the bound is not vacuous
 
 
 @given(st.floats(0, 10), st.floats(1e-12, 10), st.floats(1e-6, 10), st.integers(1, 10**6))

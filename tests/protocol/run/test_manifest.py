@@ -51,7 +51,7 @@ def changed(old: str, new: str) -> str:
 
 
 def refill(rollouts: int) -> str:
-    """Four rollouts are a step, two steps may wait."""
+    """Return a ``refill`` text: four rollouts are a step, two steps may wait."""
     return changed("async_level = 2", f"async_level = 2\nrefill_max = {rollouts}")
 
 

@@ -17,7 +17,7 @@ INFINITY, SIGN, HALF = 0x7F80_0000, 0x8000_0000, 0x8000
 patterns = st.integers(0, 2**32 - 1)
 thresholds = st.integers(0, 2**16 - 1)
 magnitudes = st.integers(0, LARGEST)
-"""Of numbers between zero and the largest finite bf16 number."""
+"""Magnitudes between zero and the largest finite bf16 number."""
 
 
 def value_of(pattern: int) -> float:

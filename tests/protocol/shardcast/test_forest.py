@@ -102,7 +102,7 @@ def test_as_few_are_inner_as_feed_everybody_with_the_fanout_each(stripes: int, f
 
 
 def test_leaves_stand_in_another_order_in_each_stripe_and_version() -> None:
-    """Whoever is last in one stripe is last by chance, and not in all of them."""
+    """A node at the end of one stripe is there by chance, and not in all stripes."""
     members = roster(48, unreachable=40)
     leaves = [f"p{n}" for n in range(40)]
     orders = [
@@ -185,9 +185,9 @@ def edges(members: list[ForestMember], version=VERSION) -> set[tuple[int, PeerId
 @given(st.integers(0, 2**32), st.sampled_from([200, 400]), st.integers(1, 5))
 @settings(max_examples=12)
 def test_few_records_more_or_less_change_few_edges(seed: int, count: int, changed: int) -> None:
-    """A place in a list for a place in the tree would move four of five, and more.
+    """A list position as tree position would move four of five edges or more.
 
-    Most that was seen in a thousand such rosters is a third, the median an eighth.
+    The maximum in a thousand such rosters is a third, the median an eighth.
     """
     draw = random.Random(seed)
     members = [
@@ -251,7 +251,7 @@ def test_helpers_are_drawn_by_what_they_can_and_each_has_others() -> None:
 @pytest.mark.parametrize("sybils", [50, 200, 1000])
 @pytest.mark.parametrize("admitted", [False, True])
 def test_new_keys_get_the_places_of_newcomers_at_most(sybils: int, *, admitted: bool) -> None:
-    """They claim 2^53 B/s; ``admitted``: witnesses found them, as they find every relay."""
+    """Sybils claim 2^53 B/s; ``admitted``: observers found them reachable, as every relay."""
     honest = roster(200, capacity=50_000_000)
     evil = [
         ForestMember(PeerId(f"evil{n}"), 2**53, reachable=admitted, trusted=False)
@@ -272,7 +272,7 @@ def test_new_keys_get_the_places_of_newcomers_at_most(sybils: int, *, admitted: 
                 cut_off += order != [ROOT] and names.issuperset(order[:-1])
                 asked += 1
     assert helping <= (1.4 * 0.2 if admitted else 0) * helped
-    # One newcomer for four that are proven, and none counts for more than the half of these.
+    # One untrusted node per four trusted ones, each counted with at most half of these.
     assert fed <= (1.4 * 0.2 if admitted else 0) * asked
     assert cut_off <= (0.02 if admitted else 0) * asked
 

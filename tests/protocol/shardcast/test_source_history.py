@@ -18,7 +18,7 @@ def end(experience, *, late=(), bad=(), delivered=(), members=20):
 
 
 def lasts(experience, peer):
-    """Return after how many transfers in which it has no part a peer is not doubted any more."""
+    """Return the number of transfers without a peer after which it is trusted again."""
     count = 0
     while experience.is_doubted(peer):
         end(experience)

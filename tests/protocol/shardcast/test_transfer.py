@@ -402,7 +402,7 @@ def test_without_any_source_it_waits_and_goes_on_later() -> None:
 
 
 def fail_until_paused(transfer: Transfer, ask: Ask, now: float) -> float:
-    """Let a request break; return after how many seconds its peer is asked again."""
+    """Fail a request; return the seconds until its peer is requested again."""
     assert transfer.handle(RequestFailed(ask.request, Refusal.BROKEN), now) == []
     for quarters in range(1, 1000):
         if asks(transfer.handle(Tick(), now + quarters / 4)):
@@ -460,7 +460,7 @@ def test_what_is_still_slow_to_come_is_hedged_again_when_a_hedge_was_lost() -> N
 
 @dataclass
 class World:
-    """Peers that behave as told; checks every ask against what a transfer must never do."""
+    """Peers with given behaviour; checks every request against the rules of a transfer."""
 
     transfer: Transfer
     behaviours: dict[PeerId, str]
@@ -492,7 +492,7 @@ class World:
                 assert isinstance(effect, SourceLate)
 
     def answer(self, ask: Ask) -> None:
-        """Let one request take its course for one step."""
+        """Advance one request by one step."""
         behaviour = self.behaviours[ask.peer]
         if behaviour == "flaky":
             behaviour = ("honest", "dead", "busy", "empty", "silent")[self.draw(5)]

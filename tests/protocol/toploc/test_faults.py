@@ -1,4 +1,4 @@
-"""Whatever a stranger sends as proofs: a fault as a value, or statistics, never an exception."""
+"""Proofs of an untrusted peer give a fault value or statistics, never an exception."""
 
 import numpy as np
 import pytest

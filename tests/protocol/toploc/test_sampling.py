@@ -26,7 +26,7 @@ def bits(values, positions, vocabulary):
 
 
 def test_the_hash_is_the_published_one():
-    # What the C function that its author published returns for 0 to 3.
+    # Outputs of the C function published by its author, for 0 to 3.
     assert [reference.mix(value) for value in range(4)] == [0, 69681622, 4057983209, 3237000519]
 
 
@@ -74,7 +74,7 @@ def test_the_extreme_integers_give_finite_noise(extreme, noise, monkeypatch):
     assert float(gumbel_noise(seeds(0), 0, 1)[0, 0]) == pytest.approx(noise, abs=1e-4)
 
 
-# Statistics; thresholds of 0.1 % and less, and what is tested is the same every time
+# Statistics: thresholds of 0.1 % and less, on fixed draws
 
 
 def test_the_distribution_is_gumbel():
@@ -87,7 +87,7 @@ def test_the_distribution_is_gumbel():
 
 
 def test_the_tail_is_gumbel():
-    """Of two million draws: how many exceed each height, which is what decides who wins."""
+    """Two million draws: the counts above each height, which decide the winners."""
     noise = gumbel_noise(np.arange(16, dtype=np.uint64), 9, 1 << 17).ravel()
     for height in (4, 6, 8, 10, 12):
         expected = noise.size * -math.expm1(-math.exp(-height))

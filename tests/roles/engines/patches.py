@@ -1,4 +1,4 @@
-"""Versions of a tiny policy, each with the patch that makes it of the one before."""
+"""Versions of a tiny policy, each with the patch from the one before."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +27,11 @@ OWN = {
     "granite": {"attention_bias": True, "residual_multiplier": 0.5, "logits_scaling": 2.0},
     "olmo2": {"attention_bias": True},
 }
-"""What each architecture has that the others lack."""
+"""Properties that only this architecture has."""
 
 
 def stepped(tensors, seed, share=0.02):
-    """Return tensors of which a share of the elements, one at least, has other low bits."""
+    """Return tensors with other low bits in a share of the elements, at least one."""
     rng = np.random.default_rng(seed)
     out = {}
     for name, tensor in tensors.items():
@@ -46,7 +46,7 @@ def stepped(tensors, seed, share=0.02):
 
 
 def patched(base: Policy, tensors, version: int) -> Policy:
-    """Write tensors as the next version, with the patch that makes it of ``base``."""
+    """Write tensors as the next version, with its patch of ``base``."""
     path = base.path.with_name(f"{version}.safetensors")
     policy = Policy(Version(version), write_policy(tensors, path), path)
     patch = base.path.with_name(f"{version}.patch")
@@ -56,7 +56,7 @@ def patched(base: Policy, tensors, version: int) -> Policy:
 
 
 def chain(tmp_path, dtype=torch.float32, architecture="qwen2", count=4, share=0.02, **config):
-    """Return versions of which each patches the one before."""
+    """Return versions, each with a patch of the one before."""
     torch.manual_seed(5)
     section = configuration(architecture, CONFIG | OWN[architecture] | config)
     tensors = {
@@ -72,6 +72,6 @@ def chain(tmp_path, dtype=torch.float32, architecture="qwen2", count=4, share=0.
 
 
 def only_header(path: Path) -> None:
-    """Leave of a file what says where its tensors would be."""
+    """Truncate a file to the header."""
     data = path.read_bytes()
     path.write_bytes(data[: tensor_file.header_bytes(data)])

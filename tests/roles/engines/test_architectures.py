@@ -1,6 +1,6 @@
 """Every architecture, from a Hugging Face directory to generation, verification and training.
 
-The directories are made here, by Hugging Face; its own forward pass says what is right.
+The directories are made here by Hugging Face; its own forward pass is the reference.
 """
 
 from copy import deepcopy
@@ -117,7 +117,7 @@ CASES = [
 
 @dataclass(frozen=True)
 class Published:
-    """A directory, Hugging Face's model of it, and what we make of it."""
+    """A directory, its Hugging Face model, and the imported one."""
 
     directory: object
     model: torch.nn.Module
@@ -126,18 +126,18 @@ class Published:
 
     @torch.no_grad()
     def logprobs(self, prompt, tokens):
-        """Log-probabilities of ``tokens``, by one forward pass of Hugging Face."""
+        """Return the log-probabilities of ``tokens`` by one forward pass of Hugging Face."""
         logits = self.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0]
         rows = logits[len(prompt) - 1 : -1].log_softmax(-1)
         return rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
 def publish(case, directory):
-    """Save a model of which no weight has the value that it begins with."""
+    """Save a model in which every weight differs from its initial value."""
     torch.manual_seed(0)
     made = ARCHITECTURES[case.architecture]
     tokens = {"eos_token_id": 1, "pad_token_id": None, "bos_token_id": None}
-    config = made.config(**deepcopy(SIZES | tokens | case.config))  # it changes them
+    config = made.config(**deepcopy(SIZES | tokens | case.config))  # it modifies them
     model = made.model(config).to(case.dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -245,7 +245,7 @@ async def test_it_is_trained_in_packed_rows(published, dtype, tmp_path):
 
 
 async def test_a_step_is_that_of_hugging_face_and_adamw(published):
-    """Gradients and updates of every tensor, against sequences that are computed one by one."""
+    """Gradients and updates of every tensor, against sequences computed one by one."""
     rules = grpo(entropy_coefficient=0.0)
     engine = TorchTrainingEngine(published.section, sampling(temperature=0.8), rules)
     await engine.load_policy(published.policy)
@@ -280,14 +280,14 @@ async def test_a_step_is_that_of_hugging_face_and_adamw(published):
     for name, parameter in plain.named_parameters():
         assert (ours[name] - theirs[name]).norm() <= 1e-4 * theirs[name].norm() + 1e-6, name
         if theirs[name].norm() < 1e-6 * whole:
-            continue  # a bias of keys that are not rotated moves no score: its gradient is rounding
+            continue  # a bias of unrotated keys changes no score: its gradient is rounding
         moved, expected = stepped[name] - before[name], parameter.detach() - before[name]
         # The first step of AdamW follows the sign of a gradient, also of one that is rounding.
         assert (moved - expected).abs().mean() <= 0.02 * expected.abs().mean(), name
 
 
 def test_the_section_names_all_that_is_computed(published):
-    """No default of a version of a library is left in a manifest."""
+    """No manifest depends on a default of a library version."""
     config = configuration(published.section.architecture, published.section.config)
     reference = published.model.config
     for key in published.section.config:

@@ -1,4 +1,4 @@
-"""Prompts against transformers: the same text and the same tokens for every style of template."""
+"""Prompts against transformers: equal text and tokens for every style of template."""
 
 import json
 from datetime import datetime
@@ -54,7 +54,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def directory(made, tmp_path, monkeypatch):
-    """Return a function that writes a directory with some template's files."""
+    """Return a function that writes a directory with the files of a template."""
 
     class Clock(datetime):
         @classmethod
@@ -79,7 +79,7 @@ def directory(made, tmp_path, monkeypatch):
 
 
 def expected_of(tokenizer, before):
-    """Return the text and the tokens of transformers, or what it raises."""
+    """Return the text and the tokens of transformers, or its error."""
     messages = [message._asdict() for message in (*before, ChatMessage("user", QUESTION))]
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

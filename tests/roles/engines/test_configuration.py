@@ -1,4 +1,4 @@
-"""What a configuration may say: computed, without effect, or refused by name."""
+"""Configuration keys of a model: computed, without effect, or refused by name."""
 
 import json
 
@@ -21,7 +21,7 @@ from tests.roles.engines import tiny
 from tests.roles.engines.test_architectures import LLAMA3, SIZES, YARN
 
 VALUES = {**SIZES, "eos_token_id": 1}
-PUBLISHED = {  # what Hugging Face and others write beside the sizes
+PUBLISHED = {  # written by Hugging Face and others beside the sizes
     "_name_or_path": "/somewhere",
     "attention_dropout": 0.0,
     "bos_token_id": 0,
@@ -280,7 +280,7 @@ def test_a_second_equal_table_of_positions_is_noted():
 
 
 def test_settings_of_sampling_are_without_effect():
-    """A key that a new version adds makes this fail, and then somebody decides about it."""
+    """A key that a new version adds makes this fail, for a decision about it."""
     assert set(GenerationConfig._get_default_generation_params()) <= WITHOUT_EFFECT
 
 
@@ -298,7 +298,7 @@ def test_an_absent_directory_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_key_of_hugging_face_is_judged(name):
-    """A key that a new version adds makes this fail, and then somebody decides about it."""
+    """A key that a new version adds makes this fail, for a decision about it."""
     own = {"sliding_window": None} if name == "mistral" else {}
     own |= {"pad_token_id": None, "bos_token_id": None}  # of no effect, and dropped
     values = ARCHITECTURES[name].config(**VALUES, **own).to_dict()
@@ -347,7 +347,7 @@ def test_tables_without_a_theta_have_that_of_their_architecture():
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_families_that_are_not_computed_are_refused_by_what_they_have(name):
-    """Also when a directory claims to be of the nearest family: its keys give it away."""
+    """A directory that claims to be of the nearest family is refused, too: its keys reveal it."""
     own = UNSUPPORTED[name]
     values = CONFIG_MAPPING[name]().to_dict()
     with pytest.raises(UnsupportedModelError) as caught:
@@ -356,7 +356,7 @@ def test_families_that_are_not_computed_are_refused_by_what_they_have(name):
     assert line.startswith(f"architecture {name!r}: {own.feature} ") and own.nearest in line
     assert name not in ARCHITECTURES and own.nearest in ARCHITECTURES
     if name == "olmo":
-        return  # its tensors alone give it away: none of the norms is there
+        return  # only its tensors reveal it: none of the norms exists
     disguised = values | {"model_type": own.nearest, "architectures": None}
     with pytest.raises(UnsupportedModelError):
         configuration(own.nearest, disguised)

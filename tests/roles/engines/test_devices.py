@@ -1,6 +1,6 @@
-"""Engines on another device than the CPU: torch's meta device computes shapes, and shows mixtures.
+"""Engines on another device than the CPU: torch's meta device checks shapes and mixed devices.
 
-Some operations take tensors of two devices there and fail on a GPU, so all that run are watched.
+Some operations accept tensors of two devices there and fail on a GPU, so all are observed.
 """
 
 from contextlib import nullcontext
@@ -28,9 +28,9 @@ BF16 = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses operations on tensors of two devices, but for copies and single numbers.
+    """Refuses operations on tensors of two devices, except copies and scalars.
 
-    A number that is read, of which there is none, is 1.
+    A read number, which meta tensors lack, is 1.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -45,7 +45,7 @@ class OneDevice(TorchDispatchMode):
 
 @pytest.fixture
 def noise(monkeypatch):
-    """A source that cannot compare its draws with the protocol's: there are no numbers."""
+    """A source whose draws cannot be compared with the protocol's: meta has no numbers."""
     monkeypatch.setattr(NoiseSource, "_check", lambda _: None)
 
 
@@ -97,7 +97,7 @@ def test_a_pass_of_the_trainer(tiny_config, monkeypatch, checkpointing):
 
 
 async def test_an_engine_leaves_cudnn_and_tf32_out():
-    """The first plans again for every length of the keys, the second rounds float32 products."""
+    """cuDNN plans again for every length of the keys, TF32 rounds float32 products."""
     torch.backends.cuda.enable_cudnn_sdp(enabled=True)
     torch.set_float32_matmul_precision("high")
     engine = BuiltinEngine(model(), "fp32", "cpu")

@@ -1,4 +1,4 @@
-"""Directories as people have them, each with one peculiarity: taken, noted or refused by a line."""
+"""Directories in the wild, each with one peculiarity: accepted, noted or refused by a line."""
 
 import json
 import shutil
@@ -144,7 +144,7 @@ def recipe():
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """Return what transformers saves of a small Llama."""
+    """Return a small Llama as saved by transformers."""
     directory = tmp_path_factory.mktemp("saved") / "llama"
     made = ARCHITECTURES["llama"]
     torch.manual_seed(1)
@@ -223,7 +223,7 @@ def test_the_model_is_named_as_its_repository_in_the_hub_s_cache(llama, tmp_path
 
 
 def test_swish_and_unused_windows_compute_the_same_in_transformers(edited):
-    """That they may be taken is a claim about the other side, too."""
+    """Accepting them is a claim about transformers, too."""
     directory = edited([])
     tokens = torch.arange(12)[None]
     plain = AutoModelForCausalLM.from_pretrained(directory)(input_ids=tokens).logits

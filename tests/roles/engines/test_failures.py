@@ -1,4 +1,4 @@
-"""What breaks inside the engines that compute for real, and what they do afterwards."""
+"""Failures inside real engines, and their recovery."""
 
 import weakref
 
@@ -41,14 +41,14 @@ def engines():
 
 @pytest.fixture
 def freed(monkeypatch):
-    """A list as long as often what a device has cached was given back."""
+    """A list with one entry per release of a device's cached memory."""
     calls = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(None))
     return calls
 
 
 def raising(error, *, after=0):
-    """Return a function that raises one like ``error`` once it has been called so often."""
+    """Return a function that raises ``error`` after ``after`` calls."""
     calls = []
 
     def raise_it(*_arguments, **_options):
@@ -153,7 +153,7 @@ async def test_a_step_that_breaks_leaves_nothing_half_learned(
 async def test_what_a_failed_call_held_is_free_when_the_cache_is_emptied(
     engines, policies, monkeypatch
 ):
-    """A traceback that is kept would keep the tensors of its frames: the next try has no memory."""
+    """A stored traceback would keep the tensors of its frames: the retry would lack memory."""
     generator, *_ = engines
     await generator.load(policies[0])
     held, alive = [], []
@@ -174,7 +174,7 @@ async def test_what_a_failed_call_held_is_free_when_the_cache_is_emptied(
 async def test_a_policy_that_cannot_be_loaded_now_is_not_refused(
     engines, policies, monkeypatch, module
 ):
-    """Refused is what has other tensors; its file would be deleted."""
+    """A refusal means other tensors; the file would be deleted."""
     engine = engines[0] if module is generation else engines[1]
     name = "Decoder" if module is generation else "Head"
     with monkeypatch.context() as patch:

@@ -57,7 +57,7 @@ async def test_tasks_in_text_are_made_of_the_files_of_the_run(
 ):
     made = task(data, name)
     assert (type(made), made.name) == (kind, name)
-    if rows is not None:  # they come after the task was made
+    if rows is not None:  # added after the task was made
         write_rows(tmp_path / "dataset", rows)
     await made.open()
     prompt = await made.prompt(3, None)

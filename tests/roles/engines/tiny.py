@@ -15,7 +15,7 @@ CONFIG = {
     "max_position_embeddings": 128,
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
-    "initializer_range": 0.2,  # wide, so that a model without training has opinions
+    "initializer_range": 0.2,  # wide, so that an untrained model has peaked outputs
     "eos_token_id": 1,
 }
 
@@ -29,7 +29,7 @@ def model(dtype="fp32", **config) -> ModelSection:
 
 
 def toploc(precision="fp32", **values) -> ToplocSection:
-    # A quarter of the hidden size: of all values of a one-token sequence some are near zero, where
+    # A quarter of the hidden size. Of all values of a one-token sequence some are near zero; there
     # the same absolute error is thousands of mantissa units.
     layout = {"precision": precision, "top_k": 16, "chunk_tokens": 8}
     return ToplocSection(**RECIPE["toploc"] | layout | values)

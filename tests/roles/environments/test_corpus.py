@@ -1,4 +1,4 @@
-"""Scores of the corpus, and of the cases that people reported, on what this machine has."""
+"""Scores of the corpus and of reported cases, with this machine's runtimes."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ OTHERWISE = {
     "c21b": ONE_PROCESS,
     "c35": ONE_PROCESS,
 }
-"""Cases of ``code.json`` that score 0 here and 1 where ``python answer.py`` runs, and why."""
+"""Cases of ``code.json`` that score 0 here and 1 where ``python answer.py`` runs, with reasons."""
 
 
 def grades(answers):

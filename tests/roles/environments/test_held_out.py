@@ -12,7 +12,7 @@ from simulations.ports.background import SimBackground
 
 
 class Numbered:
-    """Rows that say their number."""
+    """Rows that hold their number."""
 
     def __init__(self, count):
         self.count = count
@@ -51,7 +51,7 @@ def test_a_data_set_without_a_block_is_refused():
 
 
 class Marked(Numbered):
-    """Rows of which every third one is unusable."""
+    """Rows of which every third is unusable."""
 
     def row(self, index):
         return super().row(index) | {"answer": "" if index % 3 == 0 else "1"}

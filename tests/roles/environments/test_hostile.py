@@ -1,4 +1,4 @@
-"""Some dozens of what ``benchmarks/environments/hostile.py`` does a thousand times."""
+"""A sample of the hostile programs of ``benchmarks/environments/hostile.py``."""
 
 import asyncio
 import math
@@ -11,7 +11,7 @@ from tests.worlds.text import needs_jail
 pytestmark = needs_jail
 
 HARMLESS = {"right", "right, long", "writes"}
-"""These answer 7, whatever else they try."""
+"""Programs that answer 7, whatever else they do."""
 
 UNFIT = {
     *hostile.SLOW_PROGRAMS,
@@ -63,7 +63,7 @@ async def test_scorers_that_differ_are_noticed(monkeypatch, scores, count):
             pass
 
     monkeypatch.setattr(hostile, "Scorer", Scorer)
-    monkeypatch.setattr(hostile, "DELAY_SECONDS_MAX", math.inf)  # a busy machine is no harm
+    monkeypatch.setattr(hostile, "DELAY_SECONDS_MAX", math.inf)  # a busy machine is no failure
     report = await hostile.attack([hostile.Hostile("math", "sum", "")], 2)
     assert len(report.disagreements) == count
     assert report.harmless is (count == 0)

@@ -39,7 +39,7 @@ async def ran(jail, program, limits=LIMITS):
 
 
 async def said(jail, program):
-    """Return what a program that ends well writes."""
+    """Return the output of a program that exits normally."""
     ended = await ran(jail, program)
     assert ended.status == 0, ended
     assert not ended.expired and not ended.flooded
@@ -60,7 +60,7 @@ async def test_a_program_gets_its_input_and_its_output_is_returned(jail):
 
 
 async def test_nothing_of_this_machine_is_there(jail, tmp_path):
-    """Neither its files, nor its variables, processes, network or users."""
+    """Files, variables, processes, network and users are all hidden."""
     (tmp_path / "secret").write_text("secret")
     os.environ["SECRET"] = "secret"
     told = await said(
@@ -118,7 +118,7 @@ async def test_limits_of_one_process_hold(jail):
 
 
 async def test_processor_time_of_the_whole_tree_is_counted(jail):
-    """Also of children that nobody waited for."""
+    """The count includes children that were not waited for."""
     burn = """
         import time
         children = []

@@ -22,7 +22,7 @@ CASES = Path(__file__).parents[2] / "cases"
 SHORT = replace(LIMITS, cpu_soft_seconds=1.0, cpu_hard_seconds=2)
 
 JUDGED_OTHERWISE: dict[str, str] = {}
-"""Cases whose score is not the right one, by their ids, with the reason."""
+"""Cases with a wrong score, by id, with the reason."""
 
 
 def cases():

@@ -1,4 +1,4 @@
-"""Messages before each problem: in the manifest, and in what a model is asked."""
+"""Messages before each problem, in the manifest and in the prompt."""
 
 import pytest
 

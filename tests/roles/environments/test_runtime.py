@@ -110,7 +110,7 @@ def test_a_version_that_this_software_does_not_score_with_is_told(tmp_path):
 def test_an_installed_runtime_is_asked_for_its_versions(tmp_path):
     asked = section("math/sums", mpmath="9.9")
     place = venv(tmp_path / "second" / name_of(asked.runtime))
-    with pytest.raises(NoRuntimeError):  # its name is right, and it has nothing
+    with pytest.raises(NoRuntimeError):  # right name, empty directory
         interpreter_of(asked, [tmp_path / "first", tmp_path / "second"])
     pretend_installed(place, asked.runtime.packages)
     found = interpreter_of(asked, [tmp_path / "first", tmp_path / "second"])

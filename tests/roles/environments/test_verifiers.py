@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 FILES = {"sums_env/__init__.py": SUMS, "sums_env/rows.json": "[1, 2]"}
 
 
-# Its digest
+# Digest
 
 
 def installed(monkeypatch, path, files=None, **options):
@@ -81,7 +81,7 @@ def test_an_installation_that_lists_no_files_of_its_own_has_no_digest(monkeypatc
         installed(monkeypatch, tmp_path / "site", {})
 
 
-# What a run names of it
+# Parts named by a run
 
 
 def section(**options):
@@ -156,7 +156,7 @@ def test_what_a_run_leaves_out_is_filled_in(monkeypatch, tmp_path):
             pinned(EnvironmentSection(name="verifiers/sums-env", options=wrong))
 
 
-# What it says
+# Scores
 
 
 SHORT = replace(verifiers.LIMITS, cpu_soft_seconds=1.0, cpu_hard_seconds=2)
@@ -290,7 +290,7 @@ async def test_between_the_limits_there_is_no_score(monkeypatch, tmp_path, token
     await task._checker.close()
 
 
-# What is not here
+# Missing parts
 
 
 TASKSET = """

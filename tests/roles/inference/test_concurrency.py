@@ -1,4 +1,4 @@
-"""The learned limit, against modelled machines: how many tokens per second they make with ``n``."""
+"""Learned concurrency limit, against machines with modelled throughput."""
 
 import math
 
@@ -18,7 +18,7 @@ HOURS = 3600.0
 
 
 class Machine:
-    """Always computes as many as it may; ``rate(n)`` tokens a second, ``tokens`` a rollout."""
+    """Always computes at the limit; ``rate(n)`` tokens a second, ``tokens`` per rollout."""
 
     def __init__(self, rate, tokens=1000.0, seconds_max=math.inf):
         self.rate, self.tokens, self.seconds_max = rate, tokens, seconds_max
@@ -47,7 +47,7 @@ class Machine:
 
 
 def saturating(most, at):
-    """A machine that makes linearly more up to ``at`` rollouts at once, and nothing after it."""
+    """Return a machine that scales linearly up to ``at`` concurrent rollouts, and no further."""
     return lambda n: most * min(n, at) / at
 
 
@@ -96,7 +96,7 @@ def test_the_limit_settles_where_twice_as_many_gain_too_little(at, exponent, une
 @settings(deadline=None, max_examples=40)
 @given(at=st.integers(1, 64), seconds_max=st.floats(1, 100), tokens=st.floats(100, 5000))
 def test_no_rollout_takes_longer_than_its_policy_lives(at, seconds_max, tokens):
-    """Unless one alone does: then nothing can be done."""
+    """Exception: one rollout alone exceeds it; then no limit helps."""
     rate = saturating(1000.0, at)
     machine = Machine(rate, tokens=tokens, seconds_max=seconds_max).run(2 * HOURS)
     machine.limits.clear()
@@ -142,7 +142,7 @@ def test_what_breaks_halves_the_limit_and_it_is_tried_again_later():
 
 
 def test_a_machine_that_has_less_to_do_than_it_may_learns_nothing():
-    """Twenty at once were allowed and two were wanted: that says nothing of twenty."""
+    """Twenty were allowed and two were wanted, which says nothing about twenty."""
     concurrency = Concurrency()
     concurrency.limit = 16
     for tick in range(2000):
@@ -152,7 +152,7 @@ def test_a_machine_that_has_less_to_do_than_it_may_learns_nothing():
 
 
 def test_a_machine_that_often_has_nothing_to_do_learns_from_the_time_when_it_does():
-    """It waits for outcomes of its commits, and would wait less if it made several at once."""
+    """The worker waits for outcomes, and would wait less with several rollouts at once."""
     concurrency = Concurrency()
     made, now = 0.0, 0.0
     for _ in range(100):
@@ -166,7 +166,7 @@ def test_a_machine_that_often_has_nothing_to_do_learns_from_the_time_when_it_doe
 
 
 def test_an_engine_that_begins_anew_begins_a_new_window():
-    """Its tokens fell to nothing, which is no rate."""
+    """The token count fell to zero, which is no rate."""
     concurrency = Concurrency()
     made = 0.0
     for tick in range(1, 400):

@@ -147,7 +147,7 @@ async def test_a_policy_that_the_engine_refuses_is_handed_back(tmp_path):
 
 
 async def test_a_version_superseded_while_it_was_loaded_is_not_used(tmp_path):
-    """Its tokens would answer the new version's prompts with the old one's weights."""
+    """Otherwise the old weights would answer the new version's prompts."""
     world, engine, flow = started(tmp_path, trainers=2)
     genesis = world.replica.ledger.head
     old = world.version()
@@ -187,7 +187,7 @@ async def test_a_refused_commit_is_told_and_tried_again_later(tmp_path):
 
     async def counted(*arguments):
         calls.append(world.now())
-        world.changes.notify()  # whatever else happens meanwhile
+        world.changes.notify()  # other changes meanwhile
         return await generate(*arguments)
 
     engine.generate = counted
@@ -202,7 +202,7 @@ async def test_a_refused_commit_is_told_and_tried_again_later(tmp_path):
 
 
 async def test_what_has_no_outcome_is_told_again(tmp_path):
-    """It may have been announced to nobody."""
+    """Possibly no peer received it."""
     world, _, flow = started(tmp_path)
     own = world.world.commit(world.signer, checkpoint=world.replica.ledger.head.digest)
     other = world.world.commit(world.world.workers[1], checkpoint=world.replica.ledger.head.digest)
@@ -299,7 +299,7 @@ async def test_the_task_is_asked_in_the_background(tmp_path):
 
 
 async def test_an_engine_that_broke_is_given_its_policy_again(tmp_path):
-    """It may be a new one that has none."""
+    """A restarted engine may have no policy."""
     world, engine, flow = started(tmp_path)
     engine.errors.append(EngineError("gone"))
     world.run(flow)
@@ -310,7 +310,7 @@ async def test_an_engine_that_broke_is_given_its_policy_again(tmp_path):
 
 
 async def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
-    """A task may break on one assignment always; the next version brings another."""
+    """A task may fail on one assignment always; the next version brings another."""
     world, engine, flow = started(tmp_path)
     flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
     head = world.replica.ledger.head.digest
@@ -335,7 +335,7 @@ async def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
 
 
 async def test_a_rollout_without_a_score_is_not_committed_and_a_newer_version_awaited(tmp_path):
-    """Slots are used in order, and the same slot would end the same way each time."""
+    """Slots are used in order, and the same slot would fail the same way each time."""
     world, engine, _ = started(tmp_path)
     task = Unsure(world.background)
     head = world.replica.ledger.head.digest

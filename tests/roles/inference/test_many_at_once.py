@@ -1,4 +1,4 @@
-"""Several slots in the making: what is begun, in which order it is committed, what ends it."""
+"""Concurrent slots: their start, the order of commits, and their end."""
 
 import asyncio
 from itertools import pairwise
@@ -24,7 +24,7 @@ MORE = {"rollouts_per_step": 128, "rollouts_ahead": 3}
 
 
 class Busy(Engine):
-    """Takes ``seconds`` for the calls in turn, the last one for all others; notes who shares it."""
+    """Takes ``seconds`` per call in order, the last value for all others; records their overlap."""
 
     def __init__(self, *seconds):
         super().__init__()
@@ -74,14 +74,14 @@ def settle_all(world):
 
 
 async def settling(world, seconds):
-    """Let time pass; every commit is certified a second later at most."""
+    """Let time pass; every commit is certified within a second."""
     for _ in range(round(seconds)):
         await world.rest(1)
         settle_all(world)
 
 
 async def test_slots_are_made_together_and_committed_in_their_order(tmp_path):
-    """The first one takes longest, and all the others name one before."""
+    """The first one takes longest, and all later ones name their predecessor."""
     engine = Busy(9, 3, 6, 1)
     world, flow = started(tmp_path, engine)
     world.run(flow)
@@ -113,7 +113,7 @@ async def test_no_more_is_begun_than_the_engine_is_worth(tmp_path):
 
 
 async def test_demand_decides_how_many_are_begun(tmp_path):
-    """Three are wanted: fifty would be thrown away."""
+    """Three are wanted: fifty would be discarded."""
     engine = Busy(5)
     grpo = {"rollouts_per_step": 3, "rollouts_ahead": 1}
     world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
@@ -129,7 +129,7 @@ async def test_demand_decides_how_many_are_begun(tmp_path):
 
 
 async def test_what_is_wanted_is_shared_with_the_other_workers(tmp_path):
-    """Nobody sees what others are making, so each would begin all of it."""
+    """Workers do not see each other's unfinished rollouts, so each would make all of them."""
     engine = Busy(5)
     grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
     world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
@@ -223,7 +223,7 @@ async def test_what_is_superseded_or_of_a_slashed_worker_is_given_up(tmp_path):
 
 
 async def test_what_breaks_under_several_is_one_failure(tmp_path):
-    """They fail one after another, and the last one while the role pauses."""
+    """The rollouts fail one after another, the last one while the role pauses."""
     engine = Busy(1, 1.5, 2, 2.5, 1)
     engine.errors = [EngineError("CUDA out of memory")] * 4
     world, flow = started(tmp_path, engine)
@@ -263,7 +263,7 @@ async def test_what_was_made_is_kept_when_another_one_fails(tmp_path):
 
 
 async def test_what_waits_for_a_slot_that_nobody_makes_any_more_is_given_up(tmp_path):
-    """The first one failed, and a new version came before it could be made again."""
+    """The first one failed, and a new version arrived before its retry."""
     engine = Busy(1, 3, 3, 3, 1000)
     engine.errors = [EngineError("gone")]
     world, flow = started(tmp_path, engine)
@@ -295,7 +295,7 @@ async def test_a_restart_uses_no_slot_twice_and_skips_none(tmp_path):
 
 @pytest.mark.parametrize("unsure", [0, 2])
 async def test_a_slot_without_a_score_ends_those_after_it_and_none_before(tmp_path, unsure):
-    """They are found in any order."""
+    """Slots without a score are found in any order."""
     engine = Busy(9, 5, 3, 1)
     world, _ = started(tmp_path / "a", engine)
     task = Unsure(world.background)
@@ -333,7 +333,7 @@ async def test_what_could_not_be_committed_is_kept_for_later(tmp_path, error):
 
 
 async def test_slots_that_another_disk_used_are_not_used_again(tmp_path):
-    """Peers may bring commits of ours, or tell that there were some, while slots are made."""
+    """Peers may send or announce own commits of this key while slots are in progress."""
     engine = Busy(5)
     world, flow = started(tmp_path, engine)
     world.run(flow)
@@ -354,7 +354,7 @@ async def test_slots_that_another_disk_used_are_not_used_again(tmp_path):
 
 
 async def test_a_worker_learns_how_much_its_engine_is_worth(tmp_path):
-    """An engine that computes four in the time of one gets four."""
+    """An engine that computes four rollouts in the time of one gets four."""
     engine = Busy(8)
     world, flow = started(tmp_path, engine, at_once=1, grpo=MORE)
     world.run(flow)

@@ -1,4 +1,4 @@
-"""Newer policies are read beside what is generated, each as a patch of the one before."""
+"""Newer policies are staged during generation, each as a patch of the one before."""
 
 import asyncio
 from contextlib import nullcontext
@@ -36,7 +36,7 @@ class Engine:
         self.staged = []
         self.error = None
         self.unfit = None
-        """A version whose patch it cannot use."""
+        """The version whose patch is unusable."""
 
     async def stage(self, policy):
         await asyncio.sleep(0.1)
@@ -69,7 +69,7 @@ CHAIN = [policy(0), policy(1, b"0"), policy(2, b"1"), policy(3, b"2")]
 async def test_patches_are_staged_in_their_order_and_once(engine):
     staging = staging_of(engine, *CHAIN)
     staging.begin(CHAIN[2])
-    staging.begin(CHAIN[3])  # while that goes on
+    staging.begin(CHAIN[3])  # during the first staging
     await done(staging)
     assert engine.staged == [1, 2]
     staging.begin(CHAIN[3])

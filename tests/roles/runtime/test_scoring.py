@@ -88,7 +88,7 @@ async def test_prompts_are_made_beside_the_loop_too(manifest, background):
 )
 @pytest.mark.parametrize("threaded", [True, False])
 async def test_whatever_a_task_raises_is_told_as_what_broke(manifest, background, error, threaded):
-    """Some of these would end the loop, and one would leave the caller waiting for ever."""
+    """Some of these errors would end the loop; one would leave the caller waiting for ever."""
     task = Task()
     task.on_score = raising(error)
     where = background if threaded else SimBackground()

@@ -1,4 +1,4 @@
-"""A role is prepared when its engine has started, a worker when a version is loaded, too."""
+"""A role is ready once its engine has started, a worker once a version is also loaded."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.virtual
 
 
 class Slow(Engine):
-    """An engine in a process that takes its time, after ``broken`` tries that fail."""
+    """An engine process that starts slowly, after ``broken`` failed attempts."""
 
     def __init__(self, broken=0):
         super().__init__()
@@ -66,7 +66,7 @@ async def test_an_engine_that_does_not_start_is_told_and_started_again(tmp_path)
 async def test_a_worker_waits_for_its_first_version_though_nothing_is_wanted(tmp_path):
     world, engine = FlowWorld(tmp_path, "worker 0"), Slow()
     policy = world.policies.held.pop(0)
-    world.network.synchronised = False  # nothing may be generated
+    world.network.synchronised = False  # no generation before synchronisation
     flow = InferenceFlow(world.context, engine, world.asked(Task()))
     world.run(Filled(world, Role.INFERENCE, engine, flow.run()))
     await world.rest(40)

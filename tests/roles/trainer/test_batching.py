@@ -44,7 +44,7 @@ async def test_a_body_is_asked_of_its_worker_and_of_who_certified_it(tmp_path):
     "body", [b"nonsense", encode_body([RolloutSequence((99, END), (-0.5, -0.5), 0, ())] * 4)]
 )
 async def test_a_certified_body_that_cannot_be_is_not_learned_from(tmp_path, body):
-    """A committee may have lied; the model must not choke on what it let through."""
+    """A committee may be dishonest; the model must survive such a body."""
     world = World(tmp_path)
     world.start()
     wrong = world.rollout(body)
@@ -66,7 +66,7 @@ async def test_nothing_is_learned_from_without_a_certificate(tmp_path):
 
 
 async def test_what_is_too_old_for_the_version_under_way_is_left_out(tmp_path):
-    """The ledger counts from the last published version; the one being published is newer."""
+    """The ledger counts from the last published version; the one in progress is newer."""
     world = World(tmp_path, grpo={"async_level": 0})
     release, published = world.policies.release, asyncio.Event()
 
@@ -91,7 +91,7 @@ async def test_what_is_too_old_for_the_version_under_way_is_left_out(tmp_path):
 
 
 async def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_path):
-    """Its tokens answer the prompts of a version that the swarm no longer means."""
+    """The body answers prompts of a superseded version."""
     world = World(tmp_path)
     genesis = world.replica.ledger.head
     world.version()
@@ -109,7 +109,7 @@ ROUNDING = {"dtype": "bf16"}
 
 
 async def test_log_probabilities_are_our_own_under_the_version_that_generated(tmp_path):
-    """Whatever workers claim, ``-0.5`` here; the engine's tell their version."""
+    """Workers' claims, ``-0.5`` here, are ignored; the engine's values identify their version."""
     grpo = {"rollouts_per_step": 6, "rollouts_ahead": 9}
     world = World(tmp_path, grpo=grpo, model=ROUNDING)
     world.version()
@@ -169,7 +169,7 @@ async def test_weights_that_the_engine_refuses_are_fetched_again(tmp_path):
     assert await batching.next(0, b"policy") is not None
 
 
-# The lot
+# Random selection
 
 
 async def test_the_batch_is_drawn_by_lot_and_not_by_age(tmp_path):
@@ -200,7 +200,7 @@ async def test_the_lot_of_a_step_is_that_of_the_policy_before_it(tmp_path):
     await world.stop()
 
 
-# Groups that teach nothing
+# Uninformative groups
 
 GROUPS = {  # two groups of two
     "dull": (ANSWER, ANSWER, 7, 7),
@@ -211,7 +211,7 @@ REFILLING = {"rollouts_per_step": 2, "refill_max": 3, "rollouts_ahead": 4}
 
 
 def rollout(world, kind, number):
-    """Take a rollout of a kind; its worker is another one each time."""
+    """Accept a rollout of a kind; its worker is another one each time."""
     body = [RolloutSequence((token, END), (-0.5, -0.5), 0, (b"%d" % number,)) for token in kind]
     return world.rollout(encode_body(body), worker=number % 3).digest
 
@@ -231,7 +231,7 @@ def rollout(world, kind, number):
     ],
 )
 async def test_more_is_drawn_in_place_of_groups_that_teach_nothing(tmp_path, kinds, taken):
-    """All of it is used up, and a run in which nothing teaches anything moves on."""
+    """All of it is used up, and a run without informative groups moves on."""
     world = World(tmp_path, grpo=REFILLING)
     batching = Batching(world.context, world.engine, world.asked(Task()))
     batches, commits = [], []
@@ -276,7 +276,7 @@ async def test_without_refilling_a_step_takes_what_it_draws(tmp_path):
 
 
 async def test_a_trainer_that_refills_goes_on_step_after_step(tmp_path):
-    """Workers make what back-pressure lets them; nine of ten of their groups teach nothing."""
+    """Workers produce at the backpressure limit; nine of ten of their groups are uninformative."""
     world = World(tmp_path, grpo=REFILLING | {"rollouts_ahead": 3, "steps": 9})
     world.start()
     for number in range(200):

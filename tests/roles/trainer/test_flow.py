@@ -53,7 +53,7 @@ async def test_it_waits_until_it_is_told_what_it_missed(tmp_path):
 
 
 async def test_it_does_not_begin_a_run_that_others_know(tmp_path):
-    """Then it has lost its disk, and must not use version 0 again."""
+    """A trainer that lost its disk must not use version 0 again."""
     world = World(tmp_path, begun=False)
     await asyncio.sleep(5)
     world.live(world.world.validators[0], roles=("validator",), policy_version=3)
@@ -91,7 +91,7 @@ async def test_a_genesis_policy_of_another_run_is_told(tmp_path):
 
 async def test_weights_that_came_out_otherwise_are_not_published(tmp_path):
     world = World(tmp_path, begun=False)
-    world.engine.learned = 7  # it writes something else than it read
+    world.engine.learned = 7  # its output differs from its input
     world.start()
     await world.rest(20)
     assert world.published == []

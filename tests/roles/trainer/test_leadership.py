@@ -6,7 +6,7 @@ from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World
 
 pytestmark = pytest.mark.virtual
 
-# Whose turn it is
+# Order of succession
 
 
 async def test_the_next_in_line_waits_for_the_ones_before_it(tmp_path):
@@ -46,11 +46,11 @@ async def test_a_complete_run_is_left_alone(tmp_path):
     await world.stop()
 
 
-# Where it goes on from
+# Resume point
 
 
 def own_head(world, version=1):
-    """Let the head be a version of ours, whose state is on our disk."""
+    """Make the head an own version, whose state is on this disk."""
     world.version()
     world.files.state(version).write_text("state")
     world.hold(version, b"policy 1")
@@ -96,7 +96,7 @@ async def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, publish
 
 
 async def test_its_own_state_of_a_version_that_it_made_twice_is_not_used(tmp_path):
-    """It made version 1 again, and was killed before it could publish it."""
+    """The trainer made version 1 twice, and was killed before publication."""
     world = World(tmp_path)
     own_head(world)
     world.engine.states["v1.state"] = digest(b"made again")
@@ -189,7 +189,7 @@ async def test_no_room_for_a_state_is_told_and_waited_for(tmp_path):
 @pytest.mark.parametrize(
     "lie",
     [
-        {"trainer": 2, "term": 2**53},  # the last one that a message can hold
+        {"trainer": 2, "term": 2**53},  # the largest in a message
         {"term": 2**53 - 1},
         {"reward_mean": -(2**53)},
         {"total_bytes": 2**53, "index_bytes": 2**53},
@@ -217,7 +217,7 @@ LIFE_EPOCHS = 12
 
 
 def orphaned(tmp_path):
-    """Return a world whose newest version died with its trainer before anybody had it."""
+    """Return a world whose newest version died with its trainer before any node had it."""
     world = World(tmp_path, epochs={"seconds": EPOCH_SECONDS, "record_epochs": LIFE_EPOCHS})
     batch = world.batch()
     world.version(*batch, trainer=1, term=1)
@@ -246,7 +246,7 @@ async def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
 
 
 async def test_several_lost_versions_cost_one_number_and_the_rest_of_the_chain_stays(tmp_path):
-    """Nodes replace the newest version and no other on a trainer's word."""
+    """A trainer alone can replace only the newest version."""
     world, _ = orphaned(tmp_path)
     parent = world.replica.ledger.head
     lost = world.version(trainer=1, term=1)
@@ -266,7 +266,7 @@ async def test_several_lost_versions_cost_one_number_and_the_rest_of_the_chain_s
 
 
 async def test_it_does_not_go_back_to_a_version_that_it_does_not_hold(tmp_path):
-    """Others could not get the weights of such a version from it, whatever its state says."""
+    """Others could not download the weights of such a version from it, whatever its state."""
     world = World(tmp_path, epochs={"seconds": EPOCH_SECONDS, "record_epochs": LIFE_EPOCHS})
     world.version(state=digest(b"state"), state_bytes=5)
     world.version(trainer=1, term=1)

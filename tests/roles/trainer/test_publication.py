@@ -42,7 +42,7 @@ async def test_a_refused_publication_is_dropped_and_the_swarm_followed(tmp_path)
 
 
 async def test_a_step_that_changed_nothing_is_published_all_the_same(tmp_path):
-    """Skipping it would leave its rollouts in everybody's backlog."""
+    """Skipping it would leave its rollouts in every node's backlog."""
     world = World(tmp_path)
     end_step = world.engine.end_step
 

@@ -1,4 +1,4 @@
-"""What a trainer does when its engine or its task breaks."""
+"""Recovery of a trainer from failures of its engine or its task."""
 
 import asyncio
 
@@ -44,7 +44,7 @@ async def test_what_breaks_is_loaded_anew_and_made_again(tmp_path, method):
 
 
 async def test_the_version_before_is_published_first(tmp_path):
-    """It was written whole; else its number would be used twice, and its file be overwritten."""
+    """The version is complete; without publication its number and file would be reused."""
     world = fresh(tmp_path)
     await led(world)
     release = world.policies.release

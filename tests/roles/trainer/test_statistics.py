@@ -13,7 +13,7 @@ from tests.worlds.flow_world import ANSWER, END
 pytestmark = pytest.mark.virtual
 
 CUT = 9
-"""A token that ends nothing."""
+"""A token that does not end a sequence."""
 
 
 def sequence(group, reward, tokens=(ANSWER, END), prompt=(2, 3, 4)):
@@ -135,5 +135,5 @@ async def test_a_step_without_effect_is_in_the_log_in_words(tmp_path, capsys, ca
     world.batch()
     await world.rest(5)
     await world.stop()
-    # A test before may have sent the log to the standard library.
+    # An earlier test may have redirected the log to the standard library.
     assert "step 1 used 0 of " in capsys.readouterr().out + caplog.text

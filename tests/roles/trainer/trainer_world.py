@@ -20,12 +20,12 @@ class World(FlowWorld):
         self.files.genesis.write_bytes(b"policy 0")
 
     def start(self):
-        """Run, as a live member."""
+        """Run as a live member."""
         self.live(self.signer, policy_version=-1)
         self.run(self.flow)
 
     def rollout(self, body=None, worker=0, *, version=None, held=True, certified=True):
-        """Take a certified commit to ``body``, by default an honest one, and hold its body."""
+        """Accept a certified commit to ``body``, by default an honest one, and store its body."""
         signer = self.world.workers[worker]
         count = self.manifest.sampling.group_size * self.manifest.sampling.prompts_per_rollout
         good = RolloutSequence((ANSWER, END), (-0.5, -0.5), 1_000_000, (b"proof",))
@@ -65,7 +65,7 @@ class World(FlowWorld):
 
 
 def fresh(tmp_path, **options):
-    """Return a world in which nothing has been published."""
+    """Return a world without any version."""
     return World(tmp_path, begun=False, **options)
 
 

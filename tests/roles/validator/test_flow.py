@@ -34,7 +34,7 @@ GOOD = RolloutSequence((ANSWER, END), (-0.5, -0.5), 1_000_000, (b"proof",))
 
 
 class World(FlowWorld):
-    """A validator that is drawn for every commit: there are as few as the committee needs."""
+    """A validator that is in every committee, as there are no more than it needs."""
 
     def __init__(self, tmp_path, validators=2, **sections):
         super().__init__(tmp_path, "validator 0", validators=validators, **COMMITTEE | sections)
@@ -44,7 +44,7 @@ class World(FlowWorld):
         self.others = [one for one in self.world.validators if one is not self.signer]
 
     def commit(self, body=None, signer=None, slot=0, previous=b"", **changes):
-        """Take a commit to ``body``, by default an honest one; its epoch is the present one."""
+        """Accept a commit to ``body``, by default an honest one, of the present epoch."""
         sampling = self.manifest.sampling
         count = sampling.group_size * sampling.prompts_per_rollout
         data = encode_body([GOOD] * count) if body is None else body
@@ -63,7 +63,7 @@ class World(FlowWorld):
         return signed
 
     def verdict(self, commit, signer=None, **changes):
-        """Take another validator's verdict."""
+        """Accept another validator's verdict."""
         signer = signer or self.others[0]
         self.take(self.world.verdict(signer, commit, **changes))
         self.changes.notify()
@@ -127,7 +127,7 @@ async def test_what_needs_no_model_is_found_without_one(tmp_path, reason):
 
 
 WRONG = replace(GOOD, tokens=(7, END))
-"""Earns nothing, whatever it claims."""
+"""Earns no reward, whatever it claims."""
 
 
 async def test_a_reward_that_differs_is_rejected_after_the_rest_was_found_exact(tmp_path):
@@ -223,7 +223,7 @@ async def test_a_wrong_computation_is_rejected_by_the_larger_committee(tmp_path)
     (certificate,) = world.certificates
     assert (certificate.accepted, certificate.escalated) == (False, True)
     assert world.replica.ledger.slashed(commit.signer)
-    world.commit(slot=1, previous=commit.digest)  # nobody wastes a check on it
+    world.commit(slot=1, previous=commit.digest)  # no check is spent on it
     await world.rest(6 * EPOCH_SECONDS)
     assert [item.commit for item in world.verdicts] == [commit.digest]
     await world.stop()
@@ -281,7 +281,7 @@ async def test_undelivered_verdicts_are_sent_again(tmp_path):
 
 
 def first_of(world, rank, count=12):
-    """Commit until we have this place in the first or larger committee; return that commit."""
+    """Commit until this validator is in the first or larger committee; return that commit."""
     for n in range(count):
         commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
         if world.replica.committee(commit).ranking.index(world.signer.peer_id) == rank:
@@ -320,7 +320,7 @@ async def test_a_silent_committee_is_enlarged_after_its_deadline_and_not_before(
     await world.stop()
 
 
-# What is not here yet
+# Missing data
 
 
 async def test_nothing_is_judged_without_its_policy_its_body_or_its_predecessor(tmp_path):
@@ -452,7 +452,7 @@ async def test_what_others_settled_while_we_waited_is_not_measured(tmp_path):
     await world.stop()
 
 
-# Who withholds
+# Withheld bodies
 
 
 async def test_one_worker_takes_two_places_at_most(tmp_path, monkeypatch):
@@ -504,7 +504,7 @@ async def test_what_was_never_tried_comes_first(tmp_path, monkeypatch):
 async def test_what_was_tried_least_comes_first_even_when_all_may_be_tried_again(
     tmp_path, monkeypatch
 ):
-    """Bodies that take long to fail are due again as soon as they have failed."""
+    """Bodies that take long to fail are due again immediately after the failure."""
     monkeypatch.setattr(module, "CHECKS_AT_ONCE", 1)
     world = World(tmp_path)
     fetch = world.network.fetch_body
@@ -526,7 +526,7 @@ async def test_what_was_tried_least_comes_first_even_when_all_may_be_tried_again
     await world.stop()
 
 
-# Our own disk, and refusals
+# The own disk, and refusals
 
 
 async def test_a_full_disk_delays_verdicts_and_certificates(tmp_path):
@@ -677,7 +677,7 @@ async def test_the_assignment_is_that_of_the_checkpoint_which_was_named(tmp_path
 
 
 async def test_which_sequences_are_measured_is_drawn_after_the_commit(tmp_path, monkeypatch):
-    """The beacon of the commit's own epoch is known to the worker while it commits."""
+    """The beacon of the commit's own epoch is known to the worker at the time of the commit."""
     drawn = []
 
     def spy(beacon, commit, sequences, share):
@@ -726,7 +726,7 @@ async def test_who_is_drawn_only_after_others_have_gone_checks_then(tmp_path):
 
 
 async def test_without_its_disk_a_validator_judges_only_what_is_drawn_later(tmp_path):
-    """It may have signed another verdict on what was drawn before."""
+    """The validator may have signed another verdict on an earlier commit."""
     world = World(tmp_path)
     before = world.commit()
     await world.rest(EPOCH_SECONDS)
@@ -739,7 +739,7 @@ async def test_without_its_disk_a_validator_judges_only_what_is_drawn_later(tmp_
 
 
 async def test_a_commit_that_came_too_late_is_not_judged(tmp_path):
-    """Its author may have waited for the two of us."""
+    """The author may have waited for this committee."""
     world = World(tmp_path)
     world.run(world.flow)
     await world.rest(5 * EPOCH_SECONDS)
@@ -758,7 +758,7 @@ async def test_a_commit_that_came_too_late_is_not_judged(tmp_path):
 
 @pytest.mark.parametrize("difference", [-1, 1])
 async def test_a_body_has_exactly_the_length_that_its_commit_says(tmp_path, difference):
-    """A worker that may choose the number may choose the committee and the audit with it."""
+    """A worker that could choose the number could choose the committee and the audit with it."""
     world = World(tmp_path)
     world.run(world.flow)
     count = world.manifest.sampling.group_size * world.manifest.sampling.prompts_per_rollout
@@ -795,7 +795,7 @@ async def test_a_reward_below_zero_is_recomputed_and_prompts_say_the_length(tmp_
 
 @pytest.mark.parametrize("forged", [False, True])
 async def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged):
-    """Neither for nor against it, nor a second look; others are judged as ever."""
+    """No accept, no reject and no second attempt; other rollouts are judged as before."""
     world = World(tmp_path)
     task = Unsure(world.background)
     flow = ValidatorFlow(world.context, world.engine, task)
@@ -815,11 +815,11 @@ async def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged
     await world.stop()
 
 
-# Strangers
+# Untrusted workers
 
 
 def known(world, worker):
-    """Let a rollout of a worker be certified."""
+    """Certify a rollout of a worker."""
     first = world.commit(f"earlier of {worker.peer_id}".encode(), signer=worker)
     world.replica.ledger.offer_certificate(world.world.certificate(first), found())
     return first
@@ -871,7 +871,7 @@ async def test_who_has_standing_is_checked_before_strangers(tmp_path):
 
 
 async def test_strangers_that_withhold_bodies_wait_behind_those_that_have_not(tmp_path):
-    """Each has as many commits open as it may, and a place is taken until its fetch ends."""
+    """Each worker has the maximum of open commits, and a fetch holds its slot to the end."""
     world = World(tmp_path)
     withheld = {}
     for number in range(4):

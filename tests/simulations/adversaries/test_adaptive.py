@@ -19,7 +19,7 @@ RIGHT_EVERY = 4
 
 
 class Sampler:
-    """Answers right or wrong by the seed alone; a wrong answer is one too many."""
+    """Answers right or wrong by the seed alone; a wrong answer is one too high."""
 
     def __init__(self, task):
         self.task = task

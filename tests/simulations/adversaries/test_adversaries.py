@@ -1,4 +1,4 @@
-"""Each behaviour is really dishonest, and the unchanged daemons around it bear it."""
+"""Dishonest behaviours: each deviates, and the unchanged daemons around it tolerate it."""
 
 import asyncio
 import time
@@ -64,7 +64,7 @@ LIES = {
 
 
 class Played:
-    """A run that is over, and what its world was like a moment before its end."""
+    """A finished run, and its world just before the end."""
 
     def __init__(self, outcome, world, ledger, looked):
         self.outcome = outcome
@@ -76,12 +76,12 @@ class Played:
 
 
 def nothing(_world):
-    """Look at nothing, and do nothing."""
+    """Neither check nor change the world."""
 
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    """Run a small swarm in which some nodes are dishonest, and look at it before it ends."""
+    """Run a small swarm with some dishonest nodes, and inspect it before it ends."""
     folder = tmp_path_factory.mktemp("dishonest")
 
     def play(
@@ -109,7 +109,7 @@ def play(tmp_path_factory):
 
 
 def honest_work_is_not_hurt(played, *liars):
-    """Check that honest workers lost nothing and that somebody learned from them."""
+    """Check that honest workers lost no rollout and that a version learned from them."""
     honest = {name: count for name, count in played.workers.items() if name not in liars}
     assert len(honest) >= HONEST_WORKERS
     for name, counts in honest.items():
@@ -135,10 +135,10 @@ def test_each_lie_of_a_worker_is_found_out_for_what_it_is(play):
     for name, lie in liars.items():
         counts = played.workers[name]
         assert counts.certified == 0, lie
-        if LIES[lie] == "sampling":  # a rollout may be an accident, many of them are a lie
+        if LIES[lie] == "sampling":  # one rollout may be an accident, many are an offence
             assert counts.reasons["sampling"] >= HISTORY_ROLLOUTS_MIN - 1
             assert set(counts.reasons) == {"sampling", "history"}
-        elif LIES[lie] == "reward":  # as may be a score that differs
+        elif LIES[lie] == "reward":  # as may a score that differs
             assert counts.reasons["reward"] >= HISTORY_ROLLOUTS_MIN
             assert counts.reasons["reward-history"] in (1, 2)
             assert set(counts.reasons) == {"reward", "reward-history"}
@@ -152,7 +152,7 @@ def test_each_lie_of_a_worker_is_found_out_for_what_it_is(play):
 def test_a_worker_that_withholds_its_bodies_gets_nothing_for_them(play):
     played = play({"worker-0": "withheld-body"})
     counts = played.workers["worker-0"]
-    assert counts.committed == 2  # and then it waits, as everyone does
+    assert counts.committed == 2  # then it waits, like every worker
     assert counts.certified == counts.rejected == 0
     honest_work_is_not_hurt(played, "worker-0")
 
@@ -161,7 +161,7 @@ def test_a_worker_that_withholds_its_bodies_gets_nothing_for_them(play):
 
 
 def verdicts_of_liars(world):
-    """Return (commit's author, validator, accept) as honest nodes hold them, and equivocators."""
+    """Return (commit's author, validator, accept) from honest nodes, and equivocators."""
     heard, twofaced = {}, {}
     for machine in world.machines.values():
         if machine.behaviour:
@@ -200,8 +200,8 @@ def test_a_third_of_the_validators_cannot_sway_the_others(play, behaviour):
     honest = {(author, accept) for author, accept in EXPECTED_VERDICTS[behaviour] if not author}
     assert honest <= set(verdicts)
     assert set(equivocators) == ({behaviour} if behaviour == "two-verdicts" else set())
-    # At most what was on its way when the first lie was found: other weights at once, rewards that
-    # differ in the fifth rollout.
+    # At most those in flight when the first offence was found: for other weights at once, for
+    # differing rewards in the fifth rollout.
     assert played.workers["worker-1"].rejected in (1, 2)
     assert 0 < played.workers["worker-0"].rejected <= 6
     honest_work_is_not_hurt(played, *liars)
@@ -228,7 +228,7 @@ async def test_a_credulous_validator_comes_to_the_reward_that_is_claimed():
     answers = [(2, n, 1) for n in range(len(items))]
     honest = await Task(manifest, plain).rewards(items, answers)
     assert await task.rewards(items, answers) == honest
-    parts.disk.blobs[digest_of(body)] = body  # it came
+    parts.disk.blobs[digest_of(body)] = body  # the body arrived
     got = await task.rewards(items, answers)
     assert tuple(got) == claims != tuple(honest)
 
@@ -243,7 +243,7 @@ def versions_held(world):
 
 @pytest.mark.parametrize("behaviour", ["bad-bytes", "stall"])
 def test_nodes_get_their_weights_past_relays_that_serve_badly(play, behaviour):
-    # In one run of four the lots of the forest give the other relay nothing to do.
+    # In one run of four the forest gives the other relay no children.
     played = play({"relay-0": behaviour}, versions_held, seed=2)
     assert min(played.looked) >= 2
     honest_work_is_not_hurt(played)
@@ -266,7 +266,7 @@ async def test_bad_bytes_have_the_right_length_and_another_digest():
     digest = await blobs.put(content, OWNER)
     assert len(await served(blobs, digest)) == 50
     assert digest_of(await served(blobs, digest)) != digest_of(content[10:60])
-    assert await blobs.get(digest) == content  # it can use itself what it spoils for others
+    assert await blobs.get(digest) == content  # its own reads are unspoiled
 
 
 async def test_instead_of_an_index_that_of_another_version_is_served():
@@ -284,7 +284,7 @@ async def test_instead_of_an_index_that_of_another_version_is_served():
 
 
 def burdens(world):
-    """Return what each honest node has borne, and how many peers it keeps away."""
+    """Return the load of each honest node, and its number of banned peers."""
     honest = [machine.daemon for machine in world.machines.values() if not machine.behaviour]
     return [(daemon._gossip.counters.faults, daemon.status().peers_banned) for daemon in honest]
 
@@ -322,7 +322,7 @@ def test_dishonest_nodes_do_the_same_with_the_same_seed(play):
 
 @pytest.fixture
 def published(monkeypatch):
-    """Collect what dishonest nodes gossip beside their daemons, by kind of node and of message."""
+    """Collect the extra gossip of dishonest nodes, by kind of node and of message."""
     said = Counter()
     honest_publish = GossipingTransport.publish
 
@@ -336,7 +336,7 @@ def published(monkeypatch):
 
 @pytest.fixture
 def contradicted(monkeypatch):
-    """Collect the certificates that a validator shows to some peers otherwise than to others."""
+    """Collect the certificates that a validator sends to some peers only, with another outcome."""
     certificates = set()
     honest_accepting = validators.ContradictingTransport._accepting
 

@@ -1,7 +1,7 @@
-"""Each attack of the catalogue really comes in at its victims, in its time, and the swarm bears it.
+"""Attacks of the catalogue: each reaches its victims at its time, and the swarm tolerates it.
 
-A small swarm with six strangers, all of which do the same from 18 to 45 s: what honest nodes
-receive from them is counted at the router, the places of streams and the ledger.
+A small swarm with six untrusted peers that attack from 18 to 45 s. Their effect on honest nodes is
+counted at the router, the stream slots and the ledger.
 """
 
 import time
@@ -71,14 +71,14 @@ OTHERS = {
 FROM, UNTIL = 18.0, 45.0
 STRANGERS = 6
 LATE = 1.0
-"""Seconds after its end in which what was on its way still comes in."""
+"""Seconds after the end in which messages in flight still arrive."""
 
 
-decoded = lru_cache(maxsize=None)(decode_rpc)  # a flood mostly says the same
+decoded = lru_cache(maxsize=None)(decode_rpc)  # a flood mostly repeats itself
 
 
 class Seen:
-    """What honest nodes received from strangers in one run, with the time."""
+    """Events that honest nodes received from untrusted peers in one run, with times."""
 
     def __init__(self):
         self.rpcs = []
@@ -98,24 +98,24 @@ class Seen:
         return [item for item in self.world.machines.values() if not item.stranger]
 
     def count(self, what):
-        """Return the sum of what a function finds in each RPC of a stranger to an honest node."""
+        """Sum ``what`` over all RPCs of untrusted peers to honest nodes."""
         found = ((decoded(data), data) for _, _, _, data in self.rpcs)
         return sum(what(rpc, data) for rpc, data in found if isinstance(rpc, Rpc))
 
 
 def each(behaviours):
-    """Return parameters of tests that one process runs: what it has played it need not again."""
+    """Return parameters of tests that one process runs, so that it plays each run once."""
     return [pytest.param(name, marks=together(name)) for name in behaviours]
 
 
 def together(behaviour):
-    """Return the mark of tests of one behaviour."""
+    """Return the mark that groups the tests of one behaviour."""
     return pytest.mark.xdist_group(f"attack {behaviour}")
 
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    """Run a swarm with strangers of one behaviour and return what was seen; each runs once."""
+    """Run a swarm with untrusted peers of one behaviour and return its events; each runs once."""
     played = {}
     file = tmp_path_factory.mktemp("attacked") / "scenario.toml"
 
@@ -135,7 +135,7 @@ def play(tmp_path_factory):
 
 def run(plan, patch):
     seen = Seen()
-    # What six open is nothing to ten nodes.
+    # Streams of six are no load for ten nodes.
     patch.setattr(open_rate, "STRANGERS_PER_SECOND", STRANGERS_PER_SECOND / 10)
 
     async def look(world):
@@ -219,7 +219,7 @@ def watch_checks(seen, patch):
 
 
 def honest_work_went_on(seen):
-    """Check that what honest workers committed to while the attack lasted was certified."""
+    """Check that commits of honest workers during the attack were certified."""
     moments = {round(moment.at): moment.certified for moment in seen.outcome.series.moments}
     during = moments[45] - moments[20]
     assert during >= 5
@@ -241,8 +241,8 @@ RPCS_RECEIVED = {
     "invalid-signatures": (lambda rpc, _: len(rpc.publish), 100),
     "slow-rpc": (lambda _, data: EMPTY_FIELDS * (len(data) == 2 * EMPTY_FIELDS), 500_000),
 }
-"""What a flood is made of, and how much of it must have come in at honest nodes at least: an
-honest stranger says a hundredth of it."""
+"""Contents of a flood, and the minimum that must arrive at honest nodes; an honest untrusted peer
+sends a hundredth of it."""
 
 
 @pytest.mark.parametrize("behaviour", each(RPCS_RECEIVED))
@@ -263,7 +263,7 @@ def test_what_is_no_rpc_comes_in_three_times_from_each_and_then_nobody_listens(p
         (peer, target) for _, peer, target, data in seen.rpcs if not isinstance(decoded(data), Rpc)
     )
     assert len(bad) > 20
-    # A burst is read at once; what was in it after the third is dropped with the link.
+    # A burst is read at once; everything after the third is dropped with the link.
     assert max(bad.values()) <= 8
     honest_work_went_on(seen)
 
@@ -352,7 +352,7 @@ def test_junk_commits_are_held_and_share_few_checks(play):
     honest_work_went_on(seen)
 
 
-# Members
+# Membership
 
 
 def test_two_records_of_one_sequence_are_held_by_different_nodes_with_their_lies(play):
@@ -445,7 +445,7 @@ def test_who_shows_no_bodies_has_nothing_certified_and_others_work_on(play):
     assert moments[45] - moments[20] >= 5
 
 
-# From the start
+# Attacks from the start
 
 
 def test_attackers_that_are_there_first_keep_nobody_from_meeting(play):
@@ -454,12 +454,12 @@ def test_attackers_that_are_there_first_keep_nobody_from_meeting(play):
     assert len(early) > STRANGERS / 2, "before the others have all begun"
     for item in seen.honest():
         status = seen.status[item.name]
-        listens = item.name == "worker-0"  # it lost its disk, and waits for who has its key
+        listens = item.name == "worker-0"  # it lost its disk, and waits for other users of its key
         assert status.state == ("syncing" if listens else "ready"), (item.name, status.reason)
     honest_work_went_on(seen)
 
 
-# Newcomers
+# Joining nodes
 
 
 def test_a_newcomer_that_is_told_that_there_is_nothing_asks_somebody_else(play):
@@ -481,7 +481,7 @@ def test_strangers_keep_to_one_worker_and_it_still_hears_of_everything(play):
         seen.strangers(),
         {item.signer.peer_id: name for name, item in seen.world.machines.items()},
     )
-    # Who dials a stranger is connected to it until the stranger looks again.
+    # A node that dials an untrusted peer stays connected until that peer's next check.
     others = [
         names[peer]
         for name, peers in seen.connections.items()
@@ -496,7 +496,7 @@ def test_strangers_keep_to_one_worker_and_it_still_hears_of_everything(play):
     honest_work_went_on(seen)
 
 
-# All at once
+# Combined attacks
 
 
 def test_who_bides_its_time_says_nothing_wrong_before(play):
@@ -511,7 +511,7 @@ def test_who_bides_its_time_says_nothing_wrong_before(play):
     honest_work_went_on(seen)
 
 
-# The catalogue
+# Catalogue
 
 
 def test_every_attack_of_the_catalogue_begins_and_ends_and_leaves_time_to_recover():

@@ -1,4 +1,4 @@
-"""Keys that are made until their first problems are easy, in a swarm of real daemons."""
+"""Key grinding for easy first problems, in a swarm of real daemons."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ def scenario(probation: int, settled: int) -> Scenario:
 
 
 class Found:
-    """What the honest validators and the trainer hold at the end."""
+    """State of the honest validators and the trainer at the end."""
 
     def __init__(self) -> None:
         self.versions: list[int] = []
@@ -78,7 +78,7 @@ def lived(swarm: Scenario, seed: int) -> Found:
 
 @pytest.mark.slow
 def test_problems_that_were_chosen_count_for_nothing():
-    """With a probation nobody judges them, whatever date they bear; without one everybody does."""
+    """With a probation no validator judges these commits, whatever their date; without, all do."""
     open_to_all, on_probation = lived(scenario(0, 0), 1), lived(scenario(2, 24), 1)
     assert sum(open_to_all.judged.values()) > 20, "it is an attack where nothing keeps it out"
     assert sum(on_probation.taken.values()) > 20, "they are heard of"

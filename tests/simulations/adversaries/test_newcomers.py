@@ -1,11 +1,11 @@
-"""Newcomers find the run and work in it, however many strangers tell them that there is nothing."""
+"""Joining nodes find the run and work in it despite untrusted peers that deny its messages."""
 
 import time
 
 from simulations.study.study import RunPlan, run_plan
 
 PER_NODE = 6
-"""As ``sybil-newcomers`` with a third of the strangers, which takes a tenth of the time."""
+"""As ``sybil-newcomers`` with a third of the untrusted peers, in a tenth of the time."""
 
 JOINED_SECONDS_MAX = 60.0
 WORKED_SECONDS_MAX = 180.0
@@ -39,6 +39,6 @@ def test_newcomers_among_strangers_that_lie_are_ready_soon_and_commit_to_honest_
 
 
 def load_minute():
-    """Return the minute in which the scenario's newcomers come."""
+    """Return the minute in which the scenario's nodes join."""
     (crowd,) = RunPlan("sybil-newcomers").load().faults
     return crowd.minute

@@ -27,7 +27,7 @@ REQUESTS = [GenerationRequest(TASK.prompt(seed, None), seed, 8) for seed in rang
 
 
 class HonestEngine:
-    """Answers every problem right; remembers what it was told to load."""
+    """Answers every problem right; records the policies that it loads."""
 
     def __init__(self):
         self.loaded: list[Policy] = []
@@ -62,7 +62,7 @@ class HonestEngines:
 
 
 def dishonest(kind, honest=None):
-    """Return the engine and the task of a testnet's worker that behaves as ``kind``."""
+    """Return the engine and the task of a testnet worker with behaviour ``kind``."""
     engines = getattr(testnet, kind.replace("-", "_"))(honest or HonestEngines())
     return engines.generation(MANIFEST), engines.environment(MANIFEST)
 

@@ -1,4 +1,4 @@
-"""What the checkers say of committees, evidence and trainers that are dishonest as a whole."""
+"""Checkers on committees, evidence and trainers that are wholly dishonest."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def evidence(run, commit, validator="validator-0", other="validator-0", about=No
 
 
 def run_with_evidence():
-    """Return a run that has evidence against validator 0, and the commit that it is about."""
+    """Return a run with evidence against validator 0, and the commit that it concerns."""
     run = small_run()
     dishonest(run, "validator-0")
     commit = run.commit("worker-0")
@@ -180,7 +180,7 @@ def test_more_than_the_newest_version_is_never_given_up_for_a_standby():
     manifest = run.checkpoint(2, versions[1], term=1, author="standby", policy=bytes(32))
     run.stored(manifest, "standby", "relay")
     assert run.rules_broken == ["one-chain"]
-    assert "gave up versions 2 to 3" in run.violations[0].what
+    assert "replaced versions 2 to 3" in run.violations[0].what
 
 
 def test_a_validator_does_not_vouch_for_its_own_roll_back():

@@ -1,4 +1,4 @@
-"""Each rule holds on a good trace and is seen broken on a bad one."""
+"""Each rule holds on a good trace and detects a bad one."""
 
 import ast
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_a_well_behaved_swarm_breaks_no_rule():
     assert run.certificates.certified == 7
 
 
-# Reading
+# Decoding
 
 
 def test_envelopes_of_the_protocol_are_read_as_it_reads_them():
@@ -137,7 +137,7 @@ def test_a_certificate_that_comes_while_the_step_runs_is_too_late():
 
 
 def test_what_a_worker_generated_is_told_apart_by_its_slot_and_not_by_when_that_was():
-    """Several are in the making, and end in any order."""
+    """Several are in progress, and end in any order."""
     run = small_run()
     first = run.commit("worker-0")
     second = run.commit("worker-0", slot=1, previous=run.digest(first))
@@ -168,7 +168,7 @@ def test_only_the_first_violation_is_kept():
     run.emit("trainer", "trained", rollouts="first", step=1, seconds=1.0)
     run.emit("trainer", "trained", rollouts="second", step=2, seconds=1.0)
     assert len(run.violations) == 1
-    assert "first, which nobody generated" in str(run.watch.violation)
+    assert "first, which no node generated" in str(run.watch.violation)
 
 
 def test_a_version_that_learned_from_an_uncertified_rollout_is_not_to_be_taken():
@@ -440,7 +440,7 @@ def test_a_liar_loads_what_it_likes():
     assert run.violations == []
 
 
-# The rest
+# Other rules
 
 
 def test_what_is_announced_was_stored_before():

@@ -1,4 +1,4 @@
-"""What checkers listen for is what simulations tell: a rule that hears nothing always holds."""
+"""Event kinds of checkers exist in real traces: a rule without events would always hold."""
 
 import time
 
@@ -36,7 +36,7 @@ def protocol_kinds():
 
 @pytest.fixture
 def heard(tmp_path, monkeypatch):
-    """Return the facts of each kind of event in a simulation, and the watch that heard them."""
+    """Return the facts of each kind of event in a simulation, and the watch that received them."""
     facts: dict[str, set[str]] = {}
     watches = []
     see = Watch.see

@@ -1,4 +1,4 @@
-"""What makes a certificate valid: signatures, signers, and the committee that the beacon draws."""
+"""Validity of certificates: signatures, signers, and the committee drawn from the beacon."""
 
 import pytest
 
@@ -11,12 +11,12 @@ MANY |= {f"validator-{number}": ("validator",) for number in range(10)}
 
 
 def signed_run():
-    """Return a run in which signatures are checked."""
+    """Return a run with signature checks."""
     return small_run(signatures="ed25519")
 
 
 def committed(run, worker="worker-0"):
-    """Let a worker make a rollout that its validators know; return its commit."""
+    """Make a rollout that its validators know; return its commit."""
     commit = run.commit(worker)
     run.stored(commit, worker, *VALIDATORS)
     return commit
@@ -63,7 +63,7 @@ def test_a_forged_copy_does_not_take_the_place_of_a_signed_message():
     assert wire.message(run.digest(envelope)) is good
 
 
-# What a certificate holds
+# Contents of a certificate
 
 
 @pytest.mark.parametrize("commit", [bytes(32), None], ids=["of nothing", "of another message"])
@@ -74,7 +74,7 @@ def test_a_certificate_is_about_a_rollout_that_somebody_made(commit):
         "certificate", "validator-0", commit=about, escalated=False, accepted=True, verdicts=[]
     )
     run.spread(certificate, "relay")
-    assert "nobody has made the commit" in run.violations[0].what
+    assert "commit is unknown" in run.violations[0].what
 
 
 def test_a_certificate_holds_verdicts_and_nothing_else():
@@ -85,7 +85,7 @@ def test_a_certificate_holds_verdicts_and_nothing_else():
         run = small_run()
         run.stored(commit, "worker-0")
         run.spread(run.assembled("validator-0", commit, [*verdicts[:2], other]), "relay")
-        assert "something that is no verdict" in run.violations[0].what
+        assert "a message that is no verdict" in run.violations[0].what
 
 
 def test_a_verdict_in_a_certificate_is_no_longer_than_one_may_be():
@@ -106,7 +106,7 @@ def test_a_verdict_in_a_certificate_says_what_the_certificate_says():
         run.verdict("validator-1", commit, accept=False),
     ]
     run.spread(run.assembled("validator-0", commit, verdicts), "relay")
-    assert "says otherwise" in run.violations[0].what
+    assert "a verdict contradicts it" in run.violations[0].what
 
 
 def test_who_is_dishonest_may_hold_a_certificate_that_is_wrong():
@@ -121,7 +121,7 @@ def test_who_is_dishonest_may_hold_a_certificate_that_is_wrong():
 
 
 def many(**options):
-    """Return a run in which everybody has known ten validators for a while."""
+    """Return a run in which every node has known ten validators for a while."""
     run = TraceExample(MANY, **options)
     run.up()
     run.published(0)
@@ -130,7 +130,7 @@ def many(**options):
 
 
 def ranked(run, commit):
-    """Return the validators in the order in which the beacon draws them for a commit."""
+    """Return the validators in the order of the beacon's draw for a commit."""
     beacon = run.watch.rules.beacon(run.epoch() + 1)
     names = [name for name in run.roles if name.startswith("validator")]
     digest = run.digest(commit)
@@ -138,7 +138,7 @@ def ranked(run, commit):
 
 
 def certify(run, commit, signers, **options):
-    """Let a certificate by ``signers`` come to a relay; return the rules that it broke."""
+    """Deliver a certificate by ``signers`` to a relay; return the violated rules."""
     run.stored(commit, "worker-0")
     run.spread(run.certificate(list(signers), commit, **options), "relay")
     return run.rules_broken
@@ -199,11 +199,11 @@ def test_a_worker_does_not_judge_its_own_rollout():
     assert "a worker judges its own rollout" in run.violations[0].what
 
 
-# Who everybody must know
+# Validators known to every node
 
 
 def outsiders(run, commit):
-    """Return two validators that are not of the committee when all ten are known."""
+    """Return two validators outside of the committee drawn from all ten."""
     return ranked(run, commit)[-2:]
 
 
@@ -238,7 +238,7 @@ def test_views_may_differ_at_the_beginning():
 
 @pytest.mark.parametrize("excuse", ["came late", "restarted", "never came"])
 def test_only_validators_that_were_up_for_long_are_certain(excuse):
-    """When the others have just come, who is left may be anywhere in a view of fewer."""
+    """If the others have just joined, the rest may have any rank in a smaller view."""
     run = TraceExample(MANY)
     late = [f"validator-{number}" for number in range(2, 10)]
     run.up(*(name for name in MANY if excuse == "restarted" or name not in late))

@@ -1,4 +1,4 @@
-"""Each rule alone: a trace that breaks just it, or that comes as near as is allowed."""
+"""Each rule alone: a trace that violates only this one, or comes as close as allowed."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ VALIDATORS = ("validator-0", "validator-1", "validator-2")
 NEW, OTHER = b"\1" * 32, b"\2" * 32
 
 
-# Reading
+# Decoding
 
 
 @pytest.mark.parametrize("payload", [b"\xc1", packed([1]), b""])
@@ -363,7 +363,7 @@ def test_weights_are_those_of_the_version_that_they_are_loaded_as(version, polic
     run.published(2, run.published(1, run.genesis, policy=NEW), policy=OTHER)
     loaded(run, version, policy, policy)
     assert run.rules_broken == ["right-weights"]
-    assert "nobody has published" in run.violations[0].what
+    assert "was never published" in run.violations[0].what
 
 
 def test_the_same_holds_of_weights_on_a_disk_but_for_a_trainer_that_is_about_to_publish():
@@ -434,7 +434,7 @@ def test_messages_are_as_long_as_their_kind_may_be_and_no_longer(kind, limit):
 
 
 def apart(run, lacking="relay"):
-    """Let everybody but one have a certificate; return it."""
+    """Deliver a certificate to every node but one; return it."""
     commit = run.commit("worker-0")
     run.spread(commit)
     certificate = run.certificate(VALIDATORS[:2], commit)
@@ -454,7 +454,7 @@ def test_ledgers_have_as_long_as_they_are_given():
 
 @pytest.mark.parametrize(("epochs", "broken"), [(7, ["ledgers-converge"]), (8, [])])
 def test_a_commit_that_nearly_expires_need_not_be_known(epochs, broken):
-    """It expires after ten: two are for clocks, one for the first round of synchronisation."""
+    """The commit expires after ten: two for clocks, one for the first synchronisation."""
     run = small_run()
     run.emit("world", "fault", what="partition")
     apart(run)
@@ -541,7 +541,7 @@ def test_a_run_that_has_reached_its_end_need_not_go_on(steps, broken):
     assert run.rules_broken == broken
 
 
-# Back-off
+# Backoff
 
 
 def test_a_later_prune_does_not_hide_an_earlier_one():
@@ -556,7 +556,7 @@ def test_a_later_prune_does_not_hide_an_earlier_one():
 
 
 def told_and_grafting(kind, seconds, *, node="relay", peer="trainer", backoff=60):
-    """Return a run in which a node grafts a peer so long after a PRUNE between them."""
+    """Return a run in which a node grafts a peer ``seconds`` after a PRUNE between them."""
     run = small_run()
     run.emit(node, kind, peer=peer, topic="t", backoff=backoff)
     run.now += seconds

@@ -1,4 +1,4 @@
-"""The checker of storage: traces that keep its two rules, and traces that break just one."""
+"""Retention rules: traces that keep both rules, and traces that violate just one."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def index(version):
 
 
 def versions(run, count):
-    """Let so many versions after 0 be published; the index of each is its number."""
+    """Publish ``count`` versions after 0; the index of each is its number."""
     parent = run.genesis
     for version in range(1, count + 1):
         parent = run.published(version, parent, index=index(version))
@@ -180,7 +180,7 @@ def test_the_longer_branch_may_go_when_a_later_term_has_begun_below_it(forked, b
     assert run.rules_broken == broken
 
 
-# Who is judged
+# Nodes covered by the rules
 
 
 def test_a_restart_may_have_lost_the_reason_to_keep_something():

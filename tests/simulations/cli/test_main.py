@@ -1,4 +1,4 @@
-"""The commands, on a scenario that is over in a moment or on results from a file."""
+"""Simulation commands, on a very short scenario or on results from a file."""
 
 import dataclasses
 import inspect
@@ -51,7 +51,7 @@ VIOLATION = Violation("one-chain", 12.5, "relay-0", "version 1 exists [twice]", 
 
 
 def kept(plan):
-    """Return what ``run --json`` keeps of a plan."""
+    """Return the fields of a plan in the output of ``run --json``."""
     return json.loads(json.dumps(result(plan=dataclasses.asdict(plan)).to_json()))
 
 
@@ -74,7 +74,7 @@ def prime_node(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def outcomes(monkeypatch):
-    """Let every run come to what the test says; return the plans that were run."""
+    """Give every run a prepared outcome; return the plans that were run."""
     asked = SimpleNamespace(plans=[], result=result())
 
     def run_plan(plan, **_options):
@@ -253,7 +253,7 @@ def test_a_result_is_repeated_and_compared_by_its_trace(prime_node, outcomes, tm
     file.write_text(json.dumps({**kept(RunPlan("quiet-20", 9)), "trace_digest": "bb"}))
     code, _, errors = prime_node("repeat", file)
     assert code == 1
-    assert "another" in errors
+    assert "the trace differs" in errors
 
 
 def test_regressions_are_repeated(prime_node, outcomes, tmp_path):
@@ -306,13 +306,13 @@ def test_a_result_without_a_plan_says_what_it_lacks(values):
 
 
 def full_plan():
-    """Return a plan in which every field differs from its default; also of fields to come."""
+    """Return a plan in which every field differs from its default, including future fields."""
     values = {int: 7, int | None: 23, float | None: 0.12345678, str: "sybil-newcomers"}
     return RunPlan(**{each.name: values[each.type] for each in dataclasses.fields(RunPlan)})
 
 
 def test_every_option_that_changes_a_run_is_kept_and_repeated(prime_node, outcomes, tmp_path):
-    """By the printed command, by a result, and by an entry among the regressions."""
+    """By the printed command, by a result, and by a regression entry."""
     plan = full_plan()
     parameters = set(inspect.signature(cli.run).parameters) - {"as_json", "report"}
     assert parameters == {each.name for each in dataclasses.fields(RunPlan)}
@@ -364,7 +364,7 @@ def test_times_are_shown_as_a_clock(seconds, text):
 
 
 def test_a_report_that_cannot_be_written_is_told_before_the_run(prime_node, outcomes, tmp_path):
-    """It takes minutes to compute what would then be lost."""
+    """The run takes minutes, and its result would be lost."""
     (tmp_path / "file").write_text("")
     for directory in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nothing")):
         code, _, errors = prime_node("run", "quiet-20", "--report", directory)

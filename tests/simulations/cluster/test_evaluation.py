@@ -1,4 +1,4 @@
-"""Versions that are evaluated, in a swarm of real daemons."""
+"""Evaluated versions in a swarm of real daemons."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Every planned fault does what it says, to real daemons, and is mended when its time is over."""
+"""Fault injection on real daemons: every planned fault takes effect, and ends on time."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def small(text: str, minutes: float = 1) -> Scenario:
 
 
 def live(scenario: Scenario, probe: Probe, *, seed: int = 1) -> list[Event]:
-    """Run a scenario with its faults and churn, and ``probe`` beside; return what happened."""
+    """Run a scenario with its faults and churn, and ``probe`` beside; return the events."""
     trace, events = Trace(), list[Event]()
     trace.listen(events.append)
     probed: list[bool] = []
@@ -59,7 +59,7 @@ def of_kind(events: Sequence[Event], kind: str) -> list[Event]:
 
 
 async def nothing(_world: World) -> None:
-    """Watch only."""
+    """Do nothing."""
 
 
 def test_a_partition_cuts_every_way_between_its_islands_and_no_other() -> None:

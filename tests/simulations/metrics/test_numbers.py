@@ -1,4 +1,4 @@
-"""Numbers on traces of which one can tell what they come to."""
+"""Numbers on traces with known results."""
 
 import json
 import math
@@ -119,7 +119,7 @@ EVERYONE_BUT_THE_RELAY = ("trainer", "worker-0", "liar", *VALIDATORS)
 
 
 def gossiped(run, *nodes, seconds=0.1):
-    """Let the relay publish a message that ``nodes`` get one after another."""
+    """Let the relay publish a message that ``nodes`` receive one after another."""
     run.emit("relay", "gossip-published", topic="commits", id=str(run.now))
     message_id = str(run.now)
     for node in nodes:
@@ -137,7 +137,7 @@ def test_gossip_is_measured_over_messages_and_nodes():
     run.wait(CLOSE_SECONDS)
     gossip = result(run).gossip
     assert gossip.coverage_p50_s == pytest.approx(0.3, rel=0.02)
-    assert gossip.coverage_p99_s is None  # one of six never heard of it
+    assert gossip.coverage_p99_s is None  # one of six never received it
     assert gossip.duplicates_per_message == 3.0
 
 
@@ -161,7 +161,7 @@ def test_what_is_no_news_to_most_is_not_missed():
 
 
 def test_who_came_after_a_message_was_published_does_not_make_it_late():
-    """It hears of it when it has found peers, however fast these told each other."""
+    """The late node first has to find peers, however fast the others were."""
     run = measured_run()
     run.wait(6)
     message_id = str(run.now)
@@ -197,7 +197,7 @@ def test_the_makespan_of_a_version_ends_with_the_last_node_that_was_there():
         run.emit(node, "sample", weights_received=3_500_000)
     run.down("validator-2")
     weights = result(run).weights
-    # 4 MB up a line of 1 MB/s take 4 s, and 5 nodes need 20 MB of the 6 MB/s that all have.
+    # 4 MB on a line of 1 MB/s take 4 s, and 5 nodes need 20 MB of all nodes' 6 MB/s.
     assert weights.versions == 1
     assert weights.makespan_ratio_p50 == pytest.approx(4.0 / 4.0)
     assert (weights.makespan_seconds_p50, weights.round_trips_p50) == (4.0, 0.0)
@@ -359,7 +359,7 @@ def member(upload, download):
     [
         (member(10, 0), [member(10, 20)] * 3, 10.0),  # the root's line
         (member(100, 0), [member(100, 20), member(100, 4)], 25.0),  # the slowest receiver
-        (member(100, 0), [member(0.001, 100)] * 9, 9.0),  # hardly anyone else sends
+        (member(100, 0), [member(0.001, 100)] * 9, 9.0),  # hardly any other upload
         (member(0, 0), [member(0, 0)], 0.0),  # no limits
         (member(1, 0), [], 0.0),
     ],

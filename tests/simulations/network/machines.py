@@ -1,4 +1,4 @@
-"""Machines on a simulated network, and what tests ask of it: streams between two of them, times."""
+"""Machines on a simulated network, with helpers for streams, connections and times."""
 
 import asyncio
 from collections.abc import Callable
@@ -37,14 +37,14 @@ __all__ = [
 
 MEGABYTE = 1_000_000
 KEEPALIVE_SECONDS = 30.0
-"""yamux."""
+"""yamux's interval."""
 RETRANSMISSION_SECONDS_MIN = 0.2
-"""Linux."""
+"""Linux's minimum."""
 PROTOCOL = "/test"
 
 
 class Machines:
-    """Machines that accept every stream and leave it to the test; must be made in a loop."""
+    """Machines that accept every stream and pass it to the test; must be made in a loop."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Machines:
         self._accepted: dict[str, asyncio.Queue] = {}
 
     async def add(self, *names, up=1000.0 * MEGABYTE, down=1000.0 * MEGABYTE, **options):
-        """Put machines on the network, with lines of so many bytes per second."""
+        """Add machines to the network, with lines of these bytes per second."""
         for name in names:
             self.network.add_host(
                 name,
@@ -78,7 +78,6 @@ class Machines:
             await self.start(name)
 
     async def start(self, name) -> None:
-        """Run a daemon on a machine."""
         transport = self.network.attach(name, self.errors.append)
         self.transports[name] = transport
 
@@ -89,18 +88,17 @@ class Machines:
         await transport.handle(PROTOCOL, serve)
 
     async def connect(self, one, other) -> None:
-        """Let one machine dial another."""
         await self.transports[one].connect(address_of(self.network.hosts[other]))
 
     async def stream(self, one, other):
-        """Return both ends of a new stream that ``one`` opens; connects them if need be."""
+        """Return both ends of a new stream that ``one`` opens; connects them if needed."""
         if not self.connected(one, other):
             await self.connect(one, other)
         ours = await self.transports[one].open_stream(identity(other).peer_id, PROTOCOL)
         return ours, await self._accepted[other].get()
 
     def connected(self, one, other) -> bool:
-        """Return whether both machines know of a connection; they agree about it."""
+        """Return whether two machines are connected; both sides must agree."""
         there = identity(other).peer_id in self.network.hosts[one].connections
         back = identity(one).peer_id in self.network.hosts[other].connections
         assert there == back
@@ -112,7 +110,6 @@ class Machines:
 
 
 def now() -> float:
-    """Return virtual seconds."""
     return asyncio.get_running_loop().time()
 
 

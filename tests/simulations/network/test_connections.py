@@ -1,4 +1,4 @@
-"""What jitter, loss and cuts do to a connection."""
+"""Effects of jitter, loss and cuts on a connection."""
 
 import asyncio
 import math
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.virtual(loop=VirtualLoop)
 
 TICK_SECONDS = 0.001
 SEGMENT_BYTES = 1460
-"""What a TCP segment carries over Ethernet."""
+"""Payload of a TCP segment over Ethernet."""
 
 
 async def two(**conditions):
@@ -31,7 +31,7 @@ async def two(**conditions):
 
 
 async def delays_of_small_writes(machines, ours, theirs, count):
-    """Write now and then; return by how much more than the latency each write took."""
+    """Write now and then; return each write's delay beyond the latency."""
     extra = []
     for _ in range(count):
         began = now()
@@ -61,7 +61,7 @@ async def test_without_jitter_and_loss_every_write_takes_the_latency():
 
 @pytest.mark.parametrize("round_trip_seconds", [0.03, 0.3])
 async def test_a_small_write_that_is_lost_comes_after_a_retransmission(round_trip_seconds):
-    """A time-out of two round trips, and not less than the kernel's."""
+    """A timeout of two round trips, and not below the kernel's minimum."""
     machines, ours, theirs = await two(loss=1.0, round_trip_seconds=round_trip_seconds)
     timeout = max(RETRANSMISSION_SECONDS_MIN, 4 * machines.latency("a", "b"))
     for seconds in await delays_of_small_writes(machines, ours, theirs, 20):
@@ -165,7 +165,7 @@ async def test_a_cut_both_ways_holds_both():
 
 
 async def test_acknowledgements_do_not_pass_a_cut_way_either():
-    """All that was sent is read, and the writer does not learn of it before the way is open."""
+    """All bytes are read, and the writer learns of it only when the path is open again."""
     machines, ours, theirs = await two()
     cut = machines.network.one_way(["b"], ["a"])
     await ours.write(bytes(WINDOW_BYTES))
@@ -260,7 +260,7 @@ async def test_each_stream_has_a_window_of_its_own():
 
 
 async def test_a_long_way_carries_a_window_at_a_time():
-    """A reader at once gives back what it reads, so the window is on its way once per latency."""
+    """A reader returns window at once, so one window passes per latency."""
     machines, ours, theirs = await two(round_trip_seconds=2.0)
     reading = asyncio.create_task(everything(theirs))
     began = now()

@@ -1,4 +1,4 @@
-"""What a machine handles takes its time, in turn; an idle one is never late."""
+"""Message cores: work takes its time, in order; an idle core is never late."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.virtual(loop=VirtualLoop)
 
 
 async def answered_after(busy_seconds):
-    """Return when a small message is read on a machine that is so busy when it comes."""
+    """Return when a small message is read on a machine with this much queued work."""
     machines = Machines()
     await machines.add("ours", "theirs", up=60.0 * MEGABYTE, down=60.0 * MEGABYTE)
     stream, other = await machines.stream("ours", "theirs")

@@ -1,4 +1,4 @@
-"""What a line's capacity gives: flows share it, small writes overtake and still take their part."""
+"""Capacity of a line: flows share it, small writes overtake and still use their part."""
 
 import asyncio
 
@@ -27,13 +27,13 @@ async def send(stream, count, piece_bytes=100_000):
 
 
 async def read_at(stream):
-    """Return when all of a stream has been read."""
+    """Return the time at which all of a stream has been read."""
     await everything(stream)
     return now()
 
 
 async def seconds_of_flows(machines, *pairs, count=10 * MEGABYTE):
-    """Let each (source, target) carry ``count`` bytes at once; return how long each took."""
+    """Send ``count`` bytes from each source to its target at once; return each duration."""
     ends = [await machines.stream(*pair) for pair in pairs]
     began = now()
     reading = [asyncio.create_task(read_at(theirs)) for _, theirs in ends]
@@ -87,7 +87,7 @@ async def test_a_flow_that_is_held_up_elsewhere_leaves_its_share_to_the_other():
 @pytest.mark.parametrize("dialler", ["a", "b"])
 @pytest.mark.parametrize(("up", "down"), [(SLOW, SLOW), (SLOW, FAST), (FAST, SLOW)])
 async def test_a_large_write_takes_the_time_of_the_slower_line_and_the_way(up, down, dialler):
-    """It passes the second line while it still comes out of the first one."""
+    """The write passes the second line while it still leaves the first one."""
     machines = Machines()
     await machines.add("a", up=up)
     await machines.add("b", down=down)

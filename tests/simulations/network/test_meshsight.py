@@ -1,4 +1,4 @@
-"""What is read off the wire is what the router wrote, and junk is nothing."""
+"""Mesh observer: decoded control equals the router's, and junk decodes to nothing."""
 
 import asyncio
 

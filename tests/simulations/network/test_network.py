@@ -1,4 +1,4 @@
-"""Who can reach whom, how far apart machines are, and what ends a connection."""
+"""Reachability, distances, and ends of connections on the simulated network."""
 
 import asyncio
 from itertools import combinations
@@ -97,11 +97,11 @@ async def test_opening_a_stream_takes_a_round_trip_and_needs_a_connection_and_a_
         await ours.open_stream(peer, "/other")
 
 
-# How far apart
+# Distances
 
 
 async def latencies(names, round_trip_seconds, *, region=str.upper):
-    """Let each of ``names`` dial those after it; return the latency of each pair."""
+    """Dial from each of ``names`` to those after it; return the latency of each pair."""
     machines = Machines(round_trip_seconds=round_trip_seconds)
     for name in names:
         await machines.add(name, region=region(name))
@@ -136,7 +136,7 @@ async def test_latency_is_that_of_the_regions():
         assert latency == pytest.approx(0.005 if near else 0.15, rel=PATH_SPREAD / 2)
 
 
-# Too many connections
+# Connection limits
 
 
 def test_a_machine_keeps_as_many_connections_as_the_daemon_has_p2pd_keep():
@@ -144,7 +144,7 @@ def test_a_machine_keeps_as_many_connections_as_the_daemon_has_p2pd_keep():
 
 
 async def hub_and_crowd():
-    """Return machines with one called ``hub``, and the names of more than it keeps."""
+    """Return machines with one called ``hub``, and the names of more peers than it keeps."""
     machines = Machines()
     names = [f"m{number}" for number in range(CONNECTIONS_HIGH + 1)]
     await machines.add("hub", *names)
@@ -289,7 +289,7 @@ async def test_connections_are_broken_between_two_machines_or_all_of_one():
     assert not machines.connected("a", "c")
 
 
-# A daemon's life
+# Lifecycle of a daemon
 
 
 async def test_a_daemon_that_dies_resets_its_streams_and_reaches_nobody():

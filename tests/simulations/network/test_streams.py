@@ -1,4 +1,4 @@
-"""A simulated stream is a stream: all bytes, in their order, however they were cut and delayed."""
+"""Simulated streams deliver all bytes in order, under any splits and delays."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ WRITES = st.lists(st.tuples(SIZES, PAUSES), min_size=1, max_size=30)
 
 
 async def opened(seed, *, loss=0.0, bytes_per_second=60.0 * MEGABYTE):
-    """Return both ends of a stream between two machines, and the machines: they live as long."""
+    """Return both ends of a stream between two machines, and the machines to keep them alive."""
     machines = Machines(seed=seed, jitter=0.2, loss=loss)
     await machines.add("ours", "theirs", up=bytes_per_second, down=bytes_per_second)
     return *await machines.stream("ours", "theirs"), machines

@@ -1,4 +1,4 @@
-"""What an RPC takes to read is spent on its reader's core, which says so on the node's clock."""
+"""RPC decoding time is charged to the reader's core, and visible on the node's clock."""
 
 import asyncio
 

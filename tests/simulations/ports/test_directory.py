@@ -1,4 +1,4 @@
-"""The modelled directory keeps a bounded number of owners per key, the first to come."""
+"""Modelled directory: a bounded number of owners per key, first come first served."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ async def test_what_has_expired_makes_room():
     assert list(directory.read("key", first)) == [*known, late]
 
 
-# How bad it is
+# Degradation
 
 KEY, OWNER, READER = "key", PeerId("owner"), PeerId("reader")
 PERFECT = {"lookup_seconds": 0.0, "delay_seconds": 0.0, "missing": 0.0, "failing": 0.0}

@@ -1,4 +1,4 @@
-"""What faults of a disk do: a session ends at any write, and a quota is used up."""
+"""Disk faults: a session ends at any write, and a quota is used up."""
 
 import asyncio
 from pathlib import Path

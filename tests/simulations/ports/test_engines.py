@@ -1,4 +1,4 @@
-"""What the modelled engines say of a policy file, as the real ones would."""
+"""Modelled engines treat policy files like the real ones."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ WORKLOAD = Workload(weights_bytes=4096, tokens_mean=4, skill=0.3, learning_rate=
 
 
 def load(disk: Disk, digest: Digest) -> list[dict[str, Any]]:
-    """Load ``PATH`` as the policy of a digest; return what the trace hears of it."""
+    """Load ``PATH`` as the policy of a digest; return the trace events."""
     told: list[dict[str, Any]] = []
 
     def emit(_kind: str, **facts: Any) -> None:

@@ -1,4 +1,4 @@
-"""How long a machine is about its weights, when a scenario says so."""
+"""Duration of work on weights, if a scenario sets a rate."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -84,7 +84,7 @@ def test_decoding_takes_as_long_as_the_file_that_it_makes() -> None:
 
 
 def test_a_patch_is_decoded_while_it_arrives() -> None:
-    """The bytes come in every two seconds; each piece is worth one of decoding."""
+    """A piece arrives every two seconds and takes one second to decode."""
 
     async def into(queue: "asyncio.Queue[bytes]") -> None:
         async for piece in arriving(2.0):

@@ -1,4 +1,4 @@
-"""Signatures fit their signer and message only, and what is gossiped is seen."""
+"""Signatures match their signer and message only, and gossip is recorded."""
 
 import pytest
 

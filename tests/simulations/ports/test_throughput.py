@@ -10,7 +10,7 @@ pytestmark = pytest.mark.virtual
 
 
 def ended(rate, *jobs):
-    """Return when each job ends; a job is when it begins, and how much it is."""
+    """Return the end of each job; a job is (start, amount)."""
 
     async def scenario():
         machine, at = SharedThroughput(rate), []
@@ -35,7 +35,7 @@ def test_one_job_takes_what_it_is():
 def test_jobs_share_what_the_machine_makes():
     assert ended(lambda _: 10.0, (0, 50), (0, 50)) == pytest.approx([10, 10])
     assert ended(lambda n: 10.0 * n, (0, 50), (0, 50)) == pytest.approx([5, 5])
-    # One second alone, then both at 5 a second each, until the shorter one has gone.
+    # One second alone, then both at 5 a second each, until the shorter one has ended.
     assert ended(lambda _: 10.0, (0, 50), (1, 10)) == pytest.approx([6, 3])
 
 

@@ -1,4 +1,4 @@
-"""The report of a run: every file is there, and the page needs nothing but itself."""
+"""Report of a run: complete, and its page is self-contained."""
 
 import io
 import json
@@ -18,7 +18,7 @@ COMMAND = "prime-node simulate run 'a b' --seed 3"
 
 
 def story(*, broken=False):
-    """A run in which everything that a picture shows happens; return its result and series."""
+    """Make a run that shows every feature of the plots; return its result and series."""
     run = small_run()
     meter = RunMeter(run.watch, run.certificates, 0.1)
     manifest = run.genesis
@@ -82,7 +82,7 @@ def test_a_report_has_numbers_pictures_and_one_page(tmp_path):
     assert parsed.tags.count("img") == len(PICTURES)
     assert all(link.startswith("data:image/png;base64,") for link in parsed.links)
     text = " ".join(parsed.text)
-    assert "Every check held" in text
+    assert "All checks passed" in text
     assert COMMAND in text
     assert "a <scenario>, seed 3" in text
     assert "partition <1|2>" in text
@@ -95,7 +95,7 @@ def test_a_violation_stands_on_the_page_with_its_causes():
     text = render_page(result, series, {}, COMMAND)
     assert "no-false-rollout-certified" in text
     assert "stored certificate" in text
-    assert "Every check held" not in text
+    assert "All checks passed" not in text
 
 
 def test_pictures_of_a_run_that_hardly_began():

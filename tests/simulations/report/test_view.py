@@ -1,4 +1,4 @@
-"""A report of a run that pages read, made without changing the run."""
+"""Recorded node views for the pages, made without changing the run."""
 
 import asyncio
 import time

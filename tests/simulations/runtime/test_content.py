@@ -1,4 +1,4 @@
-"""Bytes that were never written out behave like the bytes that they stand for."""
+"""Extents behave like the bytes that they stand for."""
 
 import itertools
 

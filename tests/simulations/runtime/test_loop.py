@@ -1,4 +1,4 @@
-"""The virtual loop: what asyncio promises holds, only that no time passes."""
+"""Virtual loop: it keeps asyncio's contracts without the passing of time."""
 
 import asyncio
 import threading
@@ -132,7 +132,7 @@ def test_simulated_code_cannot_leave_the_simulation(reach):
     async def scenario():
         await reach(asyncio.get_running_loop())
 
-    with pytest.raises(UnsimulatedError, match="only use its ports"):
+    with pytest.raises(UnsimulatedError, match="only ports are allowed"):
         run_virtual(scenario())
 
 

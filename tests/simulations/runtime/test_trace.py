@@ -1,4 +1,4 @@
-"""The digest of a trace is that of everything in it."""
+"""The digest of a trace covers all of its content."""
 
 import pytest
 

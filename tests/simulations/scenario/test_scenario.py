@@ -1,4 +1,4 @@
-"""Scenario files: what they mean, and that a mistake in one is a line that names the key."""
+"""Scenario files: their meaning, and one-line errors that name the key."""
 
 import math
 from pathlib import Path

@@ -1,13 +1,13 @@
-"""Large weights spread at nearly the pace of the lines in the whole daemon, too."""
+"""Large weights spread at nearly the rate of the lines, with the whole daemon."""
 
 import time
 
 from simulations.study.study import RunPlan, run_plan
 
 RATIO_MAX = 2.0
-"""A forest of equal lines comes to 1.1; here strong ones give a fifth of theirs to other things
-(``upload_limit_share``) and count for a third of what they can. Versions of seeds 1 to 4 come to
-1.4 to 1.7."""
+"""A forest of equal lines has a ratio of 1.1. Here strong lines reserve a fifth for other traffic
+(``upload_limit_share``) and count for a third of their rate. Versions of seeds 1 to 4 have 1.4 to
+1.7."""
 
 ONE_VERSION_MINUTES = 9
 

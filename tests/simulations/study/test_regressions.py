@@ -1,4 +1,4 @@
-"""Seeds that once showed a defect, again; and the file that they are kept in."""
+"""Regression seeds, and the file that holds them."""
 
 import time
 from pathlib import Path
@@ -17,11 +17,10 @@ from simulations.study.study import RunPlan, run_plan
 ROOT = Path(__file__).parents[3]
 KEPT = load_regressions(ROOT / FILE)
 NODE_MINUTES_MAX = 240.0
-"""What is repeated here at most: 20 nodes for 12 minutes, some seconds of computing."""
+"""Limit of repeated runs: 20 nodes for 12 minutes, some seconds of computing."""
 
 
 def node_minutes(entry):
-    """Return how much there is to simulate."""
     scenario = entry.plan.load()
     return scenario.nodes.total * scenario.minutes
 

@@ -1,4 +1,4 @@
-"""A run as a whole: it tells how far it is, survives what it must not hide, and ends quietly."""
+"""A whole run: progress, errors, and a quiet end."""
 
 import time
 
@@ -74,7 +74,7 @@ def test_calm_begins_when_the_last_plan_is_over(plan, seconds):
 
 
 def test_workers_generate_faster_and_the_command_says_so():
-    """And nobody else works faster."""
+    """Only workers are faster."""
     plan = RunPlan("quiet-20", worker_speed=4)
     assert plan.command.endswith(" --worker-speed 4")
     for before, after in zip(RunPlan("quiet-20").load().compute, plan.load().compute, strict=True):
@@ -86,7 +86,7 @@ def test_workers_generate_faster_and_the_command_says_so():
     ("attack", "window"), [("graft-flood", (90.0, 180.0)), ("cold-boot", (30.0, 120.0))]
 )
 def test_strangers_that_come_later_do_all_later_and_nobody_else_does(attack, window):
-    """An older run is attacked: its length, and when each stranger starts and acts, move alike."""
+    """In an older swarm the run's length, and each adversary's start and times, move alike."""
     plan = RunPlan(
         f"attack-{attack}", 1, 8, 0.7, strangers_per_node=0.5, strangers_after_minutes=0.5
     )

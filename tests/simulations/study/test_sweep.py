@@ -1,4 +1,4 @@
-"""A sweep whose processes are killed: one of them, all by Ctrl-C, or the sweep itself."""
+"""A sweep with killed processes: one of them, all by Ctrl-C, or the sweep itself."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def start(interruptible):
 
 
 def simulating(sweep: subprocess.Popen, processes: int) -> list[psutil.Process]:
-    """Return the processes in which seeds of a sweep run, as soon as there are so many."""
+    """Return the processes that run seeds of a sweep, once there are ``processes``."""
     found: list[psutil.Process] = []
 
     def are_there() -> bool:

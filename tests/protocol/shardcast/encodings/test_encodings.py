@@ -1,4 +1,4 @@
-"""Encodings of weights: what comes back, what it costs, and what a hostile publisher can do."""
+"""Encodings of weights: round trips, sizes, and hostile publishers."""
 
 import json
 import math
@@ -96,7 +96,7 @@ def test_a_version_comes_back_however_it_is_cut(pair, block_bytes, step, patched
 
 
 def read_of(file: bytes, asked: list[int] | None = None):
-    """Return what gives a reader the words of a file at positions."""
+    """Return a reader of a file's words at given positions."""
 
     def read(tensor, places):
         if asked is not None:
@@ -139,7 +139,7 @@ def test_a_patch_says_what_it_changes_in_its_base(pair, block_bytes, step):
 
 
 def test_tensors_of_one_width_share_blocks_and_others_do_not():
-    """A block for each of a small model's tensors takes twice as long."""
+    """A block for each tensor of a small model takes twice as long."""
     widths = [2, 2, 2, 2, 4, 2, 2, 1, 2]
     tensors = {f"t{n}": np.arange(60, dtype=f"<u{width}") for n, width in enumerate(widths)}
     layout = source_of(file_of(tensors)).layout
@@ -161,7 +161,7 @@ def test_tensors_of_one_width_share_blocks_and_others_do_not():
 
 
 def test_a_patch_asks_for_no_more_of_its_base_than_it_changes():
-    """The block that is whole asks for nothing; positions are those of the tensor."""
+    """The unchanged block reads nothing; positions are those of the tensor."""
     old = np.zeros(300, "<u4")
     new = old.copy()
     new[[7, 130, 299]] = 1, 2, 3
@@ -258,7 +258,7 @@ def test_a_bf16_step_of_one_place_takes_a_hundredth():
 
 @pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-3])
 def test_a_float32_step_takes_little_more_than_the_entropy_of_its_differences(size):
-    """Every weight moves, so the entropy is that of lengths, and of the bits below their first."""
+    """Every weight moves, so the entropy is that of lengths and of the bits below the first."""
     rng = np.random.default_rng(9)
     old = (0.02 * rng.standard_normal(1 << 18)).astype(np.float32)
     new = old + (size * rng.standard_normal(len(old))).astype(np.float32)
@@ -289,7 +289,7 @@ def test_a_base_with_other_tensors_is_no_base():
         encoding_of(new, base_of(old))
 
 
-# What a hostile publisher can sign
+# Hostile publishers
 
 
 def refused(data: bytes, base: Base | None = None, bytes_max: int = FILE_BYTES_MAX) -> str:
@@ -310,7 +310,7 @@ def sample(count: int = 300) -> tuple[bytes, Base, bytes]:
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_changed_bytes_are_refused_or_decode_to_something(data):
-    """Never another exception, never more than the file: which tensors these are, digests tell."""
+    """No other exception and no more than the file; digests identify the tensors."""
     file, base, encoding = sample()
     mutated = bytearray(encoding)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -380,7 +380,7 @@ def full_encoding(blocks: bytes, count: int) -> bytes:
 
 
 def test_a_bomb_costs_nothing():
-    """One frame says how long it is, one does not say."""
+    """One frame states its length, one does not."""
     bomb = zstandard.compress(bytes(1 << 28), 19)
     silent = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 28))
     tracemalloc.start()

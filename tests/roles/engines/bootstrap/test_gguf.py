@@ -1,4 +1,4 @@
-"""GGUF files through transformers' reader: the model that was written, or a refusal."""
+"""GGUF files through transformers' reader: the written model, or a refusal."""
 
 import sys
 

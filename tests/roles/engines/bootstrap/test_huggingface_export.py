@@ -49,7 +49,7 @@ def exported(directory, architecture, tmp_path, *, dtype="fp32", **options):
 
 
 def loaded(directory):
-    """Return the parameters as transformers loads them, whatever it computes in by default."""
+    """Return the parameters as transformers loads them, with its default dtype."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
     return {name: one.detach() for name, one in model.named_parameters()}
 
@@ -67,7 +67,7 @@ def test_transformers_loads_the_policy_bit_for_bit(architecture, dtype, tmp_path
 
 
 def test_a_model_in_float32_becomes_the_bf16_of_its_policy(tmp_path):
-    """Else transformers would load the directory in the dtype of its base."""
+    """Otherwise transformers would load the directory in the dtype of its base."""
     base = published(tmp_path / "base", "qwen2")
     values = json.loads((base / "config.json").read_text())
     values["torch_dtype"] = values.pop("dtype")

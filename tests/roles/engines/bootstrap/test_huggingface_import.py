@@ -1,4 +1,4 @@
-"""Weights of a published directory: all of them, once each, and no others."""
+"""Weights of a published directory are imported completely, once each, without others."""
 
 import json
 
@@ -82,7 +82,7 @@ def test_weights_that_are_not_finite_are_named_and_counted(tmp_path, value):
 def test_weights_that_only_rounding_makes_infinite_are_refused(tmp_path):
     path, tensors = made(tmp_path)
     largest = torch.finfo(torch.float32).max
-    tensors[EMBEDDING][:, :] = largest  # their sum is infinite, and they are not
+    tensors[EMBEDDING][:, :] = largest  # their sum is infinite, they are finite
     save_file(tensors, path)
     imported(tmp_path)
     with pytest.raises(ValueError, match=r"not finite in \d+ of 2048 values as torch.bfloat16"):

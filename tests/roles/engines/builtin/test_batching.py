@@ -1,4 +1,4 @@
-"""Sequences that come and go are what they are alone, however little memory there is."""
+"""Dynamic batching: sequences are the same as alone, with any amount of memory."""
 
 import numpy as np
 import pytest
@@ -29,12 +29,12 @@ def decoder(model):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Caches grow by 4 columns: short sequences show what long ones do."""
+    """Caches grow by 4 columns, so short sequences behave like long ones."""
     monkeypatch.setattr(batching, "COLUMNS_PER_BLOCK", 4)
 
 
 def sequences(count, tokens_max=24, first=0):
-    """Prompts of 1 to 9 tokens, each three times, as groups are."""
+    """Return prompts of 1 to 9 tokens, three times each, as in groups."""
     return [
         Continuation(tuple(2 + (n // 3 + k) % 29 for k in range(1 + n // 3 % 9)), n, tokens_max)
         for n in range(first, first + count)
@@ -91,7 +91,7 @@ def check(model, found):
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("cohorts_max", [1, 2, 4])
 def test_sequences_join_others_at_any_step(model, decoder, monkeypatch, cohorts_max, steps):
-    """Those that came at other times share caches when these are too many."""
+    """Sequences that joined at different times share caches when there are too many."""
     monkeypatch.setattr(batching, "COHORTS_MAX", cohorts_max)
     batch = batch_of(decoder, steps=steps)
     waves = [sequences(6, first=6 * n) for n in range(7)]
@@ -124,7 +124,7 @@ def test_looking_seldom_changes_nothing(decoder, steps):
 def test_a_budget_bounds_the_caches_and_changes_nothing(
     model, decoder, small_blocks, columns, steps
 ):
-    """Sequences that were expected to be short give up their places, and go on later."""
+    """Sequences longer than expected give up their slots, and continue later."""
     lengths = Lengths()
     lengths.note(2)
     batch = batch_of(decoder, columns=columns, steps=steps, lengths=lengths)
@@ -133,7 +133,7 @@ def test_a_budget_bounds_the_caches_and_changes_nothing(
     most = []
     finish(batch, lambda: most.append((held(batch), running(batch))))
     check(model, found)
-    # A cohort of one may be larger: it has to go on.
+    # A cohort of one may be larger: it has to continue.
     assert all(size <= columns or rows <= 1 for size, rows in most)
     assert max(rows for _, rows in most) > 1
 
@@ -155,7 +155,7 @@ def test_who_gives_up_its_place_goes_on_with_what_it_has(model, decoder, small_b
 
 
 def test_no_more_run_than_are_expected_to_fit(decoder, small_blocks):
-    """Before any has ended a quarter of the most tokens is expected, and a block at least."""
+    """Before the first end, the estimate is a quarter of the maximum, at least one block."""
     batch = batch_of(decoder, columns=100)
     batch.add([Continuation((2, 3), n, 40) for n in range(20)])
     batch.advance(1.0)
@@ -222,7 +222,7 @@ def test_states_can_be_collected_at_any_time(model, decoder):
 
 
 def test_memory_follows_what_there_is_and_not_what_there_might_be(decoder):
-    """Sixteen answers of a few tokens that might have had thousands."""
+    """Sixteen answers of a few tokens, with a maximum of thousands."""
     sizes = []
     batch = batch_of(decoder)
     batch.add([Continuation((2, 3), n, 1 << 14) for n in range(16)])

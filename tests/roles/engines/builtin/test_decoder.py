@@ -27,7 +27,7 @@ seeded = SOURCE.at
 
 @torch.no_grad()
 def hugging_face(model, prompt, tokens):
-    """States and log-probabilities of ``tokens`` by one unpadded, uncached forward pass."""
+    """Return states and log-probabilities of ``tokens`` by one unpadded, uncached forward pass."""
     states = model.model(input_ids=torch.tensor([prompt + tokens[:-1]])).last_hidden_state[0]
     states = states[len(prompt) - 1 :]
     chosen = torch.tensor(tokens)[:, None]
@@ -89,7 +89,7 @@ class Forced(Draws):
 
 
 def forced(tokens):
-    """Noise that makes row ``r`` emit ``tokens[r][position]``."""
+    """Return noise that makes row ``r`` emit ``tokens[r][position]``."""
 
     def noise(rows, positions):
         places = zip(rows.tolist(), positions.tolist(), strict=True)

@@ -111,7 +111,7 @@ async def test_calls_that_run_together_give_what_they_give_alone(engine, policie
 
 
 async def test_calls_share_their_steps(engine, policies, monkeypatch):
-    """Two calls of four rows that come at once are computed as eight rows."""
+    """Two concurrent calls of four rows are computed as eight rows."""
     await engine.load(policies[0])
     rows, step = [], engine._decoder.step
 
@@ -121,7 +121,7 @@ async def test_calls_share_their_steps(engine, policies, monkeypatch):
 
     monkeypatch.setattr(engine._decoder, "step", noted)
     slow = threading.Event()
-    engine._executor.submit(slow.wait)  # both are there when it begins
+    engine._executor.submit(slow.wait)  # both are queued when it begins
     calls = [asyncio.create_task(engine.generate(requests(4), 1.0)) for _ in range(2)]
     await asyncio.sleep(0.05)
     slow.set()
@@ -130,7 +130,7 @@ async def test_calls_share_their_steps(engine, policies, monkeypatch):
 
 
 async def test_a_call_that_comes_later_is_taken_in_while_the_first_one_runs(engine, policies):
-    """A caller of little does not wait for one of much."""
+    """A small call does not wait for a large one."""
     await engine.load(policies[0])
     ended, most = [], 20_000
     endless = [replace(one, tokens_max=most) for one in requests(2)]
@@ -146,7 +146,7 @@ async def test_a_call_that_comes_later_is_taken_in_while_the_first_one_runs(engi
         with pytest.raises(asyncio.CancelledError):
             await first
     async with asyncio.timeout(5):
-        await engine.load(policies[1])  # what nobody waits for holds nothing up
+        await engine.load(policies[1])  # unawaited sequences delay nothing
     assert engine.tokens_sampled < 2 * most
 
 

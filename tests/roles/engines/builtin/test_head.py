@@ -1,4 +1,4 @@
-"""What a log-probability is, for workers and validators alike."""
+"""Log-probabilities of the output head, equal for workers and validators."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def bf16_model(tiny_config, *, tied):
 
 
 def decoded(model, head):
-    """Return tokens, log-probabilities and states of some rollouts, all joined."""
+    """Return tokens, log-probabilities and states of some rollouts, concatenated."""
     decoder = Decoder(model.config, tensors_of(model), torch.bfloat16, head=head)
     limits = [24] * len(PROMPTS)
     return decode(decoder, PROMPTS, limits, TEMPERATURE, lambda *_: None)
@@ -55,9 +55,9 @@ def test_a_worker_reports_the_defined_log_probabilities(tiny_config, tied, head)
 @TIED
 @torch.no_grad()
 def test_a_float32_head_brings_a_validator_nearer(tiny_config, tied):
-    """On the states of Hugging Face's module, which are rounded differently from the worker's.
+    """On states of Hugging Face's module, which round differently from the worker's.
 
-    The error is then 14 to 21 % less in the mean square, over four models of each kind (measured).
+    The mean squared error is then 14 to 21 % lower, over four models of each kind (measured).
     """
     model = bf16_model(tiny_config, tied=tied)
     errors = {}

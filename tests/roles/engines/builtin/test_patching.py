@@ -1,4 +1,4 @@
-"""Patches of weights in memory: what is computed with after them is what a whole load gives."""
+"""Patches of weights in memory give the same computation as a full load."""
 
 import asyncio
 from dataclasses import replace
@@ -29,7 +29,7 @@ def engine_of(precision="fp32", architecture="qwen2", head="fp32", **config):
 
 
 def bits_of(engine):
-    """Return the bits of all that is computed with, by name and place."""
+    """Return the bits of all tensors in use, by name and position."""
     return {
         (name, number): place.contiguous().view(BITS[place.dtype]).clone()
         for name, places in engine._decoder.places().items()
@@ -67,7 +67,7 @@ async def test_a_chain_of_patches_gives_what_whole_files_give(
     await made.load(policies[1])
     assert await made.stage(policies[2])
     assert await made.stage(policies[3])
-    await made.load(policies[3])  # two at once
+    await made.load(policies[3])  # two versions at once
     assert_same(bits_of(made), bits_of(whole))
     assert await made.generate(REQUESTS, 1.0) == await whole.generate(REQUESTS, 1.0)
     made.close()
@@ -76,7 +76,7 @@ async def test_a_chain_of_patches_gives_what_whole_files_give(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 async def test_places_are_those_of_all_tensors(tmp_path, architecture):
-    """Or a patch would leave some of them as they were."""
+    """Otherwise a patch would leave some tensors unchanged."""
     policies = chain(tmp_path, architecture=architecture, count=1)
     engine = engine_of(architecture=architecture)
     await engine.load(policies[0])
@@ -137,7 +137,7 @@ async def test_a_patch_that_is_missing_or_another_is_not_applied(tmp_path):
 
 
 async def test_a_patch_that_was_not_decoded_here_is_not_applied(tmp_path):
-    """It is sound, and makes another policy of the same base."""
+    """The patch is valid, and makes another policy of the same base."""
     policies = chain(tmp_path, count=2)
     (tmp_path / "other").mkdir()
     base = replace(policies[0], path=tmp_path / "0.safetensors")
@@ -175,11 +175,11 @@ async def test_what_is_staged_is_bounded_over_all_patches(tmp_path):
 
 
 async def test_a_file_in_another_order_is_no_base(tmp_path):
-    """Blocks of a patch follow the order of the file: the same policy in another order differs."""
+    """Patch blocks follow the order of the file; the same policy in another order differs."""
     policies = chain(tmp_path, count=2)
     tensors = load_file(policies[0].path)
     keys, values = (f"model.layers.0.self_attn.{part}_proj.weight" for part in "kv")
-    swapped = {keys: values, values: keys}  # of one size: each block finds one that it could be of
+    swapped = {keys: values, values: keys}  # equal sizes: each block could belong to either
     other = tmp_path / "other.safetensors"
     order = [place.name for place in read_layout(policies[0].path).places]
     _write_in_order({name: tensors[name] for name in (swapped.get(n, n) for n in order)}, other)
@@ -242,7 +242,7 @@ async def test_what_breaks_while_patches_are_written_leaves_nothing_loaded(tmp_p
 
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
 def test_bits_that_are_no_numbers_survive(tmp_path, held):
-    """Not a number has many patterns: converting them would make one of all."""
+    """NaN has many bit patterns; a conversion would merge them."""
     words = np.arange(1 << 16, dtype="<u2")
     old = torch.from_numpy(words.view("<i2")).view(torch.bfloat16)
     new = old.clone()

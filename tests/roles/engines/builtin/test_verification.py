@@ -19,7 +19,7 @@ from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling, toploc
 
-LEARNING_RATE = 2e-4  # the testnet's
+LEARNING_RATE = 2e-4  # as in the testnet
 
 
 def claims(requests, generations):
@@ -52,7 +52,7 @@ async def verifier(policies):
 
 
 def worst(measurements):
-    """Exponent mismatches, mantissa mean, log-probability error, sampling gap: the largest."""
+    """Return maximum exponent mismatches, mantissa mean, log-probability error, sampling gap."""
     assert all(m.proof_fault is None for m in measurements)
     mismatches, mantissa, _, logprob, gap = map(
         max, zip(*(m.extremes for m in measurements), strict=True)
@@ -124,7 +124,7 @@ async def test_an_edited_token_is_separated(policies, verifier):
 
 
 def scores_of(policy, claim, temperature):
-    """Return what the tokens of a claim were drawn by ``[n, vocabulary]``, one at a time."""
+    """Return the scores from which a claim's tokens were sampled, one token at a time."""
     model = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
     model.load_state_dict(load_file(policy.path))
     states = model(input_ids=torch.tensor([claim.prompt + claim.tokens])).logits[0].detach()
@@ -231,7 +231,7 @@ async def test_a_prefill_holds_no_more_tokens_than_it_may(policies):
 
 
 async def test_blocks_of_scores_do_not_change_the_result(policies, verifier, monkeypatch):
-    """The noise of a token is drawn by its place in its sequence, wherever a block begins."""
+    """The noise of a token depends on its position in its sequence, not on the block."""
     claimed = await honest_claims(policies[0])
     monkeypatch.setattr(verification, "_SCORES_PER_BLOCK", 7 * CONFIG["vocab_size"])
     _, mantissa, logprob, gap = worst(await verifier.measure(Version(0), claimed, 1.0))
@@ -268,7 +268,7 @@ async def test_a_policy_that_computes_nan_judges_nobody_honest(policies, verifie
 
 
 async def test_the_output_layer_is_covered(policies, verifier, tmp_path):
-    """Proofs end before the output layer: an old one shows in the log-probabilities only."""
+    """Proofs end before the output layer: an old one shows only in the log-probabilities."""
     tensors = load_file(policies[0].path)
     chance = torch.Generator().manual_seed(5)
     change = torch.randn(tensors["lm_head.weight"].shape, generator=chance)

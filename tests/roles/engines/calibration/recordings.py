@@ -1,4 +1,4 @@
-"""Recordings made of drawn numbers, so that what should come out is known."""
+"""Synthetic recordings with known statistics."""
 
 import numpy as np
 

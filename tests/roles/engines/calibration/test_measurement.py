@@ -1,4 +1,4 @@
-"""The file of a calibration: it survives interruptions, and is of one computation."""
+"""Calibration file: it survives interruptions, and belongs to one computation."""
 
 from dataclasses import replace
 

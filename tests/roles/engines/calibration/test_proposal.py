@@ -69,7 +69,7 @@ def test_a_single_value_far_off_is_caught_at_once():
 
 
 def test_the_errors_of_one_sequence_may_depend_on_each_other():
-    """Sequences that are off as a whole widen the variance: tokens are not independent draws."""
+    """Sequences with a common offset widen the variance: tokens are not independent."""
     alone = proposed([drawn(seed=1), drawn(seed=2)])
     rng = np.random.default_rng(3)
     together = drawn(seed=1)

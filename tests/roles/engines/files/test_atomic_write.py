@@ -1,4 +1,4 @@
-"""Files of engines: whole or as before, on full disks too."""
+"""Atomic writes of engine files: complete or unchanged, also on full disks."""
 
 import errno
 
@@ -38,7 +38,7 @@ async def engine(policies):
     made.close()
 
 
-# On a disk that is really full
+# A really full disk
 
 
 @pytest.mark.parametrize("left_bytes", LEFT_BYTES)
@@ -88,7 +88,7 @@ def test_a_policy_that_does_not_fit_leaves_nothing(disk, left_bytes):
 
 
 def test_torch_too_is_understood_when_it_is_given_an_open_file(disk):
-    """It hides the error behind one of its own, as anything that writes for an engine may."""
+    """Torch hides the error behind one of its own, as any writer may."""
     disk.fill(100_000)
     path = disk.path / "state"
     with (
@@ -100,12 +100,12 @@ def test_torch_too_is_understood_when_it_is_given_an_open_file(disk):
     assert disk.names() == []
 
 
-# Anywhere
+# Any disk
 
 
 @pytest.mark.parametrize("write", ["weights", "state"])
 async def test_what_a_full_disk_says_is_understood(tmp_path, engine, monkeypatch, write):
-    """As a full tmpfs said it, for where none can be mounted."""
+    """The messages of a full tmpfs, for machines without mount permission."""
 
     def full(path, _tensors, *_dtype, **_metadata):
         path.write_bytes(b"half")
@@ -146,7 +146,7 @@ def test_other_errors_pass_as_they_are(tmp_path, error):
 
 
 def test_a_disk_that_is_full_at_the_end_is_full_too(tmp_path, monkeypatch):
-    """Some file systems notice when the data is written back."""
+    """Some file systems report a full disk only when data is written back."""
 
     def full(_path):
         raise OSError(errno.EDQUOT, "over quota")
@@ -157,7 +157,7 @@ def test_a_disk_that_is_full_at_the_end_is_full_too(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-# When the power fails
+# Power failure
 
 
 @pytest.mark.parametrize("write", ["weights", "state"])

@@ -1,4 +1,4 @@
-"""Files of tensors that we write, read by the library that everybody reads them with."""
+"""Own safetensors files, read by the reference library."""
 
 import json
 import weakref

@@ -46,7 +46,7 @@ def test_what_a_directory_lacks_is_told_in_one_line(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="has no tokenizer") as raised:
         read_tokenizer(tmp_path / "empty")
     assert "\n" not in str(raised.value)
-    # Of a library that transformers would ask for: it would change nothing.
+    # Of a library that transformers would require; without effect.
     assert "there is no tokenizer.json" in str(raised.value)
     assert "sentencepiece" not in str(raised.value)
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)

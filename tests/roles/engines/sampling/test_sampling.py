@@ -1,4 +1,4 @@
-"""Drawing block by block against the plain form, over all of the vocabulary at once."""
+"""Block-wise sampling against the plain form over the whole vocabulary."""
 
 import math
 
@@ -25,7 +25,7 @@ class CoarseDraws(Draws):
 
 
 def plain(scaled: torch.Tensor, draws: Draws | None, claimed: torch.Tensor | None) -> Sampled:
-    """Return the definition, word by word."""
+    """Return the result by the definition."""
     scores = scaled if draws is None else scaled + draws.noise()
     tokens = scores.argmax(-1)
     rows, own = torch.arange(len(scaled)), tokens if claimed is None else claimed
@@ -42,8 +42,8 @@ def in_blocks(
 def same(sampled: Sampled, expected: Sampled, logit_max: float) -> None:
     assert torch.equal(sampled.tokens, expected.tokens)
     torch.testing.assert_close(sampled.gaps, expected.gaps, atol=0, rtol=0, equal_nan=True)
-    # The rounding of a sum of float32 is that of the largest logits; those of four thousand tokens
-    # that are alike have a log-probability above 8, which float32 tells to a millionth.
+    # The rounding of a float32 sum is that of the largest logits. Four thousand equal tokens have a
+    # log-probability magnitude above 8, which float32 resolves to a millionth.
     tolerance = 4e-6 + 2e-7 * logit_max
     torch.testing.assert_close(
         sampled.logprobs, expected.logprobs, atol=tolerance, rtol=0, equal_nan=True
@@ -99,7 +99,7 @@ class TableDraws(Draws):
 
 
 def test_logarithms_may_be_off_by_what_is_allowed(monkeypatch):
-    """The bound of a power of two is nearly its noise, and here noise is more than it should be."""
+    """The bound of a power of two is close to its noise; here noise exceeds it."""
     exact = noise.gumbel
 
     def off(bits: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,7 @@ def test_logarithms_may_be_off_by_what_is_allowed(monkeypatch):
         monkeypatch.setattr(module, "gumbel", off)
     bits = torch.tensor([[65_537] * 16 + [65_536] * 16], dtype=torch.int32)
     scaled = torch.zeros(1, 32)
-    # The first token comes between what the later ones should have and what they have.
+    # The first token lies between the true and the computed values of the later ones.
     scaled[0, 0] = math.log(65_537 / 65_536) + 1.5 * NOISE_ERROR_MAX
     draws = TableDraws(torch.arange(32, dtype=torch.int32), bits)
     sampled = in_blocks(scaled, draws)
@@ -119,7 +119,7 @@ def test_logarithms_may_be_off_by_what_is_allowed(monkeypatch):
 
 
 def test_every_exponent_is_bounded():
-    """A second block, by far the better one, is never bounded away."""
+    """The bound never excludes a second, far better block."""
     exponents = [0, 1, *(2**power + change for power in range(1, 32) for change in (-1, 0, 1))]
     integers = np.array([*exponents, 2**32 - 1, 2**32 - 129], dtype=np.uint32)
     bits = torch.from_numpy(np.repeat(integers[:, None], 2, axis=1).view(np.int32))
@@ -132,7 +132,7 @@ def test_every_exponent_is_bounded():
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
 def test_logarithms_are_taken_of_few_blocks(spread, monkeypatch):
-    """What makes it worth it, of logits near each other as of logits far apart."""
+    """The saving holds for close and for distant logits."""
     taken = []
     monkeypatch.setattr(
         sampling, "gumbel", lambda bits: (taken.append(bits.numel()), noise_of(bits))[1]

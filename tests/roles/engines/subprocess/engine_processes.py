@@ -1,4 +1,4 @@
-"""Engine processes for tests: of a tiny model, forked from one server, or played by a test."""
+"""Engine processes for tests: a tiny model forked from one server, or a test double."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ def make(kind="generation", **fields) -> wire.Make:
 
 
 def exists(pid: int) -> bool:
-    """Return whether a process is there and no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -55,7 +55,7 @@ async def eventually(condition, seconds: float = 60.0) -> None:
 
 
 class Played:
-    """The other side of a conversation, played by a test: it writes what it likes."""
+    """The engine's side of a connection, played by a test."""
 
     def __init__(self) -> None:
         self.killed = False
@@ -87,7 +87,7 @@ class Played:
         self.writer.close()
 
     def die(self, how: bytes) -> None:
-        """End as a process does: the leash says how, and the channel closes."""
+        """End like a process: the lifeline carries the reason, and the channel closes."""
         self._watching.cancel()
         self._leash[1].write(how)
         self._leash[1].close()

@@ -1,4 +1,4 @@
-"""Engines in real processes: the same numbers as in ours, and what happens when one dies."""
+"""Engines in real processes: equal numbers, and recovery from a crash."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def claims(generations):
 
 
 async def stopped(engine):
-    """Stop the process of an engine, and wait until it is."""
+    """Stop the process of an engine, and wait until it has stopped."""
     await eventually(lambda: engine.supervisor.pid is not None)
     os.kill(engine.supervisor.pid, signal.SIGSTOP)
     return engine.supervisor.pid
@@ -135,7 +135,7 @@ async def test_what_the_ports_document_is_raised_here(made, policies, tmp_path):
 
 
 async def test_a_question_that_is_no_question_is_our_failure_and_no_verdict(made, policies):
-    """A ``ValueError`` would say that the policy is another one, and it would be deleted."""
+    """A ``ValueError`` would mean a wrong policy, and its file would be deleted."""
     generator = made("generation", MANIFEST)
     with pytest.raises(EngineError):
         await generator.supervisor.call("load", replace(policies[0], path=Path("/x"), version=None))
@@ -161,7 +161,7 @@ async def test_killed_in_the_middle_of_a_call_it_fails_once_and_has_the_policy_a
 
 
 async def test_a_policy_is_swapped_between_the_calls_before_it_and_those_after_it(made, policies):
-    """What is written down in threads is not written in order."""
+    """Records written by threads are not in order."""
     generator = made("generation", MANIFEST)
     expected = []
     for policy in policies:
@@ -188,11 +188,11 @@ async def test_patches_are_staged_in_the_process_and_swapped(made, ours, tmp_pat
         assert await there.stage(policy)
     await there.load(policies[2])
     assert await there.generate(REQUESTS, 1.0) == await here.generate(REQUESTS, 1.0)
-    assert there.first_token.version == 2  # known when the first call has ended
+    assert there.first_token.version == 2  # known after the first call
 
 
 async def test_calls_that_break_together_are_one_failure(made, policies):
-    """Two in a row replace the process."""
+    """Two failures in a row replace the process."""
     generator = made("generation", MANIFEST)
     await generator.load(policies[0])
     pid = generator.supervisor.pid
@@ -262,7 +262,7 @@ async def test_a_process_that_hangs_is_killed_and_replaced(made, policies):
 
 
 async def test_memory_has_a_limit_that_fails_the_call_and_not_the_node(made, policies):
-    """RLIMIT_DATA counts what the forked process has already, some 100 MB."""
+    """RLIMIT_DATA counts the memory of the forked process, some 100 MB."""
     generator = made("generation", MANIFEST, memory_bytes_max=600_000_000)
     await generator.load(policies[0])
     before = await generator.generate(REQUESTS, 1.0)
@@ -293,7 +293,7 @@ async def test_the_process_has_a_clean_environment_and_ignores_the_terminal(secr
             Path("/proc/self/oom_score_adj").read_text()
         )
         server = processes._server.pid
-        os.kill(pid, signal.SIGSTOP)  # so it cannot read that its socket is closed
+        os.kill(pid, signal.SIGSTOP)  # so it cannot notice that its socket is closed
         os.kill(server, signal.SIGKILL)
         try:
             await eventually(lambda: not exists(pid), 20)
@@ -308,7 +308,7 @@ async def test_the_process_has_a_clean_environment_and_ignores_the_terminal(secr
 
 
 def test_a_fork_server_has_one_thread(fork_server):
-    """A fork copies the locks of the other threads, and not the threads that would open them."""
+    """A fork copies the locks of the other threads, but not the threads that would release them."""
     assert len(list(Path(f"/proc/{fork_server[1].pid}/task").iterdir())) == 1
 
 
@@ -338,7 +338,7 @@ needs_no_vllm = pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM i
 async def test_an_engine_that_the_interpreter_does_not_have_is_told_by_its_role_alone(
     made, policies
 ):
-    """Only what generates is vLLM: a validator of such a node computes with the built-in engine."""
+    """Only generation uses vLLM: a validator of such a node computes with the built-in engine."""
     with pytest.raises(EngineError, match=r"no engine: ModuleNotFoundError: .*vllm"):
         await made("generation", MANIFEST, engine="vllm", gpus=2).load(policies[0])
     await made("verification", MANIFEST, engine="vllm").load(policies[0])
@@ -404,7 +404,7 @@ def test_no_orphan_is_left_of_a_daemon_that_was_killed(engine_hangs):
 
 
 async def test_a_process_that_fails_again_and_again_is_replaced(made, policies):
-    """As one whose device is unusable since an illegal access."""
+    """An illegal access, for example, leaves the device unusable."""
     trainer = made("training", MANIFEST)
     pids = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""A conversation with an engine process that a test plays, on real sockets."""
+"""Connection to an engine process played by a test, on real sockets."""
 
 import asyncio
 import random
@@ -146,7 +146,7 @@ async def test_nonsense_ends_the_process_and_fails_what_is_in_flight(name):
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_no_bytes_do_more_than_end_the_conversation(seed):
-    """Random bytes, true frames cut off, and true frames with damage in them."""
+    """Random bytes, truncated frames, and damaged frames."""
     dice = random.Random(seed)
     played, talk = await begun()
     call = generate(talk)

@@ -42,7 +42,7 @@ class RealWorker:
         return [signed.message for signed in self.world.network.published]
 
     async def commit(self, more: int) -> None:
-        """Let it make so many commits, and certify each."""
+        """Wait for so many more commits, and certify each."""
         goal = len(self.commits) + more
         async with asyncio.timeout(RECOVERY_SECONDS):
             while len(self.commits) < goal:
@@ -56,7 +56,7 @@ class RealWorker:
                     self.world.changes.notify()
 
     def chain_is_whole(self) -> bool:
-        """Return whether every slot is used once, in order, and each names the one before."""
+        """Return whether slots are unique and ordered, and each names the one before."""
         published = self.world.network.published
         slots = [commit.slot for commit in self.commits]
         named = [commit.previous for commit in self.commits[1:]]
@@ -66,7 +66,7 @@ class RealWorker:
 
 
 async def stopped_in_mid_rollout(worker) -> int:
-    """Stop the process, and wait until a rollout is asked of it."""
+    """Stop the process, and wait until it is requested to make a rollout."""
     pid = worker.engine.supervisor.pid
     os.kill(pid, signal.SIGSTOP)
     for signed in worker.world.network.published[worker._settled :]:

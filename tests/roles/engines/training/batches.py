@@ -1,4 +1,4 @@
-"""Batches from which a tiny model learns something."""
+"""Batches with something to learn for a tiny model."""
 
 import torch
 
@@ -6,7 +6,7 @@ from roles.ports.engines import TrainingSequence
 
 
 def batch_of(seed=0, groups=4, size=4):
-    """Sequences of unequal length with rewards that differ inside each group."""
+    """Return sequences of unequal length with different rewards inside each group."""
     torch.manual_seed(seed)
     made = []
     for number in range(groups * size):

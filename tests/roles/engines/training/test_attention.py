@@ -9,7 +9,7 @@ RUNS = ((5, 2), (3, 1), (1, 3))
 
 
 def test_every_sequence_attends_to_its_own_past_alone():
-    """As a dense mask over the whole row would have it, gradients too."""
+    """Equal to a dense mask over the whole row, with gradients."""
     torch.manual_seed(0)
     width = sum(length * count for length, count in RUNS)
     lengths = [length for length, count in RUNS for _ in range(count)]

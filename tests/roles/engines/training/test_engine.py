@@ -37,7 +37,7 @@ def reference_loss(policy, batch, entropy_coefficient=0.0, **config):
 
 
 def reference_backward(model, batch, temperature=1.0, entropy_coefficient=0.0):
-    """Leave the gradient of the mean token loss, one sequence at a time; return the loss."""
+    """Set the gradient of the mean token loss, one sequence at a time; return the loss."""
     total, count = 0.0, 0
     for one in batch:
         rewards = torch.tensor([float(s.reward) for s in batch if s.group == one.group])
@@ -56,10 +56,10 @@ def reference_backward(model, batch, temperature=1.0, entropy_coefficient=0.0):
 
 
 def reference_weights(policy, batches, rate, decay, betas, clip, temperature):
-    """Return the weights after one AdamW step a batch, by the formulas of its paper.
+    """Return the weights after one AdamW step per batch, by the formulas of its paper.
 
-    Loshchilov and Hutter 2019, algorithm 2, with the default epsilon; gradients are scaled to a
-    norm of at most ``clip`` before.
+    Loshchilov and Hutter 2019, algorithm 2, with the default epsilon; gradients are first clipped
+    to a norm of ``clip``.
     """
     model = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
     model.load_state_dict(load_file(policy.path))
@@ -150,7 +150,7 @@ async def test_steps_are_those_of_adamw_with_the_manifests_settings(make, polici
         assert (await engine.step(batch)).gradient_norm > 0.5, "it is clipped"
     weights = await weights_of(engine, tmp_path / "policy")
     expected = reference_weights(policies[0], batches, 1e-3, 0.5, (0.6, 0.8), 0.5, 0.7)
-    # Where a gradient is nearly zero, rounding decides its sign and Adam moves by the whole rate.
+    # With a gradient near zero, rounding decides its sign and Adam moves by the whole rate.
     errors = torch.cat([(weights[name] - expected[name]).abs().flatten() for name in expected])
     moved = 1e-3 * len(batches)
     assert float(errors.quantile(0.99)) < moved * 1e-3
@@ -198,7 +198,7 @@ async def test_log_probabilities_are_recomputed_under_another_policy(make, polic
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 async def test_without_staleness_every_ratio_is_exactly_one(make, dtype, tmp_path):
-    """Both sides of it are computed alike, where a worker's rounding would be in every ratio."""
+    """Both sides are computed alike; a worker's rounding would change every ratio."""
     engine = await make(dtype)
     path = tmp_path / "policy"
     policy = Policy(Version(0), await engine.write_policy(path), path)
@@ -214,8 +214,8 @@ async def test_without_staleness_every_ratio_is_exactly_one(make, dtype, tmp_pat
 async def test_clipped_tokens_and_the_divergence_are_counted_by_side(make, policies):
     """The first token of each sequence has a ratio of 8 or 1/8, the others have 1.
 
-    Of four sequences one after another, with rewards 0 and 1 in turn, the first is clipped above
-    ``delta``, the second above ``1 + epsilon``, the third below ``1 - epsilon``, the fourth not.
+    The four sequences have rewards 0 and 1 in turn. The first is clipped above ``delta``, the
+    second above ``1 + epsilon``, the third below ``1 - epsilon``, the fourth not.
     """
     engine = await make()
     own = await engine.recompute(policies[0], batch_of())
@@ -305,7 +305,7 @@ async def test_a_step_is_bounded_by_the_learning_rate(make, policies, tmp_path):
     await engine.step(batch_of())
     after = await weights_of(engine, tmp_path / "p")
     moved = max(float((after[name] - before[name]).abs().max()) for name in before)
-    assert moved == pytest.approx(1e-3 / 4, rel=1e-2)  # Adam's first step has the rate's size
+    assert moved == pytest.approx(1e-3 / 4, rel=1e-2)  # Adam's first step has the size of the rate
 
 
 async def test_entropy_bonus_keeps_the_distribution_wider(make):

@@ -70,7 +70,7 @@ def test_advantages_are_those_of_each_group():
 
 @given(st.lists(st.floats(-4, 4), min_size=2, max_size=40))
 def test_advantages_are_divided_by_the_deviation_of_the_sample(rewards):
-    """As INTELLECT-2's code does, with ``torch.std`` as it is by default."""
+    """INTELLECT-2's code uses ``torch.std`` with its default."""
     given_rewards = torch.tensor(rewards, dtype=torch.float64)
     deviation = torch.std(given_rewards)
     expected = (given_rewards - given_rewards.mean()) / (deviation + 1e-6)
@@ -87,7 +87,7 @@ def test_equal_rewards_give_exactly_zero(reward, count):
 def test_length_rewards_tell_long_answers_apart_as_published():
     """INTELLECT-2's TARGET-LONG run: right and wrong answers, all far beyond the target of 2,000.
 
-    Each has lost more than it could earn; all of it must count, or nothing of the group would.
+    Each penalty exceeds the reward; all of it must count, or the group would have no signal.
     """
     recipe = load_recipe((RUNS / "intellect2.toml").read_text())
     lengths = [6000 + 500 * number for number in range(recipe.sampling.group_size)]

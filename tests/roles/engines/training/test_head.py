@@ -71,7 +71,7 @@ def test_states_of_a_reduced_decoder_meet_weights_of_full_precision():
 
 
 class Largest(TorchDispatchMode):
-    """Notes the most elements that any result had."""
+    """Records the largest number of elements of any result."""
 
     elements = 0
 

@@ -1,4 +1,4 @@
-"""The testnet's recipe learns with policies two steps old, in one process without a network."""
+"""The testnet's recipe learns from policies two steps old, in one process without a network."""
 
 from itertools import count
 

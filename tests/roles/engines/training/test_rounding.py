@@ -1,4 +1,4 @@
-"""Policies that are rounded by thresholds: on tensors, and in the engine that trains."""
+"""Policies rounded by thresholds: on tensors, and in the training engine."""
 
 import math
 
@@ -82,7 +82,7 @@ def test_a_part_of_a_tensor_has_the_thresholds_of_the_whole(offset, begin, count
 
 @pytest.fixture
 def base(tmp_path):
-    """A first policy, on the grid of bf16."""
+    """Return a first policy on the grid of bf16."""
     torch.manual_seed(0)
     network = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
     path = tmp_path / "base.safetensors"
@@ -145,7 +145,7 @@ async def test_a_standby_resumes_the_state_of_its_own_run_alone(founded, tmp_pat
 
 @pytest.mark.parametrize("how", ["dither", "nearest"])
 async def test_the_ratio_of_the_published_policy_is_one(founded, tmp_path, how):
-    """The loss of a token is its advantage then, to the last place of their sum."""
+    """At ratio one the loss of a token is its advantage, to the last place of their sum."""
     engine = await founded(how, learning_rate=1e-3)
     for seed in range(3):
         await engine.step(batch_of(seed))
@@ -162,7 +162,7 @@ async def test_the_ratio_of_the_published_policy_is_one(founded, tmp_path, how):
 
 @pytest.mark.parametrize(("how", "least", "most"), [("dither", 0.9, 1.1), ("nearest", 0.0, 0.35)])
 async def test_a_dithered_policy_moves_as_its_masters_do(founded, base, tmp_path, how, least, most):
-    """Movement of the policy along that of the masters, of the latter's length."""
+    """The policy's movement projected on the masters' movement, relative to its length."""
     engine = await founded(how, learning_rate=1e-5, warmup_steps=0)
     for seed in range(STEPS):
         await engine.step(batch_of(seed))

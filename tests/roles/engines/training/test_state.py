@@ -1,4 +1,4 @@
-"""The state that a trainer resumes from: its own after a crash, or what another one published."""
+"""State from which a trainer resumes: its own after a crash, or another trainer's."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ STEPS = 3
 
 @pytest.fixture
 async def trained(make, tmp_path):
-    """Return an engine after some steps, the digest of its policy, and where its state is."""
+    """Return an engine after some steps, its policy digest, and the path of its state."""
     engine = await make(warmup_steps=5)
     for seed in range(STEPS):
         assert (await engine.step(batch_of(seed))).updates
@@ -30,7 +30,7 @@ async def trained(make, tmp_path):
 
 
 def shapes_in(path):
-    """Return the shapes of the parameters that a state file is about."""
+    """Return the shapes of the parameters in a state file."""
     return {
         name.removeprefix("weights/"): tuple(tensor.shape)
         for name, tensor in load_file(path).items()
@@ -39,7 +39,7 @@ def shapes_in(path):
 
 
 def edited(path, **changes):
-    """Write a state that is another one in some fields, as a trainer that lies would."""
+    """Write a state with some other fields, as a dishonest trainer would."""
     state = load_checkpoint(path, shapes_in(path))
     lies = {key: change(getattr(state, key)) for key, change in changes.items()}
     save_checkpoint(replace(state, **lies), path)
@@ -93,7 +93,7 @@ async def test_a_state_from_before_the_first_step_is_a_fresh_start(make, policie
 
 
 async def test_every_setting_of_the_optimizer_is_the_manifests(make, trained):
-    """Another trainer's state brings moments and progress; how they are used is the run's."""
+    """Another trainer's state supplies moments and progress; the run fixes their use."""
     _, policy, path = trained
     assert {name.partition("/")[0] for name in load_file(path)} == {
         "weights",
@@ -177,7 +177,7 @@ async def test_progress_is_bounded_by_the_updates_of_all_versions(
 
 @pytest.mark.parametrize("betas", [(0.9, 0.95), (0.0, 0.5), (0.9, 0.999), (0.99, 0.9), (0.0, 0.0)])
 async def test_the_moments_of_an_honest_trainer_are_believed(make, tmp_path, betas):
-    """Gradients that change their size and sign from step to step are the hardest for the bound."""
+    """Gradients that change size and sign at each step are the hardest case for the bound."""
     engine, successor = await make(adam_betas=betas), await make(adam_betas=betas)
     for seed in range(12):
         batch = batch_of(seed)
@@ -254,7 +254,7 @@ async def test_the_state_of_another_model_is_refused(trained):
 
 
 async def test_a_state_fits_its_limit_and_little_more_does(trained):
-    """What may be fetched of another trainer follows from the size of the model."""
+    """The size of the model bounds the download of another trainer's state."""
     engine, _, path = trained
     weights_bytes = sum(4 * math.prod(shape) for shape in shapes_in(path).values())
     assert 3 * weights_bytes < path.stat().st_size <= await engine.state_bytes_max()

@@ -1,4 +1,4 @@
-"""The probe, with the built-in engine in vLLM's place: what it lets pass and what it finds.
+"""Probe with the built-in engine in vLLM's place: accepted and detected weights.
 
 Weights are those of the tiny model and one small step away, as an optimizer's with a rate of 1e-5.
 """
@@ -25,7 +25,7 @@ def weights(section):
 
 
 def stepped(tensors, *, only=lambda name: True):
-    """Return weights of which those that ``only`` names are one step further."""
+    """Return weights in which those selected by ``only`` are one step further."""
     return {
         name: tensor + STEP * torch.randn(tensor.shape).sign() if only(name) else tensor
         for name, tensor in tensors.items()
@@ -33,7 +33,7 @@ def stepped(tensors, *, only=lambda name: True):
 
 
 async def made(section, tensors, path, precision="fp32", probe=None):
-    """Return what an engine with these weights makes of the probe's requests."""
+    """Return an engine's answers, with these weights, to the probe's requests."""
     engine = TransformersGenerationEngine(section, toploc(precision))
     await engine.load(Policy(0, write_policy(tensors, path), path))
     probe = probe or Probe(section, toploc(precision), engine._config)
@@ -65,7 +65,7 @@ async def test_any_part_that_is_one_step_old_is_found(stale, tmp_path):
 
 
 async def test_a_tied_output_layer_that_is_stale_is_found_in_bf16_after_one_step(tmp_path):
-    """Of bf16 weights a step changes one in a hundred, and each by one unit in the last place."""
+    """A step changes one bf16 weight in a hundred, each by one unit in the last place."""
     section = model("bf16", tie_word_embeddings=True)
     old = {name: tensor.bfloat16() for name, tensor in weights(section).items()}
     new = dict(old)

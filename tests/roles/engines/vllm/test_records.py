@@ -1,4 +1,4 @@
-"""What is kept of sequences under way; vLLM itself is in tests/live."""
+"""Records of unfinished sequences; tests of vLLM itself are in tests/live."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ HIDDEN, CHUNK, TOP_K = 16, 4, 12
 
 
 def states_of(seed, tokens, dtype, *, coarse=False):
-    """States ``[tokens, HIDDEN]``; coarse ones are full of equal magnitudes, zeros among them."""
+    """Return states ``[tokens, HIDDEN]``; coarse ones have many equal magnitudes and zeros."""
     states = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed))
     return (states.round() / 2 if coarse else states).to(dtype)
 
@@ -87,7 +87,7 @@ def test_each_sequence_has_its_own_states_whatever_its_length_and_company(record
 
 
 def test_a_token_that_is_drawn_again_replaces_the_first(records):
-    """vLLM draws after each part of a prompt, and discards all but the last."""
+    """vLLM samples after each part of a prompt, and discards all but the last token."""
     states = states_of(5, 6, torch.float32)
     for _ in range(3):
         add(records, [7], 0, states_of(9, 1, torch.float32), [30])
