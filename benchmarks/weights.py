@@ -291,7 +291,7 @@ class Node(Process):
     def stalls(self) -> list[dict[str, Any]]:
         """Return what it said of its event loop's stalls."""
         shown = ("seconds", "computed_seconds", "waited_for_core_seconds", "where", "untold_before")
-        found = [line for line in self.lines() if line["message"] == "the event loop stood still"]
+        found = [line for line in self.lines() if line["message"] == "event loop stalled"]
         return [{key: line[key] for key in shown} for line in found]
 
     def status(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What a daemon is made of: the outside of a node behind ports, and what its services share.
+"""Ports and shared state of the services of one node.
 
-What keeps half a node from going on as if it were a whole one.
-
-Registry of the tables of one node that remote peers can fill.
+``Ports`` are the dependencies that a live process or a simulation provides; ``NodeContext`` is
+passed to every service. ``run_service`` stops the node when a service returns. ``TableRegistry``
+registers every table that remote peers can fill.
 """
 
 import asyncio
@@ -29,9 +29,10 @@ from roles.runtime.training_steps import TrainingSteps
 
 
 async def run_service(name: str, service: Coroutine[Any, Any, None]) -> None:
-    """Run a service that must not end by itself, nor by a cancellation that was not meant for it.
+    """Run a service that must not return; raises ``RuntimeError`` when it does.
 
-    A group takes either in silence, and the node would go on as half a node.
+    A ``TaskGroup`` ignores a task that returns or is cancelled from inside, so the node would
+    continue without that service.
     """
     try:
         await service
@@ -49,7 +50,7 @@ class TableRegistry:
         self._tables: list[Table] = []
 
     def register(self, *tables: Table) -> None:
-        """Report these tables from now on."""
+        """Add tables to the report."""
         self._tables += tables
 
     def sizes(self) -> dict[str, int]:
@@ -63,7 +64,7 @@ class TableRegistry:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The outside of a node."""
+    """Dependencies of a node: clock, randomness, transport, storage."""
 
     clock: Clock
     rng: Rng
@@ -74,51 +75,51 @@ class Ports:
     files: PolicyFiles
     background: Background
     http: HttpRanges | None = None
-    """None where nothing is fetched by HTTP."""
+    """None where no blob is fetched over HTTP."""
 
 
 class PeerView(Streams, Protocol):
-    """The connected peers as services see them; ``open_stream`` dials a member first if need be."""
+    """Connected peers; ``open_stream`` dials a member that is not connected."""
 
     @property
     def connected(self) -> list[PeerId]:
-        """The peers that were connected at the last look."""
+        """The connected peers as of the last poll."""
 
     @property
     def in_local_swarm(self) -> bool:
-        """Whether addresses of a local network mean something to the members of this swarm."""
+        """Whether members of this swarm can dial addresses of a local network."""
 
     def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
-        """Have ``follower`` told who is connected after each look, every two seconds."""
+        """Call ``follower`` with the connected peers after each poll, every 2 s."""
 
     def blame(self, peer: PeerId, fault: Fault) -> None:
-        """Count a fault that a peer's bytes show; after a few it is kept away for a while.
+        """Count a fault proven by a peer's bytes; several faults ban the peer for some time.
 
-        Its streams are refused then, it is not dialled, and its connections are closed.
+        The node refuses streams of a banned peer, does not dial it, and closes its connections.
         """
 
     def faults(self) -> Mapping[PeerId, int]:
-        """Return how many faults count at the moment, of the peers that have any.
+        """Return the current fault count of each peer that has any.
 
-        Who is kept away has none again.
+        A ban resets the count.
         """
 
     @property
     def chosen(self) -> AbstractSet[PeerId]:
-        """The connected peers that were dialled for want of peers, and not for what they offer.
+        """Outbound peers: dialled to fill the connection target, not for data that they offer.
 
-        By offering something a stranger has us dial it; it has no say in whom we choose by chance.
+        An untrusted peer can cause dials by offering data, but cannot influence this choice.
         """
 
     @property
     def trusted(self) -> AbstractSet[PeerId]:
-        """The connected peers with standing, as of some seconds ago."""
+        """The connected trusted peers; up to some seconds old."""
 
     @property
     def places(self) -> Mapping[PeerId, tuple[str, ...]]:
-        """Where connected peers are, as far as others can be at the same place.
+        """Address blocks of connected peers, to detect peers in the same network.
 
-        Another object after each change.
+        A new mapping object after each change.
         """
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -127,36 +128,35 @@ class PeerView(Streams, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """What the services of one node share; beside it each takes the services that it needs."""
+    """State shared by the services of one node; other dependencies are passed explicitly."""
 
     signer: Signer
     replica: Replica
     ports: Ports
     peers: PeerView
     changes: ChangeSignal
-    """Something about the run has changed: roles look again."""
+    """Wakes the roles when the state of the run changes."""
     conditions: Conditions
-    """Why the node is not doing its work at the moment."""
+    """Reasons for which the node is not working at the moment."""
     trust: Trust = field(default_factory=Trust)
-    """Who has standing, and who is probably one with others."""
+    """Reputation, address blocks and membership of peers."""
     tables: TableRegistry = field(default_factory=TableRegistry)
-    """Registry of the tables that remote peers can fill."""
     uptakes: PolicySwapLatency = field(default_factory=PolicySwapLatency)
-    """How soon new versions are in use here."""
+    """Policy swap latency of this node."""
     durations: RolloutHistograms = field(default_factory=RolloutHistograms)
-    """How long generation and checks of rollouts take here."""
+    """Durations of generation and verification on this node."""
     training: TrainingSteps = field(default_factory=TrainingSteps)
-    """Statistics of the steps that this node's trainer made."""
+    """Statistics of the training steps of this node."""
     evaluation: EvaluationCurve = field(default_factory=EvaluationCurve)
-    """Rewards of versions on held-out problems."""
+    """Rewards of policy versions on held-out problems."""
 
     def evaluated(self) -> tuple[EvaluationPoint, ...]:
-        """Return the evaluated versions, ascending."""
+        """Return the evaluated versions in ascending order."""
         replica = self.replica
         return self.evaluation.points(replica.manifest.sampling, replica.ledger.checkpoints)
 
     def http_port(self, peer: PeerId) -> int:
-        """Return the port of a peer's HTTP face; 0 without one, and before we know its host."""
+        """Return the port of a peer's HTTP service; 0 without one or while its host is unknown."""
         http, member = self.ports.http, self.replica.roster.get(peer)
         if http is None or member is None or not http.reaches(peer):
             return 0

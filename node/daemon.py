@@ -1,8 +1,7 @@
 """The daemon: one node of one run, wired from ports.
 
-Nothing here knows hivemind, SQLite, sockets or threads; ``node.process.runner`` gives the live
-ports, a simulation gives its own. Every service is a task of one group: half a node is worse than
-none.
+It depends on no hivemind, SQLite, sockets or threads: ``node.process.runner`` passes live ports, a
+simulation its own. Every service is a task of one ``TaskGroup``: a failure in any stops the node.
 """
 
 import asyncio
@@ -60,17 +59,17 @@ from roles.validator.flow import ValidatorFlow
 log = structlog.get_logger()
 
 STOP_SECONDS = 15.0
-"""For each of the two things to do on leaving."""
+"""Deadline of each shutdown step: announce the departure, flush the message log."""
 
 LEAVING_SECONDS = 0.2
-"""Lets our last record reach the outbound streams."""
+"""Time for the last record to reach the outbound streams."""
 
 
 class Daemon:
-    """One node; ``run`` ends after ``stop``, or with the error of whatever failed.
+    """One node; ``run`` returns after ``stop``, or raises the error of a failed service.
 
-    ``machine`` tells one place of the data directory from another. ``refusal`` says why the node
-    stopped by itself, if it did. Raises ``ValueError`` when this machine cannot run the task.
+    ``machine`` is the fingerprint of machine and data directory. ``refusal`` is the reason of an
+    unrequested stop, or empty. Raises ``ValueError`` when this machine cannot run the task.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class Daemon:
             OwnAdmission(self._context, self._about.invite),
             self._about,
             self._network,
-            # Nothing but records: a stranger can write anything there.
+            # Records only: an untrusted peer can store arbitrary bytes in the directory.
             hint=lambda record: inbox.take(record, MessageOrigin.DIRECTORY, topic=Topic.ROSTER),
             synchronised=self._anti_entropy.wait_until_synchronised,
             reachable=lambda: self._reachability.reachable,
@@ -211,52 +210,52 @@ class Daemon:
 
     @property
     def replica(self) -> Replica:
-        """What this node has concluded."""
+        """The replicated state of the run, as this node computed it."""
         return self._context.replica
 
     @property
     def context(self) -> NodeContext:
-        """What the services of this node share."""
+        """State shared by the services."""
         return self._context
 
     @property
     def exchange(self) -> BlobExchange:
-        """What moves blobs between this node and others."""
+        """Upload and download of blobs."""
         return self._exchange
 
     @property
     def policies(self) -> PolicyLibrary:
-        """The policies on this machine."""
+        """Policy versions stored on this machine."""
         return self._policies
 
     def reachable_addresses(self) -> list[str]:
-        """Return addresses that a later start may join through."""
+        """Return addresses through which a later start can join."""
         return self._peers.reachable_addresses()
 
     def status(self) -> NodeStatus:
-        """Return what this node says of itself and the swarm."""
+        """Return the status of this node and its view of the swarm."""
         return self._observer.status()
 
     def snapshot(self) -> Snapshot:
-        """Return the few numbers of the status that cost nothing to take."""
+        """Return the subset of the status that is cheap to compute."""
         return self._observer.snapshot()
 
     def stage(self) -> Stage:
-        """Return what this node is at."""
+        """Return the current stage, for example ``joining`` or ``ready``."""
         return self._observer.stage()
 
     def why(self) -> Why:
-        """Explain this node's state and its rollouts that failed."""
+        """Explain the node's state and its failed rollouts."""
         return self._observer.why()
 
     def view(self) -> NodeView:
-        """Return what pages about this node are made of."""
+        """Return the read-only view that the HTTP API serves."""
         members, trips = self._downloads.members, lambda: self._anti_entropy.answer_seconds
         signed, task = self._signed_manifest, lambda: self._task
         return NodeView(signed, self._observer, task, members, trips)
 
     def stop(self) -> None:
-        """Begin to drain; ``run`` returns when that is done."""
+        """Start to drain; ``run`` returns when the node has drained."""
         self._observer.draining = True
         self._stop.set()
 
@@ -312,13 +311,16 @@ class Daemon:
         }
 
     async def _leave_to_twin(self) -> None:
-        """Stop, without a word, when another process has our key: it would be taken for ours."""
+        """Stop without an announcement when a duplicate process uses this key.
+
+        Other nodes would attribute the announcement to the duplicate.
+        """
         self.refusal = await self._incarnation.wait_twin()
         self.stop()
         await asyncio.Event().wait()
 
     async def _work(self) -> None:
-        """Fill the roles once the run's files are here; relays keep these for others, too."""
+        """Start the roles after the run's files are here; a relay fetches them to serve them."""
         await self._run_files.fetch()
         await self._incarnation.wait_alone()
         if self._environment is not None and await self._opened(self._environment):
@@ -329,7 +331,7 @@ class Daemon:
         await asyncio.Event().wait()
 
     async def _take_up_roles(self) -> None:
-        """Tell the swarm that it may count on us, if it was told otherwise."""
+        """Announce the roles that the node withdrew while files were missing."""
         conditions = self._context.conditions
         resigned = [role for role in self._about.roles if conditions.has_resigned(role)]
         for role in resigned:
@@ -337,14 +339,14 @@ class Daemon:
         try:
             if resigned:
                 await self._announcer.announce()
-        except TransportError as error:  # our next record says it
+        except TransportError as error:  # the next record repeats it
             log.warning("record not announced", error=str(error))
 
     async def _opened(self, environment: Environment) -> bool:
-        """Return whether the run's files hold a task; if not, this node is as good as a relay."""
+        """Open the task of the run; on failure return False and act as a relay only."""
         try:
             await environment.open()
-        except Exception as error:  # somebody else's files, and who reads them
+        except Exception as error:  # untrusted files and their parsers
             reason = EngineError.of(error)
             log.exception("the run's task cannot be opened")
             self._context.conditions.set("task", f"the run's task cannot be opened: {reason}")
@@ -390,17 +392,17 @@ class Daemon:
         )
 
     async def _leave(self) -> None:
-        """Tell the swarm that we leave and write what is pending, within a deadline each."""
+        """Announce the departure and flush the message log, each within ``STOP_SECONDS``."""
         try:
             if not self.refusal:
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._announcer.announce(leaving=True)
                     await asyncio.sleep(LEAVING_SECONDS)
         except (TimeoutError, TransportError) as error:
-            log.warning("left without telling anybody", error=str(error))
+            log.warning("departure not announced", error=str(error))
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._message_log.flush()
-        except (TimeoutError, StorageFullError) as error:  # anti-entropy brings it back
-            log.warning("what others said last is not stored", error=str(error))
+        except (TimeoutError, StorageFullError) as error:  # anti-entropy restores it
+            log.warning("message log not flushed", error=str(error))
         await self._gossip.stop()

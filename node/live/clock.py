@@ -1,4 +1,4 @@
-"""The wall clock of this machine."""
+"""System clock."""
 
 import time
 
@@ -8,7 +8,7 @@ from roles.ports.clock import Clock
 
 
 class SystemClock(Clock):
-    """The system's unix time."""
+    """Unix time and CPU time of this thread."""
 
     @override
     def now(self) -> float:

@@ -1,7 +1,7 @@
-"""Requests to p2pd over its control socket, and the byte streams that they open.
+"""Client of p2pd's control socket, and the byte streams that it opens.
 
-One connection per request, each with a deadline, each closed whatever happens. The messages are
-hivemind's ``p2pd.proto``; an opened stream is the control connection itself, turned into a pipe.
+One connection per request, each with a deadline and always closed. The messages are hivemind's
+``p2pd.proto``. An opened stream reuses its control connection as a pipe.
 """
 
 import asyncio
@@ -28,30 +28,30 @@ from protocol.core.crypto import PEER_ID_PREFIX, public_key_from_peer_id
 from protocol.core.types import PeerId
 from roles.ports.transport import Stream, TransportError
 
-# hivemind prints to stderr by itself; its warnings go through the daemon's own handlers instead.
+# hivemind logs to stderr by default; route its warnings through the daemon's handlers.
 use_hivemind_log_handler("nowhere")
 logging.getLogger("hivemind").setLevel(logging.WARNING)
 
 _KEPT_TAG = "kept"
 _KEPT_WEIGHT = 100
-"""p2pd ends connections with the smallest sum of weights first; without a tag it is 0."""
+"""p2pd prunes connections with the smallest sum of tag weights first; without a tag it is 0."""
 
 CONTROL_SECONDS = 5.0
-"""Deadline of a request that p2pd answers by itself; it takes about a millisecond."""
+"""Deadline of a local request, which takes about 1 ms."""
 
 DIAL_SECONDS = 15
-"""Deadline of a request that reaches another peer: go-libp2p gives one dial 5 s, and we may need
-an address lookup before."""
+"""Deadline of a request that reaches another peer: go-libp2p allows 5 s per dial, and an address
+lookup may precede it."""
 
 STREAM_BUFFER_BYTES = 1 << 18
-"""Reader's limit per stream; reading pauses at twice this, which is what back-pressure rests on."""
+"""Read buffer per stream; reading pauses at twice this size (backpressure)."""
 
 CLOSE_SECONDS = 5.0
 KEYS_PER_CALL_MAX = 256
-"""Directory keys in one call: a neighbour hands over a whole storage."""
+"""Directory keys per call: a neighbour may transfer its whole storage."""
 
 KEYS_PER_SEARCH_MAX = 4
-"""A search asks for one; each may be answered with all that a key holds."""
+"""A search requests one key; each reply may contain all records of a key."""
 
 REPLY_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 _ERROR_CHARACTERS_MAX = 200
@@ -61,19 +61,19 @@ _DIAL_FAILURES = (
     "no route to host",
     "network is unreachable",
 )
-"""As Go and the system say it."""
+"""Error texts of Go and the system."""
 
 _IP4_CODE = 4
 _TCP_CODE = 6
 _P2P_CODE, _CIRCUIT_CODE = bytes.fromhex("a503"), bytes.fromhex("a202")
-"""In the multicodec table; the last two as varints."""
+"""Multicodec codes; the last two as varints."""
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
-    """hivemind's view of a p2pd that somebody else owns, for its DHT; holds the persistent link."""
+    """hivemind's client of a p2pd that this node owns; holds the persistent connection."""
 
     calls: DhtCallLimiter
-    """What others' calls may take."""
+    """Limits of inbound calls."""
 
     @classmethod
     async def attach(cls, control_path: Path, client_path: Path) -> "AttachedP2P":
@@ -94,11 +94,11 @@ class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
     async def _add_protobuf_unary_handler(
         self, name: str, handler: Any, request_type: Any, *, balanced: bool = False
     ) -> None:
-        """Register a unary handler that refuses what would hurt us; the base class calls this.
+        """Register a unary handler with limits; the base class calls this.
 
-        A request for 40000 keys, or for a full one 256 times, fits into a message and blocks the
-        loop for seconds. A reply above the limit trips hivemind, which then keeps it in memory for
-        ever. And nobody needs us to call back: that would take as long as the caller likes.
+        A request for 40,000 keys, or 256 times for a full one, fits into a message and blocks the
+        loop for seconds. A reply above the limit fails inside hivemind, which then never frees it.
+        Requests to call back are refused: the caller would control their duration.
         """
         keys_max = KEYS_PER_SEARCH_MAX if request_type is FindRequest else KEYS_PER_CALL_MAX
 
@@ -108,7 +108,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
             if len(keys) > keys_max or len(set(keys)) < len(keys):
                 self.calls.reject(peer, "too many keys in one call")
             if getattr(request, "validate", False):
-                self.calls.reject(peer, "we call nobody back")
+                self.calls.reject(peer, "call-back is not supported")
             reply = await self.calls.serve(
                 peer, request.ByteSize(), lambda: handler(request, context)
             )
@@ -167,17 +167,17 @@ class P2pStream(Stream):
             return False
         try:
             self._writer.write(data)
-        except (OSError, RuntimeError):  # as in ``write``, which the caller turns to
+        except (OSError, RuntimeError):  # the caller falls back to ``write``, which raises
             return False
         return True
 
     async def close(self) -> None:
-        """Flush and close; what a stalled peer has not taken in ``CLOSE_SECONDS`` is dropped."""
+        """Flush and close; bytes unread by the peer after ``CLOSE_SECONDS`` are dropped."""
         await close_writer(self._writer)
 
 
 async def close_writer(writer: asyncio.StreamWriter) -> None:
-    """Close within ``CLOSE_SECONDS``, by force if needed; never raises but for cancellation."""
+    """Close within ``CLOSE_SECONDS``, then abort; raises nothing except cancellation."""
     try:
         writer.close()
         async with asyncio.timeout(CLOSE_SECONDS):
@@ -189,7 +189,7 @@ async def close_writer(writer: asyncio.StreamWriter) -> None:
 
 
 class P2pdControl:
-    """The requests that we make of one p2pd."""
+    """Requests to one p2pd."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -215,7 +215,7 @@ class P2pdControl:
         )
 
     async def keep(self, peer: PeerId, *, kept: bool) -> None:
-        """Have p2pd end connections to ``peer`` last, or no longer; raises ``TransportError``."""
+        """Have p2pd prune connections to ``peer`` last, or not; raises ``TransportError``."""
         kind = p2pd_pb2.ConnManagerRequest
         request = kind(
             type=kind.TAG_PEER if kept else kind.UNTAG_PEER,
@@ -229,15 +229,15 @@ class P2pdControl:
         )
 
     async def addresses(self) -> list[str]:
-        """Return the multiaddresses that p2pd tells others, without ``/p2p``."""
+        """Return the multiaddresses that p2pd announces, without ``/p2p``."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
         response = await self._call(request, CONTROL_SECONDS)
         return [str(Multiaddr(address)) for address in response.identify.addrs]
 
     async def peers(self) -> dict[PeerId, str | None]:
-        """Return the connected peers that have Ed25519 ids, with the IPv4 address of each.
+        """Return the connected peers with Ed25519 ids, and the remote IPv4 address of each.
 
-        That is the other end of the connection; None where it is not plain TCP over IPv4.
+        None for a connection that is not plain TCP over IPv4.
         """
         found: dict[PeerId, str | None] = {}
         for info in await self._connections():
@@ -248,7 +248,7 @@ class P2pdControl:
         return found
 
     async def remote_addresses(self, peer: PeerId) -> list[str]:
-        """Return the other ends' multiaddresses of the connections to ``peer``."""
+        """Return the remote multiaddresses of the connections to ``peer``."""
         key = base58.b58decode(peer)
         return [
             str(Multiaddr(address))
@@ -289,7 +289,7 @@ class P2pdControl:
     async def _exchange(
         self, request: Any, seconds: float
     ) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send one request and return the answer with the connection still open."""
+        """Send one request; return the response and the open connection."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(seconds):
@@ -312,9 +312,9 @@ class P2pdControl:
 
 
 async def read_stream_header(reader: asyncio.StreamReader) -> tuple[PeerId, str] | None:
-    """Read what p2pd says of an inbound stream: the peer and the protocol.
+    """Read p2pd's header of an inbound stream: the peer and the protocol.
 
-    None when it breaks off, or when the peer has no Ed25519 id and so cannot be one of us.
+    None when the stream ends early, or when the peer has no Ed25519 id and so is no member.
     """
     header = p2pd_pb2.StreamInfo()
     with suppress(TimeoutError, OSError, EOFError):
@@ -332,9 +332,9 @@ def peer_id_from_bytes(raw: bytes) -> PeerId | None:
 
 
 def binary_address(address: str) -> bytes:
-    """Return the binary form of a multiaddress, which may go through a relay.
+    """Return the binary form of a multiaddress, including circuit addresses.
 
-    hivemind writes a relay's id in a form that Go does not read. Raises ``TransportError``.
+    hivemind encodes a relay's id in a form that Go does not parse. Raises ``TransportError``.
     """
     base, circuit, rest = address.partition(CIRCUIT)
     behind = b""
@@ -342,7 +342,7 @@ def binary_address(address: str) -> bytes:
         base, _, relay = base.rpartition("/p2p/")
         key = public_key_from_peer_id(relay)
         if key is None or rest:
-            raise TransportError(f"not a way through a relay: {address}")
+            raise TransportError(f"not a circuit address: {address}")
         peer = PEER_ID_PREFIX + key
         behind = _P2P_CODE + bytes((len(peer),)) + peer + _CIRCUIT_CODE
     try:
@@ -352,7 +352,7 @@ def binary_address(address: str) -> bytes:
 
 
 def ipv4_of(address: bytes) -> str | None:
-    """Return the IPv4 address of a binary multiaddress ``/ip4/…/tcp/…`` and nothing behind it."""
+    """Return the IPv4 address of a binary multiaddress of the form ``/ip4/…/tcp/…``, or None."""
     if len(address) != 8 or address[0] != _IP4_CODE or address[5] != _TCP_CODE:
         return None
     return str(IPv4Address(address[1:5]))
@@ -364,7 +364,7 @@ def _require_ok(response: Any) -> None:
 
 
 class _RequestError(TransportError):
-    """What p2pd says it could not do, as a whole in ``text``."""
+    """p2pd's error for a failed request, in full in ``text``."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text[:_ERROR_CHARACTERS_MAX])
@@ -372,9 +372,9 @@ class _RequestError(TransportError):
 
 
 def dial_failure(text: str, address: str) -> str:
-    """Return why one address did not answer, from go-libp2p's list of all that it ever tried.
+    """Return the error of one address from go-libp2p's list of all attempts.
 
-    Empty when it says no more than that the address is left alone for a moment.
+    Empty if the error is only go-libp2p's dial backoff.
     """
     _, _, rest = text.partition(f"* [{address}] ")
     reason = rest.partition(" * [")[0] or text

@@ -1,8 +1,8 @@
-"""The live ``Directory``: hivemind's Kademlia node in our own event loop.
+"""Live ``Directory``: hivemind's Kademlia node in the node's own event loop.
 
-The forked ``hivemind.DHT`` is never used (fork and threads). The node lives on the transport's p2pd
-and is rebuilt when that is restarted; what it stores for others survives. It is a hint for finding
-addresses and nothing more: whoever is admitted is decided elsewhere, from signed records.
+Avoids the forked ``hivemind.DHT`` (fork and threads). The DHT node uses the transport's p2pd and is
+rebuilt when that restarts; records stored for others survive. The directory is only a hint to find
+addresses: admission depends on signed records.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from roles.ports.transport import Directory, TransportError, Trust
 log = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
-"""Deadline of one publish or lookup: three hops of ``RPC_SECONDS`` and a little."""
+"""Deadline of one publish or lookup: three hops of ``RPC_SECONDS`` and a margin."""
 
 RPC_SECONDS = 3.0
 REPLICAS = 5
@@ -69,11 +69,10 @@ class HivemindDirectory(Directory):
         hidden: bool = False,
         now: Callable[[], float] | None = None,
     ) -> "HivemindDirectory":
-        """Join with whoever ``transport`` is connected to; alone is fine, others may come later.
+        """Join through the connected peers; without any, start alone and join later.
 
-        ``buckets`` are the keys that are used, and who is listed where. A ``hidden`` node, behind
-        NAT, asks others and stores nothing for them. Raises ``TransportError`` when p2pd does not
-        answer.
+        ``buckets`` are the keys in use and the peers listed under each. A ``hidden`` node (behind
+        NAT) only queries, and stores no records. Raises ``TransportError`` without p2pd.
         """
         validator = RecordValidator(identity, run_id, buckets, now or SystemClock().now)
         directory = cls(transport, validator, buckets, hidden)
@@ -82,19 +81,19 @@ class HivemindDirectory(Directory):
         return directory
 
     def trust(self, trust: Trust, blame: Callable[[PeerId, Fault], None]) -> None:
-        """Keep room for whom ``trust`` tells apart from strangers, and ``blame`` who floods us."""
+        """Set the trust that decides evictions and call budgets; report floods to ``blame``."""
         self._storage.trust = self._calls.trust = trust
         self._calls.blame = blame
 
     @property
     def neighbours(self) -> int:
-        """How many other directory nodes we know; 0 means that we are alone."""
+        """Number of known directory nodes; 0: this node is alone."""
         return 0 if self._node is None else len(self._node.protocol.routing_table.uid_to_peer_id)
 
     async def bootstrap(self, addresses: Iterable[str]) -> int:
-        """Connect to each address and join the directory there; return how many answered.
+        """Connect to each address and join its directory; return the number of answers.
 
-        May be called at any time, also when this node started alone.
+        May be called at any time, also after a start alone.
         """
         reached = await asyncio.gather(*(self._dial(address) for address in addresses))
         return await self._join(peer for peer in reached if peer is not None)
@@ -142,7 +141,7 @@ class HivemindDirectory(Directory):
             raise ValueError(f"{key} is not a key of this directory")
 
     async def _joined(self) -> Any:
-        """Return the node, after a try to join whoever is connected if it is alone."""
+        """Return the DHT node; while it is alone, try to join through the connected peers."""
         node = self._node
         if node is None or node.p2p is not self._transport.p2p:
             raise TransportError("the directory is closed or being rebuilt")
@@ -151,7 +150,7 @@ class HivemindDirectory(Directory):
         return node
 
     async def _rebuild(self) -> None:
-        """Make a node on the present p2pd; the one before died with its own."""
+        """Create a DHT node on the present p2pd; the previous one ended with its p2pd."""
         if self._closed:
             return
         self._node = None
@@ -177,14 +176,14 @@ class HivemindDirectory(Directory):
         await self._join(await self._transport.peers())
 
     async def _join(self, peers: Iterable[PeerId]) -> int:
-        """Greet ``peers``, then look for our own neighbourhood; return how many answered."""
+        """Ping ``peers``, then look up our own neighbourhood; return the number of answers."""
         node = self._node
         if node is None:
             return 0
         pings = [node.protocol.call_ping(PeerID.from_base58(peer)) for peer in peers]
         answered = sum(answer is not None for answer in await asyncio.gather(*pings))
         if answered:
-            await asyncio.sleep(0)  # hivemind enters them into its table in tasks of its own
+            await asyncio.sleep(0)  # hivemind updates its table in separate tasks
             with suppress(TimeoutError):
                 async with asyncio.timeout(CALL_SECONDS):
                     await node.find_nearest_nodes([node.node_id])

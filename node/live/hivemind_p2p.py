@@ -1,8 +1,8 @@
-"""The live ``Transport``: one supervised p2pd, and everything rebuilt when it dies.
+"""Live ``Transport``: a supervised p2pd, rebuilt after each crash.
 
-hivemind does not notice the death of p2pd: its calls then hang for ever. So we own the child, give
-each request a deadline (``control``), and after a death start it again on the same port with the
-same identity, register every handler, dial the peers we had dialled, and call the restart hooks.
+hivemind does not detect a crash of p2pd; its calls then block forever. This module therefore owns
+the child and gives each request a deadline (``control``). After a crash it restarts p2pd with the
+same port and identity, registers the handlers, redials peers, and calls the restart hooks.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from roles.ports.transport import Stream, StreamHandler, Transport, TransportErr
 log = logging.getLogger(__name__)
 
 INBOUND_STREAMS_MAX = 2048
-"""Served at once; p2pd itself has no limit. A guess: 512 peers with four streams each."""
+"""Concurrent inbound streams; p2pd has no limit. A guess: 512 peers with four streams each."""
 
 INBOUND_STREAMS_PER_PEER_MAX = 64
 """A guess: gossip needs one, a bulk transfer eight, verdicts one each for a moment."""
@@ -44,15 +44,15 @@ INBOUND_STREAMS_PER_PEER_MAX = 64
 ATTACH_SECONDS = 10.0
 REMEMBERED_PEERS_MAX = 256
 RECONNECT_SECONDS = 5.0
-"""How long a restart waits for the peers it dials before it calls the hooks."""
+"""Maximum wait for redialled peers before the restart hooks run."""
 
 RESTART_SECONDS_MIN = 0.1
 RESTART_SECONDS_MAX = 30.0
 KEPT_SECONDS = 60.0
-"""Until p2pd is told again whose connections end last: it forgets that of who leaves."""
+"""Interval at which peers are tagged again: p2pd forgets the tag of a disconnected peer."""
 
 STABLE_SECONDS = 60.0
-"""A p2pd that lived this long starts again without a pause."""
+"""Minimum lifetime of a p2pd that is restarted without backoff."""
 
 
 class HivemindTransport(Transport):
@@ -76,7 +76,7 @@ class HivemindTransport(Transport):
         self._dialled = BoundedDict[PeerId, str](REMEMBERED_PEERS_MAX)
         self._hosts: dict[PeerId, str | None] = {}
         self._kept: dict[PeerId, float] = {}
-        """Whose connections are to end last, and when p2pd was told so."""
+        """Peers that p2pd prunes last, and the time of their last tag."""
         self._inbound: dict[asyncio.Task[None], None] = {}
         self._inbound_by_peer: Counter[PeerId] = Counter()
         self._hooks: list[Callable[[], Awaitable[None]]] = []
@@ -116,26 +116,26 @@ class HivemindTransport(Transport):
 
     @property
     def hidden(self) -> bool:
-        """Whether this node is behind NAT for all that is known."""
+        """Whether this node is presumably behind NAT."""
         return self._options.hidden
 
     @property
     def p2pd_pid(self) -> int | None:
-        """Process id of the child, or None while there is none."""
+        """Process id of the child, or None between two."""
         return None if self._daemon is None else self._daemon.pid
 
     @property
     def p2p(self) -> Any:
-        """Hivemind's view of the present child; raises ``TransportError`` while there is none.
+        """Client of the present child, for hivemind; raises ``TransportError`` between two.
 
-        It dies with the child: ask again after each restart.
+        It ends with the child: read it again after each restart.
         """
         if self._p2p is None:
             raise TransportError("p2pd is being restarted")
         return self._p2p
 
     def on_restart(self, hook: Callable[[], Awaitable[None]]) -> None:
-        """Have ``hook`` called after each restart, when handlers and connections are back."""
+        """Call ``hook`` after each restart, when handlers and connections are restored."""
         self._hooks.append(hook)
 
     @override
@@ -162,7 +162,7 @@ class HivemindTransport(Transport):
     async def keep(self, peers: Collection[PeerId]) -> None:
         now = loop_time()
         for peer in self._kept.keys() - set(peers):
-            self._kept.pop(peer, None)  # it may have been cleared while we waited
+            self._kept.pop(peer, None)  # may have been cleared meanwhile
             await self._control.keep(peer, kept=False)
         for peer in peers:
             if now >= self._kept.get(peer, -KEPT_SECONDS) + KEPT_SECONDS:
@@ -175,7 +175,7 @@ class HivemindTransport(Transport):
         return list(self._hosts)
 
     def host_of(self, peer: PeerId) -> str | None:
-        """Return the IPv4 address that a peer was connected from at the last look, if any."""
+        """Return a peer's remote IPv4 address as of the last poll, or None."""
         return self._hosts.get(peer)
 
     @override
@@ -197,7 +197,7 @@ class HivemindTransport(Transport):
         async with self._registering:
             if protocol in self._handlers:
                 raise ValueError(f"{protocol} has a handler")
-            if self._p2p is not None:  # else the launch that is under way registers it
+            if self._p2p is not None:  # otherwise the pending launch registers it
                 await self._control.register(protocol, self._streams_path)
             self._handlers[protocol] = handler
 
@@ -226,13 +226,13 @@ class HivemindTransport(Transport):
         except BaseException as error:
             await self._detach()
             await daemon.stop()
-            if isinstance(error, OSError | EOFError | P2PDaemonError):  # OSError: also a timeout
+            if isinstance(error, OSError | EOFError | P2PDaemonError):  # OSError includes timeouts
                 raise TransportError(f"p2pd started but does not answer: {error}") from error
             raise
         self._daemon = daemon
 
     async def _attach(self) -> None:
-        """Open the persistent connection, learn the port, register all handlers."""
+        """Open the persistent connection, read the port, register all handlers."""
         async with self._registering:
             self._p2p = await AttachedP2P.attach(
                 self._sockets.path / "control.sock", self._sockets.path / "client.sock"
@@ -273,7 +273,7 @@ class HivemindTransport(Transport):
             await self._recover()
 
     async def _recover(self) -> None:
-        """Dial the peers that we had dialled, then call the restart hooks."""
+        """Redial the peers, then call the restart hooks."""
         dials = [
             asyncio.create_task(self._redial(address)) for address in list(self._dialled.values())
         ]
@@ -291,13 +291,13 @@ class HivemindTransport(Transport):
         try:
             await self.connect(address)
         except TransportError as error:
-            log.info("not reconnected to %s: %s", address, error)
+            log.info("reconnect to %s failed: %s", address, error)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
         self._inbound[task] = None
         task.add_done_callback(self._inbound.pop)
-        # A task that is cancelled before its first step closes nothing.
+        # A task cancelled before its first step does not close the writer.
         task.add_done_callback(lambda _task: writer.transport.abort())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -336,7 +336,7 @@ def _require_key(path: Path, identity: Identity) -> None:
 
 
 def _tcp_port(addresses: list[str]) -> int:
-    """Return the port that p2pd chose; raises ``TransportError`` when it listens nowhere."""
+    """Return p2pd's listen port; raises ``TransportError`` without one."""
     for address in addresses:
         parts = address.split("/")
         if "tcp" in parts:

@@ -1,9 +1,9 @@
-"""hivemind without torch: its packages without what their ``__init__`` would import.
+"""Import of hivemind without torch: its packages without their ``__init__`` modules.
 
-``import hivemind`` imports averaging, experts and optimisers, and with them torch: six seconds and
-200 MB in every daemon, for a control client and a directory that hold no tensor. So the packages
-are put in place without running it, and the names that we and hivemind's own modules take from them
-come from the modules where they are defined. All else of hivemind is as it is.
+``import hivemind`` imports averaging, experts and optimisers, and with them torch. That costs each
+daemon 6 s and 200 MB, for a control client and a directory without tensors. This module registers
+the packages without running ``__init__``, and resolves the names in use from their defining
+modules. The rest of hivemind is unchanged.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ _DEFINED_IN: Mapping[str, Mapping[str, str]] = {
 
 
 def install() -> None:
-    """Put the packages in place, unless hivemind is imported or not installed."""
+    """Register the packages, unless hivemind is imported or not installed."""
     if "hivemind" in sys.modules or importlib.util.find_spec("hivemind") is None:
         return
     for name, defined_in in _DEFINED_IN.items():
@@ -43,7 +43,7 @@ def install() -> None:
 
 
 def _lookup(name: str, defined_in: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the module function that is asked for names which the package ``name`` lacks."""
+    """Return the ``__getattr__`` of package ``name``."""
 
     def get(attribute: str) -> Any:
         if attribute not in defined_in:

@@ -1,11 +1,10 @@
-"""One ``p2pd`` child: the Go libp2p host that carries all our streams.
+"""p2pd child process: the Go libp2p host that carries all streams.
 
-The binary is the one in hivemind's wheel. Three things bind its life to ours: its own session, so
-that Ctrl-C in a terminal stops us first and it after a clean shutdown; the persistent control
-connection of ``control``, because p2pd exits when its last persistent client is gone; and
-``-idleTimeout`` for a crash before that connection exists. ``PR_SET_PDEATHSIG`` would need code
-between fork and exec, which may deadlock in a process with threads (torch), and adds nothing that
-we could measure.
+The binary comes with hivemind's wheel. Three mechanisms tie its lifetime to the node's. It has its
+own session, so Ctrl-C in a terminal reaches the node first, which then stops it. p2pd exits when
+its last persistent client disconnects (``control``). ``-idleTimeout`` covers a crash before that
+connection exists. ``PR_SET_PDEATHSIG`` would need code between fork and exec, which may deadlock
+with threads (torch), and had no measurable benefit.
 """
 
 import asyncio
@@ -26,36 +25,36 @@ from roles.ports.transport import TransportError
 log = logging.getLogger(__name__)
 
 START_SECONDS = 30.0
-"""Patience for one start: 0.5 s is usual, and 15 s is too short on a loaded machine."""
+"""Deadline of one start: 0.5 s is usual, and 15 s is too short on a loaded machine."""
 
 START_ATTEMPTS = 3
 START_PAUSE_SECONDS = 0.5
 STOP_SECONDS = 3.0
 IDLE_SECONDS = 30
 MESSAGE_BYTES_MAX = 1 << 20
-"""Unary messages (directory calls) through p2pd; hivemind's default is four times this."""
+"""Limit of unary messages (directory calls); hivemind's default is four times this."""
 
 CONNECTIONS_HIGH = 512
 CONNECTIONS_LOW = 448
-"""Above the one p2pd ends connections that it was not told to keep, down to the other, so as few as
-it takes: the node itself ends those that it needs least (``node.network.connections.manager``)."""
+"""Watermarks of p2pd's connection manager, as a backstop: the node prunes its least useful
+connections first (``node.network.connections.manager``)."""
 
 GRACE_SECONDS = 0
-"""How long a connection is not ended by that, whoever has it. Who comes back as often as it is sent
-away is always new; with a grace those would go that stayed, and whom the node keeps with them."""
+"""Time for which p2pd spares a new connection. With a grace period, peers that reconnect at once
+would displace connections that the node keeps."""
 
 _CONFIG_FILE = "p2pd.json"
 _CONFIG = '{"Relay": {"Enabled": false}}'
-"""Keeps p2pd from being a relay, which no flag can: by default each carries circuits of anybody, of
-128 KiB and two minutes, whatever ``relay``, ``relayService`` and its limits say (docs/adr/0032).
-Circuits are dialled and accepted all the same, and ``node.network.relay`` carries them."""
+"""Disables p2pd's relay service; no flag does. By default it relays for any peer, 128 KiB and two
+minutes per circuit, regardless of ``relay``, ``relayService`` and its limits (docs/adr/0032).
+Dialling and accepting circuits still works; ``node.network.relay`` relays them."""
 
 _LOG_LINES_KEPT = 20
 _TIMESTAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ")
 
 
 class StartFault(Enum):
-    """Why p2pd did not start; only ``OTHER`` may pass by itself and is tried again."""
+    """Reason of a failed start; only ``OTHER`` may be transient and is retried."""
 
     BINARY = "the p2pd binary cannot be run"
     PORT_IN_USE = "the listen port is in use"
@@ -63,7 +62,7 @@ class StartFault(Enum):
 
 
 class P2pdError(TransportError):
-    """p2pd could not be started; reads as one line for people."""
+    """Failed start of p2pd, as one line for the operator."""
 
     def __init__(self, fault: StartFault, detail: str) -> None:
         super().__init__(f"{fault.value}: {detail}")
@@ -72,12 +71,12 @@ class P2pdError(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class P2pdOptions:
-    """What the child is started with.
+    """Start options of p2pd.
 
-    ``host`` is the IPv4 address to listen on, ``port`` its TCP port (0: any free one), ``announce``
-    the multiaddresses to tell others instead of the listen address. A ``hidden`` node is behind NAT
-    for all that is known: it serves no lookups, and has a direct connection arranged with whoever
-    reaches it through a relay. (``p2pd`` finds that out by itself only after minutes.)
+    ``host`` is the IPv4 address to listen on, ``port`` its TCP port (0: any free one). ``announce``
+    are the multiaddresses to announce instead of the listen address. A ``hidden`` node is
+    presumably behind NAT: it is a DHT client, and tries hole punching with peers that connect
+    through a relay. (``p2pd`` alone detects NAT only after minutes.)
     """
 
     host: str = "127.0.0.1"
@@ -95,7 +94,7 @@ def binary_path() -> Path:
 
 
 class P2pd:
-    """A running p2pd whose control socket answers."""
+    """A running p2pd whose control socket responds."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -109,7 +108,7 @@ class P2pd:
     ) -> "P2pd":
         """Start a child that listens for control at ``sockets/control.sock``.
 
-        Raises ``P2pdError`` after at most ``START_ATTEMPTS`` tries, with the reason.
+        Raises ``P2pdError`` after at most ``START_ATTEMPTS`` attempts.
         """
         binary = binary or binary_path()
         for attempt in range(1, START_ATTEMPTS + 1):
@@ -157,11 +156,11 @@ class P2pd:
         return self._process.pid
 
     async def exited(self) -> int:
-        """Wait until the child is gone; return its exit code (negative: the signal's number)."""
+        """Wait until the child exits; return its exit code (negative: signal number)."""
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Ask the child to stop, and kill it if it does not within ``STOP_SECONDS``."""
+        """Terminate the child, and kill it after ``STOP_SECONDS``."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -194,12 +193,12 @@ class P2pd:
         raise P2pdError(StartFault.PORT_IN_USE if in_use else StartFault.OTHER, last)
 
     async def _read_output(self) -> None:
-        """Keep the pipe empty; the lines matter for a failed start and for debugging."""
+        """Drain the pipe; keep the last lines for start errors and debugging."""
         assert self._process.stdout is not None
         while True:
             try:
                 line = await self._process.stdout.readline()
-            except ValueError:  # longer than the reader's limit: dropped, the next one follows
+            except ValueError:  # longer than the reader's limit: dropped
                 continue
             if not line:
                 return
@@ -211,11 +210,10 @@ class P2pd:
 
 
 def _arguments(identity_path: Path, control_path: Path, options: P2pdOptions) -> list[str]:
-    """Return the command line.
+    """Return the command line arguments.
 
-    TLS only, because it carries 1.2 times the bytes of Noise and Go's default hosts accept both.
-    The Kademlia server finds the addresses of peers that are known by id alone. ``autonat`` is what
-    switches hole punching on.
+    TLS only: it has 1.2 times the throughput of Noise, and Go's default hosts accept both. The
+    Kademlia server finds addresses of peers by id. ``autonat`` enables hole punching.
     """
     arguments = {
         "listen": f"/unix{control_path}",
@@ -242,10 +240,10 @@ def _arguments(identity_path: Path, control_path: Path, options: P2pdOptions) ->
 
 
 def _require_free_port(options: P2pdOptions) -> None:
-    """Raise ``P2pdError`` when somebody listens on our port.
+    """Raise ``P2pdError`` when the port is in use.
 
-    p2pd binds with SO_REUSEPORT (hole punching needs it), so a second p2pd of the same user would
-    start without an error and steal half of the connections.
+    p2pd binds with SO_REUSEPORT (needed for hole punching). A second p2pd of the same user would
+    therefore start without an error and receive half of the connections.
     """
     if not options.port:
         return

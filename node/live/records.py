@@ -1,9 +1,9 @@
-"""What a directory node accepts from strangers: signed, short-lived, small, and not too many.
+"""Directory records from untrusted peers: signed, short-lived, and limited in size and number.
 
-hivemind stores everything by default. The validator binds a record to its owner: the sub-key is the
-owner's peer id, whose key signs key, sub-key, value and expiry together, for one run. Keys reach a
-validator as SHA-1 of their name, so the allow-list holds hashes. The storage bounds what valid
-records can cost, because anyone may make a thousand key pairs.
+By default hivemind stores everything. The validator binds a record to its owner: the sub-key is the
+owner's peer id. The owner's key signs key, sub-key, value and expiry for one run. Validators
+receive keys as SHA-1 of their name, so the allow-list holds hashes. The storage bounds the cost of
+valid records, because an attacker can create a thousand keys.
 """
 
 import heapq
@@ -30,16 +30,16 @@ from protocol.membership.directory_buckets import OWNERS_PER_KEY_MAX, Buckets
 from roles.ports.transport import Trust
 
 RECORD_BYTES_MAX = 4096
-"""A stored value with its signature; a node record takes a tenth of this."""
+"""A stored value with its signature; a node record has a tenth of this."""
 
 TTL_SECONDS_MAX = 3600.0
-"""Without a cap a record that expires in a thousand years can never be replaced."""
+"""Without this limit, a record that expires in 1000 years could never be replaced."""
 
 NEAREST_MAX = 20
-"""Neighbours believed per answer: hivemind's bucket size, so that an honest answer fits."""
+"""Neighbours accepted per reply: hivemind's bucket size, so that an honest reply fits."""
 
 _PROVEN = 2
-"""The highest rank: whoever has it keeps its place."""
+"""Highest rank (trusted); never evicted."""
 
 _SIGNATURE_KIND = "directory-record"
 _SUBKEY_BYTES_MAX = 64
@@ -47,17 +47,17 @@ _VERIFIED_MAX = 4096
 
 
 def key_id(key: str) -> bytes:
-    """Return the 20 bytes by which the DHT knows ``key``."""
+    """Return the 20-byte DHT id of ``key``."""
     return bytes(DHTID.generate(source=key).to_bytes())
 
 
 def node_id(peer: str) -> DHTID:
-    """Return the place of ``peer`` in the DHT; everybody else computes the same."""
+    """Return the DHT id of ``peer``; every node derives the same."""
     return DHTID.generate(source=peer)
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
-    """Signs our records and judges everybody's, for one run."""
+    """Signs our records and validates all others, for one run."""
 
     def __init__(
         self, signer: Signer, run_id: RunId, buckets: Buckets, now: Callable[[], float]
@@ -70,19 +70,19 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         self._verified = LruCache[bytes, bool](_VERIFIED_MAX)
 
     def validate(self, record: DHTRecord) -> bool:
-        """Return whether ``record`` may be stored or believed; never raises."""
+        """Return whether ``record`` is valid; never raises."""
         try:
             return self._is_valid(record)
-        except Exception:  # noqa: BLE001 - a stranger's bytes; whatever they upset is their fault
+        except Exception:  # noqa: BLE001 - untrusted bytes
             return False
 
     def sign_value(self, record: DHTRecord) -> bytes:
-        """Return the value with our signature behind it."""
+        """Append our signature to the value."""
         signature = self._signer.sign(self._signed_bytes(record, record.value))
         return bytes(record.value) + signature
 
     def strip_value(self, record: DHTRecord) -> bytes:
-        """Return the value of a valid record without its signature."""
+        """Remove the signature from a valid record's value."""
         return bytes(record.value[:-SIGNATURE_BYTES])
 
     def _is_valid(self, record: DHTRecord) -> bool:
@@ -101,7 +101,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         return self._verify(PeerId(owner), self._signed_bytes(record, value), signature)
 
     def _verify(self, owner: PeerId, message: bytes, signature: bytes) -> bool:
-        """Check a signature once: replicas send the same records again with each lookup."""
+        """Verify a signature once: replicas return the same records with each lookup."""
         seen = digest(signature + message)  # the message contains the owner
         found = self._verified.get_or_compute(
             seen, lambda: verify(owner, message, signature) or Fault(FaultCode.BAD_SIGNATURE)
@@ -116,13 +116,12 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
 class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
     """hivemind's storage with at most ``OWNERS_PER_KEY_MAX`` sub-keys per key.
 
-    It also keeps three of its habits from hurting: a lookup merges what others say into the stored
-    dictionary itself, a refused store still shortens the life of what is there, and every store
-    leaves an entry in a heap until the record expires.
+    It also fixes three defects. A lookup merges replies into the stored dictionary itself. A
+    refused store shortens the lifetime of the stored record. Every store adds a heap entry that
+    lasts until the record expires.
 
-    Where there is no room, who has standing takes the place of somebody without, and a member that
-    of a key which is none. Among these each block of addresses counts once: who comes from one with
-    fewer records takes a place of the one with most.
+    A full key evicts by rank: trusted peers displace untrusted ones, and members displace other
+    keys. Among equals, a record from a smaller address block displaces one of the largest.
     """
 
     def __init__(self) -> None:
@@ -130,7 +129,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         self.trust = Trust()
 
     def get(self, key: DHTID) -> ValueWithExpiration | None:
-        """Return a copy, which lookups may merge into."""
+        """Return a copy, into which lookups may merge."""
         found = super().get(key)
         if found is None or not isinstance(found.value, DictionaryDHTValue):
             return found
@@ -140,7 +139,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         return ValueWithExpiration(copy, found.expiration_time)
 
     def fullest(self) -> int:
-        """Return how many records the key has that has most."""
+        """Return the number of records of the fullest key."""
         return max((len(entries.value) for entries in self.data.values()), default=0)
 
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
@@ -164,7 +163,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         return True
 
     def _least(self, newcomer: PeerId, owners: Sequence[PeerId]) -> PeerId | None:
-        """Return whose place ``newcomer`` takes; None when it takes nobody's."""
+        """Choose the owner to evict for ``newcomer``, or None."""
         ranks = {owner: self._rank(owner) for owner in owners}
         lowest = min(ranks.values())
         own_rank = self._rank(newcomer)
@@ -183,7 +182,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         return int(self.trust.member(owner))
 
     def _block(self, owner: PeerId) -> Hashable:
-        """Return where ``owner`` is; None for all that are not connected, whoever they are."""
+        """Return the address block of ``owner``; None for all owners that are not connected."""
         block = self.trust.block(owner)
         return None if block == owner else block
 
@@ -194,14 +193,14 @@ def harden(
     validator: RecordValidator,
     calls: DhtCallLimiter,
 ) -> None:
-    """Bound what hivemind lets strangers store and ask.
+    """Bound the storage and computation that untrusted peers can use in hivemind.
 
     Its cache can hide the storage (one cached record hides a whole key), so both become one. One
-    bad record made it drop the good ones beside it; now only the bad one goes. A peer could enter
-    the routing table, and name others in its answers, under any ids near a victim's; now every peer
-    has the one id that its peer id gives. An answer that claims to expire never ended a search.
-    64 kB that only announce sequences in sequences took a tenth of a second and 70 MB to read. And
-    for a new peer the whole storage is looked through, which ``calls`` accounts for.
+    invalid record discarded the valid ones beside it; now only the invalid one is dropped. A peer
+    could enter the routing table, and name others in its replies, under any ids near a victim's;
+    now each peer has only the id derived from its peer id. A reply with an infinite expiry never
+    ended a search. 64 kB of nested sequence headers took 0.1 s and 70 MB to parse. And each new
+    peer causes a scan of the whole storage, which ``calls`` charges to the peer.
     """
     MSGPackSerializer.loads = _loads_whole
     MSGPackSerializer._decode_ext_types = _decode_whole  # noqa: SLF001 - no public way
@@ -227,7 +226,7 @@ def _decode_whole(type_code: int, data: bytes) -> object:
 
 def _keep_valid(validator: RecordValidator, key: bytes, entries: DictionaryDHTValue) -> bool:
     with entries.freeze():
-        for subkey in list(entries.data)[OWNERS_PER_KEY_MAX:]:  # before a signature is looked at
+        for subkey in list(entries.data)[OWNERS_PER_KEY_MAX:]:  # before any signature is verified
             del entries[subkey]
         for subkey, (value, expires_at) in list(entries.items()):
             record = DHTRecord(key, MSGPackSerializer.dumps(subkey), value, expires_at)
@@ -264,7 +263,7 @@ async def _find_bound(
 
 
 def _compact(storage: DHTLocalStorage | DictionaryDHTValue) -> None:
-    """Drop heap entries whose record was replaced, when they are the majority."""
+    """Drop heap entries of replaced records when they are the majority."""
     if len(storage.expiration_heap) > 2 * len(storage.key_to_heap) + 16:
         storage.expiration_heap = list(storage.key_to_heap.values())
         heapq.heapify(storage.expiration_heap)

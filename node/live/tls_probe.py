@@ -1,9 +1,9 @@
-"""Who answers at an address: libp2p's TLS handshake, as far as the other end's certificate.
+"""TLS probe: reads the peer id at an address from libp2p's TLS handshake.
 
-A connection of our own, beside p2pd: it has one connection per peer, and dials nobody whom it is
-connected to. The other end's certificate names its libp2p key and is signed by it (libp2p's TLS
-specification), and the handshake proves that it holds the key of the certificate. We give none, so
-the other end breaks off afterwards.
+It opens a separate connection, because p2pd has one connection per peer and does not dial a
+connected one. The server's certificate contains its libp2p key and a signature by it (libp2p's TLS
+specification); the handshake proves possession of the certificate's key. The probe sends no
+certificate, so the server closes the connection afterwards.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _UNREADABLE = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""What reading a certificate raises beside ``ValueError``."""
+"""Exceptions of certificate parsing besides ``ValueError``."""
 
 _SEQUENCE, _OCTETS = b"\x30", b"\x04"
 _GREETING = tuple(
@@ -38,7 +38,7 @@ _GREETING = tuple(
 
 
 async def key_at(address: str) -> PeerId:
-    """Return the Ed25519 peer id that answers at a multiaddress of the form ``/ip4/…/tcp/…``.
+    """Return the Ed25519 peer id at a multiaddress of the form ``/ip4/…/tcp/…``.
 
     Raises ``TransportError``. Has no deadline of its own.
     """
@@ -61,11 +61,11 @@ async def _handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     writer.write(b"".join(_GREETING))
     for line in _GREETING:
         if await reader.readexactly(len(line)) != line:
-            raise ValueError("another greeting")
+            raise ValueError("unexpected multistream response")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the certificate is its own issuer: see key_of
+    context.verify_mode = ssl.CERT_NONE  # self-signed: see key_of
     context.set_alpn_protocols(["libp2p"])
     await writer.start_tls(context)
     certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -73,26 +73,26 @@ async def _handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 def key_of(der: bytes) -> PeerId:
-    """Return the libp2p key of a certificate, which must have signed that of the certificate.
+    """Return the libp2p key of a certificate after verifying its signature.
 
     Raises ``ValueError`` and ``InvalidSignature``.
     """
     try:
         extension, named = _contents(x509.load_der_x509_certificate(der))
     except _UNREADABLE as error:
-        raise ValueError(f"a certificate that nobody shows: {error}") from error
+        raise ValueError(f"unsupported certificate: {error}") from error
     fields, rest = _element(_SEQUENCE, extension)
     key, fields = _element(_OCTETS, fields)
     signature, fields = _element(_OCTETS, fields)
     if rest or fields or not key.startswith(_KEY) or len(key) != len(_KEY) + 32:
-        raise ValueError("a certificate without an Ed25519 key")
+        raise ValueError("the certificate has no Ed25519 key")
     public_key = key.removeprefix(_KEY)
     Ed25519PublicKey.from_public_bytes(public_key).verify(signature, _SIGNED + named)
     return peer_id_from_public_key(public_key)
 
 
 def _contents(certificate: x509.Certificate) -> tuple[bytes, bytes]:
-    """Return libp2p's extension, empty where there is none, and the certificate's own key."""
+    """Return libp2p's extension (empty if absent) and the certificate's own key."""
     values = [
         extension.value.value
         for extension in certificate.extensions
@@ -103,13 +103,13 @@ def _contents(certificate: x509.Certificate) -> tuple[bytes, bytes]:
 
 
 def _element(tag: bytes, data: bytes) -> tuple[bytes, bytes]:
-    """Return the content of the DER element at the beginning of ``data``, and what follows it."""
+    """Return the content of the first DER element in ``data``, and the rest."""
     if data[:1] != tag or len(data) < 2:
-        raise ValueError("not the DER that it should be")
+        raise ValueError("unexpected DER tag")
     start, length = 2, data[1]
     if length & 0x80:
         start += length & 0x7F
         length = int.from_bytes(data[2:start], "big")
     if len(data) < start + length:
-        raise ValueError("DER that is cut off")
+        raise ValueError("truncated DER")
     return data[start : start + length], data[start + length :]

@@ -1,1 +1,1 @@
-"""Streams, connections and everything that limits what peers may use."""
+"""Streams, connections, and the limits on the resources that peers can use."""

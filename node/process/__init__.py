@@ -1,1 +1,1 @@
-"""Life of a node's process: start, join, signals, drain, and what it reports to its supervisor."""
+"""Process lifecycle: start, join, signals, drain and service manager notifications."""

@@ -1,4 +1,4 @@
-"""Room for a run in a data directory: too little is refused before a node starts to work."""
+"""Disk space check: refuses to start a node with too little room for its run."""
 
 import shutil
 
@@ -12,9 +12,9 @@ from protocol.run.manifest import RunManifest
 
 
 def require_room(manifest: RunManifest, config: NodeConfig, datadir: DataDir) -> None:
-    """Raise ``NodeError`` when the quota or the disk is too small for what the run keeps.
+    """Raise ``NodeError`` when the quota or the disk is too small for the run.
 
-    A node with too little room becomes ready, and stops at the first version that does not fit.
+    Otherwise the node becomes ready, and stops at the first version that does not fit.
     """
     needs = estimate(manifest)
     if needs is None:

@@ -1,4 +1,4 @@
-"""Both ends of weights over HTTP for one live node: its server, if it has one, and its client."""
+"""HTTP service of a live node: weights server (optional) and client."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +16,9 @@ from roles.ports.engines import Policy
 
 
 class HttpService:
-    """Takes its port when it is made, and serves when there is something to serve.
+    """Binds its port on creation; serves after ``serve``.
 
-    ``port`` None serves nothing. Raises ``NodeError`` when the port is taken.
+    ``port`` None disables the server. Raises ``NodeError`` when the port is in use.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class HttpService:
 
     @property
     def port(self) -> int:
-        """The port for our record; 0 where nothing is served."""
+        """Port for the node's record; 0 if disabled."""
         return 0 if self._listener is None else int(self._listener.getsockname()[1])
 
     async def serve(self, daemon: Daemon, blobs: FileBlobs) -> None:
-        """Serve what ``daemon`` holds, under its cap and in its accounts."""
+        """Serve the policies of ``daemon``, within its upload limit and statistics."""
         if self._listener is None:
             return
         exchange = daemon.exchange
@@ -48,12 +48,12 @@ class HttpService:
         await self._server.start()
 
     def _is_proven(self, context: NodeContext, address: str) -> bool:
-        """Return whether a peer with standing is connected from ``address``."""
+        """Return whether a trusted peer is connected from ``address``."""
         here = (peer for peer in context.peers.connected if self._host_of(peer) == address)
         return any(map(context.trust.trusted, here))
 
     async def close(self) -> None:
-        """End all connections; idempotent."""
+        """Close all connections; idempotent."""
         if self._server is not None:
             await self._server.stop()
         if self._listener is not None:
@@ -62,7 +62,6 @@ class HttpService:
 
 
 def _policies_of(daemon: Daemon) -> dict[Version, Policy]:
-    """Return the versions that a node keeps, each as its manifest names it."""
     newest = daemon.policies.newest_version()
     oldest = max(0, newest - daemon.replica.manifest.shardcast.versions_kept + 1)
     found = map(daemon.policies.get, range(oldest, newest + 1))

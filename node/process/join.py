@@ -1,4 +1,4 @@
-"""Finds the run that a node joins: asks peers for it, and the person where nobody has said."""
+"""Run discovery: requests the run from peers, and confirmation from the operator."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,12 +30,10 @@ async def find_run(
     tell: Callable[[Stage], None],
     line: StatusLine | None = None,
 ) -> SignedManifest | None:
-    """Ask peers which run they are in until one says; ``tell`` is told what is waited for.
+    """Request the run of connected peers until one responds.
 
-    ``line`` is the status line of the terminal on which a person is asked.
-
-    None when the person does not want to join it. Raises ``NodeError`` when it is another one than
-    was asked for.
+    ``tell`` receives the present stage. ``line`` is the status line of the terminal for the prompt.
+    Returns None when the operator declines. Raises ``NodeError`` for another run than configured.
     """
     while True:
         for peer in await peers.reach():
@@ -62,14 +60,14 @@ async def find_run(
 async def _offer_of(
     peer: PeerId, transport: Transport, peers: ConnectionManager
 ) -> SignedManifest | None:
-    """Return the run of a peer; None when it does not say, or says it wrongly."""
+    """Return the run of a peer; None when it does not respond, or its manifest is invalid."""
     try:
         manifest = await fetch_manifest(transport, peer, verify)
     except (TransportError, TimeoutError) as error:
-        log.info("peer does not say its run", peer=peer, error=str(error))
+        log.info("manifest request failed", peer=peer, error=str(error))
         return None
     if isinstance(manifest, Fault):
-        log.warning("peer offers a bad run manifest", peer=peer, fault=str(manifest))
+        log.warning("peer sent an invalid manifest", peer=peer, fault=str(manifest))
         peers.blame(peer, manifest)
         return None
     return manifest

@@ -1,7 +1,7 @@
-"""Whether to join a run that only peers have told of: shown to the person, who has to agree.
+"""Join prompt: asks the operator to confirm a run that is known only from peers.
 
-Who offers a manifest may be anybody, and its name is what its creator chose. Programs that nobody
-sits in front of say beforehand which run they mean, or that any will do.
+Any peer can offer a manifest, and its creator chooses its name. Unattended programs pass
+``--run-id`` or ``--yes`` instead.
 """
 
 import asyncio
@@ -24,10 +24,9 @@ _VALUE_CHARACTERS_MAX = 160
 
 
 async def agreed(manifest: RunManifest, roles: Sequence[Role], line: StatusLine | None) -> bool:
-    """Ask on the terminal whether to join a run; raises ``NodeError`` where there is none.
+    """Ask on the terminal whether to join a run; raises ``NodeError`` without a terminal.
 
-    ``line`` is the status line of that terminal: it holds the question until it is answered, so
-    that logs pass above it.
+    ``line`` is the terminal's status line: it shows the question below the logs.
     """
     run_id, creator = manifest.run_id.hex(), manifest.genesis.creator
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -43,7 +42,7 @@ async def agreed(manifest: RunManifest, roles: Sequence[Role], line: StatusLine 
 
 
 def offer(manifest: RunManifest, roles: Sequence[Role]) -> str:
-    """Return a run in words, and what it asks of a machine with these roles."""
+    """Describe a run, and its demands on a machine with these roles."""
     facts = "".join(f"  {name:8}  {_plain(value)}\n" for name, value in _facts(manifest, roles))
     return (
         f"\nThe peers offer a run:\n{facts}"
@@ -73,13 +72,13 @@ def _facts(manifest: RunManifest, roles: Sequence[Role]) -> Iterator[tuple[str, 
 
 
 def _plain(value: str) -> str:
-    """Return what a creator wrote without control characters, and not too long."""
+    """Replace control characters in a creator's text, and limit its length."""
     shown = "".join(each if each.isprintable() else "?" for each in value)
     return shown if len(shown) <= _VALUE_CHARACTERS_MAX else f"{shown[:_VALUE_CHARACTERS_MAX]}…"
 
 
 async def _line() -> str:
-    """Return the next line of the terminal; a thread that waits for it could not be stopped."""
+    """Return the next line of the terminal; a blocking thread could not be cancelled."""
     loop = asyncio.get_running_loop()
     typed = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), typed.set)

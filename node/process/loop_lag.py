@@ -1,8 +1,7 @@
-"""How late the event loop wakes: what holds it up, holds up gossip, heartbeats and every transfer.
+"""Event loop lag: measures late wake-ups, which delay gossip, heartbeats and all transfers.
 
-A beat on the loop sees how late it comes, and how long the loop's thread waited for a core in the
-meantime, which is the doing of the machine. A thread of its own looks at the loop's stack when a
-beat does not come: afterwards nobody could tell what ran.
+A periodic beat measures its own delay, and for how long the loop's thread waited for a core
+(machine load). A separate thread samples the loop's stack while a beat is late.
 """
 
 import asyncio
@@ -22,10 +21,10 @@ from node.api.status import LOOP_DELAY_BOUNDS, LoopStatus
 log = structlog.get_logger()
 
 BEAT_SECONDS = 0.05
-"""Twenty beats a second take 0.5 % of a core (measured on a virtual machine)."""
+"""20 beats per second take 0.5 % of a core (measured on a virtual machine)."""
 
 STALL_SECONDS = 0.1
-"""What is told: a tenth of a gossip heartbeat."""
+"""Delay that is logged: a tenth of a gossip heartbeat."""
 
 LOOK_SECONDS = STALL_SECONDS / 2
 
@@ -35,7 +34,7 @@ FRAMES_TOLD = 4
 
 
 class LoopLagMonitor:
-    """Watches the running loop from ``start`` to ``stop``; both are called on it."""
+    """Monitors the running loop from ``start`` to ``stop``; call both on it."""
 
     def __init__(self) -> None:
         self._thread_id = 0
@@ -44,7 +43,7 @@ class LoopLagMonitor:
         self._delay_seconds = self._delay_seconds_max = self._own_delay_seconds_max = 0.0
         self._due = 0.0
         self._waited = self._computed = 0.0
-        """What the loop's thread had waited for a core, and computed, at the last beat."""
+        """Run-queue wait and CPU time of the loop's thread at the last beat, in seconds."""
         self._where = ""
         self._warned_at = -WARNINGS_PAUSE_SECONDS
         self._untold = 0
@@ -53,15 +52,15 @@ class LoopLagMonitor:
         self._looking = threading.Thread(target=self._look, name="loop-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start monitoring."""
         self._thread_id = threading.get_ident()
-        with suppress(OSError):  # only Linux tells
+        with suppress(OSError):  # Linux only
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._next_beat()
         self._looking.start()
 
     def stop(self) -> None:
-        """Watch no more; idempotent."""
+        """Stop monitoring; idempotent."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -71,7 +70,7 @@ class LoopLagMonitor:
             os.close(self._schedstat)
 
     def status(self) -> LoopStatus:
-        """Return what was seen since the start."""
+        """Return the delays since the start."""
         return LoopStatus(
             delays=tuple(self._delays),
             delay_seconds=self._delay_seconds,
@@ -103,7 +102,7 @@ class LoopLagMonitor:
             return
         self._warned_at = now
         log.warning(
-            "the event loop stood still",
+            "event loop stalled",
             seconds=round(late, 3),
             computed_seconds=round(time.thread_time() - self._computed, 3),
             waited_for_core_seconds=round(waited, 3),
@@ -113,13 +112,13 @@ class LoopLagMonitor:
         self._untold = 0
 
     def _waited_seconds(self) -> float:
-        """Return for how long this thread was ready to run and had no core, since it began."""
+        """Return for how long this thread was runnable without a core, since it started."""
         if self._schedstat is None:
             return 0.0
         return int(os.pread(self._schedstat, 100, 0).split()[1]) / 1e9
 
     def _look(self) -> None:
-        """Note where the loop's thread is when its beat is late; runs in a thread of its own."""
+        """Sample the loop's stack while a beat is late; runs in its own thread."""
         while not self._stopped.wait(LOOK_SECONDS):
             if not self._where and time.monotonic() > self._due + LOOK_SECONDS:
                 self._where = _told(sys._current_frames().get(self._thread_id))  # noqa: SLF001 - documented

@@ -1,4 +1,4 @@
-"""What the node takes and has on its machine, looked at when somebody asks."""
+"""Resource usage of the node and its machine, measured on request."""
 
 import shutil
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from node.local.software import VERSION
 from node.network.streams.deadline import loop_time
 
 LOOK_SECONDS = 5.0
-"""Between two looks: asking a GPU's driver takes milliseconds."""
+"""Cache lifetime: querying a GPU driver takes milliseconds."""
 
 
 class ResourceUsage:
-    """Of one node."""
+    """Resource usage of one node."""
 
     def __init__(self, datadir: DataDir) -> None:
         self._datadir = datadir
@@ -25,7 +25,7 @@ class ResourceUsage:
         self._status = MachineStatus(VERSION)
 
     def status(self, p2pd_pid: int | None, state_seconds: Mapping[str, float]) -> MachineStatus:
-        """Return what was seen in the last seconds."""
+        """Return the usage, at most ``LOOK_SECONDS`` old."""
         now = loop_time()
         if now >= self._looked_at + LOOK_SECONDS:
             self._looked_at, self._status = now, self._look(p2pd_pid, state_seconds)
@@ -36,7 +36,7 @@ class ResourceUsage:
         cards = list(gpus())
         memory_bytes = 0
         if p2pd_pid is not None:
-            with suppress(psutil.Error):  # it has just gone
+            with suppress(psutil.Error):  # it has just exited
                 memory_bytes = psutil.Process(p2pd_pid).memory_info().rss
         return MachineStatus(
             version=VERSION,

@@ -1,4 +1,4 @@
-"""``prime-node --role …``: one live node in this process, from configuration to exit code."""
+"""Live node: runs ``prime-node --role …`` in this process, from configuration to exit code."""
 
 import asyncio
 import os
@@ -51,22 +51,22 @@ MODULES = (
     "node.storage.state",
     "roles.engines.subprocess.client",
 )
-"""What takes long to import; a wrong argument must not wait for it, nor who asks for our health."""
+"""Slow imports: deferred, so that argument errors and health requests do not wait for them."""
 
 MakeEngines = Callable[[NodeConfig, Background], Engines]
 
 
 MakePorts = Callable[[Any, Identity, Callable[[], Any]], Any]
-"""``(ports, identity, replica)`` -> the ports of the daemon; there is no replica at first."""
+"""``(ports, identity, replica)`` -> ports of the daemon; ``replica`` returns None at first."""
 
 
 def live_ports(ports: Any, _identity: Identity, _replica: Callable[[], Any]) -> Any:
-    """Give the daemon what is live, as it is."""
+    """Return the live ports unchanged."""
     return ports
 
 
 def live_engines(config: NodeConfig, background: Background) -> Engines:
-    """Return engines that compute for real, in processes of their own."""
+    """Return engines that compute in their own processes."""
     from roles.engines.subprocess.client import ChildEngines  # noqa: PLC0415 - not for a relay's start
     from roles.engines.subprocess.process import EngineProcesses  # noqa: PLC0415 - the same
 
@@ -88,10 +88,10 @@ def run_node(
     make_engines: MakeEngines = live_engines,
     make_ports: MakePorts = live_ports,
 ) -> int:
-    """Run a node until it drains; returns the exit code. Raises ``NodeError`` for what to mend.
+    """Run a node until it drains; return the exit code. Raises ``NodeError`` on operator errors.
 
-    The first SIGTERM, SIGINT or SIGHUP drains, a second SIGTERM or SIGINT ends the process at once.
-    SIGHUP is what a terminal sends that closes; where it is ignored (nohup), it stays so.
+    The first SIGTERM, SIGINT or SIGHUP drains; a second SIGTERM or SIGINT ends the process at once.
+    A closing terminal sends SIGHUP; where SIGHUP is ignored (nohup), it stays ignored.
     """
     import uvloop  # noqa: PLC0415 - only a live node needs it
 
@@ -107,7 +107,7 @@ def run_node(
 
 
 class LiveNode:
-    """Opens what is live, finds the run, and hands over to the daemon."""
+    """Opens the live ports, finds the run, and starts the daemon."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class LiveNode:
         self._machine = ResourceUsage(datadir)
 
     async def run(self) -> ExitCode:
-        """Live until drained."""
+        """Run until drained."""
         from node.api.server import ControlServer  # noqa: PLC0415
         from node.live.clock import SystemClock  # noqa: PLC0415
 
@@ -159,7 +159,7 @@ class LiveNode:
         work = (self._start_log.run(), self._supervisor.run(), self._source.watch())
         beside = list(map(asyncio.create_task, work))
         try:
-            # Seconds of imports beside the loop, which answers meanwhile.
+            # Imports take seconds: run them in a thread, so that the loop responds.
             await asyncio.to_thread(_import_all)
             adopt_hivemind_logs()
             return await self._connect(clock)
@@ -172,7 +172,6 @@ class LiveNode:
             self._log_tail.remove()
 
     async def _connect(self, clock: Any) -> ExitCode:
-        """Open the transport, find the run, and live in it until drained."""
         from node.network.connections.manager import ConnectionManager  # noqa: PLC0415
         from node.process.setup import open_transport  # noqa: PLC0415
 
@@ -200,7 +199,7 @@ class LiveNode:
         return ExitCode.OK
 
     def _make_source(self, clock: Any) -> Any:
-        """Return what pages about this node are made of; before it joins that is its status."""
+        """Return the data source of the HTTP API; before joining it has only the status."""
         from node.api.v1.machine import MachineReader  # noqa: PLC0415
         from node.api.v1.node_source import NodeSource  # noqa: PLC0415
 
@@ -235,7 +234,7 @@ class LiveNode:
         run, run_id = manifest.manifest, manifest.manifest.run_id
         await asyncio.to_thread(require_room, run, self._config, self._datadir)
         self._before, self._joining = Stage("starting", "reading what is stored"), None
-        # All of them read or sync files.
+        # All of these read or sync files.
         store = await asyncio.to_thread(
             open_store, self._config, self._datadir, self._identity, manifest, clock.now()
         )
@@ -279,7 +278,6 @@ class LiveNode:
             store.close()
 
     async def _run_daemon(self, context: Any) -> None:
-        """Run the daemon until it is drained, beside what writes files about it."""
         from node.api.step_logs.writer import StepLogWriter, step_logs  # noqa: PLC0415
 
         caching = asyncio.create_task(self._cache_peers())
@@ -311,13 +309,13 @@ class LiveNode:
                 machine=machine_fingerprint(self._datadir),
                 p2pd_pid=lambda: ports.transport.p2pd_pid,
             )
-        except ValueError as error:  # such as a task that needs what is not here
+        except ValueError as error:  # for example a missing dependency of the task
             raise NodeError(str(error), ExitCode.CONFIG) from None
         self._source.join(daemon.view())
         return daemon
 
     async def _find_run(self, transport: Any) -> SignedManifest | None:
-        """Return the run of our peers, pinned; None when the person does not want to join it."""
+        """Find the peers' run and pin it; None when the operator declines to join."""
         from node.process.join import find_run  # noqa: PLC0415
 
         manifest = await find_run(transport, self._joining, self._config, self._tell, self._line)
@@ -342,7 +340,7 @@ class LiveNode:
         return None
 
     async def _cache_peers(self) -> None:
-        """Remember who answered, so that a start without any bootstrap peer finds the swarm."""
+        """Store reachable addresses, so that a start without bootstrap peers finds the swarm."""
         while True:
             await asyncio.sleep(CACHE_PEERS_SECONDS)
             addresses = self._daemon.reachable_addresses()
@@ -390,7 +388,7 @@ class LiveNode:
 
 
 def status_line(log_format: str) -> StatusLine | None:
-    """Return the line below the logs; None where they are not for people on a terminal."""
+    """Return the status line below the logs; None without a terminal."""
     return StatusLine(sys.stderr) if log_format != "json" and sys.stderr.isatty() else None
 
 

@@ -1,7 +1,7 @@
-"""What a node tells the service manager that started it, in the datagrams of sd_notify(3).
+"""Service manager notifications (sd_notify(3)): readiness, status and watchdog.
 
-Started is whoever serves and listens: what it waits for in the swarm may take for ever, and is told
-as the status line. The watchdog is fed by the event loop: a loop that stands still is replaced.
+A node is ready once it serves and listens: waits in the swarm may be unbounded, and appear in the
+status line. The event loop feeds the watchdog, so systemd restarts a node whose loop hangs.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from node.api.status import Stage
 LOOK_SECONDS = 0.5
 
 DATAGRAM_BYTES_MAX = 2048
-"""A status longer than that is cut: nobody reads it to the end."""
+"""Longer messages are truncated."""
 
 
 class ServiceManager:
-    """Follows ``stage`` until cancelled; does nothing where no service manager listens.
+    """Follows ``stage`` until cancelled; does nothing without a service manager.
 
-    Its variables are taken out of ``environment``, so that no child process speaks for the node.
+    Removes its variables from ``environment``, so that no child process can notify.
     """
 
     def __init__(self, stage: Callable[[], Stage], environment: MutableMapping[str, str]) -> None:
@@ -35,7 +35,7 @@ class ServiceManager:
         self._socket: socket.socket | None = None
 
     async def run(self) -> None:
-        """Tell what is new, and that the loop runs."""
+        """Send changes and watchdog beats."""
         if not self._address:
             return
         loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ class ServiceManager:
         if self._beat_seconds and now >= self._beat_at:
             self._beat_at = now + self._beat_seconds
             lines.append("WATCHDOG=1")
-        # A reason may quote what others sent: of a line break it would make another message.
+        # A reason may quote untrusted text: a line break would start another message.
         status = " ".join(f"{stage.state}: {stage.reason}".strip(": ").split())
         if status != self._told:
             self._told = status
@@ -69,12 +69,12 @@ class ServiceManager:
 
     def _send(self, message: str) -> None:
         assert self._socket is not None
-        with suppress(OSError):  # its queue is full, or it is gone: nothing that we could mend
+        with suppress(OSError):  # its queue is full, or it has exited
             self._socket.sendto(message.encode()[:DATAGRAM_BYTES_MAX], self._address)
 
 
 def _watchdog_seconds(environment: MutableMapping[str, str]) -> float:
-    """Return after how long without a word the manager kills us; 0 when it does not."""
+    """Return the watchdog timeout of the service manager; 0 if disabled."""
     usec, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
     ours = not pid or pid == str(os.getpid())
     return int(usec) / 1e6 if ours and usec.isdecimal() else 0.0

@@ -1,7 +1,4 @@
-"""Opens what a live node stands on: the connection to others, what it remembers, its machine.
-
-The node's state on disk, or what to do where it cannot be used.
-"""
+"""Startup of a live node: transport, state database, and its own description."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +26,7 @@ def open_state(path: Path) -> SqliteStore:
         return SqliteStore(path)
     except OSError as error:
         reason = f"cannot open {path}: {error.strerror or error}"
-        advice = "make room on the disk, or mend its permissions"
+        advice = "free disk space, or fix its permissions"
         raise NodeError(f"{reason}; {advice}", ExitCode.LOCKED) from None
     except ValueError as error:
         raise NodeError(
@@ -42,7 +39,7 @@ def open_state(path: Path) -> SqliteStore:
 async def open_transport(
     config: NodeConfig, datadir: DataDir, identity: Identity, initial: list[str]
 ) -> HivemindTransport:
-    """Start p2pd, and once more if this is a home: it takes that as an option only.
+    """Start p2pd; restart it as ``hidden`` if the node has only local addresses (p2pd option).
 
     Raises ``TransportError``.
     """
@@ -63,7 +60,7 @@ def open_store(
     manifest: SignedManifest,
     now: float,
 ) -> SqliteStore:
-    """Open what we remember; raises ``NodeError`` when the run does not take our key."""
+    """Open the node's state; raises ``NodeError`` when the run does not admit its key."""
     store = open_state(datadir.state)
     proofs = (config.invite, stored_proof(store))
     reason = why_not(manifest.manifest, identity.peer_id, config.roles, proofs, now)
@@ -74,9 +71,9 @@ def open_store(
 
 
 def about_us(config: NodeConfig, manifest: SignedManifest) -> About:
-    """Return what this node says of itself; reads the machine.
+    """Return this node's description for its record; probes the machine.
 
-    Raises ``NodeError`` when the run's scoring runtime is not here.
+    Raises ``NodeError`` when the run's scoring runtime is missing.
     """
     return About(
         config.roles,

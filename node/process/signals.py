@@ -1,4 +1,4 @@
-"""Signals of a node: which of them drain it, and which end it at once."""
+"""Signal handling: drain on the first signal, exit on the second."""
 
 import asyncio
 import os
@@ -14,10 +14,10 @@ log = structlog.get_logger()
 
 
 def watch_signals(stopping: asyncio.Event, stop: Callable[[], None]) -> None:
-    """Call ``stop`` at the first signal that drains; SIGTERM and SIGINT end the process after that.
+    """Call ``stop`` at the first SIGTERM, SIGINT or SIGHUP; exit at the next SIGTERM or SIGINT.
 
-    SIGHUP drains, too: a terminal that closes sends it, and may send several. Where it is ignored,
-    as under nohup, it stays ignored. SIGUSR1 shows where every task stands.
+    A closing terminal sends SIGHUP, possibly several times. Where SIGHUP is ignored, as under
+    nohup, it stays ignored. SIGUSR1 prints the stack of every task.
     """
     loop = asyncio.get_running_loop()
 
@@ -37,6 +37,6 @@ def watch_signals(stopping: asyncio.Event, stop: Callable[[], None]) -> None:
 
 
 def _dump_tasks() -> None:
-    """Write where every task stands: what to send with a report of a node that hangs."""
+    """Print the stack of every task, for a report about a node that hangs."""
     for task in asyncio.all_tasks():
         task.print_stack(limit=4, file=sys.stderr)

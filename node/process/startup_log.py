@@ -1,6 +1,6 @@
-"""What a node is at, told while it changes: as lines of the log, and on a terminal as a bar.
+"""Startup log: logs the stages of a node, and shows a progress bar on a terminal.
 
-Nothing is told twice: of the same wait with other numbers a line is written now and then.
+Logs each stage once; if only numbers change, it logs every ``LINE_SECONDS``.
 """
 
 import asyncio
@@ -16,26 +16,26 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 0.2
 LINE_SECONDS = 10.0
-"""Between two lines about one wait."""
+"""Interval of log lines about one wait."""
 
 _NUMBERS = re.compile(r"[0-9.]+")
 _QUIET = ("starting", "draining")
-"""Told by lines of their own."""
+"""These stages have their own log lines."""
 
 
 class StartupLog:
-    """Follows ``stage`` until cancelled; ``line`` is the bar of a terminal."""
+    """Follows ``stage`` until cancelled; ``line`` is the terminal's status line."""
 
     def __init__(self, stage: Callable[[], Stage], line: StatusLine | None) -> None:
         self._stage = stage
         self._line = line
         self.seconds: dict[str, float] = {}
-        """In each state so far."""
+        """Seconds spent per state."""
         self._told = ""
         self._told_at = 0.0
 
     async def run(self) -> None:
-        """Tell what is new."""
+        """Log changes."""
         loop = asyncio.get_running_loop()
         looked_at = loop.time()
         try:

@@ -1,1 +1,1 @@
-"""The blob protocol: ranges of content-addressed bytes, from peer to peer."""
+"""Blob protocol: byte ranges of content-addressed blobs between peers."""

@@ -1,34 +1,35 @@
-"""What a node gives to others of its blobs, and how much of it to strangers."""
+"""Limits of blob uploads, in particular to untrusted peers."""
 
 from dataclasses import dataclass
 
 from node.network.streams.protocols import BLOBS
 
 STRANGER_BYTES_PER_SECOND = 512 * 1024
-"""Of the line for each stream of a stranger: a chunk of a megabyte in two seconds, long before who
-asked for it turns to somebody else. A guess."""
+"""Bandwidth for each stream of an untrusted peer: a 1 MB chunk in 2 s, long before the requester
+switches to another source. A guess."""
 
 STRANGERS_MIN = 8
-"""One download's streams."""
+"""Streams of one download."""
 
 STREAMS_PER_TURN = 4
-"""On average: some have just come, and some are about to leave. A crowd of 800 has 8 MB from five
-lines of 500 Mbit/s after 26 s (median) with 4 or 3, 30 with 8, and 32 without turns."""
+"""Average streams per active untrusted peer: some have just arrived, some are about to leave.
+Median time for 800 peers to fetch 8 MB each from five 500 Mbit/s uplinks: 26 s at 4 or 3, 30 s at
+8, 32 s without round robin."""
 
 TURNS_MIN = 4
-"""Strangers that are served at once, however thin the line: one of them may be slow. A guess."""
+"""Untrusted peers served concurrently even on a slow uplink, since one may be slow; a guess."""
 
 WORTH_BYTES = 64 * 1024
-"""Sending so much takes longer than opening a stream for it, which is not counted then
+"""Sending so many bytes costs more than opening the stream, which is then not counted
 (``node.network.resources.open_rate``). A guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeLimits:
-    """What a node gives to others; the numbers are guesses, the cap is the operator's.
+    """Upload limits; the numbers are guesses, the upload limit is the operator's.
 
-    ``streams_per_peer`` is twice what one download keeps in flight. ``stall_seconds`` is how long
-    one piece may take to be read, to arrive, or to be written.
+    ``streams_per_peer`` is twice the number of streams of one download. ``stall_seconds`` is the
+    deadline for one piece to be read from disk, received, or written.
     """
 
     word: str = BLOBS.word
@@ -43,9 +44,9 @@ class ExchangeLimits:
 
     @property
     def strangers(self) -> int:
-        """How many streams of peers without standing are served at once.
+        """Maximum concurrent streams of untrusted peers.
 
-        No more than the line brings to an end: of 256 on a thin one no chunk would come in time.
+        Bounded by the upload bandwidth: with 256 streams on a slow uplink all chunks time out.
         """
         if self.upload_bytes_per_second is None:
             return self.streams_total
@@ -54,5 +55,5 @@ class ExchangeLimits:
 
     @property
     def turns(self) -> int:
-        """How many peers without standing are served at once."""
+        """Maximum untrusted peers served concurrently."""
         return max(TURNS_MIN, self.strangers // STREAMS_PER_TURN)

@@ -1,10 +1,9 @@
-"""The blob protocol: ranges of content-addressed blobs from peer to peer, over one stream each.
+"""Blob exchange: serves and fetches ranges of content-addressed blobs, one per stream.
 
-Ranges of weights also come by HTTP from peers that offer it (``node.network.http``).
-
-Who serves a blob that is still arriving sends each chunk as soon as it is verified. Bytes are
-checked by whoever asked: ``fetch`` against the digest of the blob, ``node.weights`` against the
-digest of every chunk. The messages are in ``node.network.blobs.wire``.
+Ranges of weights are also available over HTTP from peers that offer it (``node.network.http``). A
+node that is still downloading a blob forwards each verified chunk at once. The receiver verifies:
+``fetch`` against the digest of the blob, ``node.weights`` against the digest of every chunk.
+``node.network.blobs.wire`` defines the messages.
 """
 
 import asyncio
@@ -36,13 +35,13 @@ from roles.ports.storage import Blobs
 from roles.ports.transport import HttpRanges, RangeBody, Stream, Streams, TransportError, Trust
 
 EXPECTED_SECONDS = 1.0
-"""How long whoever asks for what we expect waits for it; a guess, shorter than anyone's patience:
-who asked us must not hold us to be late because we wait ourselves."""
+"""Maximum wait of a requester for a blob that this node expects; a guess. Shorter than any
+requester's timeout, which would otherwise blame this node for its own source's delay."""
 
 
 @dataclass(slots=True)
 class _Assembly:
-    """A blob being fetched: what came so far, and from whom."""
+    """A blob being fetched: its bytes so far, and their sources."""
 
     data: bytearray = field(default_factory=bytearray)
     total_bytes: int | None = None
@@ -55,12 +54,11 @@ class _Assembly:
 
 
 class BlobExchange:
-    """Serves our blobs to peers and fetches theirs, under the ``protocol`` of one run.
+    """Serves our blobs and fetches those of peers, under the ``protocol`` of one run.
 
-    ``on_fault`` is told of peers that sent an invalid request, or a whole blob with another digest,
-    ``on_worth`` of those that took so much that opening their stream was nothing beside it.
-    With ``http``, ranges of weights also come from the port that ``http_port`` gives for a peer; 0
-    where it offers none.
+    ``on_fault`` is called for a peer that sent an invalid request or a blob with another digest.
+    ``on_worth`` is called for a peer that took enough bytes to outweigh the cost of its stream.
+    ``http_port`` returns the port from which ranges of weights are fetched by ``http``, or 0.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class BlobExchange:
         self.on_fault = on_fault
         self._on_worth = on_worth
         self.upload_cap = UploadScheduler(self._limits.upload_bytes_per_second)
-        """Of all blobs that leave this node."""
+        """Scheduler of all blob uploads."""
         self._expected: dict[Digest, asyncio.Event] = {}
         self._trust = trust or Trust()
         self._bounded = StreamLimiter(
@@ -99,13 +97,13 @@ class BlobExchange:
         )
         self.tables = (*self._bounded.tables, *self._ways.tables)
         self.sent = TrafficStats()
-        """Blob bytes sent so far."""
+        """Blob bytes sent since the start."""
         self.received = TrafficStats()
-        """Blob bytes received so far, good or not."""
+        """Blob bytes received since the start, valid or not."""
 
     @property
     def peer_id(self) -> PeerId:
-        """Our own id."""
+        """Our own peer id."""
         return self._transport.peer_id
 
     async def start(self) -> None:
@@ -114,10 +112,10 @@ class BlobExchange:
 
     @contextmanager
     def expecting(self, digest: Digest) -> Iterator[None]:
-        """Let those who may be kept waiting wait for a blob that will be here after this.
+        """Within this context, hold requests with ``wait`` for a blob that is about to arrive.
 
-        A tree passes a small blob on level by level: without it each level would ask in vain first,
-        and again after a pause.
+        In a tree, small blobs pass level by level: without this, the first request of each level
+        would fail and repeat after a pause.
         """
         arrived = self._expected.setdefault(digest, asyncio.Event())
         try:
@@ -137,11 +135,10 @@ class BlobExchange:
         *,
         kind: BlobKind = BlobKind.BODY,
     ) -> bytes | None:
-        """Return a whole blob, from here or from the first of ``sources`` that has it, or None.
+        """Return a whole blob from local storage or the first source that has it, or None.
 
-        What one source began another goes on with, as soon as it has had its share of the time: one
-        that sends a byte now and then must not use up all of it. The result has ``digest``; it is
-        not stored.
+        Each source has an equal share of the remaining time, so a slow one cannot use up all of it.
+        The next source continues at the next byte. The result has ``digest``; it is not stored.
         """
         local = await self._blobs.get(digest)
         if local is not None:
@@ -167,7 +164,7 @@ class BlobExchange:
         return None
 
     def _suspects(self, assembly: _Assembly) -> list[tuple[PeerId, bool]]:
-        """Return who must repeat a bad blob alone, because several sent it; one alone is named."""
+        """Return the sources that must resend an invalid blob alone; blame a single source."""
         contributors = list(dict.fromkeys(assembly.contributors))
         assembly.clear()
         if len(contributors) > 1:
@@ -184,7 +181,7 @@ class BlobExchange:
         patience: float,
         kind: BlobKind,
     ) -> bool:
-        """Add to ``assembly`` what ``peer`` sends; True when all bytes are there."""
+        """Append the bytes that ``peer`` sends to ``assembly``; True when it is complete."""
         offset = len(assembly.data)
         request = BlobRequest(digest, offset, length_max - offset, wait=True, kind=kind)
         try:
@@ -195,7 +192,7 @@ class BlobExchange:
             if total_bytes > length_max or total_bytes < 1:
                 return False
             if total_bytes != assembly.total_bytes:
-                if offset:  # they disagree, and what came so far decides nothing: from the start
+                if offset:  # sources disagree on the length: restart
                     assembly.clear()
                     return await self._pull(peer, digest, length_max, assembly, patience, kind)
                 assembly.total_bytes = total_bytes
@@ -226,15 +223,14 @@ class BlobExchange:
         kind: BlobKind = BlobKind.BODY,
         on_piece: Callable[[BlobTransport, int], None] = lambda _way, _count: None,
     ) -> AsyncGenerator[bytes | bytearray, None]:
-        """Yield ``length`` bytes from ``offset`` on, in pieces of ``piece_bytes``; unchecked.
+        """Yield ``length`` bytes from ``offset`` on in pieces of ``piece_bytes``, unverified.
 
-        A piece is there until the next one is asked for: its memory is used again. ``on_piece``
-        hears by which way each came, and its length.
+        A piece is valid until the next one is requested: its buffer is reused. ``on_piece``
+        receives the transport and length of each. Use within ``contextlib.aclosing``.
 
-        Use within ``contextlib.aclosing``. Weights come by HTTP where that is faster
-        (``TransportChooser``), and what HTTP does not bring comes over a stream. Raises
-        ``BlobRefusedError``, or ``TransportError`` when the peer breaks off, has a shorter blob, or
-        lets a piece take ``stall_seconds``.
+        Weights use HTTP where that is faster (``TransportChooser``), and fall back to a stream if
+        HTTP fails. Raises ``BlobRefusedError``, or ``TransportError`` when the peer disconnects,
+        has a shorter blob, or sends no piece within ``stall_seconds``.
         """
         request = BlobRequest(digest, offset, length, wait, kind)
         port = self._http_port(peer) if kind is BlobKind.WEIGHTS else 0
@@ -262,7 +258,7 @@ class BlobExchange:
             except TransportError as error:
                 if way is BlobTransport.STREAM:
                     raise
-                # HTTP that refuses may be right, which the stream will say.
+                # A refusal over HTTP may be correct; the stream decides.
                 refused = isinstance(error, BlobRefusedError)
                 if not refused:
                     self._ways.failed(peer, loop_time())
@@ -275,7 +271,7 @@ class BlobExchange:
     async def _source(
         self, way: BlobTransport, peer: PeerId, port: int, request: BlobRequest
     ) -> RangeBody:
-        """Return what the bytes of a range are read from."""
+        """Open the HTTP body or stream that yields the bytes of a range."""
         digest, offset, length = request.digest, request.offset, request.length
         if way is BlobTransport.HTTP and self._http is not None:
             opening = self._http.open(peer, port, digest, offset, length, wait=request.wait)
@@ -283,13 +279,13 @@ class BlobExchange:
         stream, total_bytes = await self._open(peer, request, self._limits.stall_seconds)
         if total_bytes < offset + length:
             await stream.close()
-            raise TransportError(f"a blob of {total_bytes} bytes, less than was asked for")
+            raise TransportError(f"the blob has {total_bytes} bytes, less than requested")
         return stream
 
     async def _open(
         self, peer: PeerId, request: BlobRequest, patience: float
     ) -> tuple[Stream, int]:
-        """Send a request; return the stream at the first byte of the range, and the total."""
+        """Send a request; return the stream at the range's first byte, and the blob length."""
         opening = self._transport.open_stream(peer, self._protocol)
         stream = await within(min(self._limits.open_seconds, patience), opening)
         try:
@@ -301,7 +297,7 @@ class BlobExchange:
     # Serving
 
     async def _serve(self, stream: Stream) -> None:
-        with suppress(TransportError, LookupError):  # they left, or the blob did
+        with suppress(TransportError, LookupError):  # the peer left, or the blob was deleted
             await self._answer(stream)
 
     async def _refuse(self, stream: Stream) -> None:
@@ -346,7 +342,7 @@ class BlobExchange:
             for start in range(0, len(piece), part_bytes):
                 part = piece[start : start + part_bytes]
                 await self.upload_cap.take(len(part), trusted=trusted)
-                if not stream.offer(part):  # a deadline costs more than most writes
+                if not stream.offer(part):  # a deadline costs more than most writes do
                     self._bounded.note_slow(stream, slow=True)
                     await within(stall_seconds, stream.write(part))
                     self._bounded.note_slow(stream, slow=False)

@@ -1,6 +1,6 @@
-"""What moved in one direction: bytes by kind and way, and to or from whom lately.
+"""Traffic statistics of one direction: bytes by kind and transport, and recent rates by peer.
 
-``now`` is of a monotonic clock, in seconds.
+``now`` is a monotonic time in seconds.
 """
 
 from collections import Counter, deque
@@ -11,16 +11,16 @@ from node.network.blobs.wire import BlobKind
 from protocol.core.containers import BoundedDict
 
 WINDOW_SECONDS = 10
-"""Over which a rate is taken; a guess: a line of 10 Mbit/s brings three chunks of 4 MiB in it."""
+"""Averaging window of a rate; a guess: 10 Mbit/s transfer three chunks of 4 MiB in it."""
 
 PARTIES_MAX = 64
-"""Known one by one; a guess, a few times as many as one feeds or is fed by."""
+"""Peers with own statistics; a guess, a few times the peers of one transfer."""
 
 
 class SlidingRate:
-    """Bytes a second over the last ``WINDOW_SECONDS``, or since the first ones came.
+    """Bytes per second over the last ``WINDOW_SECONDS``, or since the first ones.
 
-    Counted by whole seconds, so that it holds no more than these however often bytes come.
+    Counts per whole second, so its size does not depend on the number of calls.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class SlidingRate:
         self._seconds: deque[tuple[int, int]] = deque(maxlen=WINDOW_SECONDS)
 
     def note(self, count: int, now: float) -> None:
-        """Add bytes that moved now."""
+        """Add bytes transferred now."""
         if self._first_at is None:
             self._first_at = now
         second = int(now)
@@ -37,7 +37,7 @@ class SlidingRate:
         self._seconds.append((second, count))
 
     def at(self, now: float) -> float:
-        """Return the rate; what moved within less than a second counts as if it took one."""
+        """Return the rate; a duration below one second counts as one second."""
         if self._first_at is None:
             return 0.0
         oldest = int(now) - WINDOW_SECONDS + 1
@@ -47,13 +47,13 @@ class SlidingRate:
 
 @dataclass(slots=True)
 class PeerTraffic:
-    """What moved to or from one other."""
+    """Traffic with one peer."""
 
     ways: Counter[BlobTransport] = field(default_factory=Counter)
     rate: SlidingRate = field(default_factory=SlidingRate)
 
     def note(self, way: BlobTransport, count: int, now: float) -> None:
-        """Add bytes that moved now."""
+        """Add bytes transferred now."""
         self.ways[way] += count
         self.rate.note(count, now)
 
@@ -61,8 +61,8 @@ class PeerTraffic:
 class TrafficStats:
     """Bytes in one direction since the start.
 
-    ``parties`` are the last ones, by peer id or, where that is not known, by address; who moved
-    last stands last, and who moved nothing for longest is forgotten first.
+    ``parties`` are the recent peers, by peer id or, where that is unknown, by address. LRU: the
+    most recent is last, the oldest is evicted first.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class TrafficStats:
         self.parties = BoundedDict[str, PeerTraffic](PARTIES_MAX)
 
     def note(self, name: str, kind: BlobKind, way: BlobTransport, count: int, now: float) -> None:
-        """Add bytes that moved now."""
+        """Add bytes transferred now."""
         self._moved[kind, way] += count
         self.rate.note(count, now)
         party = self.parties.get(name) or PeerTraffic()
@@ -83,7 +83,7 @@ class TrafficStats:
         return sum(self._moved[kind, way] for way in BlobTransport)
 
     def by(self, kind: BlobKind, way: BlobTransport) -> int:
-        """Return the bytes of a kind that went one way."""
+        """Return the bytes of a kind over one transport."""
         return self._moved[kind, way]
 
     def total(self) -> int:

@@ -1,8 +1,7 @@
-"""By which way to fetch from a peer: over a stream, or by HTTP where the peer offers it.
+"""Transport choice per peer: libp2p stream or HTTP, by measured throughput.
 
-HTTP goes without libp2p's encryption and multiplexing and is mostly faster, but not on every
-machine and every line, so what decides is the rate that was seen. HTTP that fails is left alone for
-a while; the stream is always there.
+HTTP avoids libp2p's encryption and multiplexing and is mostly faster, but not on every machine and
+link; the measured rate decides. After an HTTP failure the node uses streams for some time.
 """
 
 from dataclasses import dataclass, field
@@ -13,21 +12,21 @@ from protocol.core.types import PeerId
 
 PAUSE_SECONDS_MIN = 15.0
 PAUSE_SECONDS_MAX = 3600.0
-"""Guesses: a face that is full is tried again soon, one behind a NAT costs an attempt an hour."""
+"""Guesses: retry a busy HTTP service soon; one behind NAT costs an attempt per hour."""
 
 OTHER_WAY_REQUESTS = 32
-"""One request in so many goes the slower way, so that its rate is known; a guess."""
+"""One in so many requests uses the slower transport, to update its rate; a guess."""
 
 RATE_DECAY = 0.9
-"""Per request. The best recent rate counts: a request may have waited for bytes that were still
-arriving, which says nothing of the way."""
+"""Per request. The best recent rate counts: a request may have waited for bytes still being
+downloaded, which says nothing about the transport."""
 
 PEERS_MAX = 4096
-"""Remembered; the oldest is forgotten first."""
+"""Remembered peers; the oldest is evicted first."""
 
 
 class BlobTransport(StrEnum):
-    """How bytes travel."""
+    """Transport of a blob transfer."""
 
     HTTP = "http"
     STREAM = "stream"
@@ -42,14 +41,14 @@ class _Seen:
 
 
 class TransportChooser:
-    """What was seen of peers that offer HTTP; ``now`` is a monotonic time in seconds."""
+    """Measured rates of peers that offer HTTP; ``now`` is a monotonic time in seconds."""
 
     def __init__(self) -> None:
         self._peers = BoundedDict[PeerId, _Seen](PEERS_MAX, "http_peers")
         self.tables = (self._peers,)
 
     def choose(self, peer: PeerId, now: float) -> BlobTransport:
-        """Return the way for the next request to a peer that offers both."""
+        """Choose the transport of the next request to a peer that offers both."""
         seen = self._seen(peer)
         if now < seen.retry_at:
             return BlobTransport.STREAM
@@ -65,7 +64,7 @@ class TransportChooser:
         return better
 
     def delivered(self, peer: PeerId, way: BlobTransport, count: int, seconds: float) -> None:
-        """Note that ``count`` bytes took ``seconds`` of waiting."""
+        """Record that ``count`` bytes took ``seconds`` of waiting."""
         seen = self._seen(peer)
         rate = count / max(seconds, 1e-6)
         seen.rates[way] = max(rate, RATE_DECAY * seen.rates.get(way, 0.0))
@@ -73,9 +72,9 @@ class TransportChooser:
             seen.failures = 0
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """Note that HTTP did not bring what the peer's stream has; do without it for a while."""
+        """Record an HTTP failure; use streams until the backoff ends."""
         seen = self._seen(peer)
-        if now < seen.retry_at:  # of requests that were under way together one counts
+        if now < seen.retry_at:  # concurrent failures count once
             return
         pause_seconds = min(PAUSE_SECONDS_MIN * 2**seen.failures, PAUSE_SECONDS_MAX)
         seen.failures = min(seen.failures + 1, 16)

@@ -1,10 +1,10 @@
-"""The messages of the blob protocol: one request and one header per stream, both bounded.
+"""Messages of the blob protocol: one request and one header per stream, both bounded.
 
-Canonical msgpack behind a two-byte big-endian length. The request: ``digest``, ``offset``,
-``length``, ``wait`` (may we be kept waiting for bytes that are still arriving?) and ``kind`` (for
-the accounts of both sides only). The header: ``status`` and the blob's ``total_bytes``; after
-``ok`` come the raw bytes of the range, cut short where the blob ends. Who would have to wait and
-must not is told ``unknown`` and, with ``held``, which chunks it need not wait for.
+Canonical msgpack behind a two-byte big-endian length. Request: ``digest``, ``offset``, ``length``,
+``wait`` (may the server delay until the bytes arrive?) and ``kind`` (for statistics only). Header:
+``status`` and the blob's ``total_bytes``. After ``ok`` follow the raw bytes of the range, truncated
+at the end of the blob. If bytes are missing and ``wait`` is false, the status is ``unknown``, and
+``held`` lists the available chunks.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -22,23 +22,23 @@ _LENGTH_BYTES = 2
 _HEADERS = (("status", "total_bytes"), ("held", "status", "total_bytes"))
 
 RANGE_BYTES_MAX = 1 << 40
-"""Offsets and lengths beyond this are invalid; the blob's own length is what binds."""
+"""Offsets and lengths beyond this are invalid; the blob's own length is the actual bound."""
 
 
 HELD_BYTES_MAX = 160
-"""Of the bitmap in a header, the least significant bit first: 1280 chunks, more than the 50 of a
-shard of 50 MB. What is beyond is not told."""
+"""Maximum chunk bitmap in a header, least significant bit first: 1280 chunks, more than the 50 of a
+50 MB shard. Later chunks are omitted."""
 
 
 class BlobKind(StrEnum):
-    """What a transfer is for, in the accounts."""
+    """Purpose of a transfer, for statistics."""
 
     BODY = "body"
     WEIGHTS = "weights"
 
 
 class BlobStatus(StrEnum):
-    """The first word of a reply."""
+    """Status of a reply."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -46,9 +46,9 @@ class BlobStatus(StrEnum):
 
 
 class BlobRefusedError(TransportError):
-    """The peer is well and will not serve this now: ``status`` says why.
+    """The peer refused the request; ``status`` is the reason.
 
-    Bit i of ``held`` is set where it would serve chunk i of the blob.
+    Bit i of ``held`` is set if the peer has chunk i of the blob.
     """
 
     def __init__(self, status: BlobStatus, held: int = 0) -> None:
@@ -59,7 +59,7 @@ class BlobRefusedError(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class BlobRequest:
-    """A range of a blob, in bytes; the server cuts it where the blob ends."""
+    """A byte range of a blob; the server truncates it at the end of the blob."""
 
     digest: Digest
     offset: int
@@ -68,14 +68,14 @@ class BlobRequest:
     kind: BlobKind
 
     def after(self, count: int) -> "BlobRequest":
-        """Return the request for what is left after ``count`` bytes of this one."""
+        """Return the request for the rest, after ``count`` bytes."""
         return replace(self, offset=self.offset + count, length=self.length - count)
 
 
 async def ask(stream: Stream, request: BlobRequest) -> int:
-    """Send a request; return the blob's length in bytes, its bytes come next.
+    """Send a request; return the blob's length in bytes. The bytes of the range follow.
 
-    Raises ``BlobRefusedError``; ``TransportError`` when the stream breaks or the header is not one.
+    Raises ``BlobRefusedError``; ``TransportError`` when the stream breaks or the header is invalid.
     """
     await _send(stream, asdict(request))
     header = await _receive(stream, BLOBS.acceptor_bytes_max)
@@ -86,12 +86,12 @@ async def ask(stream: Stream, request: BlobRequest) -> int:
 
 
 async def read_request(stream: Stream) -> BlobRequest | Fault:
-    """Return the request that the other end sends; raises ``TransportError`` if it breaks off."""
+    """Read a request; raises ``TransportError`` if the stream ends."""
     return _parse_request(await _receive(stream, BLOBS.opener_bytes_max))
 
 
 async def reply(stream: Stream, status: BlobStatus, total_bytes: int, held: int = 0) -> None:
-    """Send the header; ``held``: bit i for chunk i, in an ``unknown`` only."""
+    """Send the header; ``held`` (bit i for chunk i) only with ``unknown``."""
     header: dict[str, Any] = {"status": status, "total_bytes": total_bytes}
     if held:
         shown = held & ((1 << 8 * HELD_BYTES_MAX) - 1)
@@ -131,7 +131,7 @@ def _parse_request(value: Any | Fault) -> BlobRequest | Fault:
 
 
 def _parse_header(value: Any | Fault) -> tuple[BlobStatus, int, int]:
-    """Return status, total bytes and what is held; ``TransportError`` when it is malformed."""
+    """Return status, total bytes and bitmap; raises ``TransportError`` if malformed."""
     if isinstance(value, dict) and tuple(value) in _HEADERS:
         status, total_bytes, held = value["status"], value["total_bytes"], value.get("held", b"")
         if (

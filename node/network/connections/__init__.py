@@ -1,1 +1,1 @@
-"""Connections to peers: whom to dial, whom to keep, whom to refuse."""
+"""Connection management: dial, keep, prune and ban peers."""

@@ -1,7 +1,4 @@
-"""Where members say that they are.
-
-Where the connected peers are: the address blocks of the other ends of their connections.
-"""
+"""Address book of members, and address blocks of connected peers."""
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
@@ -16,26 +13,26 @@ from roles.ports.transport import Transport, TransportError
 
 
 class AddressBook:
-    """Reads the records of a roster; None before the run is known: then it is empty."""
+    """Reads addresses from a roster; empty while the roster is None (run unknown)."""
 
     def __init__(self, roster: Roster | None, clock: Clock) -> None:
         self._roster = roster
         self._clock = clock
 
     def addresses_of(self, peer: PeerId) -> list[str]:
-        """Return what a member says of itself; an address of somebody else is left out."""
+        """Return a member's own addresses; addresses of other peers are omitted."""
         member = self._roster.get(peer) if self._roster is not None else None
         addresses = member.record.message.addresses if member is not None else ()
         return [address for address in addresses if peer_of(address) == peer]
 
     def reachable(self, wanted: Callable[[PeerId], bool] = lambda _peer: True) -> list[str]:
-        """Return the addresses of all wanted members that say that they can be dialled."""
+        """Return the addresses of wanted members whose records claim reachability."""
         records = self._roster.records() if self._roster is not None else []
         there = (record.signer for record in records if record.message.reachable)
         return [address for peer in filter(wanted, there) for address in self.addresses_of(peer)]
 
     def is_relay(self, address: str) -> bool:
-        """Return whether a member which relays gives an address as its own."""
+        """Return whether a live relay lists this address as its own."""
         roster, peer = self._roster, peer_of(address)
         member = roster.get(peer) if roster is not None else None
         if roster is None or member is None or not roster.is_live(peer, self._clock.now()):
@@ -45,26 +42,26 @@ class AddressBook:
 
 
 class Locations:
-    """Asks the transport once for each peer."""
+    """Address blocks of the remote ends of connections; asks the transport once per peer."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.places: Mapping[PeerId, tuple[str, ...]] = {}
-        """The blocks of each peer, as of the last look; another mapping once they differ."""
+        """Address blocks by peer, as of the last poll; replaced when it changes."""
 
     def block_of(self, peer: PeerId) -> Hashable:
-        """Return where a connected peer is; itself where that is not known."""
+        """Return the address block of a connected peer; the peer itself if unknown."""
         return self.places.get(peer) or peer
 
     async def look(self, connected: Mapping[PeerId, object]) -> None:
-        """Ask where those are that are new, and forget who has left."""
+        """Look up new peers and drop disconnected ones."""
         if self.places.keys() == connected.keys():
             return
         known = {peer: self.places[peer] for peer in connected if peer in self.places}
-        with suppress(TransportError):  # asked again at the next look
+        with suppress(TransportError):  # retried at the next poll
             for peer in [peer for peer in connected if peer not in known]:
                 found = await within(CONNECT_SECONDS, self._transport.remote_addresses(peer))
-                if found:  # else it has just left
+                if found:  # empty: it has just disconnected
                     places = dict.fromkeys(map(address_block, found))
                     known[peer] = tuple(place for place in places if place is not None)
         self.places = known

@@ -1,6 +1,6 @@
-"""What came of dials, by address: which to try first, and what a later start may begin with.
+"""Dial results by address: ranks addresses, and keeps the best over a restart.
 
-A machine without I/O: the clock is an argument.
+Without I/O: the clock is an argument.
 """
 
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from protocol.core.containers import BoundedDict
 
 ANSWERED_MAX = 64
-"""Addresses that have answered and are remembered, as many as are kept over a restart."""
+"""Remembered addresses that answered; the same number is kept over a restart."""
 
 FAILED_MAX = 1024
-"""Addresses that have not answered since; anybody may write some into a record."""
+"""Remembered addresses that failed since; records can hold arbitrary ones."""
 
 
 class DialHistory:
-    """Remembers when each address answered last, and how often it has failed since then."""
+    """Last answer of each address, and its number of failures since then."""
 
     def __init__(self) -> None:
         self._answered_at = BoundedDict[str, float](ANSWERED_MAX)  # the newest answer last
@@ -23,7 +23,7 @@ class DialHistory:
         self.tables = (self._failures,)
 
     def note(self, address: str, now: float, *, answered: bool) -> None:
-        """Note what came of a dial."""
+        """Record the result of a dial."""
         failures = self._failures.pop(address, 0)
         if answered:
             self._answered_at.set_newest(address, now)
@@ -31,14 +31,13 @@ class DialHistory:
         self._failures[address] = failures + 1
 
     def failures(self, address: str) -> int:
-        """Return how often an address has failed since it answered, or since it was first tried."""
+        """Return the failures of an address since its last answer or first dial."""
         return self._failures.get(address, 0)
 
     def best_first(self, addresses: Iterable[str]) -> list[str]:
-        """Return addresses in the order in which they should be tried.
+        """Rank addresses for dialling: fewest failures first, then the latest answer.
 
-        Those that failed less often since they answered come first, then those that have answered,
-        the last one first; else they keep their order.
+        Ties keep their order.
         """
         never = float("-inf")
 

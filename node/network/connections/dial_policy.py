@@ -1,10 +1,10 @@
-"""Which addresses are dialled: nobody's record makes us knock at doors that are not its own.
+"""Dial policy: avoid dialling third parties on a peer's word, and back off from silent hosts.
 
-Anybody may write any address into a record. So an address of a local network is dialled only in a
-swarm of that network, and a host where nothing has answered is left alone for a while, however many
-keys point at it.
+A record can hold any address. A node therefore dials local addresses only in a local swarm. It
+pauses dials to a host where nothing answered, regardless of how many keys list that host. Circuit
+addresses must go through a member that relays.
 
-A machine without I/O: the clock is an argument.
+Without I/O: the clock is an argument.
 """
 
 from collections import Counter
@@ -16,17 +16,16 @@ from protocol.core.containers import BoundedDict
 
 SILENT_DIALS_MAX = 4
 SILENT_SECONDS = 60.0
-"""So many dials a minute go to a host that does not answer: a guess, as often as one that restarts
-would like."""
+"""At most four dials per minute to a silent host; a guess that suits a host that restarts."""
 
 HOSTS_MAX = 1024
-"""Hosts that did not answer and are remembered."""
+"""Silent hosts that are remembered."""
 
 
 class DialPolicy:
-    """The rules for one node; ``initial`` are the addresses that it joins through.
+    """Dial policy of one node; ``initial`` are the addresses that it joins through.
 
-    ``is_relay`` tells whether an address is that of a relay, by its own word.
+    ``is_relay`` returns whether an address belongs to a member that relays, per its own record.
     """
 
     def __init__(
@@ -35,21 +34,21 @@ class DialPolicy:
         self._initial = dict.fromkeys(initial)
         self._is_relay = is_relay
         self._silent = BoundedDict[str, list[float]](HOSTS_MAX, "silent_hosts")
-        """When each host was dialled in vain, the oldest first."""
+        """Times of failed dials per host, oldest first."""
         self.tables = (self._silent,)
-        self._dialling: Counter[str] = Counter()  # hosts at which nothing has answered yet
+        self._dialling: Counter[str] = Counter()  # pending dials per host
 
     def is_local(self, own: Iterable[str]) -> bool:
-        """Return whether the swarm is one of a local network, for a node with ``own`` addresses.
+        """Return whether the swarm is in a local network, for a node with ``own`` addresses.
 
-        It is when we join through an address there, or begin a swarm and have no other ourselves.
+        True if the node joins through a local address, or starts a swarm with local addresses only.
         """
         if self._initial:
             return any(is_local(host_of(address)) for address in self._initial)
         return all(is_local(host_of(address)) for address in own)
 
     def allowed(self, addresses: Iterable[str], own: Sequence[str], now: float) -> list[str]:
-        """Return those that may be dialled now."""
+        """Return the addresses that may be dialled now."""
         local = self.is_local(own)
         return [
             address
@@ -64,7 +63,7 @@ class DialPolicy:
 
     @contextmanager
     def dialling(self, addresses: Iterable[str]) -> Iterator[None]:
-        """Count dials that are on their way: together they may be too many for one host."""
+        """Count pending dials towards the limit of their host."""
         doors = Counter(map(_door, addresses))
         self._dialling += doors
         try:
@@ -73,7 +72,7 @@ class DialPolicy:
             self._dialling -= doors
 
     def note(self, address: str, now: float, *, answered: bool) -> None:
-        """Note what came of a dial."""
+        """Record the result of a dial."""
         door = _door(address)
         dialled = self._silent.pop(door, [])
         if answered:
@@ -87,9 +86,9 @@ class DialPolicy:
 
 
 def _door(address: str) -> str:
-    """Return what does not answer when an address does not: a host, or who is behind a relay.
+    """Return the key of failed dials: the host, or the circuit address itself.
 
-    A relay is not silent because somebody who says to be behind it is not there.
+    A relay is not silent if a peer behind it is.
     """
     return address if is_circuit(address) else host_of(address)
 

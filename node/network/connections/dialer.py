@@ -1,4 +1,4 @@
-"""Dials addresses: those that may be dialled, each with a deadline; remembers what came of it."""
+"""Dialler: dials permitted addresses with a deadline, and records the results."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ log = structlog.get_logger()
 CONNECT_SECONDS = 10.0
 
 HEAD_START_SECONDS = 0.25
-"""Of an address before one that has failed once more often: RFC 8305's connection attempt delay."""
+"""Delay of an address per failure more than the best one: RFC 8305's connection attempt delay."""
 
 HEAD_STARTS_MAX = 4
 
 
 class Dialler:
-    """Connects for one node; ``initial`` are the addresses that it joins through.
+    """Dials for one node; ``initial`` are the addresses that it joins through.
 
-    ``is_relay`` tells whether an address is that of a relay, ``on_answer`` hears who has answered.
+    ``is_relay`` returns whether an address is a relay's; ``on_answer`` receives connected peers.
     """
 
     def __init__(
@@ -43,24 +43,24 @@ class Dialler:
         self.outcomes = DialHistory()
         self.tables = (*self._dials.tables, *self.outcomes.tables)
         self.refusals: dict[str, str] = {}
-        """Why the addresses that were dialled lately did not answer."""
+        """Errors of recently dialled addresses."""
         self.dialling = 0
-        """How many peers are being dialled now."""
+        """Number of peers being dialled."""
         self.failures = 0
 
     @property
     def in_local_swarm(self) -> bool:
-        """Whether the swarm is one of a local network."""
+        """Whether the swarm is in a local network."""
         return self._dials.is_local(self._own)
 
     async def look_at_ourselves(self) -> None:
-        """Learn our own addresses, where they tell what swarm this is."""
+        """Update our own addresses if they decide whether the swarm is local."""
         if not self._initial:
-            with suppress(TransportError):  # then no dial gets through either
+            with suppress(TransportError):  # dials fail too in this case
                 self._own = list(await self._transport.addresses())
 
     async def any(self, addresses: Sequence[str]) -> bool:
-        """Dial all that may be dialled, the best first; True as soon as one answers."""
+        """Dial all permitted addresses, best first; True as soon as one answers."""
         self.dialling += 1
         try:
             await self.look_at_ourselves()
@@ -71,7 +71,7 @@ class Dialler:
             self.dialling -= 1
 
     async def _race(self, allowed: Sequence[str]) -> bool:
-        if len(allowed) == 1:  # as most members have it: nothing to race, and no task
+        if len(allowed) == 1:  # the common case: no race, no task
             return await self._dial(allowed[0], head_starts=0)
         failures = [self.outcomes.failures(address) for address in allowed]
         fewest = min(failures, default=0)
@@ -94,7 +94,7 @@ class Dialler:
         try:
             peer = await within(CONNECT_SECONDS, self._transport.connect(address))
         except TransportError as error:
-            log.debug("cannot connect", address=address, error=str(error))
+            log.debug("dial failed", address=address, error=str(error))
             self.refusals[address] = str(error) or self.refusals.get(address, "no answer")
             self._note(address, answered=False)
             self.failures += 1

@@ -1,8 +1,8 @@
-"""Which peers are kept away, because what they sent can only come from who breaks the protocol.
+"""Connection gater: bans faulty peers and filters inbound streams.
 
-Faults fade, and so does the memory of having been kept away, which doubles the next time.
-
-Whose streams are served: not those of who is kept away, nor of strangers beyond our places.
+``Bans`` counts proven protocol violations. Fault counts decay exponentially. So does the number of
+earlier bans, each of which doubles the next ban. ``ConnectionGater`` drops streams of banned peers,
+and of untrusted peers when there is no room for another connection.
 """
 
 import math
@@ -16,40 +16,39 @@ from protocol.core.types import PeerId
 from roles.ports.transport import Stream, StreamHandler
 
 FAULTS_MAX = 2.5
-"""Three at once, or more over a longer time, as each fades; a guess. No honest peer causes even
-one, but a machine with bad memory might, and checking what a stranger sends costs us about 100 us
-each time."""
+"""Three faults at once, or more over a longer time, as each decays; a guess. An honest peer causes
+none, unless its memory is bad. Checking an untrusted peer's message costs about 100 us."""
 
 FAULT_HALF_LIFE_SECONDS = 600.0
 BAN_SECONDS = 600.0
-"""Guesses. Long enough that a peer which sends nothing else costs next to nothing; short enough
-that a node whose software was mended is heard again soon."""
+"""Guesses. Long enough to make a peer that sends only invalid data nearly free; short enough for a
+node whose software was fixed to return soon."""
 
 BAN_HALF_LIFE_SECONDS = 6 * 3600.0
 BAN_SECONDS_MAX = 6 * 3600.0
-"""Guesses: who goes on is heard four times a day, and who has stopped is soon as good as new."""
+"""Guesses: a persistent offender gets four attempts a day; one that stopped has a clean record
+soon."""
 
 PEERS_MAX = 4096
-"""Remembered with faults, kept away, and remembered as having been; the oldest is forgotten first.
-Keys are free: whoever makes a new one for each three faults is held up by the connections that it
-needs."""
+"""Peers per table of faults, bans and earlier bans; the oldest is evicted first. Keys are free, but
+a new key for every three faults also needs a new connection."""
 
 
 class Bans:
     """Counts the faults of each peer; ``now`` is a monotonic time in seconds.
 
-    Only faults that blame their sender count: what an honest node would not have passed on.
+    Counts only faults that blame their sender: data that an honest node would not have forwarded.
     """
 
     def __init__(self) -> None:
         self._faults = BoundedDict[PeerId, DecayingSum](PEERS_MAX, "faults")
         self._until = BoundedDict[PeerId, float](PEERS_MAX, "bans")
         self._before = BoundedDict[PeerId, DecayingSum](PEERS_MAX, "bans")
-        """How often each has been kept away."""
+        """Number of earlier bans, decaying."""
         self.tables = (self._faults, self._until, self._before)
 
     def blame(self, peer: PeerId, fault: Fault, now: float) -> float:
-        """Count a fault; return for how many seconds the peer is kept away because of it."""
+        """Count a fault; return the duration of the ban in seconds that it causes, or 0."""
         if fault.code.blame is not Blame.SENDER or self.holds(peer, now):
             return 0.0
         faults = self._faults.pop(peer, DecayingSum())
@@ -59,14 +58,14 @@ class Bans:
             return 0.0
         times = self._before.pop(peer, DecayingSum()).value_at(now, BAN_HALF_LIFE_SECONDS)
         seconds = min(BAN_SECONDS_MAX, BAN_SECONDS * math.exp2(times))
-        self._before[peer] = DecayingSum(times + 1, now + seconds)  # fades from its end on
+        self._before[peer] = DecayingSum(times + 1, now + seconds)  # decays from the end of the ban
         self._until[peer] = now + seconds
         return seconds
 
     def faults(self, now: float) -> dict[PeerId, int]:
-        """Return how many faults count at the moment, to the nearest, of the peers that have any.
+        """Return the decayed fault count of each peer, rounded; peers at 0 are omitted.
 
-        One that has faded to less than half no longer does.
+        A single fault is omitted once it has decayed below one half.
         """
         counts = {
             peer: round(known.value_at(now, FAULT_HALF_LIFE_SECONDS))
@@ -75,19 +74,19 @@ class Bans:
         return {peer: count for peer, count in counts.items() if count}
 
     def holds(self, peer: PeerId, now: float) -> bool:
-        """Return whether a peer is kept away."""
+        """Return whether a peer is banned."""
         return self._until.get(peer, now) > now
 
     def held(self, now: float) -> Collection[PeerId]:
-        """Return the peers that are kept away."""
+        """Return the banned peers."""
         self._until.retain(lambda _peer, until: until > now)
         return self._until.keys()
 
 
 class ConnectionGater:
-    """Counts what peers open, and passes on the streams of those that ``admit`` takes.
+    """Counts opened streams, and passes on those of peers that ``admit`` accepts.
 
-    ``trusted`` tells who has standing.
+    ``trusted`` returns whether a peer is trusted.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class ConnectionGater:
         admit: Callable[[PeerId], bool],
     ) -> None:
         self.openings = OpenRateLimiter(trusted)
-        """Of streams, by peers without standing."""
+        """Rate of streams opened by untrusted peers."""
         self._bans = bans
         self._blame = blame
         self._disconnect = disconnect
@@ -107,7 +106,7 @@ class ConnectionGater:
         self._leaving: set[PeerId] = set()
 
     def guarded(self, handler: StreamHandler) -> StreamHandler:
-        """Return what serves a protocol with ``handler``."""
+        """Wrap a protocol's ``handler`` with the gater."""
 
         async def serve(stream: Stream) -> None:
             peer, now = stream.peer, loop_time()
@@ -121,7 +120,7 @@ class ConnectionGater:
         return serve
 
     async def _send_away(self, peer: PeerId) -> None:
-        """End the connection now, not at the next look: until then it opens more streams."""
+        """Close the connection now: until the next poll the peer would open more streams."""
         if peer not in self._leaving:
             self._leaving.add(peer)
             try:

@@ -1,8 +1,8 @@
-"""The peers of a node: who is connected, who is dialled, and who is kept away.
+"""Connection manager: polls, dials, prunes and bans peers.
 
-The transport is polled here and nowhere else, since p2pd announces neither connections nor their
-end; gossip follows what is found. Services open and serve their streams through the table: a member
-is dialled before a stream to it is opened, and a peer that is kept away gets none.
+Only this module polls the transport, because p2pd reports neither new nor closed connections;
+gossip follows the result. Services open and serve streams through ``ConnectionManager``: it dials a
+member before opening a stream, and opens none to a banned peer.
 """
 
 import asyncio
@@ -39,36 +39,36 @@ from roles.ports.transport import Stream, StreamHandler, Transport, TransportErr
 log = structlog.get_logger()
 
 CONNECTIONS_TARGET = 32
-"""Four gossip meshes of eight; others are dialled when they are needed."""
+"""Four gossip meshes of eight; other peers are dialled on demand."""
 
 CONNECTIONS_HIGH = 480
 CONNECTIONS_LOW = 448
-"""Above the one we end connections down to the other: those that p2pd would end above its 512 are
-anybody's."""
+"""High and low watermark of pruning. p2pd prunes above its own 512, regardless of reputation."""
 
 RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = 15.0
 POLL_SECONDS = 2.0
 
 DIALS_AT_ONCE = 2
-"""Of members, while there are too few connections; a guess."""
+"""Concurrent dials of members below the connection target; a guess."""
 
 TRIED_MAX = 4
-"""Addresses that answered once, and as many of members' and of those with standing, that a lonely
-node tries at once besides the bootstrap peers; a guess."""
+"""While a node has no peers, it dials the bootstrap peers and up to 4 addresses each of earlier
+answers, members and trusted members; a guess."""
 
 BOOTSTRAP_NETWORKS = 3
-"""A node joins through bootstrap peers of so many networks if it knows them, since one that answers
-may show it what it wants: of three one will be honest, a guess."""
+"""Join through bootstrap peers of three networks, if known: one bootstrap peer alone could eclipse
+the node, and one of three is honest (guess)."""
 
 TOLD_MAX = 4
-"""Addresses of which a person is told why they do not answer."""
+"""Unreachable addresses whose errors are reported."""
 
 
 class ConnectionManager(PeerView):
-    """Keeps this node connected; ``roster`` is None until the run is known, ``trusted`` its trust.
+    """Manages the connections of this node.
 
-    ``initial`` are addresses of bootstrap peers, and of peers that answered an earlier process.
+    ``initial`` are addresses of bootstrap peers and of peers that answered an earlier process.
+    ``roster`` is None until the run is known; ``trusted`` returns whether a peer is trusted.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class ConnectionManager(PeerView):
         )
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
         self.gossip_ok: Callable[[Sequence[PeerId]], Sequence[PeerId]] = list
-        """Returns those of some peers that are worth a connection; the others lose theirs first."""
+        """Returns the peers above the gossip threshold; the others are pruned first."""
         self.meshed: Callable[[], frozenset[PeerId]] = frozenset
-        """Returns the few through whom gossip comes, whose connections end last."""
+        """Returns the gossip mesh peers, whose connections are pruned last."""
         self.unreachable_since: float | None = None
         self.tables: tuple[Table, ...] = (
             SizeGauge("connected", Params().peers_max, lambda: len(self._connected)),
@@ -115,7 +115,7 @@ class ConnectionManager(PeerView):
 
     @property
     def unreachable(self) -> str:
-        """Why the first few do not answer, in one line; empty while one does or none is dialled."""
+        """Errors of the first few addresses, in one line; empty while connected or not dialling."""
         if self.unreachable_since is None:
             return ""
         told = (f"{at.rpartition('/p2p/')[0]} {why}" for at, why in self._dialler.refusals.items())
@@ -133,7 +133,7 @@ class ConnectionManager(PeerView):
 
     @property
     def banned(self) -> int:
-        """How many peers are kept away."""
+        """Number of banned peers."""
         return len(self._bans.held(loop_time()))
 
     @property
@@ -143,7 +143,7 @@ class ConnectionManager(PeerView):
 
     @property
     def dial_failures(self) -> int:
-        """How many dials nobody answered, since the start."""
+        """Number of failed dials since the start."""
         return self._dialler.failures
 
     @override
@@ -166,7 +166,7 @@ class ConnectionManager(PeerView):
         return self._locations.places
 
     def block_of(self, peer: PeerId) -> Hashable:
-        """Return where a connected peer is; itself where that is not known."""
+        """Return the address block of a connected peer; the peer itself if unknown."""
         return self._locations.block_of(peer)
 
     # Streams
@@ -181,17 +181,17 @@ class ConnectionManager(PeerView):
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
         await self._transport.handle(protocol, self.inbound.guarded(handler))
 
-    # Blame
+    # Faults and bans
 
     @override
     def blame(self, peer: PeerId, fault: Fault) -> None:
         seconds = self._bans.blame(peer, fault, loop_time())
         if seconds:
-            log.warning("peer kept away", peer=peer, fault=str(fault), seconds=round(seconds))
+            log.warning("peer banned", peer=peer, fault=str(fault), seconds=round(seconds))
             self._connected.pop(peer, None)
             self._look_now.set()
         else:
-            log.debug("peer at fault", peer=peer, fault=str(fault))
+            log.debug("peer fault", peer=peer, fault=str(fault))
 
     @override
     def faults(self) -> Mapping[PeerId, int]:
@@ -205,9 +205,9 @@ class ConnectionManager(PeerView):
     # Connections
 
     async def reach(self) -> list[PeerId]:
-        """Return connected peers, dialling whomever we know until there is one.
+        """Return the connected peers; while there are none, dial all known addresses.
 
-        Never gives up: it says what it could not reach and tries again, with back-off.
+        Retries with backoff until a peer answers; each attempt logs the unreachable addresses.
         """
         while True:
             await self._look()
@@ -230,11 +230,11 @@ class ConnectionManager(PeerView):
             self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
 
     async def run(self) -> None:
-        """Keep connections until cancelled."""
+        """Maintain connections until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._dial_for_ever())
             group.create_task(self._join_through_several())
-            while True:  # a peer that does not answer must not keep us from seeing the others
+            while True:  # apart from dialling: an unresponsive peer must not delay polling
                 await self._look()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
@@ -242,7 +242,7 @@ class ConnectionManager(PeerView):
                 self._look_now.clear()
 
     async def ensure(self, peer: PeerId) -> bool:
-        """Connect to a member if we are not; False when its addresses do not answer."""
+        """Connect to a member if not connected; False when no address answers."""
         if peer in self._connected:
             return True
         if self._is_full(peer) or self._bans.holds(peer, loop_time()):
@@ -250,10 +250,9 @@ class ConnectionManager(PeerView):
         return await self._dialler.any(self._book.addresses_of(peer))
 
     def reachable_addresses(self) -> list[str]:
-        """Return what a later start may try first: addresses of connected members, then others.
+        """Return addresses for a later start: connected members first, then earlier answers.
 
-        Those that we have chosen come before those that have chosen us; the others are those that
-        have answered before.
+        Outbound peers come before inbound ones.
         """
         peers = sorted(self._connected, key=lambda peer: peer not in self._chosen)
         now = anchors(peers, {peer: self._book.addresses_of(peer) for peer in peers})
@@ -267,29 +266,28 @@ class ConnectionManager(PeerView):
 
     @property
     def _taken(self) -> int:
-        """How many connections there are, with those that are on their way."""
         return len(self._connected) + self._dialler.dialling
 
     def _admit(self, peer: PeerId) -> bool:
-        """Return whether there is room; then the peer counts as connected before the next look."""
+        """Return whether there is room; if so, count the peer as connected before the next poll."""
         if self._is_full(peer):
             return False
         self._connected[peer] = None
         return True
 
     def _is_full(self, peer: PeerId) -> bool:
-        """Return whether one more would be too many; then connections are ended now."""
+        """Return whether one more connection exceeds the limit; if so, prune now."""
         if self._taken <= CONNECTIONS_HIGH or peer in self._connected or self._is_kept(peer):
             return False
         self._look_now.set()
         return True
 
     def _is_kept(self, peer: PeerId) -> bool:
-        """Return whether a connection has a place of its own: we chose it, or it has standing."""
+        """Return whether a connection is exempt from pruning: outbound or trusted."""
         return peer in self._chosen or self._proven(peer)
 
     def _addresses(self) -> list[str]:
-        """Return where somebody may answer who is not us: bootstrap peers, and some we knew."""
+        """Return bootstrap addresses and a sample of known ones, except our own and banned."""
         outcomes, known, book = self._dialler.outcomes, [], self._book
         for addresses in (outcomes.answered(), book.reachable(), book.reachable(self._proven)):
             drawn = self._rng.sample(addresses, 2 * TRIED_MAX)
@@ -299,7 +297,7 @@ class ConnectionManager(PeerView):
         return [address for address in tried if peer_of(address) not in nobody]
 
     async def _look(self) -> None:
-        """Poll the transport, and tell the followers who is connected."""
+        """Poll the transport and notify the followers."""
         try:
             peers = await within(CONNECT_SECONDS, self._transport.peers())
         except TransportError:
@@ -308,9 +306,9 @@ class ConnectionManager(PeerView):
             return
         await self._dialler.look_at_ourselves()
         now, here = loop_time(), dict.fromkeys(peers)
-        if here != self._connected:  # of equal size it takes a third of what comparing keys does
+        if here != self._connected:  # at equal size, a third of the cost of comparing keys
             stayed = (peer for peer in self._connected if peer in here)
-            self._connected = dict.fromkeys((*stayed, *here))  # in the order in which they came
+            self._connected = dict.fromkeys((*stayed, *here))  # in order of arrival
         if not self._chosen.keys() <= self._connected.keys():
             self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
         await self._end_connections(now)
@@ -320,7 +318,7 @@ class ConnectionManager(PeerView):
             self._dialler.refusals.clear()
             self._retry_seconds = RETRY_SECONDS_MIN
         if self._standing.look(self._connected, now):
-            with suppress(TransportError):  # told again at the next look
+            with suppress(TransportError):  # repeated at the next poll
                 kept = self.meshed().union(self._chosen, self._standing.peers)
                 await within(CONNECT_SECONDS, self._transport.keep(kept))
         if len(self._connected) < CONNECTIONS_TARGET or self._lacks_standing(now):
@@ -329,7 +327,7 @@ class ConnectionManager(PeerView):
             follower(self.connected)
 
     async def _end_connections(self, now: float) -> None:
-        """End those of peers that are kept away, and of too many those of strangers."""
+        """Close connections of banned peers and, above the limit, of untrusted ones."""
         away = dict.fromkeys(filter(self._connected.__contains__, self._bans.held(now)))
         if self._taken > CONNECTIONS_HIGH:
             meshed = self.meshed()
@@ -344,7 +342,6 @@ class ConnectionManager(PeerView):
             await asyncio.gather(*map(self.disconnect, away))
 
     async def _wait_for_a_peer(self, seconds: float) -> None:
-        """Wait, but not longer than until somebody has connected to us."""
         while seconds > 0 and not self._connected:
             await asyncio.sleep(min(seconds, POLL_SECONDS))
             seconds -= POLL_SECONDS
@@ -361,9 +358,9 @@ class ConnectionManager(PeerView):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _join_through_several(self) -> None:
-        """Go on to dial bootstrap peers until those of several networks have answered.
+        """Dial bootstrap peers until peers of several networks have answered.
 
-        One by one and not while nobody is there: then ``reach`` dials all of them.
+        Dials one at a time, and only while connected: otherwise ``reach`` dials all of them.
         """
         met: dict[str, None] = {}
         while True:
@@ -384,7 +381,7 @@ class ConnectionManager(PeerView):
         return now >= self._seek_standing_at and self._standing.few(self.peer_id)
 
     async def _dial_members(self) -> None:
-        """Dial some who have standing while there are too few of them, and some of all."""
+        """Dial trusted members while too few are connected, and random members."""
         drawn, now = dict[PeerId, None](), loop_time()
         if self._lacks_standing(now):
             drawn |= self._draw(self._proven)
@@ -396,7 +393,7 @@ class ConnectionManager(PeerView):
 
     def _draw(self, wanted: Callable[[PeerId], bool]) -> dict[PeerId, None]:
         arguments = loop_time(), self._connected, self._chosen, wanted
-        drawn = iter(lambda: self._candidates.draw(*arguments), None)  # until there is nobody
+        drawn = iter(lambda: self._candidates.draw(*arguments), None)  # until no candidate is left
         return dict.fromkeys(islice(drawn, DIALS_AT_ONCE))
 
     async def _dial_member(self, peer: PeerId) -> None:

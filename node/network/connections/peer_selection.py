@@ -1,14 +1,8 @@
-"""Which member a node dials next, of those whose records say that they can be dialled.
+"""Peer selection: dial candidates, peers to prune, and anchors for the next start.
 
-Which connections are spread over networks, and which addresses are kept over a restart.
-
-Whoever wants to be all that we see makes keys, and those sit where its machines are: in few
-networks. It may fill what connects to us; what we dial ourselves we spread, and it is what a later
-start begins with.
-
-The network of a peer: what it shares with peers that are probably the same person's.
-
-Which of the connected peers have standing.
+An eclipse attacker can create keys freely, but its machines are in few networks. It can fill the
+inbound connections; a node therefore spreads its outbound connections over networks, and starts
+from those peers after a restart. ``TrustedPeers`` caches which connected peers are trusted.
 """
 
 from collections import Counter
@@ -25,25 +19,25 @@ from protocol.membership.roster import Roster
 from roles.ports.clock import Clock
 
 DIALLED_PER_NETWORK = 2
-"""Members that we dial for want of peers in one network before others; a guess."""
+"""Outbound peers in one network before other networks are preferred; a guess."""
 
 
 def network_of(addresses: Iterable[str]) -> str | None:
-    """Return the /16 (IPv6 /32) of the first address that tells one; local ones tell none."""
+    """Return the /16 (IPv6 /32) of the first public address, or None."""
     places = (address_block(address) for address in addresses)
     return next((prefix_of(place) for place in places if place is not None), None)
 
 
 def crowded(networks: Iterable[str | None]) -> frozenset[str]:
-    """Return the networks of which enough have been dialled."""
+    """Return the networks that have enough outbound peers."""
     counts = Counter(network for network in networks if network is not None)
     return frozenset(name for name, count in counts.items() if count >= DIALLED_PER_NETWORK)
 
 
 def independent(addresses: Sequence[str], answered: Iterable[str], networks_max: int) -> list[str]:
-    """Return the addresses that are of other networks than those which have answered.
+    """Return the addresses in networks other than those of ``answered``.
 
-    None once these are of so many. An address that tells no network is one of its own.
+    Empty once ``networks_max`` networks answered. An address without a network counts as its own.
     """
     met = {network_of([address]) or host_of(address) for address in answered}
     if len(met) >= networks_max:
@@ -57,11 +51,11 @@ def surplus(
     gossip_ok: AbstractSet[PeerId],
     count: int,
 ) -> list[PeerId]:
-    """Return ``count`` of the peers, if there are so many, to end the connections of.
+    """Return up to ``count`` peers to disconnect.
 
-    Those come first that are not ``gossip_ok``, then those that have most neighbours where they
-    are, and of these who came last; who is nowhere known is nobody's neighbour. ``peers`` are in
-    the order in which they came.
+    Order: peers below the gossip threshold (not ``gossip_ok``) first, then those with most peers in
+    their address block, then the most recent. Peers with unknown address have no colocation count.
+    ``peers`` are in order of arrival.
     """
     near: Counter[str] = Counter()
     ranked = []
@@ -73,10 +67,10 @@ def surplus(
 
 
 def anchors(peers: Sequence[PeerId], addresses: Mapping[PeerId, Sequence[str]]) -> list[str]:
-    """Return the addresses of peers in the order in which a later start should try them.
+    """Return addresses of ``peers`` in the order in which a later start should dial them.
 
-    Of ``peers``, the best first, those come first that are alone in their network so far. None
-    through a relay: it does not last so long.
+    ``peers`` are ranked best first; the first peer of each network precedes further peers of the
+    same network. Circuit addresses are omitted because they are short-lived.
     """
     seen: Counter[str | None] = Counter()
     ranked = []
@@ -89,14 +83,14 @@ def anchors(peers: Sequence[PeerId], addresses: Mapping[PeerId, Sequence[str]]) 
 
 
 AGAIN_SECONDS = 15.0
-"""Until a member is dialled again."""
+"""Pause between two dials of one member."""
 
 LOOKED_AT_MAX = 1024
-"""Members looked at for one to dial: a millisecond or two."""
+"""Members inspected per draw: 1 to 2 ms."""
 
 
 class Candidates:
-    """Draws members from a roster, ``own`` never; none before the run is known."""
+    """Draws members from a roster, except ``own``; empty before the run is known."""
 
     def __init__(
         self, own: PeerId, roster: Roster | None, book: AddressBook, clock: Clock, rng: Rng
@@ -115,11 +109,10 @@ class Candidates:
         chosen: Collection[PeerId],
         wanted: Callable[[PeerId], bool],
     ) -> PeerId | None:
-        """Return a wanted member to dial, the first one from a random place in the roster on.
+        """Return the first wanted member from a random roster position on, or None.
 
-        One of a network in which we have not chosen enough yet, if there is such a member.
-        Not a sample of all of them: looking at a thousand members to take two costs more than the
-        rest of a table's work.
+        Prefers networks with too few outbound peers. Does not sample all members: looking at 1000
+        to take two would cost more than all other work of the connection manager.
         """
         roster, wall_now = self._roster, self._clock.now()
         if roster is None:
@@ -150,7 +143,7 @@ class Candidates:
 
 
 _BEHIND_RELAYS = "behind relays"
-"""One network for all peers whose place nobody can tell."""
+"""One network for all peers with only circuit addresses."""
 
 
 def network_of_peer(context: NodeContext, peer: PeerId) -> Hashable:
@@ -168,27 +161,25 @@ def network_of_peer(context: NodeContext, peer: PeerId) -> Hashable:
 
 TARGET = 8
 NEWCOMERS_TARGET = 2
-"""To how many peers with standing a node is connected, if there are so many, that has standing
-itself, and that has none yet: strangers that fill its connections must not come between. Guesses;
-the second is what a gossip mesh needs."""
+"""Trusted peers that a node wants: 8 if it is trusted itself, 2 if not. They ensure that untrusted
+peers which fill its connections cannot isolate it. Guesses; 2 is the need of a gossip mesh."""
 
 LOOK_SECONDS = 30.0
-"""Until the same peers are looked at again: half of an epoch of a minute, by which standing
-changes."""
+"""Lifetime of the cached result: half an epoch of one minute; reputation changes by epoch."""
 
 
 class TrustedPeers:
-    """Remembers what ``trusted`` said of the connected peers."""
+    """Caches which connected peers are trusted (``trusted``)."""
 
     def __init__(self, trusted: Callable[[PeerId], bool]) -> None:
         self._proven = trusted
         self._looked_at: dict[PeerId, object] = {}
         self._until = 0.0
         self.peers: frozenset[PeerId] = frozenset()
-        """Those that have it, as of the last look."""
+        """The trusted peers, as of the last update."""
 
     def look(self, connected: Mapping[PeerId, object], now: float) -> bool:
-        """Look, if others are connected than at the last look or it is long ago; tell whether."""
+        """Update if the connected peers changed or the cache expired; return whether it did."""
         if connected == self._looked_at and now < self._until:
             return False
         if now >= self._until:
@@ -199,6 +190,6 @@ class TrustedPeers:
         return True
 
     def few(self, own: PeerId) -> bool:
-        """Return whether we (``own``) are connected to fewer than we want."""
+        """Return whether fewer trusted peers than wanted are connected to us (``own``)."""
         count = len(self.peers)
         return count < NEWCOMERS_TARGET or (count < TARGET and self._proven(own))

@@ -1,1 +1,1 @@
-"""Gossip live: drives the pure router of ``protocol.gossipsub`` over streams to connected peers."""
+"""GossipSub driver: runs the pure router of ``protocol.gossipsub`` over streams to peers."""

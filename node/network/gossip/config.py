@@ -1,7 +1,4 @@
-"""What the driver of gossip waits for, and how much it queues.
-
-How fast gossip beats: at the pace of its run.
-"""
+"""Deadlines and queue sizes of the gossip driver, and the heartbeat of a run."""
 
 from dataclasses import dataclass, field
 
@@ -12,22 +9,22 @@ from protocol.gossipsub.params import Params
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipLimits:
-    """Deadlines in seconds and sizes of the driver; all are guesses unless a source is named."""
+    """Deadlines in seconds and queue sizes; all are guesses unless a source is named."""
 
     call_seconds: float = 10.0
-    """One call of the transport."""
+    """One transport call."""
     stall_seconds: float = GOSSIP.stall_seconds
-    """A write, or the rest of a begun frame; a peer that takes longer is disconnected."""
+    """A write, or the rest of a partial frame; slower peers are disconnected."""
     validate_seconds: float = 10.0
     """An application validator; after that the message is ignored."""
     retry_seconds: float = 1.0
-    """Before the outbound stream is opened again; doubles up to ``retry_seconds_max``."""
+    """Initial backoff for the outbound stream; doubles up to ``retry_seconds_max``."""
     retry_seconds_max: float = 60.0
     publish_wait_seconds: float = 5.0
-    """How long ``publish`` waits at most while most peers' queues are crowded."""
+    """Maximum wait of ``publish`` while most send queues are congested."""
     outbox_frames_max: int = 4096
     outbox_bytes_max: int = 4 << 20
-    """Per peer; bodies are shared between the queues."""
+    """Per peer; the queues share message bodies."""
     rates: ReadRates = field(default_factory=ReadRates)
 
 
@@ -36,10 +33,11 @@ RELAY_HEARTBEATS = 0.05
 
 
 def params_for_epoch(epoch_seconds: float) -> Params:
-    """Return gossip's times: the specification's second, up to four when epochs are long.
+    """Return gossip parameters with a heartbeat of 1/5 epoch, at least 1 s and at most 4 s.
 
-    A heartbeat bounds how long a lost message is missed, and nothing is decided faster than an
-    epoch; most of what an idle node does is its heartbeat. A relay waits a twentieth of it.
+    1 s is the specification's heartbeat. A heartbeat bounds the recovery time of a lost message,
+    and every decision takes at least an epoch. Heartbeats dominate the cost of an idle node.
+    Forwarding waits up to 1/20 of a heartbeat.
     """
     heartbeat_seconds = min(max(HEARTBEAT_EPOCHS * epoch_seconds, 1.0), 4.0)
     return Params(

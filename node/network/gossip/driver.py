@@ -1,4 +1,4 @@
-"""Drives the gossip router over streams to the connected peers, for the services of one node."""
+"""GossipSub driver: runs the pure router over streams to connected peers."""
 
 import asyncio
 from collections import Counter
@@ -38,30 +38,30 @@ from roles.ports.clock import Clock
 from roles.ports.transport import Trust
 
 Validator = Callable[[PeerId, bytes], ValidationResult | Awaitable[ValidationResult]]
-"""``(author, data) -> verdict`` before relay; the author's signature is already checked."""
+"""``(author, data) -> verdict`` before forwarding; the author's signature is already verified."""
 
 Delivery = Callable[[PeerId, bytes], None]
-"""``(author, data)`` of an accepted message; runs in the loop and returns at once."""
+"""``(author, data)`` of an accepted message; runs in the loop and must not block."""
 
 
 FAULT_SCORE = -1.0
-"""P5 of one fault; a guess. A stranger has no place in a mesh then, and who delivers keeps its own.
-A few faults keep a peer away altogether."""
+"""P5 (application score) per fault; a guess. One fault costs an untrusted peer its mesh slot; a
+peer that delivers messages keeps its own. Several faults lead to a ban."""
 
 
 @dataclass(slots=True)
 class GossipCounters:
-    """What happened to messages since the start."""
+    """Message counters since the start."""
 
     published: int = 0
     received: int = 0
-    """New, well signed, and given to a validator."""
+    """New messages with a valid signature, passed to a validator."""
     verdicts: Counter[ValidationResult] = field(default_factory=Counter)
     duplicates: int = 0
     overflows: int = 0
-    """Not validated because too many were waiting; they come again by IHAVE."""
+    """Dropped because the validation queue was full; peers offer them again by IHAVE."""
     faults: int = 0
-    """Of peers: what they sent breaks the protocol, or was rejected."""
+    """Protocol violations and rejected messages of peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class _Topic:
 
 
 class Gossip:
-    """Publish and subscribe with the connected peers; their faults are told to ``peers``."""
+    """Publish and subscribe among the connected peers; reports faults to ``peers``."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Gossip:
 
     @property
     def link_counters(self) -> PeerStreamCounters:
-        """Frames and bytes on the streams."""
+        """Frame and byte counters of the streams."""
         return self._links.counters
 
     async def start(self) -> None:
@@ -144,11 +144,11 @@ class Gossip:
         *,
         may_wait: bool = False,
     ) -> None:
-        """Take part in ``topic``; raises ``ValueError`` for a bad or one too many topic.
+        """Join ``topic``; raises ``ValueError`` for an invalid topic, or for one too many.
 
-        With ``may_wait`` others' messages are relayed by the next heartbeat, in batches.
-        ``validate`` decides before a message is relayed; ``deliver`` gets each accepted one once.
-        A message of our own is not delivered to us.
+        With ``may_wait`` messages are forwarded in batches, at the latest at the next heartbeat.
+        ``validate`` runs before a message is forwarded; ``deliver`` receives each accepted message
+        once. Own messages are not delivered.
         """
         self._apply(Subscribe(topic, may_wait))
         self._topics[topic] = _Topic(validate, deliver)
@@ -161,7 +161,7 @@ class Gossip:
     async def publish(self, topic: str, data: bytes) -> None:
         """Sign ``data`` and send it to every subscriber; raises ``ValueError`` if it is too large.
 
-        Waits a little while most queues are crowded, so a burst slows down instead of dropping.
+        Waits up to ``publish_wait_seconds`` while most send queues are congested, to avoid drops.
         """
         await self._links.wait_for_room()
         self._apply(Publish(topic, data))
@@ -172,19 +172,19 @@ class Gossip:
         return self._router.mesh_peers(topic)
 
     def meshed(self) -> frozenset[PeerId]:
-        """Return who is in a mesh of ours."""
+        """Return the mesh peers of all topics."""
         return frozenset().union(*map(self.mesh_peers, self._router.topics))
 
     def gossip_ok(self, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Return those of the peers that are not scored so badly that we gossip nothing to them."""
+        """Return the peers at or above the gossip threshold."""
         return self._router.gossip_ok(peers)
 
     def report(self) -> list[PeerReport]:
-        """Return what is known of each peer, in the order they came."""
+        """Return the state of each peer, in order of arrival."""
         return self._router.report(self._clock.now())
 
     def _opinions(self) -> Mapping[PeerId, float]:
-        """Return P5: what services found out about peers, whatever it was that they sent us."""
+        """Return P5 per peer, from the faults that all services reported."""
         return {peer: FAULT_SCORE * count for peer, count in self._peers.faults().items()}
 
     def _ignored(self, peer: PeerId) -> bool:
@@ -192,7 +192,7 @@ class Gossip:
 
     def _apply(self, event: Event) -> None:
         for effect in self._router.handle(event, self._clock.now()):
-            # By frequency, and not by ``match``, which takes three times as long.
+            # Ordered by frequency; ``match`` takes three times as long.
             if isinstance(effect, Send):
                 self._links.send(effect)
             elif isinstance(effect, Discard):
@@ -231,7 +231,7 @@ class Gossip:
     def _validate(self, effect: Validate) -> None:
         self.counters.received += 1
         verdict: ValidationResult | Awaitable[ValidationResult] = ValidationResult.IGNORE
-        topic = self._topics.get(effect.topic)  # None: a validator before it left the topic
+        topic = self._topics.get(effect.topic)  # None: a validator has just unsubscribed
         try:
             if topic is not None:
                 verdict = topic.validate(effect.author, effect.data)

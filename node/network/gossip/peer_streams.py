@@ -1,8 +1,8 @@
-"""Gossip's streams: one queue and two streams per connected peer, every wait with a deadline.
+"""Gossip streams: one send queue and two streams per connected peer; every wait has a deadline.
 
 Each side of a pair writes on its own ``/meshsub/1.1.0`` stream and reads from the other's. A slow
-or dead peer costs its own bounded queue, never the router: the writer task of that peer waits, the
-rest goes on, and what the queue drops is chosen by ``Priority`` and counted.
+or dead peer fills only its own bounded queue: its writer task blocks, and the router and other
+peers continue. A full queue drops by ``Priority`` and counts the drops.
 """
 
 import asyncio
@@ -34,35 +34,35 @@ from roles.ports.transport import Stream, TransportError, Trust
 
 _READ_BYTES = 64 * 1024
 _WRITE_BYTES = 64 * 1024
-"""One write, if it is not one larger frame: what a stall deadline is measured over."""
+"""Bytes per write, unless one frame is larger; the stall deadline applies to one write."""
 
 
 IGNORED_SECONDS = 5.0
-"""Until it is looked whether a peer whose gossip nobody would heed is to be read again."""
+"""Interval at which a graylisted peer's score is checked before its stream is read again."""
 
 STALL_LOOKS = 4
-"""How often stalled writes are looked for within the time that makes one."""
+"""Checks for stalled writes per ``stall_seconds``."""
 
 
 @dataclass(slots=True)
 class PeerStreamCounters:
-    """What the streams carried since the start."""
+    """Stream counters since the start."""
 
     frames_in: int = 0
     frames_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     frames_dropped: int = 0
-    """By a full outbound queue."""
+    """By a full send queue."""
     peers_cut: int = 0
     """Disconnected because they stalled."""
     reads_delayed: int = 0
-    """Because a peer had sent more than its part."""
+    """Reads delayed because a peer exceeded its rate."""
 
 
 @dataclass(slots=True)
 class _PeerStream:
-    """One connected peer: our queue and writer, and its stream to us."""
+    """One connected peer: its send queue and writer, and its inbound stream."""
 
     peer: PeerId
     outbox: SendQueue
@@ -71,24 +71,24 @@ class _PeerStream:
     inbound: Stream | None = None
     inbound_seen: bool = False
     greeted: bool = False
-    """Whether the router was told of the streams as they are."""
+    """Whether the router has sent hello on the present streams."""
     task: asyncio.Task[None] | None = None
     writer: asyncio.Task[None] | None = None
     writing_since: float | None = None
-    """Loop time at which the write under way began."""
+    """Loop time at which the pending write began."""
     stalled: bool = False
     idle: Stream | None = None
-    """Our stream to the peer, while its task has nothing to write."""
+    """The outbound stream, while the writer task is idle."""
     delay: asyncio.Event | None = None
-    """Of the reader that lets bytes wait; set when it need not go on, as nobody sends any more."""
+    """Set to wake a delayed reader when its stream will bring no more bytes."""
 
 
 class PeerStreams:
-    """The connected peers, as far as gossip goes.
+    """Streams and send queues of all connected peers.
 
-    ``apply`` takes the events that the streams cause, ``blame`` what breaks the framing. Of whoever
-    is ``ignored`` no more than a little is read. ``meshed`` tells who is in a mesh of ours;
-    ``core_seconds`` is a clock of what was computed.
+    ``apply`` receives the events of the streams; ``blame`` receives framing faults. A few KB at
+    most are read from ``ignored`` (graylisted) peers. ``meshed`` returns whether a peer is in one
+    of our meshes. ``core_seconds`` is a CPU clock.
     """
 
     def __init__(
@@ -119,9 +119,7 @@ class PeerStreams:
         self._running = False
         self._framed = (b"", b"")
         self._followed: Sequence[PeerId] = []
-        """The connected peers at the last look."""
         self._placed = peers.places
-        """Where the peers were at the last look."""
         self._stalls_looked_for_at = 0.0
         self.counters = PeerStreamCounters()
         size_bytes = attrgetter("size_bytes")
@@ -147,7 +145,7 @@ class PeerStreams:
         self._links.clear()
 
     def send(self, effect: Send) -> None:
-        """Send or queue an RPC; never waits, drops the least important when the queue is full."""
+        """Send or queue an RPC without waiting; a full queue drops its least important frames."""
         link = self._links.get(effect.peer)
         if link is None or self._send_at_once(link, effect.rpc):
             return
@@ -155,12 +153,12 @@ class PeerStreams:
         link.filled.set()
 
     def _send_at_once(self, link: _PeerStream, rpc: bytes) -> bool:
-        """Spare an RPC the way through the queue and its task when nothing waits before it."""
+        """Write an RPC directly when the queue is empty, bypassing queue and writer task."""
         idle = link.idle
         if idle is None or link.outbox:
             return False
         if rpc is not self._framed[0]:
-            self._framed = (rpc, frame(rpc))  # the next ones mostly get the same
+            self._framed = (rpc, frame(rpc))  # the next peers mostly receive the same RPC
         data = self._framed[1]
         if not idle.offer(data):
             return False
@@ -173,9 +171,9 @@ class PeerStreams:
         return max((size(link.outbox) for link in self._links.values()), default=0)
 
     async def wait_for_room(self) -> None:
-        """Wait a while as long as most queues are crowded; one stalled peer delays nobody.
+        """Wait up to ``publish_wait_seconds`` while most queues are congested.
 
-        First come, first served: a busy publisher must not take all the room from the others.
+        A single stalled peer causes no wait. FIFO: a busy publisher cannot starve the others.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.publish_wait_seconds), self._turn:
@@ -188,7 +186,7 @@ class PeerStreams:
         return 2 * sum(crowded) > len(crowded)
 
     def interrupt_stalled(self) -> None:
-        """End the writes that take too long; a timer for each would cost more than the write."""
+        """Cancel writes past their deadline; one timer per write would cost more than the write."""
         now = loop_time()
         if now < self._stalls_looked_for_at + self._limits.stall_seconds / STALL_LOOKS:
             return
@@ -211,7 +209,7 @@ class PeerStreams:
         self._followed = peers
         connected = dict.fromkeys(peers)
         for peer, link in list(self._links.items()):
-            # While its bytes wait nobody sees its stream end; else that is heard of at once.
+            # A delayed stream is not read, so its end goes unnoticed; others end at once.
             if peer not in connected and (link.inbound is None or link.delay is not None):
                 self._unlink(link)
         own = self._peers.peer_id
@@ -236,14 +234,14 @@ class PeerStreams:
         self._apply(PeerDisconnected(link.peer))
 
     def _greet(self, link: _PeerStream) -> None:
-        """Let the router say hello, once for each new pair of streams."""
+        """Have the router send hello, once per new pair of streams."""
         if not link.greeted:
             link.greeted = True
             self._apply(PeerConnected(link.peer))
             self._locate(link.peer)
 
     def _locate(self, peer: PeerId) -> None:
-        """Tell the router where a peer is, which it heeds of those that are greeted."""
+        """Pass a peer's address blocks to the router, which uses them after hello."""
         if peer in self._placed:
             self._apply(PeerLocated(peer, self._placed[peer]))
 
@@ -264,15 +262,15 @@ class PeerStreams:
             self._greet(link)
             opened_at = loop_time()
             await self._use(link, stream)
-            link.greeted = False  # the next stream begins with a new hello
+            link.greeted = False  # the next stream starts with a new hello
             if loop_time() - opened_at >= self._limits.retry_seconds_max:
                 wait_seconds = self._limits.retry_seconds
             await self._wait_to_retry(link, wait_seconds)
-            # A peer that has no room for us closes each stream at once.
+            # A full peer closes each stream at once.
             wait_seconds = min(2 * wait_seconds, self._limits.retry_seconds_max)
 
     async def _wait_to_retry(self, link: _PeerStream, seconds: float) -> None:
-        """Wait, but not longer than until the peer opens a stream to us."""
+        """Wait up to ``seconds``, or until the peer opens a stream to us."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await link.retry.wait()
@@ -280,8 +278,8 @@ class PeerStreams:
     async def _use(self, link: _PeerStream, stream: Stream) -> None:
         """Write the queue to ``stream`` until it breaks or stalls.
 
-        Two tasks and no task group: a group that fails while its parent is cancelled raises the
-        failure only (CPython before 3.13), and a link that is unlinked then would live on.
+        Uses two tasks instead of a ``TaskGroup``. A group that fails while its parent is cancelled
+        raises only the failure (CPython before 3.13), so an unlinked peer's task would survive.
         """
         loop = asyncio.get_running_loop()
         link.stalled, link.writing_since = False, None
@@ -292,7 +290,7 @@ class PeerStreams:
         finally:
             for task in tasks:
                 task.cancel()
-            try:  # unlinked, and then stopped: a second cancellation comes here
+            try:  # a second cancellation (unlink, then stop) arrives here
                 ends = await asyncio.gather(*tasks, return_exceptions=True)
             finally:
                 await stream.close()
@@ -304,9 +302,9 @@ class PeerStreams:
                 raise end
 
     async def _watch(self, stream: Stream) -> None:
-        """Notice the end of a stream that we only write to; idle is its normal state."""
+        """Detect the end of a write-only stream; silence is its normal state."""
         await stream.read(1)
-        raise TransportError("the peer closed our stream, or wrote on it")
+        raise TransportError("the peer closed the outbound stream, or wrote on it")
 
     async def _write(self, link: _PeerStream, stream: Stream) -> None:
         while True:
@@ -328,7 +326,7 @@ class PeerStreams:
             self.counters.bytes_out += len(data)
 
     async def _serve(self, stream: Stream) -> None:
-        """Read a peer's stream to us; a newer one of the same peer replaces it."""
+        """Read a peer's inbound stream; a newer stream of the same peer replaces it."""
         link = self._link(stream.peer) if self._running else None
         if link is None:
             return
@@ -336,7 +334,7 @@ class PeerStreams:
         if link.delay is not None:
             link.delay.set()
         if link.inbound_seen:
-            link.greeted = False  # the peer may have forgotten what we told it
+            link.greeted = False  # the peer may have lost its state
         link.inbound_seen = True
         self._greet(link)
         link.retry.set()
@@ -348,12 +346,12 @@ class PeerStreams:
             link.inbound = None
 
     async def _wait_while_ignored(self, stream: Stream) -> None:
-        """Let bytes wait that nobody would heed: they take nothing of what is read of strangers."""
+        """Delay a graylisted peer's bytes, so that they use no share of the read budget."""
         while self._ignored(stream.peer):
             await self._delay(stream, IGNORED_SECONDS)
 
     async def _delay(self, stream: Stream, seconds: float) -> None:
-        """Let the bytes of a stream wait; raises ``TransportError`` when no more will come."""
+        """Delay reading of a stream; raises ``TransportError`` when it will bring no more bytes."""
         link = self._links.get(stream.peer)
         if link is not None and link.inbound is stream:
             link.delay = ended = asyncio.Event()
@@ -363,15 +361,15 @@ class PeerStreams:
             except TimeoutError:
                 return
             finally:
-                if link.delay is ended:  # else a newer stream waits by now
+                if link.delay is ended:  # otherwise a newer stream is delayed
                     link.delay = None
-        raise TransportError("the stream of a peer that has left, or has another one")
+        raise TransportError("the peer disconnected or replaced its stream")
 
     async def _read(self, stream: Stream) -> None:
         deframer, peer, read, counters = Deframer(), stream.peer, stream.read, self.counters
         reading = self._reading
         while True:
-            # Between frames a peer may be silent for as long as it is connected.
+            # Between frames a peer may be silent indefinitely.
             if deframer.unfinished:
                 async with asyncio.timeout(self._limits.stall_seconds):
                     data = await read(_READ_BYTES)
@@ -396,4 +394,4 @@ class PeerStreams:
                 self._apply(RpcReceived(peer, rpc))
             reading.took(peer, self._core_seconds() - began, size)
             if size == _READ_BYTES:
-                await asyncio.sleep(0)  # there is more: a busy peer must not keep the loop
+                await asyncio.sleep(0)  # more is pending: yield to other tasks

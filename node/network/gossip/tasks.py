@@ -1,4 +1,4 @@
-"""The tasks of gossip: they end together, and a fault in one of them is heard of at once."""
+"""Task group of gossip: cancels all tasks together, reports each failure at once."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Tasks:
-    """Tasks that end together; one that fails tells the loop's exception handler at once."""
+    """Set of tasks; a failure goes to the loop's exception handler at once."""
 
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -33,6 +33,6 @@ class Tasks:
 
 
 def surface(error: BaseException) -> None:
-    """Give an exception of our own to the loop's handler, for code that must go on."""
-    context = {"message": "gossip met a fault of our own", "exception": error}
+    """Pass an internal error to the loop's exception handler and continue."""
+    context = {"message": "internal error in gossip", "exception": error}
     asyncio.get_running_loop().call_exception_handler(context)

@@ -1,4 +1,4 @@
-"""The weights server as an ASGI application: admits, answers, sends within limits."""
+"""ASGI application of the weights server: admits requests and sends bodies within limits."""
 
 import asyncio
 import logging
@@ -27,14 +27,14 @@ Send = Callable[[Message], Awaitable[None]]
 SendPart = Callable[[bytes | FilePart], Awaitable[int]]
 
 RETRY_SECONDS = 1
-"""Told to whom there is no room for; shardcast's clients wait two."""
+"""``Retry-After`` of a 503 response; shardcast's clients wait 2 s."""
 
 METHODS = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseLimits:
-    """Guesses. A response holds 64 KiB of a file that its socket has not taken.
+    """Concurrent responses; guesses. A response buffers at most 64 KiB of a file.
 
     ``per_address`` suits shardcast's clients, which keep ten in flight, and ours with eight.
     """
@@ -42,13 +42,13 @@ class ResponseLimits:
     per_address: int = 16
     total: int = 64
     stall_seconds: float = 60.0
-    """For the next piece of a blob that is arriving, as on streams."""
+    """For the next piece of a blob that is being downloaded, as on streams."""
 
 
 class Application:
-    """Serves a catalogue, under ``cap``; adds to ``sent`` what left.
+    """Serves a catalogue below ``cap``, and counts the bytes in ``sent``.
 
-    ``trusted`` tells whether somebody with standing is at an address.
+    ``trusted`` returns whether a trusted peer is connected from an address.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Application:
         self._serving: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; a response that cannot be finished breaks its connection off."""
+        """Answer one request; closes the connection of a response that cannot be completed."""
         address = scope["client"][0] if scope["client"] else ""
         full = self._serving.total() >= self._limits.total
         if full or self._serving[address] >= self._limits.per_address:
@@ -77,7 +77,7 @@ class Application:
         try:
             await _until_disconnected(self._serve(scope, address, send), receive)
         except (TransportError, LookupError, OSError) as error:
-            log.info("response to %s broken off: %s", address, error)
+            log.info("response to %s aborted: %s", address, error)
         finally:
             self._serving[address] -= 1
             if not self._serving[address]:
@@ -130,7 +130,7 @@ class Application:
 
 
 async def _until_disconnected(serving: Any, receive: Receive) -> None:
-    """Serve, but no longer than somebody listens: what is sent after that is dropped in silence."""
+    """Serve until the client disconnects: uvicorn silently drops anything sent later."""
     task = asyncio.ensure_future(serving)
     leaving = asyncio.ensure_future(_disconnected(receive))
     try:

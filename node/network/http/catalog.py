@@ -1,7 +1,7 @@
-"""What this node serves by HTTP: shards, indexes, and whole versions in shardcast's layout.
+"""Catalogue of the weights server: shards, indexes, and whole versions in shardcast's layout.
 
-Only what is stored for weights or for the run's own files: a rollout's body is for its committee,
-and an optimiser state for trainers; both go by streams.
+It serves only blobs stored as weights or as the run's files. Rollout bodies are for their committee
+and optimiser states for trainers; both use streams.
 """
 
 import asyncio
@@ -23,14 +23,15 @@ from roles.ports.storage import Purpose
 SERVED = frozenset((Purpose.WEIGHTS, Purpose.RUN_FILE))
 
 SHARD_BYTES = 50_000_000
-"""Of shardcast 0.3.2 (``SHARDCAST_SHARD_SIZE``), whatever the run's own shards are."""
+"""Shard size of shardcast 0.3.2 (``SHARDCAST_SHARD_SIZE``), independent of the run's own."""
 
 PROBE_BYTES = 1_000_000
-"""Of ``data1.bin``, whose size its operators choose; a guess between a fair measure and a gift."""
+"""Size of ``data1.bin``, chosen by the operator in shardcast; a guess: large enough to measure,
+small enough to give away."""
 
 HASHING_SECONDS = 20.0
-"""A request for the list waits so long for the digest of a new version; clients give up after 30
-(``SHARDCAST_HTTP_TIMEOUT``) and ask again."""
+"""Maximum wait of a list request for the digest of a new version. Clients time out after 30 s
+(``SHARDCAST_HTTP_TIMEOUT``) and retry."""
 
 _IMMUTABLE = b"public, max-age=31536000, immutable"
 _TEXT = b"text/plain; charset=utf-8"
@@ -41,7 +42,7 @@ _PROBE = bytes(PROBE_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A version's file; one that is fetched again is another one."""
+    """A version's file; a repeated download counts as another file."""
 
     path: Path
     length: int
@@ -50,7 +51,7 @@ class _File:
 
 
 class Catalogue:
-    """Finds what is behind a path; ``policies`` returns the versions that are here."""
+    """Maps paths to resources; ``policies`` returns the stored versions."""
 
     def __init__(self, blobs: FileBlobs, policies: Callable[[], dict[Version, Policy]]) -> None:
         self._blobs = blobs
@@ -59,7 +60,7 @@ class Catalogue:
         self._hashing = asyncio.Lock()
 
     async def find(self, path: bytes, *, wait: bool) -> Resource | None:
-        """Return what is here of a path; with ``wait`` also a blob that is still arriving."""
+        """Return the resource of a path; ``wait`` includes blobs still being downloaded."""
         if match := _BLOB.fullmatch(path):
             return self._blob(Digest(bytes.fromhex(match[1].decode())), wait=wait)
         if match := _SHARD.fullmatch(path):
@@ -98,7 +99,7 @@ class Catalogue:
         )
 
     async def _distribution(self) -> bytes:
-        """Return the list of the versions whose digest is known, having waited a little for it."""
+        """List the versions with a known digest, after a wait of up to ``HASHING_SECONDS``."""
         found = {version: _file_at(policy.path) for version, policy in self._policies().items()}
         here = {version: file for version, file in sorted(found.items()) if file is not None}
         self._digests = {file: self._digest(file) for file in here.values()}
@@ -117,17 +118,17 @@ class Catalogue:
         return task.result() if task is not None and task.done() else None
 
     def _digest(self, file: _File) -> asyncio.Task[Digest | None]:
-        """Return the task that hashes a file: one for each, and again only if it failed."""
+        """Return the task that hashes a file: one per file, restarted only if it failed."""
         known = self._digests.get(file)
         if known is None or (known.done() and known.result() is None):
             return asyncio.create_task(self._hash(file.path))
         return known
 
     async def _hash(self, path: Path) -> Digest | None:
-        async with self._hashing:  # a version at a time: what computes here needs its cores
+        async with self._hashing:  # one version at a time: engines need the cores
             try:
                 return await files.in_thread(_digest_of, path)
-            except (OSError, ValueError):  # it was deleted meanwhile
+            except (OSError, ValueError):  # deleted in the meantime
                 return None
 
 

@@ -1,7 +1,7 @@
-"""A client's connection: heads into a small buffer, bodies straight into the caller's.
+"""Client connection: reads heads into a small buffer, bodies directly into the caller's.
 
-asyncio's streams copy what arrives three times; of a gigabyte that is more work than checking it.
-Reading is paused while nobody waits, so what is not wanted yet stays with the kernel.
+asyncio's streams copy received data three times; for 1 GB that costs more than verifying it.
+Reading is paused without a pending read, so unread data stays in the kernel.
 """
 
 import asyncio
@@ -12,18 +12,18 @@ from typing_extensions import override
 from node.network.streams.deadline import loop_time
 
 HEAD_BYTES_MAX = 4096
-"""Of an answer; ours takes 300."""
+"""Maximum head of a response; ours has 300 bytes."""
 
 _END = b"\r\n\r\n"
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """One connection; all methods raise ``OSError`` once it has broken or ended."""
+    """One connection; all methods raise ``OSError`` after it broke or ended."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._head = bytearray(HEAD_BYTES_MAX)
-        self._here = 0  # bytes in the buffer of heads
+        self._here = 0  # bytes in the head buffer
         self._target: memoryview | None = None
         self._filled = 0
         self._progress = asyncio.Event()
@@ -32,20 +32,20 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def is_clean(self) -> bool:
-        """Whether the connection is open, and nothing came that nobody had asked for."""
+        """Whether the connection is open and no unexpected bytes arrived."""
         return self._lost is None and not self._here
 
     def write(self, data: bytes) -> None:
-        """Send a little; it is not waited for."""
+        """Send a small request without waiting."""
         if self._lost is not None or self._transport is None:
-            raise ConnectionResetError("closed while it was idle")
+            raise ConnectionResetError("the idle connection was closed")
         self._transport.write(data)
 
     async def read_head(self) -> bytes:
-        """Return all up to an empty line; raises ``ValueError`` when that is too much."""
+        """Return all bytes up to an empty line; raises ``ValueError`` above the limit."""
         while (end := self._head.find(_END, 0, self._here)) < 0:
             if self._here == HEAD_BYTES_MAX:
-                raise ValueError("a head without an end")
+                raise ValueError("response head too long")
             await self._wait()
         head, rest = bytes(self._head[:end]), self._head[end + len(_END) : self._here]
         self._head[: len(rest)] = rest
@@ -54,7 +54,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return head
 
     async def read_into(self, data: bytearray) -> None:
-        """Fill ``data`` with what comes next."""
+        """Fill ``data`` with the next bytes."""
         count = len(data)
         self._filled = min(count, self._here)
         data[: self._filled] = self._head[: self._filled]
@@ -68,19 +68,18 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._target = None
 
     def rest(self) -> None:
-        """Begin to wait for nothing: what comes from now on makes the connection useless."""
+        """Mark the connection as idle: any byte received from now on makes it unusable."""
         self.idle_since = loop_time()
         if self._transport is not None and self._lost is None:
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Break the connection off; idempotent."""
-        self._lost = self._lost or ConnectionAbortedError("broken off by us")
+        """Abort the connection; idempotent."""
+        self._lost = self._lost or ConnectionAbortedError("aborted locally")
         if self._transport is not None:
             self._transport.abort()
 
     async def _wait(self) -> None:
-        """Return when something has come."""
         if self._lost is not None:
             raise self._lost
         assert self._transport is not None
@@ -92,7 +91,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._transport is not None and self._lost is None:
             self._transport.pause_reading()
 
-    # What the transport calls
+    # Callbacks of the transport
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -102,7 +101,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._target is not None and self._filled < len(self._target):
             return self._target[self._filled :]
-        if self._here == HEAD_BYTES_MAX:  # while nobody waits; what comes is not wanted
+        if self._here == HEAD_BYTES_MAX:  # unexpected bytes are discarded
             return memoryview(bytearray(1))
         return memoryview(self._head)[self._here :]
 

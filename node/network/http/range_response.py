@@ -1,4 +1,4 @@
-"""What to answer of a resource: RFC 9110's conditions and ranges, without any I/O."""
+"""Range responses: RFC 9110's conditional and range requests, without I/O."""
 
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -10,30 +10,30 @@ Header = tuple[bytes, bytes]
 """Name in lower case, value."""
 
 BODY = "prime-node.body"
-"""An extension of ASGI: a function that sends a part of a body, bytes or a ``FilePart``, as far as
-the client takes it at once, and returns how far. Whoever uses it ends the body by ASGI's means."""
+"""ASGI extension: a function that sends part of a body (bytes or a ``FilePart``). It sends as much
+as the socket accepts, and returns that count. The caller ends the body by standard ASGI."""
 
 _BYTE_RANGE = re.compile(rb"bytes=(?:([0-9]{1,19})-([0-9]{0,19})|-([0-9]{1,19}))")
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What is behind a path: ``length`` bytes, of which ``read`` yields a range from an offset.
+    """Content of a path: ``length`` bytes; ``read`` yields a range from an offset.
 
-    It yields bytes, or where in a file they are.
+    ``read`` yields bytes or file parts.
     """
 
     length: int
     read: Callable[[int, int], AsyncGenerator[bytes | FilePart, None]]
     etag: bytes | None = None
-    """Strong: other bytes have another one. None where that cannot be said."""
+    """Strong validator; None if unknown."""
     content_type: bytes = b"application/octet-stream"
     caching: bytes = b"no-cache"
 
 
 @dataclass(frozen=True, slots=True)
 class RangeResponse:
-    """A status with its headers; ``length`` bytes of the resource from ``offset`` follow."""
+    """Status and headers; ``length`` bytes of the resource from ``offset`` follow."""
 
     status: int
     headers: tuple[Header, ...]
@@ -42,9 +42,9 @@ class RangeResponse:
 
 
 def answer(resource: Resource, headers: Sequence[Header]) -> RangeResponse:
-    """Return what a GET with these headers gets; HEAD gets the same without the bytes.
+    """Return the response to a GET with these headers; HEAD omits the bytes.
 
-    A range that is not one, and several at once, are ignored, as RFC 9110 (14.2) allows.
+    Invalid and multiple ranges are ignored, as RFC 9110 (14.2) allows.
     """
     fixed = _fixed_headers(resource)
     if resource.etag is not None and _matches(_values(headers, b"if-none-match"), resource.etag):
@@ -68,7 +68,7 @@ def answer(resource: Resource, headers: Sequence[Header]) -> RangeResponse:
 def parse_range(value: bytes, total: int) -> tuple[int, int] | None:
     """Return offset and length of a single range in ``total`` bytes.
 
-    None when it is not one; a length of 0 or less when it lies beyond the end.
+    None if invalid; a length of 0 or less if the range starts beyond the end.
     """
     match = _BYTE_RANGE.fullmatch(value)
     if match is None:
@@ -106,6 +106,6 @@ def _values(headers: Sequence[Header], name: bytes) -> list[bytes]:
 
 
 def _matches(conditions: list[bytes], etag: bytes) -> bool:
-    """Return whether an ``If-None-Match`` names ``etag``; weak comparison (RFC 9110, 13.1.2)."""
+    """Return whether ``If-None-Match`` lists ``etag``; weak comparison (RFC 9110, 13.1.2)."""
     tags = [tag.strip().removeprefix(b"W/") for line in conditions for tag in line.split(b",")]
     return etag in tags or b"*" in tags

@@ -1,6 +1,6 @@
-"""Who may connect to the weights server, and how often an address may ask.
+"""HTTP rate limiter: connections in total and per address, and request rate per address.
 
-Apart from ``connection``, which needs uvicorn: 3.3 MB that a simulation can do without.
+Separate from ``server_connection``, whose import of uvicorn (3.3 MB) simulations do not need.
 """
 
 from collections import Counter
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from protocol.core.containers import BoundedDict, SizeGauge, Table
 
 ADDRESSES_MAX = 4096
-"""Whose requests are counted; who asked longest ago is forgotten first, and so is welcome again."""
+"""Addresses with a request count; the least recent is evicted first and regains its burst."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Guesses. ``total`` leaves most of the 1024 files that a process may have open by default.
+    """Connection limits; guesses. ``total`` stays below the default limit of 1024 open files.
 
-    ``head_seconds`` is for a whole request head, ``stall_seconds`` for a reader to take a piece.
-    An address may send ``requests_per_second``, and twice as many at once; ranges of 8 MiB at a
-    gigabyte per second are 120.
+    ``head_seconds`` is the deadline of a request head, ``stall_seconds`` that of a reader for one
+    piece. ``requests_per_second`` is per address, with twice as many as burst; 8 MiB ranges at 1
+    GB/s are 120.
     """
 
     total: int = 256
@@ -29,20 +29,20 @@ class ConnectionLimits:
 
 
 class HttpRateLimiter:
-    """Counts the connections and the requests of all addresses."""
+    """Counts connections and requests per address."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.connections: Counter[str] = Counter()
         self._allowances = BoundedDict[str, tuple[float, float]](ADDRESSES_MAX, "http_addresses")
-        """Requests that an address may send, and the time at which that was so."""
+        """Tokens of an address, and the time of the last update."""
         self.tables: tuple[Table, ...] = (
             SizeGauge("http_connections", limits.total, self.connections.total),
             self._allowances,
         )
 
     def enter(self, address: str) -> bool:
-        """Count a connection if there is room for it."""
+        """Count a connection; False if there is no room."""
         full = self.connections.total() >= self.limits.total
         if full or self.connections[address] >= self.limits.per_address:
             return False
@@ -50,13 +50,13 @@ class HttpRateLimiter:
         return True
 
     def leave(self, address: str) -> None:
-        """Forget a connection that had entered."""
+        """Release a connection."""
         self.connections[address] -= 1
         if not self.connections[address]:
             del self.connections[address]
 
     def may_ask(self, address: str, now: float) -> bool:
-        """Count a request; False when its address has sent too many."""
+        """Count a request; False if its address exceeds the rate."""
         rate = self.limits.requests_per_second
         left, at = self._allowances.get(address, (0.0, float("-inf")))
         left = min(2 * rate, left + (now - at) * rate)

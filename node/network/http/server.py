@@ -1,4 +1,4 @@
-"""The weights server in the daemon's loop."""
+"""Weights server in the daemon's event loop."""
 
 import logging
 import socket
@@ -15,14 +15,14 @@ from node.network.http.server_connection import ServerConnection
 log = logging.getLogger(__name__)
 
 HEAD_BYTES_MAX = 8192
-"""Of a request; ours takes 200."""
+"""Maximum head of a request; ours has 200 bytes."""
 
 IDLE_SECONDS = 15
-"""Between requests of one connection; a guess."""
+"""Keep-alive between requests; a guess."""
 
 
 class WeightsServer:
-    """Serves on ``listener`` from the running loop until ``stop``."""
+    """Serves on ``listener`` in the running loop until ``stop``."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class WeightsServer:
         )
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Start to serve."""
         await self._server.begin(self._listener, "weights-http")
         log.info("weights by HTTP on port %d", self._listener.getsockname()[1])
 
     async def stop(self) -> None:
-        """Break off what is under way, within a few seconds; idempotent."""
+        """Abort all connections within a few seconds; idempotent."""
         await self._server.end(at_once=True)
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()

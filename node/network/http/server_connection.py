@@ -1,9 +1,9 @@
-"""One connection of the weights server: uvicorn's, with a deadline for every wait for the client.
+"""Server connection: uvicorn's, with a deadline for each wait for the client.
 
-uvicorn bounds the head of a request (``h11_max_incomplete_event_size``) and closes connections that
-idle between requests (``timeout_keep_alive``). It waits for ever for the rest of a head, for a
-reader that takes nothing, and for what is unsent when it closes; and it counts connections and
-tasks in all (``limit_concurrency``), not per address. All of that is here.
+uvicorn bounds the head size (``h11_max_incomplete_event_size``) and idle connections
+(``timeout_keep_alive``). It has no deadline for the rest of a head, for a stalled reader, or for
+unsent data on close. It limits connections and tasks in total (``limit_concurrency``), not per
+address. This module adds both.
 """
 
 import asyncio
@@ -23,14 +23,15 @@ from node.storage.files import FilePart
 
 _quiet = logging.getLogger("node.network.http.uvicorn")
 _quiet.disabled = True
-"""uvicorn warns of each bad request, and whoever wants can send a thousand a second."""
+"""uvicorn logs a warning per invalid request, of which a client can send a thousand per second."""
 
 _REFUSAL = b"HTTP/1.1 %s\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 NO_ROOM = _REFUSAL % b"503 Service Unavailable"
 TOO_MANY = _REFUSAL % b"429 Too Many Requests"
 
 _MEASURED_BYTES = 1024
-"""h11 measures heads that have not ended: one that comes at once, whatever its length, it takes."""
+"""Input is passed in parts: h11 checks the size of incomplete heads only, so a head that arrives in
+one part has no limit."""
 
 
 class ServerConnection(H11Protocol):
@@ -43,13 +44,13 @@ class ServerConnection(H11Protocol):
         self._limits = doorkeeper.limits
         self._address = ""
         self._entered = False
-        self._between = False  # requests, with nothing of the next one here
+        self._between = False  # idle between two requests
         self._expiry: asyncio.TimerHandle | None = None
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # it is paused while it holds anything
+        transport.set_write_buffer_limits(high=0)  # paused unless the buffer is empty
         self._address = self.client[0] if self.client else ""
         self._entered = self._doorkeeper.enter(self._address)
         self._expire_in(self._limits.head_seconds)
@@ -86,11 +87,11 @@ class ServerConnection(H11Protocol):
         if not self._doorkeeper.may_ask(self._address, self.loop.time()):
             self._turn_away(TOO_MANY)
         elif not self.flow.write_paused:
-            self._expire_in(None)  # what the answer waits for has deadlines of its own
+            self._expire_in(None)  # the response has its own deadlines
 
     @override
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request; after some, such as a HEAD, h11 lets nobody say why."""
+        """Answer an invalid request; h11 forbids a response after some, such as HEAD."""
         try:
             super().send_400_response(msg)
         except LocalProtocolError:
@@ -99,7 +100,7 @@ class ServerConnection(H11Protocol):
     @override
     def on_response_complete(self) -> None:
         self._between = True
-        self._expire_in(self._limits.stall_seconds)  # for what is unsent; idling ends before
+        self._expire_in(self._limits.stall_seconds)  # for unsent data; keep-alive is shorter
         super().on_response_complete()
 
     @override
@@ -114,23 +115,23 @@ class ServerConnection(H11Protocol):
         super().resume_writing()
 
     async def _send(self, cycle: RequestResponseCycle, part: bytes | FilePart) -> int:
-        """Send what the client takes at once of a part of a body; return how much that is."""
+        """Send part of a body up to the socket's capacity; return the number of bytes sent."""
         if self.flow.write_paused:
             await self.flow.drain()
         if cycle.disconnected:
-            raise ConnectionResetError("the client left")
+            raise ConnectionResetError("the client disconnected")
         sent, rest = await self._send_file(part) if isinstance(part, FilePart) else (0, part)
         count = sent + len(rest)
         if not cycle.disconnected:
-            # h11 counts what it does not see (its documentation, "sendfile").
+            # h11 counts bytes that bypass it (h11 documentation, "sendfile").
             self.conn.send_with_data_passthrough(Data(data=cast("bytes", part[:count])))
             self.transport.write(rest)
         return count
 
     async def _send_file(self, part: FilePart) -> tuple[int, bytes]:
-        """Send from where it is; what the transport held would come before."""
+        """Send directly from the file; the transport's buffer must be empty."""
         assert not self.transport.get_write_buffer_size()
-        # The transport may close its own descriptor, whose number another connection gets then.
+        # The transport may close its descriptor, and another connection may reuse the number.
         descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
         try:
             return await files.uninterrupted(files.in_thread(part.send, descriptor))
@@ -141,12 +142,12 @@ class ServerConnection(H11Protocol):
         self._expire_in(self._limits.head_seconds)
         self.transport.write(refusal)
         self.transport.close()
-        if self.cycle is not None:  # its answer has nobody to go to
+        if self.cycle is not None:  # discard its response
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
     def _expire_in(self, seconds: float | None) -> None:
-        """Break the connection off after ``seconds``, unless told otherwise before."""
+        """Abort the connection after ``seconds``; None cancels the deadline."""
         if self._expiry is not None:
             self._expiry.cancel()
         expire = self.transport.abort

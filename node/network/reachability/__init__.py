@@ -1,1 +1,1 @@
-"""Reachability: addresses that peers observe, and whether they can dial us."""
+"""Reachability: dial-backs, as in libp2p's AutoNAT, and the observations that peers publish."""

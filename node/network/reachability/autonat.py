@@ -1,7 +1,8 @@
-"""Has ourselves dialled back by members with standing, and learns whether others can reach us.
+"""Reachability of this node: trusted members dial it back (as in libp2p's AutoNAT).
 
-They tell everybody what they found (``node.network.reachability.observations``); we only learn not
-to be dialled in vain. Until enough have said that they do not get through, we hope.
+The observers publish their results (``node.network.reachability.observations``). The node uses them
+only to announce whether dialling it can succeed. It assumes that it is reachable until enough
+observers failed to connect.
 """
 
 import asyncio
@@ -23,26 +24,26 @@ from roles.ports.transport import Stream, TransportError
 log = structlog.get_logger()
 
 WITNESSES = 8
-"""Members that we have ourselves dialled back by: three of them must speak, and some will be gone
-or have no room; a guess."""
+"""Number of observers: three results are needed, and some members are gone or busy; a guess."""
 
 RENEW_SHARE = 0.75
-"""Of the time for which a finding counts: then we have new ones made, before all lapse together."""
+"""Fraction of an observation's lifetime after which it is renewed, before all lapse together."""
 
 LOOKED_AT_MAX = 256
-"""Records looked at for a witness per epoch."""
+"""Records inspected per epoch to find observers."""
 
 DOUBTERS_MIN = 2
-"""So many must not have got through before we believe that nobody does."""
+"""Minimum of failed dial-backs before the node counts as unreachable."""
 
 _PIECE = bytes(64 * 1024)
-"""Of a sample; connections are encrypted, so nothing on the way can make it shorter."""
+"""Part of a bandwidth sample; encryption on the connection rules out compression on the way."""
 
 
 class Reachability:
-    """Asks; ``upload_bytes_per_second`` is the operator's limit, which a sample keeps for a second.
+    """Requests dial-backs and evaluates the results.
 
-    ``finding_seconds`` tells for how long a finding counts.
+    ``finding_seconds`` is the lifetime of an observation. ``upload_bytes_per_second`` is the
+    operator's limit; a sample takes at most one second of it.
     """
 
     def __init__(
@@ -59,28 +60,30 @@ class Reachability:
         self._tried: dict[PeerId, float] = {}
         self._addresses: list[str] = []
         self._hidden = False
-        """Whether none of our addresses means anything to the others."""
+        """Whether other members can dial none of our addresses."""
 
     @property
     def reachable(self) -> bool:
-        """Whether others get through to us, as far as we know."""
+        """Whether peers can connect to this node, as far as known."""
         if self._hidden:
             return False
         silent = sum(not answered for answered, _ in self._answers.values())
         return silent < DOUBTERS_MIN or 2 * silent <= len(self._answers)
 
     async def run(self) -> None:
-        """Ask whenever too few have answered lately, until cancelled."""
+        """Request dial-backs while recent results are too few, until cancelled."""
         epochs = self._context.replica.manifest.epochs
         while True:
             before = self.reachable
             self._forget()
-            with suppress(TransportError):  # looked at again soon
+            with suppress(TransportError):  # retried next epoch
                 await self._look_at_addresses()
                 if len(self._answers) < WITNESSES:
                     await self._ask_some()
             if self.reachable is not before:
-                log.info("dialled back", reachable=self.reachable, witnesses=len(self._answers))
+                log.info(
+                    "reachability changed", reachable=self.reachable, witnesses=len(self._answers)
+                )
             await asyncio.sleep(epochs.seconds)
 
     def _forget(self) -> None:
@@ -89,7 +92,7 @@ class Reachability:
         self._tried = {peer: at for peer, at in self._tried.items() if at >= since}
 
     async def _look_at_addresses(self) -> None:
-        """Learn where we are, and whether that is a home: then nobody has to try in vain."""
+        """Update our addresses; a node with only local ones is unreachable without a test."""
         asking = self._context.ports.transport.addresses()
         self._addresses = list(await within(DIAL_BACK.stall_seconds, asking))
         local = all(is_local(host_of(address)) for address in self._addresses)
@@ -97,10 +100,10 @@ class Reachability:
 
     async def _ask_some(self) -> None:
         for peer in self._witnesses(WITNESSES - len(self._answers)):
-            await self._ask(peer, self._addresses)  # one by one: two samples would share our line
+            await self._ask(peer, self._addresses)  # sequential: samples share our bandwidth
 
     def _witnesses(self, count: int) -> list[PeerId]:
-        """Return members to ask that we have not asked lately, from a random place on."""
+        """Return members without a recent request, from a random roster position on."""
         replica, peers = self._context.replica, self._context.peers
         roster, now = replica.roster, self._context.ports.clock.now()
         connected, own = frozenset(peers.connected), peers.peer_id
@@ -125,13 +128,13 @@ class Reachability:
             opening = self._context.peers.open_stream(peer, protocol)
             stream = await within(DIAL_BACK.stall_seconds, opening)
         except TransportError as error:
-            log.debug("a witness is not there", peer=peer, error=str(error))
+            log.debug("observer unreachable", peer=peer, error=str(error))
             return
         asking = dialled_back(stream, addresses, self._sample_bytes)
         try:
             answered = await within(DIAL_BACK.exchange_seconds, asking)
         except TransportError as error:
-            log.debug("a witness broke off", peer=peer, error=str(error))
+            log.debug("observer failed", peer=peer, error=str(error))
         else:
             self._answers[peer] = (answered, loop_time())
         finally:
@@ -139,17 +142,17 @@ class Reachability:
 
 
 async def dialled_back(stream: Stream, addresses: Sequence[str], sample_bytes: int) -> bool:
-    """Return whether the other end gets through to us, and if so send it a sample.
+    """Request a dial-back; if it succeeds, send a bandwidth sample and return True.
 
-    Raises ``TransportError`` when it does not say.
+    Raises ``TransportError`` when there is no valid response.
     """
     told = "\n".join(addresses[:ADDRESSES_MAX]).encode()
     await write_frame(stream, told[: DIAL_BACK.opener_bytes_max], length_bytes=2)
     answer = await stream.read_exactly(1)
     if answer not in (ANSWERED, SILENT):
-        raise TransportError("neither yes nor no")
+        raise TransportError("invalid dial-back response")
     if answer == ANSWERED:
-        with suppress(TransportError):  # it has heard enough
+        with suppress(TransportError):  # the observer stopped reading
             for start in range(0, sample_bytes, len(_PIECE)):
                 await stream.write(_PIECE[: sample_bytes - start])
     return answer == ANSWERED

@@ -1,13 +1,12 @@
-"""Dials members back at their own addresses, and measures how fast they send: for everybody.
+"""Dial-back service: tests members' addresses and measures their upload rate.
 
-Who asks is dialled at a host that it is connected to us from, and nowhere else: a stranger cannot
-have us knock at a third party's door. An address of a local network is tried only by a node that
-has no other itself, since it says nothing to anybody elsewhere.
+A node dials a requester only at a host from which it is connected, so an untrusted peer cannot make
+it dial a third party. A node with a public address dials no local ones: members elsewhere cannot.
 
-What was found stands in our next records, for as long as the member is here and the finding is not
-old. It counts there because we have standing (``protocol.membership.measured_capacity``); so we
-speak for members that have some too, and for a few that we have known for a while: that is how a
-relay begins.
+The node publishes each observation in its records while the member is live and the observation is
+fresh. Other nodes count it if they trust the observer (``protocol.membership.measured_capacity``).
+A node therefore reports trusted members, and a few untrusted ones that it has known for some time:
+a new relay starts that way.
 """
 
 import asyncio
@@ -34,35 +33,35 @@ from roles.ports.transport import Stream, TransportError
 log = structlog.get_logger()
 
 FINDING_RECORDS = 4
-"""For how many lives of a record a finding counts; a guess: lines change seldom."""
+"""Lifetime of an observation, in record lifetimes; a guess: bandwidth changes rarely."""
 
 FOUND_MAX = 512
-"""Members that are remembered: far more than one record has room for, since most come and go."""
+"""Remembered members: far more than fit into one record, since most come and go."""
 
 NEWCOMERS_MAX = WITNESSED_MAX // 4
-"""Members without standing that we speak for."""
+"""Untrusted members per record."""
 
 SAMPLE_SECONDS = 4.0
-"""What a line has sent by then is enough to tell."""
+"""Maximum duration of a bandwidth sample."""
 
 ADDRESSES_MAX = 8
-"""As a record holds."""
+"""Same as in a record."""
 
 ANSWERED, SILENT = b"\x01", b"\x00"
 
 _PIECE_BYTES = 64 * 1024
 _CLOCK_SECONDS = 1e-3
-"""Nothing is timed more finely than this."""
+"""Resolution of the time measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    upload_class: int  # 0: nobody answered
+    upload_class: int  # 0: not reachable
     at: float
 
 
 class ReachabilityProber:
-    """Serves dial-backs."""
+    """Serves dial-backs and keeps the observations."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
@@ -72,7 +71,7 @@ class ReachabilityProber:
         context.tables.register(*self._bounded.tables, self._found)
         epochs = context.replica.manifest.epochs
         self.finding_seconds = FINDING_RECORDS * epochs.record_epochs * epochs.seconds
-        """For how long a finding counts."""
+        """Lifetime of an observation."""
 
     async def start(self) -> None:
         """Serve the protocol from now on."""
@@ -80,7 +79,7 @@ class ReachabilityProber:
         await context.peers.handle(DIAL_BACK.on(context.replica.run_id), self._bounded)
 
     def findings(self) -> dict[bytes, int]:
-        """Return the class of rates of each member that we speak for, by its public key."""
+        """Return the rate class of each reported member, by public key."""
         roster, now = self._context.replica.roster, self._context.ports.clock.now()
         epoch_seconds = self._context.replica.manifest.epochs.seconds
         fresh = loop_time() - self.finding_seconds
@@ -99,7 +98,7 @@ class ReachabilityProber:
 
     async def _serve(self, stream: Stream) -> None:
         assert DIAL_BACK.exchange_seconds is not None
-        with suppress(TransportError):  # they left, or took too long
+        with suppress(TransportError):  # the peer left or took too long
             await within(DIAL_BACK.exchange_seconds, self._answer(stream))
 
     async def _answer(self, stream: Stream) -> None:
@@ -125,7 +124,7 @@ class ReachabilityProber:
         self._note(peer, upload_class)
 
     async def _where(self, peer: PeerId, addresses: Sequence[str]) -> str | None:
-        """Return the first address at which we may look for a peer."""
+        """Return the first address that this node may dial for a peer."""
         transport = self._context.ports.transport
         remotes = await transport.remote_addresses(peer)
         here = [host_of(remote) for remote in remotes if not is_circuit(remote)]
@@ -142,12 +141,12 @@ class ReachabilityProber:
         try:
             await within(DIAL_BACK.stall_seconds, self._context.ports.transport.probe(address))
         except TransportError as error:
-            log.debug("a member does not answer at its address", address=address, error=str(error))
+            log.debug("dial-back failed", address=address, error=str(error))
             return False
         return True
 
     async def _sample(self, stream: Stream) -> int:
-        """Return the bytes a second at which the other end sends, after its first piece."""
+        """Return the upload rate of the other end in bytes/s, measured after its first piece."""
         first_at, last_at, count = None, 0.0, 0
         with suppress(TransportError, TimeoutError):
             async with asyncio.timeout(SAMPLE_SECONDS):

@@ -1,8 +1,8 @@
-"""Connections through a relay, for nodes that nobody can dial.
+"""Relayed connections for nodes behind NAT: libp2p's circuit relay v2.
 
-libp2p's circuit relay v2: a node keeps a reservation at a relay (``reservations``), whoever wants
-to reach it asks that relay for a circuit, and the relay copies bytes between the two (``relay``).
-The circuit is a connection of libp2p like any other, encrypted from end to end; ``p2pd`` dials
-and accepts it, and tries to replace it by a direct one (hole punching). Its own relay service is
-off: its limits cannot be set (docs/adr/0032).
+A node keeps a reservation at a relay (``reservations``). A caller requests a circuit from that
+relay, which copies bytes between the two nodes (``relay``). The circuit is an ordinary libp2p
+connection, encrypted end to end. ``p2pd`` dials and accepts it, and tries to replace it by a direct
+connection (hole punching). The relay service of ``p2pd`` is off because its limits are not
+configurable (docs/adr/0032).
 """

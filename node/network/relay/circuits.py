@@ -1,4 +1,4 @@
-"""The circuits of one node: those that it carries as a relay, and those by which it is reached."""
+"""Circuits of one node: those that it relays, and those through which peers reach it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,9 +12,9 @@ from protocol.core.types import Role
 
 
 class Circuits:
-    """Does nothing where the transport has no circuits.
+    """Runs the relay and the reservations of a node; no-op on a transport without circuits.
 
-    A node with the role of a relay carries circuits; one that cannot be dialled keeps reservations.
+    A node with the relay role serves circuits; a node that cannot be dialled keeps reservations.
     """
 
     def __init__(
@@ -27,21 +27,21 @@ class Circuits:
         here = context.ports.transport.circuits
         relays = here and Role.RELAY in roles
         self.relay = CircuitRelay(context, upload_cap) if relays else None
-        """What this node carries for others, if it is a relay."""
+        """The relay service, if this node has the relay role."""
         self._reservations = Reservations(context, reachability) if here else None
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where relays take connections for us."""
+        """Circuit addresses of this node."""
         return () if self._reservations is None else self._reservations.addresses
 
     async def start(self) -> None:
-        """Serve, if this is a relay."""
+        """Serve, if this node is a relay."""
         if self.relay is not None:
             await self.relay.start()
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Stay reachable until cancelled; ``changed`` hears of other ``addresses``."""
+        """Maintain reservations until cancelled; call ``changed`` when ``addresses`` change."""
         if self._reservations is not None:
             await self._reservations.run(changed)
         await asyncio.Event().wait()

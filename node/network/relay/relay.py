@@ -1,11 +1,10 @@
-"""Carries circuits: for members, to members that have a reservation here, and within quotas.
+"""Circuit relay service: connects members to members with a reservation, within quotas.
 
-Who has a reservation may be connected to through us; it is connected to us itself, so nobody is
-dialled. Both ends must be members of the run: this is no relay for the rest of the internet. A
-circuit ends after ``HOP.exchange_seconds`` or ``CIRCUIT_BYTES_MAX`` in one direction, and whoever
-still needs one asks again. All bytes that leave for circuits stay below the cap of all uploads.
-Where places run out they go as everywhere: who has standing comes first, and strangers share by
-address block (``node.network.resources.stream_slots``).
+A node with a reservation is connected to the relay, so the relay dials no one. Both ends must be
+members of the run: other libp2p nodes are refused. A circuit ends after ``HOP.exchange_seconds`` or
+``CIRCUIT_BYTES_MAX`` in one direction; the caller may open another. Circuit bytes count towards the
+upload cap. Slots follow the common rule: trusted peers first, and untrusted peers share by address
+block (``node.network.resources.stream_slots``).
 """
 
 import asyncio
@@ -40,20 +39,20 @@ from roles.ports.transport import Stream, TransportError
 log = structlog.get_logger()
 
 RESERVATIONS_MAX = 128
-"""As go-libp2p has it: a home needs a few hundred bytes a minute until somebody calls."""
+"""go-libp2p's limit; an idle node behind NAT needs a few hundred bytes per minute."""
 
 RESERVATION_SECONDS = 600.0
-"""Renewed at half of it; a guess, a sixth of go-libp2p's, so that places of the dead come free."""
+"""Renewed at half of it. A guess, a sixth of go-libp2p's, so that slots of dead nodes free soon."""
 
 UNDISTURBED_SECONDS = 60.0
-"""For so long nobody without standing loses a reservation to another; a guess."""
+"""Time before an untrusted peer can lose its reservation to another one; a guess."""
 
 CIRCUITS_PER_TARGET_MAX = 16
-"""To one node at once: a committee, its trainers and some that ask for a body. As go-libp2p."""
+"""Concurrent circuits to one node: a committee, its trainers, some body requests; as go-libp2p."""
 
 CIRCUIT_BYTES_MAX = 64 << 20
-"""In each direction: a few bodies of the largest run. go-libp2p's default of 128 KiB is for
-arranging a direct connection only, and many homes never get one."""
+"""Limit per direction: a few bodies of the largest run. go-libp2p's default of 128 KiB only
+suffices to arrange a direct connection, which many homes never get."""
 
 _PIECE_BYTES = 64 * 1024
 
@@ -78,16 +77,16 @@ class CircuitRelay:
         reservations = SizeGauge("reservations", RESERVATIONS_MAX, self._reserved.__len__)
         context.tables.register(*self._bounded.tables, reservations)
         self.carried_bytes = 0
-        """Of circuits, so far."""
+        """Total bytes relayed."""
 
     @property
     def reservations(self) -> int:
-        """How many nodes may be reached through us."""
+        """Number of reservations."""
         return len(self._reserved)
 
     @property
     def circuits(self) -> int:
-        """How many circuits there are now."""
+        """Number of open circuits."""
         return self._circuits_to.total()
 
     async def start(self) -> None:
@@ -96,7 +95,7 @@ class CircuitRelay:
 
     async def _serve(self, stream: Stream) -> None:
         assert HOP.exchange_seconds is not None
-        with suppress(TransportError):  # they left, or the circuit has had its time
+        with suppress(TransportError):  # the peer left, or the circuit expired
             await within(HOP.exchange_seconds, self._answer(stream))
 
     async def _answer(self, stream: Stream) -> None:
@@ -114,7 +113,7 @@ class CircuitRelay:
             await self._tell(stream, CircuitStatus.MALFORMED_MESSAGE)
 
     async def _may_ask(self, peer: PeerId) -> bool:
-        """Return whether a peer is a member, and connected to us directly."""
+        """Return whether a peer is a live member that is connected directly."""
         if not self._context.replica.roster.is_live(peer, self._context.ports.clock.now()):
             return False
         remote = await self._transport.remote_addresses(peer)
@@ -145,7 +144,7 @@ class CircuitRelay:
         await self._tell(stream, CircuitStatus.OK, expires_at)
 
     async def _forget(self) -> None:
-        """Drop the reservations that have expired, and of those that are not here any more."""
+        """Drop expired reservations and those of disconnected peers."""
         here, now = dict.fromkeys(await self._transport.peers()), loop_time()
         for peer, reservation in list(self._reserved.items()):
             if peer not in here or reservation.expires_at <= now:
@@ -184,7 +183,7 @@ class CircuitRelay:
             await onwards.close()
 
     async def _knock(self, caller: PeerId, target: PeerId) -> Stream:
-        """Return a stream to the target on which it has taken the caller's connection."""
+        """Open a stream to the target and have it accept the caller's connection."""
         onwards = await self._transport.open_stream(target, STOP_NAME)
         try:
             await ask(
@@ -196,7 +195,6 @@ class CircuitRelay:
         return onwards
 
     async def _splice(self, one: Stream, other: Stream) -> None:
-        """Copy both ways until either way ends."""
         loop = asyncio.get_running_loop()
         trusted = any(map(self._context.trust.trusted, (one.peer, other.peer)))
         copies = (self._copy(*ends, trusted=trusted) for ends in ((one, other), (other, one)))
@@ -221,7 +219,7 @@ class CircuitRelay:
 
 
 def _limited(message: CircuitMessage) -> CircuitMessage:
-    """Return a message that also says how long and how much a circuit lasts."""
+    """Add the duration and byte limits of a circuit to a message."""
     assert HOP.exchange_seconds is not None
     seconds = round(HOP.exchange_seconds)
     return replace(message, limit_seconds=seconds, limit_bytes=CIRCUIT_BYTES_MAX)

@@ -1,8 +1,8 @@
-"""Keeps reservations at relays while nobody can dial us, and tells the addresses that they give.
+"""Relay reservations: keep slots at relays while the node cannot be dialled.
 
-The relays are members that say so in their records; what they say of their address is what others
-compare ours with (``node.network.connections.dial_policy``). Two relays of different networks where
-there are so many: one that goes away must not take us with it.
+Relays are members with the relay role in their records. Peers accept a circuit address only if its
+relay part is in the relay's record (``node.network.connections.dial_policy``). The node prefers two
+relays in different networks, so that one failure does not disconnect it.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ log = structlog.get_logger()
 RELAYS_TARGET = 2
 LOOK_SECONDS = 5.0
 RETRY_SECONDS = 60.0
-"""Before a relay that refused is asked again; guesses."""
+"""Pause after a refusal by a relay; guesses."""
 
 ASKED_AT_ONCE_MAX = 4
-"""Relays that are asked at one look: some will be full."""
+"""Relays requested per round: some will be full."""
 
 LOOKED_AT_MAX = 256
-"""Records looked at for a relay at one look."""
+"""Records inspected per round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Reservation:
 
 
 class Reservations:
-    """The places of one node, which it has while ``reachability`` says that it needs them."""
+    """Reservations of one node, held while ``reachability`` reports that it is unreachable."""
 
     def __init__(self, context: NodeContext, reachability: Reachability) -> None:
         self._context = context
@@ -55,12 +55,12 @@ class Reservations:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where others can reach us through relays."""
+        """Circuit addresses of this node."""
         own = self._context.peers.peer_id
         return tuple(f"{kept.address}{CIRCUIT}/p2p/{own}" for kept in self._held.values())
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Reserve, renew and replace until cancelled; ``changed`` hears of other ``addresses``."""
+        """Reserve, renew and replace until cancelled; call ``changed`` on new ``addresses``."""
         while True:
             before = self.addresses
             if self._reachability.reachable:
@@ -69,12 +69,12 @@ class Reservations:
                 await self._keep()
                 await self._add()
             if self.addresses != before:
-                log.info("reached through relays", addresses=self.addresses)
+                log.info("relay addresses changed", addresses=self.addresses)
                 changed()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _keep(self) -> None:
-        """Renew what is half over, or what a relay that was away for a moment has forgotten."""
+        """Renew reservations past half their lifetime, and those lost with the connection."""
         connected = frozenset(self._context.peers.connected)
         for relay, kept in list(self._held.items()):
             if relay not in connected or kept.renew_at <= loop_time():
@@ -94,7 +94,7 @@ class Reservations:
             await self._reserve(relay)
 
     def _candidates(self) -> list[PeerId]:
-        """Return relays to ask, from a random place in the roster on."""
+        """Return relays to request, from a random roster position on."""
         found = []
         roster, now = self._context.replica.roster, self._context.ports.clock.now()
         place = self._rng.below(max(1, len(roster)))
@@ -135,7 +135,7 @@ class Reservations:
             finally:
                 await stream.close()
         except TransportError as error:
-            log.info("a relay has no place for us", relay=relay, error=str(error))
+            log.info("reservation failed", relay=relay, error=str(error))
             self._refused[relay] = loop_time()
             return
         left_seconds = answer.expires_at - self._context.ports.clock.now()

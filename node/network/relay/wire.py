@@ -1,8 +1,8 @@
-"""The messages of circuit relay v2 (libp2p ``specs/relay/circuit-v2.md``), as far as we use them.
+"""Messages of circuit relay v2 (libp2p ``specs/relay/circuit-v2.md``), the subset in use.
 
-Each is protobuf behind its length as a varint. A relay is spoken to in ``hop`` messages and speaks
-to the node behind it in ``stop`` messages, which have the same fields under other numbers. Fields
-that we do not know are skipped: other implementations send vouchers and addresses.
+Each is protobuf behind a varint length. Clients and relays exchange ``hop`` messages; the relay
+sends ``stop`` messages to the node behind it. Both have the same fields under different numbers.
+Unknown fields are skipped: other implementations send vouchers and addresses.
 """
 
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ from protocol.core.types import PeerId
 from roles.ports.transport import Stream, TransportError
 
 FIELDS_MAX = 64
-"""Of one message: far more than any has."""
+"""Maximum fields per message, far above any valid one."""
 
 _LENGTH_BYTES_MAX = 2
-"""Of the varint before a message of at most ``HOP.opener_bytes_max``."""
+"""Maximum varint length before a message of at most ``HOP.opener_bytes_max``."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _VARINT_BYTES_MAX = 10
 
 
 class CircuitMessageKind(StrEnum):
-    """What a message is."""
+    """Type of a message."""
 
     RESERVE = "reserve"
     CONNECT = "connect"
@@ -34,7 +34,7 @@ class CircuitMessageKind(StrEnum):
 
 
 class CircuitStatus(IntEnum):
-    """The answers that we give and understand; others are refusals, too."""
+    """Status codes in use; any other code is a refusal."""
 
     OK = 100
     RESERVATION_REFUSED = 200
@@ -47,7 +47,7 @@ class CircuitStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of one kind of messages on the wire."""
+    """Field numbers of ``hop`` or ``stop`` messages."""
 
     kinds: tuple[CircuitMessageKind, ...]
     peer: int
@@ -64,7 +64,7 @@ STOP_SHAPE = Shape((CircuitMessageKind.CONNECT, CircuitMessageKind.STATUS), 2, 3
 
 @dataclass(frozen=True, slots=True)
 class CircuitMessage:
-    """One message; what is not said is empty or 0. Times are Unix seconds."""
+    """One message; absent fields are empty or 0. Times are Unix seconds."""
 
     kind: CircuitMessageKind
     peer: PeerId | None = None
@@ -75,7 +75,7 @@ class CircuitMessage:
 
 
 def encode(message: CircuitMessage, shape: Shape) -> bytes:
-    """Return the bytes of a message, without its length."""
+    """Encode a message, without its length."""
     parts = [_number(1, shape.kinds.index(message.kind))]
     key = public_key_from_peer_id(message.peer) if message.peer is not None else None
     if key is not None:
@@ -91,7 +91,7 @@ def encode(message: CircuitMessage, shape: Shape) -> bytes:
 
 
 def decode(data: bytes, shape: Shape) -> CircuitMessage | Fault:
-    """Return the message, or a fault."""
+    """Decode a message; returns a fault if it is invalid."""
     try:
         fields = dict(_fields(data))
         kind = shape.kinds[_as_number(fields.get(1, 0))]
@@ -117,7 +117,7 @@ async def send(stream: Stream, message: CircuitMessage, shape: Shape) -> None:
 
 
 async def receive(stream: Stream, shape: Shape) -> CircuitMessage | Fault:
-    """Read one message and not a byte more; raises ``TransportError`` when the stream ends."""
+    """Read exactly one message; raises ``TransportError`` when the stream ends."""
     length = 0
     for place in range(_LENGTH_BYTES_MAX):
         (byte,) = await stream.read_exactly(1)
@@ -132,7 +132,7 @@ async def receive(stream: Stream, shape: Shape) -> CircuitMessage | Fault:
 
 
 async def ask(stream: Stream, message: CircuitMessage, shape: Shape) -> CircuitMessage:
-    """Send a message and return the status that answers it; raises ``TransportError``."""
+    """Send a message and return the reply; raises ``TransportError`` also on a refusal."""
     await send(stream, message, shape)
     answer = await receive(stream, shape)
     if isinstance(answer, Fault):
@@ -143,7 +143,7 @@ async def ask(stream: Stream, message: CircuitMessage, shape: Shape) -> CircuitM
 
 
 def _peer(raw: bytes) -> PeerId:
-    """Return an Ed25519 peer id; raises ``ValueError`` for another one: none of us has it."""
+    """Return an Ed25519 peer id; raises ``ValueError`` for other types, which no member has."""
     if not raw.startswith(PEER_ID_PREFIX) or len(raw) != len(PEER_ID_PREFIX) + 32:
         raise ValueError("not an Ed25519 peer id")
     return peer_id_from_public_key(raw.removeprefix(PEER_ID_PREFIX))
@@ -167,7 +167,7 @@ def _block(field: int, data: bytes) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of each field; raises ``ValueError`` for what is no protobuf."""
+    """Yield number and value of each field; raises ``ValueError`` if it is not protobuf."""
     place = 0
     for _ in range(FIELDS_MAX):
         if place == len(data):
@@ -182,7 +182,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         if wire == _LENGTH:
             length, place = _read_varint(data, place)
         if length is None or place + length > len(data):
-            raise ValueError("cut off, or of an unknown type")
+            raise ValueError("truncated, or unknown wire type")
         yield field, data[place : place + length]
         place += length
     if place != len(data):
@@ -204,11 +204,11 @@ def _read_varint(data: bytes, place: int) -> tuple[int, int]:
 
 def _as_number(value: int | bytes) -> int:
     if not isinstance(value, int):
-        raise ValueError("bytes for a number")  # noqa: TRY004 - a stranger's bytes, not our types
+        raise ValueError("expected a number, got bytes")  # noqa: TRY004 - untrusted bytes, not our types
     return value
 
 
 def _as_block(value: int | bytes) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError("a number for bytes")  # noqa: TRY004 - the same
+        raise ValueError("expected bytes, got a number")  # noqa: TRY004 - the same
     return value

@@ -1,1 +1,1 @@
-"""Limits of what peers may use: streams, bytes, calls, upload bandwidth."""
+"""Resource limits per peer: streams, bytes, directory calls, upload bandwidth."""

@@ -1,7 +1,7 @@
-"""How long the directory's calls may keep our core busy: those of a peer, and of all strangers.
+"""DHT call limiter: CPU time of directory calls, per peer and for all untrusted peers.
 
-hivemind answers each call as soon as it comes, and some are answered from all that a key holds. Who
-has called for more than its share is refused, until what it took is earned: a lookup asks others.
+hivemind serves each call at once, and some replies contain all records of a key. A caller over its
+budget is refused until it has earned the debt; a refused lookup continues at other nodes.
 """
 
 import time
@@ -19,32 +19,31 @@ from roles.ports.transport import Trust
 T = TypeVar("T")
 
 BYTE_SECONDS = 0.4e-6
-"""Of a core for a byte: the unit in which calls are accounted for. A record that is stored has 600
-and takes 150 us, most of it for its signature."""
+"""CPU seconds per byte, the unit of the accounts. Storing a record of 600 bytes takes 150 us,
+mostly for its signature."""
 
 CALL_BYTES = 256
-"""Charged for each call, so many microseconds are gone before it can be refused: a tenth of a
-millisecond."""
+"""Charged per call: about 0.1 ms passes before a call can be refused."""
 
 RATES = ReadRates(
     trusted=256 << 10, stranger=64 << 10, strangers=256 << 10, byte_seconds=BYTE_SECONDS
 )
-"""A tenth of a core for all strangers together, and as much for each peer with standing. Guesses: a
-lookup takes 3 ms of each node that it asks, where a key is full."""
+"""A tenth of a core for all untrusted peers, and for each trusted one. Guesses: a lookup of a full
+key takes 3 ms on each node."""
 
 REFUSED_MAX = 100
-"""One after another, and whoever goes on is at fault. hivemind leaves who refused it alone for a
-while, so an honest peer is refused a few times an hour at most."""
+"""Consecutive refused calls before the caller is at fault. An honest peer is refused a few times
+per hour at most, because hivemind backs off from nodes that refuse."""
 
 
 class CallError(ValueError):
-    """A call that is not answered; hivemind tells its caller so."""
+    """A refused call; hivemind reports it to the caller."""
 
 
 class DhtCallLimiter:
-    """The accounts of all callers; ``timer`` is in seconds.
+    """Accounts of all callers; ``timer`` is in seconds.
 
-    ``trust`` tells who has standing, and ``blame`` hears of callers that are at fault.
+    ``trust`` decides which callers are trusted; ``blame`` receives the faults of callers.
     """
 
     def __init__(self, timer: Callable[[], float] = time.perf_counter) -> None:
@@ -53,15 +52,15 @@ class DhtCallLimiter:
         self._timer = timer
         self._accounts = ReadRateLimiter(RATES, self._is_proven, name="directory_callers")
         self._refused = BoundedDict[PeerId, int](ACCOUNTS_MAX, "directory_callers")
-        """Of each peer since the last call that was answered; who was refused last is last."""
+        """Consecutive refusals per peer; the most recent is last."""
         self.tables = (*self._accounts.tables, self._refused)
 
     async def serve(
         self, peer: PeerId, request_bytes: int, answer: Callable[[], Awaitable[T]]
     ) -> T:
-        """Return what ``answer`` returns; raises ``CallError`` when ``peer`` has had its share.
+        """Call ``answer`` and return its result; raises ``CallError`` when ``peer`` is over budget.
 
-        ``answer`` waits for nothing: all the time until it returns is charged.
+        ``answer`` must not wait for I/O: its whole duration is charged.
         """
         self._accounts.came(peer, CALL_BYTES + request_bytes)
         if self._accounts.wait_seconds(peer, loop_time()):
@@ -72,19 +71,19 @@ class DhtCallLimiter:
             return await answer()
 
     def reject(self, peer: PeerId, reason: str) -> NoReturn:
-        """Refuse a call that no honest peer makes; raises ``CallError``."""
+        """Refuse an invalid call, a fault of ``peer``; raises ``CallError``."""
         self.blame(peer, Fault(FaultCode.DIRECTORY_CALL))
         raise CallError(reason)
 
     @contextmanager
     def charged(self, peer: PeerId, paid_bytes: int = 0) -> Iterator[None]:
-        """Charge ``peer`` for the time that is spent inside, less what it has been charged."""
+        """Charge ``peer`` for the time spent in this context, minus ``paid_bytes``."""
         began = self._timer()
         try:
             yield
         finally:
             self._accounts.took(peer, self._timer() - began, paid_bytes)
-            self._accounts.wait_seconds(peer, loop_time())  # it may never call again
+            self._accounts.wait_seconds(peer, loop_time())  # settle now: it may never call again
 
     def _refuse(self, peer: PeerId) -> None:
         count = self._refused.get(peer, 0) + 1

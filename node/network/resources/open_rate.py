@@ -1,10 +1,10 @@
-"""How many streams strangers open, of all protocols together: who opens too many is at fault.
+"""Open rate limiter: rate of new streams of untrusted peers, over all protocols.
 
-A stream costs time before anything is known of it but its peer, whether it is served or not. So no
-rate of what is served bounds that: only to be rid of whoever opens them does. While strangers open
-more than a node has time for, those are at fault that open more than their part, and no others.
+Accepting a stream costs time even if it is not served, so only a ban of the opener bounds that
+cost. While untrusted peers together exceed the node's limit, those that exceed their share are at
+fault. Streams that transferred enough data are refunded.
 
-A machine without I/O: the clock is an argument.
+Without I/O: the clock is an argument.
 """
 
 import math
@@ -14,27 +14,27 @@ from protocol.core.containers import BoundedDict, DecayingSum
 from protocol.core.types import PeerId
 
 STRANGERS_PER_SECOND = 64.0
-"""What all peers without standing may open together: a twentieth of a core, as they have for
-gossip, at 0.2 to 0.35 ms each and half as much again of p2pd (``benchmarks/opening.py``)."""
+"""Limit of all untrusted peers: 1/20 of a core, as for gossip. A stream costs 0.2 to 0.35 ms, and
+half as much again in p2pd (``benchmarks/opening.py``)."""
 
 EACH_PER_SECOND = 2.0
-"""What a peer may open in any case, so that one that asks whenever we are busy is not at fault for
-being among many. Of eight hundred newcomers that wait for weights none came to half of it."""
+"""Minimum share of a peer, so that a retrying peer is not at fault for being one of many. None of
+800 untrusted peers that waited for weights reached half of it."""
 
 HALF_LIFE_SECONDS = 10.0
-"""Of what is counted. So a peer may open 29 at once: the sixteen of two downloads, and more."""
+"""Half-life of the counters; allows bursts of 29 streams: the 16 of two downloads, and more."""
 
 _WINDOW_SECONDS = HALF_LIFE_SECONDS / math.log(2)
-"""What is counted of a steady rate comes to what it brings in so long."""
+"""Value of a counter at a steady rate of 1 per second."""
 
 _RECOUNT_SECONDS = 1.0
 
 OPENERS_MAX = 4096
-"""Peers that are counted; the one that came first is forgotten. Eight times as many as connect."""
+"""Counted peers, 8 times the connection limit; the oldest is evicted first."""
 
 
 class OpenRateLimiter:
-    """Counts what each peer without standing opens; what was worth its opening does not count."""
+    """Counts streams opened by each untrusted peer; refunds productive ones."""
 
     def __init__(self, trusted: Callable[[PeerId], bool]) -> None:
         self._proven = trusted
@@ -44,11 +44,11 @@ class OpenRateLimiter:
         self._recounted_at = 0.0
 
     def __len__(self) -> int:
-        """Return of how many peers something is counted."""
+        """Return the number of counted peers."""
         return len(self._each)
 
     def opened(self, peer: PeerId, now: float) -> bool:
-        """Count a stream; return whether its peer is at fault for it."""
+        """Count a stream; return whether its peer is at fault."""
         if self._proven(peer):
             return False
         if now >= self._recounted_at + _RECOUNT_SECONDS:
@@ -62,13 +62,12 @@ class OpenRateLimiter:
         return each.amount > part * _WINDOW_SECONDS
 
     def worth(self, peer: PeerId, now: float) -> None:
-        """Count one stream less: it was served with more than what opening it costs."""
+        """Refund one stream: its transfer outweighed the cost of opening it."""
         each = self._each.get(peer)
         if each is not None and each.value_at(now, HALF_LIFE_SECONDS) >= 1:
             each.add(-1, now, HALF_LIFE_SECONDS)
             self._all.add(-1, now, HALF_LIFE_SECONDS)
 
     def _forget(self, now: float) -> None:
-        """Forget whose streams have faded away."""
         self._recounted_at = now
         self._each.retain(lambda _peer, each: each.value_at(now, HALF_LIFE_SECONDS) >= 0.5)

@@ -1,12 +1,12 @@
-"""How fast a node reads what its peers gossip: each may take so much of its time.
+"""Read limiter: CPU time that a node spends on reading each peer's gossip.
 
-What takes long to read is no fault, so who sends too much of it is not kept away but waits: its
-bytes stay in its stream, whose window fills, and nothing but its own is late. Keys are free, so
-those without standing share one rate, in equal parts among those that send a lot, and when hundreds
-send a little, among all that send. Those of them in our meshes share another one: we ask them to
-pass on what others say, and what they say themselves comes in the same stream, behind it.
+Costly messages are no fault, so a peer over its rate is delayed, not banned. Its bytes stay in its
+stream, whose flow control window fills; other peers are not delayed. Keys are free, so untrusted
+peers share one rate: equally among the active ones, or among all senders when hundreds send little.
+Untrusted mesh peers share a second rate: they forward others' messages at our request, and their
+own messages queue in the same stream.
 
-A machine without I/O: the clock is an argument, and the caller waits.
+Without I/O: the clock is an argument, and the caller waits.
 """
 
 from collections.abc import Callable
@@ -16,44 +16,41 @@ from protocol.core.containers import BoundedDict
 from protocol.core.types import PeerId
 
 READ_BYTES_MIN = 8 << 10
-"""Read of any peer between two looks at its account: twenty messages, or 3 ms of the slowest."""
+"""Read from any peer before its account is checked: 20 messages, or 3 ms of the slowest."""
 
 WAKE_BYTES = 256
-"""Charged for each read, however short: what it takes to wake its task, some 25 us."""
+"""Charged per read: the cost of waking its task, about 25 us."""
 
 BURST_BYTES = 128 << 10
-"""Read of a peer before its rate holds: four times what an honest one sent in its busiest second
-(30 KB, ``churn-100``)."""
+"""Burst per peer: four times the busiest second of an honest one (30 KB, ``churn-100``)."""
 
 RECOUNT_SECONDS = 1.0
 LOUD_SECONDS = 10.0
-"""For so long a stranger that sent a lot counts among those that share; a guess, above what their
-waits take while there are a few hundred of them."""
+"""Duration of an untrusted peer's active state; a guess above the delays of hundreds of them."""
 
 ACCOUNTS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRates:
-    """Bytes per second.
+    """Rates in bytes per second.
 
-    Strangers outside of our meshes take a twentieth of a core together, those inside another.
+    Untrusted peers outside our meshes use 1/20 of a core in total, those inside another 1/20.
     """
 
     trusted: int = 1 << 20
-    """Of a peer that has standing: a thousand messages."""
+    """Per trusted peer: a thousand messages."""
     stranger: int = 128 << 10
-    """Of a peer that has none, while there is enough for all of them."""
+    """Per untrusted peer, while the shared rate suffices."""
     strangers: int = 512 << 10
-    """Of all that have none together, in our meshes or not in them."""
+    """All untrusted peers, separately for mesh peers and others."""
     byte_seconds: float = 1e-7
-    """Of a core, for what is charged as one byte. A message with its signatures takes twice as
-    long, the slowest byte, half an unknown field of an RPC, four times
-    (``benchmarks/handling.py``)."""
+    """CPU seconds charged as one byte. A signed message takes twice as long per byte, the slowest
+    byte (half an unknown RPC field) four times (``benchmarks/handling.py``)."""
 
 
 class _Account:
-    """What was read of somebody and is not earned yet at its rate."""
+    """Leaky bucket: bytes read from a peer and not yet earned at its rate."""
 
     __slots__ = ("loud_until", "owed_bytes", "rate", "settled_at", "trusted")
 
@@ -70,36 +67,37 @@ class _Account:
         self.settled_at = now
 
     def wait_seconds(self, burst_bytes: int) -> float:
-        """Return how long it takes to earn all that is owed but a burst."""
+        """Return the time until the debt is at most one burst."""
         return max(0.0, self.owed_bytes - burst_bytes) / self.rate
 
 
 class _Strangers:
-    """What those without standing of one kind are read at together."""
+    """Shared budget of untrusted peers, in our meshes or outside."""
 
     def __init__(self, rates: ReadRates) -> None:
         self._rates = rates
         self._together = _Account(rates.strangers)
         self.loud = 0
-        """How many share the rate."""
+        """Number of active peers that share the rate."""
 
     def settle(self, came_bytes: int, now: float) -> None:
         self._together.settle(came_bytes, now)
 
     @property
     def strained(self) -> bool:
-        """Whether they are over their rate: then what any of them sends is looked at."""
+        """Whether the group is over budget; then every read is checked."""
         return self._together.owed_bytes > self._rates.strangers
 
     @property
     def rate(self) -> float:
-        """Of each that sends a lot."""
+        """Rate of each active peer."""
         return min(self._rates.stranger, self._rates.strangers / max(1, self.loud))
 
 
 class ReadRateLimiter:
-    """The accounts of all peers; ``trusted`` tells who has standing, ``meshed`` who is in a
-    mesh.
+    """CPU accounts of all peers.
+
+    ``trusted`` returns whether a peer is trusted, ``meshed`` whether it is in one of our meshes.
     """
 
     def __init__(
@@ -114,31 +112,31 @@ class ReadRateLimiter:
         self._proven = trusted
         self._meshed = meshed
         self._came = BoundedDict[PeerId, int](ACCOUNTS_MAX, name)
-        """Bytes that are in no account yet: most peers send little, and need none."""
+        """Bytes not yet in an account; most peers send little and need none."""
         self._accounts = BoundedDict[PeerId, _Account](ACCOUNTS_MAX, name)
         self.tables = (self._came, self._accounts)
         self._in_meshes, self._others = _Strangers(rates), _Strangers(rates)
         self._strained = False
-        """Whether strangers of either kind are over their rate."""
+        """Whether either group of untrusted peers is over budget."""
         self._recounted_at = 0.0
 
     def __len__(self) -> int:
-        """Return of how many peers something is kept, at most."""
+        """Return an upper bound of the number of tracked peers."""
         return max(len(self._came), len(self._accounts))
 
     def came(self, peer: PeerId, count: int) -> bool:
-        """Note that so many bytes of a peer came; False: they are read at once."""
+        """Record received bytes; False: no check is due, read at once."""
         came_bytes = self._add(peer, count + WAKE_BYTES)
         return came_bytes > READ_BYTES_MIN or self._strained
 
     def took(self, peer: PeerId, core_seconds: float, count: int) -> None:
-        """Charge what took longer to handle than the ``count`` bytes that are charged already."""
+        """Charge CPU time in excess of the ``count`` bytes already charged."""
         extra_bytes = core_seconds / self._rates.byte_seconds - count
         if extra_bytes > 0:
             self._add(peer, round(extra_bytes))
 
     def wait_seconds(self, peer: PeerId, now: float) -> float:
-        """Return how long what came of a peer waits until it is read."""
+        """Return the delay before received bytes are processed."""
         self._recount(now)
         strangers = self._kind(peer)
         account = self._accounts.get(peer)
@@ -154,15 +152,14 @@ class ReadRateLimiter:
         self._settle(peer, account, now)
         if account.trusted:
             return account.wait_seconds(BURST_BYTES)
-        # Over their rate they have none, or every new key would have a burst of its own.
+        # No burst while the group is over budget: otherwise each new key would add one.
         return account.wait_seconds(READ_BYTES_MIN if strangers.strained else BURST_BYTES)
 
     def _kind(self, peer: PeerId) -> _Strangers:
-        """Return with whom a peer shares if it has no standing."""
         return self._in_meshes if self._meshed(peer) else self._others
 
     def _add(self, peer: PeerId, count: int) -> int:
-        """Return all that came of a peer and is in no account yet."""
+        """Return all bytes of a peer that are not yet in an account."""
         self._came[peer] = came_bytes = self._came.get(peer, 0) + count
         return came_bytes
 
@@ -177,7 +174,7 @@ class ReadRateLimiter:
         self._strained = self._in_meshes.strained or self._others.strained
 
     def _recount(self, now: float) -> None:
-        """Close the accounts that owe nothing, and count who shares what is for strangers."""
+        """Remove accounts without debt, and count the active peers of each group."""
         if now < self._recounted_at + RECOUNT_SECONDS:
             return
         self._recounted_at = now

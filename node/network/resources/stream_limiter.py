@@ -1,4 +1,4 @@
-"""A bound on the streams that one protocol serves: at once, and how often somebody opens one."""
+"""Stream limiter of one protocol: concurrent streams, and rate of new ones."""
 
 import asyncio
 from typing import Protocol
@@ -10,41 +10,39 @@ from protocol.core.containers import SizeGauge, Table
 from roles.ports.transport import Stream, StreamHandler, Trust
 
 UNDISTURBED_SECONDS = 1.0
-"""For so long a stream of a stranger keeps its place against others: an honest small exchange takes
-a few round trips. A guess."""
+"""Time before an untrusted peer's stream can be evicted: a few round trips suffice. A guess."""
 
 
 class StreamLimits(Protocol):
-    """How many streams are served."""
+    """Stream limits of one protocol."""
 
     @property
     def word(self) -> str:
-        """The protocol's."""
+        """Short name of the protocol."""
 
     @property
     def streams_per_peer(self) -> int:
-        """At once, of one peer."""
+        """Concurrent streams per peer."""
 
     @property
     def streams_total(self) -> int:
-        """At once, of all peers."""
+        """Concurrent streams of all peers."""
 
     @property
     def streams_per_second(self) -> float | None:
-        """Of the strangers at one address; None: without a bound."""
+        """Rate for the untrusted peers of one address block; None: no limit."""
 
     @property
     def streams_burst(self) -> int:
-        """Of them, before that bound holds."""
+        """Burst of that rate."""
 
 
 class StreamLimiter:
-    """A stream handler that passes on so many streams; the others go to ``refuse``.
+    """Stream handler that enforces limits; excess streams go to ``refuse``.
 
-    By default they end unread: whoever opened one sees it close before an answer, and tries again
-    or elsewhere. So does whose place is given to somebody else
-    (``node.network.resources.stream_slots``). ``strangers`` is how many of them peers without
-    standing have at most, ``turns`` how many of these peers have some at a time.
+    Without ``refuse`` they are closed unread: the opener sees the close and retries, or uses
+    another peer. Evicted streams end likewise (``node.network.resources.stream_slots``).
+    ``strangers`` limits the slots of all untrusted peers, ``turns`` their number at a time.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class StreamLimiter:
         )
 
     async def __call__(self, stream: Stream) -> None:
-        """Serve a stream if there is room; the task that calls is cancelled to end one."""
+        """Serve a stream if a slot is free; eviction cancels the calling task."""
         now = loop_time()
         place, lost = None, list[StreamSlot]()
         if self._rates is None or self._rates.take(stream.peer, now):
@@ -99,16 +97,16 @@ class StreamLimiter:
             await self._handler(stream)
         except asyncio.CancelledError:
             if place in self._serving or task is None or task.uncancel():
-                raise  # it is not, or not only, for its place that it is cancelled
+                raise  # cancelled for another reason than eviction
         finally:
             self._places.leave(place, loop_time())
             self._serving.pop(place, None)
             del self._place_of[stream]
 
     def note_slow(self, stream: Stream, *, slow: bool) -> None:
-        """Note whether a stream that is served waits for its peer from now on, or for us.
+        """Record whether a stream now waits for its peer, or for this node.
 
-        Who never says it has a peer that has been slow since the stream was opened.
+        Without a call the peer counts as stalled since the stream was opened.
         """
         now = loop_time()
         self._place_of[stream].note_slow(now, slow=slow)

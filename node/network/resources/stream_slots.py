@@ -1,28 +1,18 @@
-"""Who is served when more streams are open than a protocol serves at once.
+"""Stream slots of one protocol: admission and eviction when more streams are open than slots.
 
-Who has standing always finds a place; the others share what is left
-(``node.network.resources.stream_slots``), of some protocols in turns
-(``node.network.resources.stream_slots``).
+A trusted peer always gets a slot; untrusted peers share the rest. Keys are free, so address blocks
+count, not keys. An untrusted peer evicts from the block with most slots, if that has at least two
+more than its own. Otherwise the longest stalled stream is evicted after ``undisturbed_seconds``. A
+stream that waits for this node is not stalled, and keeps its slot ten times as long: aborted
+transfers waste upload bandwidth.
 
-A machine without I/O: the clock is an argument, and the caller ends what loses its place.
+``ServiceRounds`` serves untrusted peers round robin: a limited number at a time, while others wait.
+It suits exchanges of many streams: peers served in succession finish one after another, and peers
+served concurrently all finish at the end. A turn lasts until shortly after its last served stream,
+and is evicted like a slot. Peers that recently left a turn unused, and peers that are no members,
+share half of the turns, so that repeated requests cannot block the other half.
 
-Who loses what it holds when all is taken and somebody comes: a place, or a turn.
-
-Keys are free. So who has standing takes from those without, and among these each block of
-addresses counts once, however many keys it has: who has fewer of what is held than another block
-takes from that one. Where none has more, the peer loses that has been slow for longest, once it had
-time enough for an honest exchange. A peer that waits for us is not slow, and keeps what it has ten
-times as long: in a crowd a stream that is ended before it is done has taken bytes of our line for
-nothing.
-
-Turns of strangers: so many at a time are served by a protocol, and the others wait.
-
-Where one exchange takes many streams, who has a turn finds places for its streams. A crowd that is
-served in turns is done one after another; of one that is served all at once all are done at the
-end. A turn lasts a moment longer than something is served, and goes to somebody else as a place.
-
-Who wasted a turn lately, or has not been admitted, is doubtful. These share half of the turns: for
-others there is the rest, however often a crowd asks that does nothing with its turns.
+Without I/O: the clock is an argument, and the caller ends the streams of evicted slots.
 """
 
 import math
@@ -36,45 +26,45 @@ from protocol.core.types import PeerId
 from roles.ports.transport import Trust
 
 SERVED_TIMES = 10
-"""Times as long as a slow one a stream keeps its place that waits for us, so that others get one at
-all: with ``ExchangeLimits`` it has had five chunks of a megabyte. A guess."""
+"""Factor of ``undisturbed_seconds`` for a stream that waits for this node, so that others get a
+slot eventually. With ``ExchangeLimits`` it has received five chunks of 1 MB by then. A guess."""
 
 
 @dataclass(eq=False, slots=True)
 class StreamSlot:
-    """The place of one stream."""
+    """The slot of one stream."""
 
     peer: PeerId
     block: Hashable
     trusted: bool
     taken_at: float
     slow_since: float
-    """Since when its peer has kept us waiting; infinity while it waits for us."""
+    """Time since which the peer has stalled; infinity while it waits for this node."""
     asked: bool = False
-    """Whether it has ever waited for us."""
+    """Whether the stream has ever waited for this node."""
 
     def note_slow(self, now: float, *, slow: bool) -> None:
-        """Note that the peer keeps us waiting from now on, or waits for us."""
+        """Record that the peer stalls from now on, or waits for this node."""
         self.slow_since = now if slow else math.inf
         self.asked = self.asked or not slow
 
 
 class Held(Protocol):
-    """What a stranger holds until it goes to somebody else."""
+    """A slot or turn of an untrusted peer, subject to eviction."""
 
     @property
     def block(self) -> Hashable:
-        """The address block of who has it."""
+        """The address block of the holder."""
         ...
 
     @property
     def taken_at(self) -> float:
-        """Since when."""
+        """Time of acquisition."""
         ...
 
     @property
     def slow_since(self) -> float:
-        """Since when its peer has kept us waiting; infinity while it waits for us."""
+        """Time since which the peer has stalled; infinity while it waits for this node."""
         ...
 
 
@@ -84,7 +74,7 @@ _Held = TypeVar("_Held", bound=Held)
 def choose_victim(
     held: Sequence[_Held], newcomer: StreamSlot, now: float, undisturbed_seconds: float
 ) -> _Held | None:
-    """Return which of ``held``, the oldest first, goes to who comes, if any does."""
+    """Choose the victim among ``held`` (oldest first) for a new stream, or None."""
     if not held:
         return None
     blocks = Counter(one.block for one in held)
@@ -99,48 +89,50 @@ def choose_victim(
 
 
 def _slowest(held: Sequence[_Held]) -> _Held:
-    """Return whose peer has been slow for longest; the youngest, which lost least, if none is."""
+    """Return the longest stalled; if none stalls, the youngest, which loses least."""
     slowest = min(held, key=lambda one: one.slow_since)
     return held[-1] if math.isinf(slowest.slow_since) else slowest
 
 
 WASTED_SECONDS = 60.0
-"""How long a turn counts that was wasted: if it was by chance, not for long; but hundreds of
-strangers need twenty seconds to waste one each, of 26 that take a second. A guess."""
+"""Penalty for an unused turn. Short, as it may be an accident; long enough for a crowd: hundreds of
+untrusted peers need 20 s to waste one each, of 26 turns of 1 s. A guess."""
 
 WASTED_MAX = 4096
-"""Remembered; the oldest is forgotten first."""
+"""Remembered peers; the oldest is evicted first."""
 
 
 @dataclass(eq=False, slots=True)
 class ServiceRound:
-    """The turn of one stranger: it has some places, or had one a moment ago."""
+    """Round-robin turn of one untrusted peer, which holds slots or did until recently."""
 
     peer: PeerId
     block: Hashable
     doubtful: bool
     taken_at: float
     served_at: float
-    """When a stream was served last, of those that have ended."""
+    """End of the last served stream."""
     wasted: bool = True
-    """Whether none has ended while its peer waited for us."""
+    """Whether no stream of it has ended while its peer waited for this node."""
     places: dict[StreamSlot, None] = field(default_factory=dict)
 
     @property
     def slow_since(self) -> float:
-        """Since when nothing has been served, however many streams have been opened meanwhile."""
+        """Time since which nothing was served, regardless of newly opened streams."""
         slow = (place.slow_since for place in self.places if place.asked)
         return max(slow, default=self.served_at)
 
     def leave(self, place: StreamSlot, now: float) -> None:
-        """Let a place go."""
+        """Release a slot."""
         del self.places[place]
         if math.isinf(place.slow_since):
             self.served_at, self.wasted = now, False
 
 
 class ServiceRounds:
-    """At most ``most`` at a time; a machine without I/O, as ``StreamSlots``."""
+    """Round robin over untrusted peers: at most ``most`` at a time. Without I/O, as
+    ``StreamSlots``.
+    """
 
     def __init__(
         self, most: int, undisturbed_seconds: float, member: Callable[[PeerId], bool]
@@ -150,15 +142,15 @@ class ServiceRounds:
         self._member = member
         self._held: dict[PeerId, ServiceRound] = {}  # the oldest first
         self._wasted = BoundedDict[PeerId, float](WASTED_MAX, "turns_wasted")
-        """Until when it counts; the oldest first."""
+        """Time at which each penalty ends; oldest first."""
         self.tables = (self._wasted,)
 
     def find(
         self, newcomer: StreamSlot, now: float
     ) -> tuple[ServiceRound | None, ServiceRound | None]:
-        """Return the turn of a stranger, or one for it, and whose ends for that.
+        """Return the present or a new turn of an untrusted peer, and the turn evicted for it.
 
-        One that is new begins with ``begin``.
+        A new turn starts with ``begin``.
         """
         self._end_those_left(now)
         known = self._held.get(newcomer.peer)
@@ -176,18 +168,18 @@ class ServiceRounds:
         return (None if ends is None else turn), ends
 
     def begin(self, turn: ServiceRound, place: StreamSlot) -> None:
-        """Give a place to a turn, which begins unless it has."""
+        """Add a slot to a turn, and start the turn if it is new."""
         turn.places[place] = None
         self._held[turn.peer] = turn
 
     def end(self, turn: ServiceRound, now: float) -> None:
-        """End a turn whose places have been given back."""
+        """End a turn whose slots have been released."""
         del self._held[turn.peer]
         if turn.wasted:
             self._wasted.set_newest(turn.peer, now + WASTED_SECONDS)
 
     def leave(self, place: StreamSlot, now: float) -> None:
-        """Note that a place has been given back."""
+        """Record that a slot has been released."""
         turn = self._held.get(place.peer)
         if turn is not None and place in turn.places:
             turn.leave(place, now)
@@ -202,9 +194,9 @@ class ServiceRounds:
 
 
 class StreamSlots:
-    """The places of one protocol; of them ``strangers`` at most are for peers without standing.
+    """Slots of one protocol, of which untrusted peers have ``strangers`` at most.
 
-    Of these so many as ``turns`` have some at a time; None: all for whom there is room.
+    Of untrusted peers, ``turns`` at most have slots at a time; None: no limit.
     """
 
     def __init__(
@@ -231,11 +223,11 @@ class StreamSlots:
         self.tables = () if self._turns is None else self._turns.tables
 
     def __len__(self) -> int:
-        """Return how many are taken."""
+        """Return the number of acquired slots."""
         return len(self._taken)
 
     def take(self, peer: PeerId, now: float) -> tuple[StreamSlot | None, list[StreamSlot]]:
-        """Return a place, if there is one, and those that were taken away for it."""
+        """Acquire a slot, or None; also return the slots that were evicted for it."""
         if self._peers[peer] >= self._per_peer:
             return None, []
         place = StreamSlot(peer, self._trust.block(peer), self._trust.trusted(peer), now, now)
@@ -256,7 +248,7 @@ class StreamSlots:
         return taken, lost + aside
 
     def leave(self, place: StreamSlot, now: float) -> None:
-        """Give a place back; idempotent."""
+        """Release a slot; idempotent."""
         if place in self._taken:
             del self._taken[place]
             self._strangers -= not place.trusted
@@ -267,7 +259,7 @@ class StreamSlots:
                 self._turns.leave(place, now)
 
     def _take(self, place: StreamSlot, now: float) -> tuple[StreamSlot | None, list[StreamSlot]]:
-        """Take a place for who has a turn, if it needs one, and return it as ``take`` does."""
+        """Acquire a slot for a peer that is trusted or has a turn; returns as ``take`` does."""
         lost: list[StreamSlot] = []
         full = len(self._taken) >= self._total
         if full or (not place.trusted and self._strangers >= self._strangers_max):

@@ -1,9 +1,9 @@
-"""How often somebody may open a stream of one protocol: a token bucket for each block of addresses.
+"""Token buckets: rate of new streams of one protocol, per address block.
 
-``node.network.resources.stream_slots`` bounds what is served at once. A question that is answered
-quickly leaves its place quickly, and whoever asks it again at once has us do nothing else.
+``node.network.resources.stream_slots`` limits concurrent streams. A short exchange frees its slot
+at once, so without a rate limit its peer could repeat it without pause.
 
-A machine without I/O: the clock is an argument.
+Without I/O: the clock is an argument.
 """
 
 import math
@@ -14,33 +14,32 @@ from protocol.core.types import PeerId
 from roles.ports.transport import Trust
 
 PROVEN_FACTOR = 8
-"""Whoever has standing opens so many times as often; a guess."""
+"""Rate of a trusted peer, relative to that of an address block; a guess."""
 
 BUCKETS_MAX = 4096
-"""Blocks that are remembered: some 200 B each. A full bucket is as good as none."""
+"""Remembered address blocks, about 200 B each; losing a full bucket changes nothing."""
 
 
 class TokenBuckets:
-    """The buckets of one protocol; ``burst`` streams at once, then ``per_second``."""
+    """Token buckets of one protocol: ``burst`` streams at once, then ``per_second``."""
 
     def __init__(self, per_second: float, burst: int, trust: Trust) -> None:
         self._per_second = per_second
         self._burst = burst
         self._trust = trust
         self._empty_at = BoundedDict[Hashable, float](BUCKETS_MAX, "stream_rates")
-        """From when on a bucket would be empty had it filled without a bound; longest unused
-        first."""
+        """Virtual time at which each bucket, if unbounded, was empty; least recently used first."""
         self.tables = (self._empty_at,)
 
     def __len__(self) -> int:
-        """Return how many buckets are kept."""
+        """Return the number of buckets."""
         return len(self._empty_at)
 
     def take(self, peer: PeerId, now: float) -> bool:
-        """Take a token for a stream of ``peer``; False when there is none."""
+        """Take a token for a stream of ``peer``; False when the bucket is empty."""
         trusted = self._trust.trusted(peer)
         per_second = self._per_second * (PROVEN_FACTOR if trusted else 1)
-        # One with standing does not share with its neighbours, which may be anybody.
+        # A trusted peer does not share with its address block, which untrusted peers can use.
         bucket = peer if trusted else self._trust.block(peer)
         full_seconds = self._burst / self._per_second
         empty_at = max(self._empty_at.get(bucket, -math.inf), now - full_seconds)

@@ -1,4 +1,4 @@
-"""How fast this node sends others what they ask for: blobs, and messages that they missed."""
+"""Upload scheduler: bandwidth limit and weighted fair queueing of blobs and missed messages."""
 
 import asyncio
 import sys
@@ -6,34 +6,33 @@ from heapq import heappop, heappush
 from itertools import product
 
 PAYLOAD_SHARE = 0.9
-"""Of what the line carries. A full packet of Ethernet has 1448 bytes for us of 1514; the rest is
-room for what else leaves. A line that is offered all that it carries keeps a queue, and whatever
-leaves waits at its end (``benchmarks/shardcast/latency.py``)."""
+"""Share of the bandwidth for payload. A full Ethernet packet carries 1448 payload bytes of 1514;
+the rest is for other traffic. At full load every packet waits in the uplink's queue
+(``benchmarks/shardcast/latency.py``)."""
 
 BURST_SECONDS = 0.05
-"""What an idle uplink may send at once, in seconds of its cap: all else that leaves waits so long.
-An event loop that is later than this loses what it could have sent; a guess between the two."""
+"""Burst of an idle uplink, in seconds of its limit: the maximum delay of other traffic. An event
+loop that wakes later loses bandwidth. A guess between the two."""
 
 PIECE_SECONDS = 0.004
-"""How long one piece occupies the line; some 250 writes a second, whatever the line; a guess."""
+"""Transmission time of one piece: about 250 writes per second on any uplink; a guess."""
 
 PIECE_BYTES_MIN = 4096
 
 STRANGERS_WEIGHT = 0.25
-"""To one for who has standing: while these want all of the line, strangers together have a fifth of
-it, without which a newcomer would never earn any. A guess."""
+"""Weight of untrusted peers, relative to 1 for trusted ones: they have 1/5 of a fully used uplink.
+Without it they could never gain reputation. A guess."""
 
 
 class UploadScheduler:
-    """A token bucket with four queues: ``take`` returns when the bytes may be sent.
+    """Token bucket with four queues: ``take`` returns when the bytes may be sent.
 
-    Who has standing and who has none share the line by weight, whatever either asks for (fair
-    queueing by finish times, Golestani 1994). Blobs and missed messages have queues of their own,
-    so that a newcomer's messages do not wait for the weights of hundreds; what one leaves, the
-    others have.
+    Trusted and untrusted peers share the bandwidth by weight, independent of their load (fair
+    queueing by finish times, Golestani 1994). Blobs and missed messages have separate queues, so
+    that messages do not wait behind weights. Unused shares go to the other queues.
 
-    ``bytes_per_second`` is what the line carries, with all headers; None: there is no cap.
-    ``piece_bytes_max`` is how much to take at once, so that what else leaves gets in between.
+    ``bytes_per_second`` is the bandwidth including all headers; None: no limit. ``piece_bytes_max``
+    is the size of one ``take``, so that other traffic interleaves.
     """
 
     def __init__(self, bytes_per_second: int | None) -> None:
@@ -41,21 +40,20 @@ class UploadScheduler:
         self._allowance_bytes = 0.0
         self._refilled_at = 0.0
         self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []
-        """Finish time, number, bytes, and what to tell: the next one first."""
+        """Heap of finish time, sequence number, bytes and future."""
         self._number = 0
         self._is_sending = False
         self._virtual_time = 0.0
         self._finish = dict.fromkeys(product((True, False), repeat=2), 0.0)
-        """Of the last piece of each queue, in virtual time: by standing, and whether messages."""
+        """Finish time of the last piece per queue, in virtual time, keyed (trusted, is_message)."""
         self.piece_bytes_max = sys.maxsize
         if self._rate is not None:
             self.piece_bytes_max = max(PIECE_BYTES_MIN, round(self._rate * PIECE_SECONDS))
 
     async def take(self, count: int, *, trusted: bool, messages: bool = False) -> None:
-        """Wait for room for ``count`` bytes, which may be more than a burst.
+        """Wait until ``count`` bytes may be sent; ``count`` may exceed a burst.
 
-        ``trusted`` tells whether they go to somebody who has standing, ``messages`` whether they
-        are of the run's log and not of a blob.
+        ``trusted``: the receiver is trusted. ``messages``: the bytes are log messages, not a blob.
         """
         if self._rate is None:
             return
@@ -75,9 +73,9 @@ class UploadScheduler:
         while self._waiting and not self._is_sending:
             finish, _, count, turn = heappop(self._waiting)
             if turn.done():
-                continue  # who waited has been cancelled
+                continue  # the waiter was cancelled
             self._virtual_time = finish
-            now = loop.time()  # a wall clock may be set
+            now = loop.time()  # monotonic
             earned_bytes = (now - self._refilled_at) * rate
             self._refilled_at = now
             burst_bytes = rate * BURST_SECONDS

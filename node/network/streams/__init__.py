@@ -1,1 +1,1 @@
-"""What every stream protocol shares: frames, deadlines, bounds and names."""
+"""Shared parts of all stream protocols: frames, deadlines, limits and names."""

@@ -1,4 +1,4 @@
-"""The time of the loop, and a deadline for every wait for another node."""
+"""Deadlines of waits for other nodes, and the loop's clock."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 async def within(seconds: float, operation: Awaitable[T]) -> T:
     """Await ``operation``; raises ``TransportError`` when it takes longer than ``seconds``.
 
-    What ``asyncio.timeout`` does, at a third of its cost: a node waits so for every exchange.
+    Same as ``asyncio.timeout`` at a third of its cost; every exchange uses it.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -27,12 +27,12 @@ async def within(seconds: float, operation: Awaitable[T]) -> T:
     try:
         return await operation
     except TimeoutError as error:
-        raise TransportError(f"nothing for {seconds} s") from error
+        raise TransportError(f"timed out after {seconds} s") from error
     except asyncio.CancelledError as error:
-        # Somebody else's cancellation goes on, even if it came beside ours.
+        # Propagate an external cancellation, even if it coincides with ours.
         if not is_late or task.cancelling() - 1 > cancelled_before:
             raise
-        raise TransportError(f"nothing for {seconds} s") from error
+        raise TransportError(f"timed out after {seconds} s") from error
     finally:
         timer.cancel()
         if is_late:
@@ -40,5 +40,5 @@ async def within(seconds: float, operation: Awaitable[T]) -> T:
 
 
 def loop_time() -> float:
-    """Return the loop's time: an interval is measured, and a wall clock may step back."""
+    """Return the monotonic time of the event loop; the wall clock may step back."""
     return asyncio.get_running_loop().time()

@@ -5,7 +5,7 @@ from roles.ports.transport import Stream
 
 
 def length_prefixed(data: bytes, *, length_bytes: int = 4) -> bytes:
-    """Return ``data`` behind its length."""
+    """Prefix ``data`` with its length."""
     return len(data).to_bytes(length_bytes, "big") + data
 
 
@@ -15,7 +15,7 @@ async def write_frame(stream: Stream, data: bytes, *, length_bytes: int = 4) -> 
 
 
 async def read_frame(stream: Stream, bytes_max: int, *, length_bytes: int = 4) -> bytes | Fault:
-    """Return the next frame, or a fault when its sender announces more than ``bytes_max``.
+    """Read a frame; returns a fault when its length exceeds ``bytes_max``.
 
     Raises ``TransportError`` when the stream ends before the frame does.
     """

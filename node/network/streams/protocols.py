@@ -1,10 +1,8 @@
-"""The stream protocols of a node: one table of their names, who speaks, and their limits.
+"""Table of the stream protocols: names, first speaker, framing and limits.
 
-A name carries the version of the protocol. A node of another version serves other names, so a
-stream to it fails as unsupported and nothing of it is misread. All but those of libp2p begin alike;
-those that are about one run carry the first sixteen digits of its id.
-
-All but gossip are one exchange per stream: the opener asks, the acceptor answers and closes.
+A name contains the protocol version, so a stream to a node of another version fails as unsupported.
+All names except libp2p's start alike; those bound to a run contain the first 16 hex digits of its
+id. Except for gossip, a stream is one exchange: the opener requests, the acceptor responds.
 """
 
 from dataclasses import dataclass
@@ -18,14 +16,14 @@ from protocol.run.manifest import MANIFEST_BYTES_MAX
 
 
 class Side(StrEnum):
-    """Which end of a stream."""
+    """End of a stream."""
 
     OPENER = "opener"
     ACCEPTOR = "acceptor"
 
 
 class Framing(StrEnum):
-    """What comes before each message: its length in bytes, big-endian or as a varint."""
+    """Length prefix of each message."""
 
     TWO_BYTES = "2 bytes, big-endian"
     FOUR_BYTES = "4 bytes, big-endian"
@@ -38,25 +36,25 @@ class StreamProtocol:
 
     word: str
     name: str
-    """On the wire; ``{run}`` stands for the run."""
+    """On the wire; ``{run}`` is the run's prefix."""
     speaks_first: Side
     framing: Framing
     opener_bytes_max: int
-    """One message of the opener; more is a fault."""
+    """Maximum size of one message of the opener; more is a fault."""
     acceptor_bytes_max: int
-    """One message of the acceptor."""
+    """Maximum size of one message of the acceptor."""
     streams_per_peer: int
-    """Served at once; what is over it is closed, or refused in the protocol's own words."""
+    """Concurrent streams; excess ones are closed, or refused in the protocol's own way."""
     streams_total: int
     streams_per_second: float | None
-    """Of the peers at one address without standing, in the long run; None: what they cost is
-    bounded otherwise. Beyond it, as over ``streams_per_peer``."""
+    """Sustained rate of the untrusted peers of one address block; None: their cost is bounded
+    otherwise. Excess streams are treated as above."""
     streams_burst: int = 0
-    """Of them at once."""
+    """Burst of that rate."""
     stall_seconds: float
-    """One message or piece, to be read or written; then the stream is given up."""
+    """Deadline to read or write one message or piece; then the stream is closed."""
     exchange_seconds: float | None
-    """The whole stream; None: it has no bound of its own."""
+    """Deadline of the whole stream; None: no limit."""
 
     def on(self, run_id: RunId) -> str:
         """Return the name for a run."""
@@ -66,11 +64,11 @@ class StreamProtocol:
 _PREFIX = f"/prime-node/{PROTOCOL_VERSION}"
 
 REQUEST_SECONDS = 2.0
-"""For the first message of an opener, whatever its length: all but pages of ids fit into a few
-packets, and who holds a place has to say why. A guess, above what a busy machine needs."""
+"""Deadline of an opener's first message, because each open stream holds a slot. Independent of its
+length: all except pages of ids fit into a few packets. A guess for a busy machine."""
 
 IDS_MAX = 1024
-"""Message ids on one page of ``SYNC``, each asked for at most once: 35 KB."""
+"""Message ids per page of ``SYNC``, each requested at most once: 35 KB."""
 
 _PAGE_BYTES_MAX = IDS_MAX * (DIGEST_BYTES + 2) + 1024
 
@@ -88,7 +86,7 @@ MANIFEST = StreamProtocol(
     stall_seconds=10.0,
     exchange_seconds=10.0,
 )
-"""The signed manifest of the acceptor's run, for a newcomer: the largest is some hundred KB."""
+"""The signed manifest of the acceptor's run, for a joining node; the largest is some hundred KB."""
 
 MESSAGE = StreamProtocol(
     word="message",
@@ -104,7 +102,7 @@ MESSAGE = StreamProtocol(
     stall_seconds=5.0,
     exchange_seconds=5.0,
 )
-"""One envelope for one peer; the answer is one byte without a frame. 2 MB are received at once."""
+"""One envelope for one peer; the response is one byte without a frame. At most 2 MB at a time."""
 
 SYNC = StreamProtocol(
     word="sync",
@@ -120,7 +118,7 @@ SYNC = StreamProtocol(
     stall_seconds=5.0,
     exchange_seconds=30.0,
 )
-"""Anti-entropy: an answer may take megabytes, its question takes 40 bytes."""
+"""Anti-entropy: a response may have megabytes, its request 40 bytes."""
 
 BLOBS = StreamProtocol(
     word="blobs",
@@ -135,11 +133,11 @@ BLOBS = StreamProtocol(
     stall_seconds=60.0,
     exchange_seconds=None,
 )
-"""A range of a blob: a request of 80 bytes, a header of 30, then the bytes as they are. A download
-keeps eight streams in flight with one peer."""
+"""A range of a blob: a request of 80 bytes, a header of 30, then the raw bytes. A download keeps
+eight streams in flight with one peer."""
 
 SAMPLE_BYTES_MAX = 2 << 20
-"""What a member sends to be measured: a sixtieth of a second of a gigabit, three of a thin line."""
+"""Size of a bandwidth sample: 1/60 s at 1 Gbit/s, 3 s on a slow uplink."""
 
 DIAL_BACK = StreamProtocol(
     word="dial-back",
@@ -155,8 +153,8 @@ DIAL_BACK = StreamProtocol(
     stall_seconds=10.0,
     exchange_seconds=20.0,
 )
-"""Whether a member answers at its own address, and how fast it sends; what a stranger can make us
-do with it is four dials in a few seconds, to the host that it comes from itself."""
+"""Test of a member's own address and upload rate. An untrusted peer can trigger four dials in a few
+seconds, only to its own host."""
 
 HOP = StreamProtocol(
     word="hop",
@@ -171,12 +169,12 @@ HOP = StreamProtocol(
     stall_seconds=10.0,
     exchange_seconds=600.0,
 )
-"""A reservation at a relay, or a circuit through it (``node.network.relay``): name, messages and
-the limit of one are libp2p's, as is how many circuits one peer may have. It is served by relays
-only; the stream of a circuit is the circuit, for as long as it lasts."""
+"""A reservation at a relay, or a circuit through it (``node.network.relay``). Name, messages,
+message limit and circuits per peer are libp2p's. Served by relays only; the stream of a circuit
+carries the circuit itself."""
 
 STOP_NAME = "/libp2p/circuit/relay/0.2.0/stop"
-"""What a relay opens to the node behind it; served by ``p2pd`` itself."""
+"""Protocol that a relay opens to the node behind it; served by ``p2pd``."""
 
 GOSSIP = StreamProtocol(
     word="gossip",
@@ -191,8 +189,8 @@ GOSSIP = StreamProtocol(
     stall_seconds=20.0,
     exchange_seconds=None,
 )
-"""Each side of a pair writes on the stream that it opened. The name and the limit of a message are
-libp2p's; a newer stream of a peer replaces its older one."""
+"""Each side of a pair writes on the stream that it opened. Name and message limit are libp2p's; a
+newer stream of a peer replaces its older one."""
 
 STREAM_PROTOCOLS = (MANIFEST, MESSAGE, SYNC, BLOBS, DIAL_BACK, HOP, GOSSIP)
 
