@@ -130,9 +130,7 @@ class ServiceRound:
 
 
 class ServiceRounds:
-    """Round robin over untrusted peers: at most ``most`` at a time. Without I/O, as
-    ``StreamSlots``.
-    """
+    """Round robin over untrusted peers: at most ``most`` at a time; without I/O."""
 
     def __init__(
         self, most: int, undisturbed_seconds: float, member: Callable[[PeerId], bool]

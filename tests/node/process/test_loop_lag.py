@@ -50,7 +50,7 @@ async def test_what_blocks_the_loop_is_measured_and_named(watch):
     (said,) = logs
     assert said["seconds"] == pytest.approx(status.delay_seconds_max, abs=0.001)
     assert said["computed_seconds"] < BLOCKED_SECONDS / 4, "it slept"
-    assert said["where"].startswith(f"test_loop_watch.py:{block.__code__.co_firstlineno + 1} block")
+    assert said["where"].startswith(f"test_loop_lag.py:{block.__code__.co_firstlineno + 1} block")
 
 
 async def test_warnings_are_few_and_the_others_are_counted(watch, monkeypatch):
