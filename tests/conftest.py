@@ -1,24 +1,69 @@
 """Settings and fixtures for all tests."""
 
 import asyncio
+import gc
+import json
+import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.supervise import RESULTS
 from tests.worlds.inline_loop import InlineLoop
 
 # A loaded machine is no defect: how long an example took says nothing about what it found.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
+WORKER = "PYTEST_XDIST_WORKER"
+RECORDED_SECONDS_MIN = 1.0
+
+# Imports and collection make a million objects that stay: no use to look for cycles in them.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
+
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
 def pytest_collection_modifyitems(items):
-    """Keep the tests that start p2pd on one worker: they time out when they share the machine."""
+    """Keep the tests that start p2pd on two workers, and begin with the longest tests.
+
+    A module of live tests is in the group "live" unless it names another. xdist starts the groups
+    in the order of collection (``--no-loadscope-reorder``): a long test that comes last is waited
+    for by idle workers.
+    """
     for item in items:
-        if item.get_closest_marker("live"):
+        if item.get_closest_marker("live") and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group("live"))
+    if WORKER in os.environ:
+        items.sort(key=_order)
+
+
+def _order(item):
+    return next(
+        (rank for rank, name in enumerate(("live", "slow")) if item.get_closest_marker(name)), 2
+    )
+
+
+def pytest_runtest_logreport(report):
+    """Append failures and long tests to the file of the supervisor; workers of xdist do not."""
+    path = os.environ.get(RESULTS)
+    if path is None or WORKER in os.environ:
+        return
+    if report.failed or report.duration >= RECORDED_SECONDS_MIN:
+        result = {
+            "nodeid": report.nodeid,
+            "when": report.when,
+            "outcome": report.outcome,
+            "seconds": report.duration,
+        }
+        with Path(path).open("a") as file:
+            file.write(json.dumps(result) + "\n")
 
 
 def pytest_asyncio_loop_factories(config, item):

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "numerics" / "gpu.py"
 SIZES = ["--batches", "1", "4", "--sequences", "8", "--tokens", "12", "--train-tokens", "256"]
 
 
+@pytest.mark.slow
 def test_every_part_is_measured(tmp_path):
     out = tmp_path / "known.json"
     options = ["--shapes", "small", "--device", "cpu", "--rounds", "1", "--out", str(out)]

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "numerics" / "trainer_memory.py"
 
 
+@pytest.mark.slow
 def test_chunks_take_a_fraction_of_the_plain_form_and_give_the_same_gradient():
-    sizes = ["--vocabulary", "20000", "--tokens", "1024", "--plain-tokens", "512"]
+    sizes = ["--vocabulary", "8000", "--tokens", "512", "--plain-tokens", "256"]
     command = [sys.executable, str(SCRIPT), "--json", *sizes]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     results = json.loads(printed)

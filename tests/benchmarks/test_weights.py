@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "weights.py"
 MEGABYTES = 160
@@ -26,7 +26,8 @@ def test_a_policy_gets_through_two_daemons_without_getting_into_their_memory(tmp
         assert memory[f"{name}: itself"]["rss"] < 400
         loop = results["loops"][name]
         assert sum(loop["delays"]) > 50
-        assert loop["own_delay_seconds_max"] < 0.5
+        # CPU time of other processes excluded, page faults of a busy machine included.
+        assert loop["own_delay_seconds_max"] < 2
     # Once, plus the memory of a process without a policy.
     assert memory["worker: engine"]["anonymous"] < 350 + MEGABYTES
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ import pytest
 from tests.browser.test_pages import PAGES, expect, go
 from tests.worlds.leashed import leashed
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
 PATIENCE_SECONDS = 300.0

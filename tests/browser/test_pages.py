@@ -13,7 +13,7 @@ from tests.browser.states import HOSTILE, STATES, ready
 
 expect = pytest.importorskip("playwright.sync_api", reason="pip install '.[dev]'").expect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 PAGES = ["", "training", "rollouts", "peers", "weights", "events", "node", "run"]
 HEADINGS = {

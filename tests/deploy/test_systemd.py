@@ -164,7 +164,6 @@ def drop_in(units, name, text):
 
 @pytest.mark.live
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 @needs("systemd-nspawn", "systemd-container")
 @needs("dbus-daemon", "dbus")
 @needs("bwrap", "bubblewrap")

@@ -32,7 +32,7 @@ from tests.live.agreement_swarms import (
     simulate_from_version_0,
 )
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.live
 
 CERTIFIED = {(name, 0, slot): "certified" for name in HONEST for slot in range(SLOTS)}
 REJECTED = {(name, 0, 0): "rejected" for name in LIARS}

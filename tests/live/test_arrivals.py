@@ -10,7 +10,7 @@ from node.testnet.fleet import free_port
 from tests.live.test_founded_run import Node, founded
 from tests.worlds.text import needs_jail
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), needs_jail]
+pytestmark = [pytest.mark.live, pytest.mark.slow, needs_jail, pytest.mark.xdist_group("founded")]
 
 LIMIT_BYTES_PER_SECOND = 400_000
 """The weights have 3 MB: the download takes seven seconds."""

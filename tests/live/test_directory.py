@@ -208,9 +208,9 @@ async def test_a_stranger_that_calls_all_the_time_is_refused_until_it_stops(trio
     for number in range(50):
         first.directory._storage.store_subkey(place, f"{number}", bytes(4096), time.time() + 600)
     ask, peer = middle.directory._node.protocol.call_find, PeerID.from_base58(first.id)
-    answers = [await ask(peer, [place]) for _ in range(300)]
-    assert answers[0] is not None
-    assert answers[-1] is None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await ask(peer, [place]) is not None:
+            pass
     assert await last.directory._node.protocol.call_find(peer, [place]) is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await ask(peer, [place]) is None:  # noqa: ASYNC110 - the other node causes it

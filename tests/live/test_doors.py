@@ -18,8 +18,9 @@ import pytest
 from node.local.errors import ExitCode
 from protocol.core.crypto import Identity
 from tests.node.local.run_files import run_toml, signed_run
+from tests.worlds.leashed import leashed
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity(b'x' * 32).peer_id}"
@@ -33,18 +34,12 @@ def run_file(tmp_path):
 
 
 def refused(*arguments):
-    """Return (exit code, last line of standard error, seconds)."""
-    began = time.monotonic()
-    ended = subprocess.run(
-        [PRIME_NODE, *map(str, arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    """Return the exit code and the last line of standard error."""
+    command = leashed(PRIME_NODE, *arguments)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
     lines = ended.stderr.rstrip("\n").split("\n")
     assert "Traceback" not in ended.stderr
-    return ended.returncode, lines[-1], time.monotonic() - began
+    return ended.returncode, lines[-1]
 
 
 @pytest.fixture
@@ -55,9 +50,8 @@ def door(run_file, tmp_path):
     def start(*arguments, peers=NOBODY):
         joins = ["--initial-peers", peers] if peers else ["--new-swarm"]
         joined = ["--run", run_file, *joins, "--data-dir", data, "--host", "127.0.0.1"]
-        code, told, seconds = refused(*arguments, *joined)
+        code, told = refused(*arguments, *joined)
         assert told.startswith("prime-node: error: ")
-        assert seconds < 60
         return code, told
 
     start.data = data
@@ -119,40 +113,39 @@ def answer(port, path):
         return json.load(reply)
 
 
+JOINING = (
+    "joining",
+    (
+        "looking for peers; no bootstrap peer answers "
+        "(/ip4/127.0.0.1/tcp/1 connection refused); trying again"
+    ),
+)
+
+
 def test_a_start_is_never_silent(run_file, tmp_path):
     """From the first second on the API answers, and names the cause of waiting."""
     data, log = tmp_path / "data", tmp_path / "log"
-    began = time.monotonic()
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [
+            leashed(
                 *(PRIME_NODE, "--role", "inference", "--run", run_file, "--initial-peers", NOBODY),
                 *("--data-dir", data, "--host", "127.0.0.1", "--log-format", "console"),
-            ],
+            ),
             stderr=stream,
         )
     try:
         port = wait_for_api(process, data)
-        stages, slowest = [], 0.0
-        until = time.monotonic() + 6
-        while time.monotonic() < until:
-            asked = time.monotonic()
+        stages = []
+        while stages[-1:] != [JOINING]:
             assert answer(port, "/healthz")["alive"]
-            slowest = max(slowest, time.monotonic() - asked)
             status = answer(port, "/status")
             stage = status["state"], status["reason"]
             stages += [stage] * (stage not in stages)
             time.sleep(0.02)
         own = status["loop"]["own_delay_seconds_max"]
         assert stages[0] == ("starting", "loading libraries"), stages
-        state, reason = stages[-1]
-        assert state == "joining"
-        assert reason == (
-            "looking for peers; no bootstrap peer answers "
-            "(/ip4/127.0.0.1/tcp/1 connection refused); trying again"
-        )
         # CPU time of other processes excluded; with it, 0.02 s on an idle machine (measured).
-        assert own < 0.2, f"the loop stood still for {own} s, an answer took {slowest} s"
+        assert own < 0.2, f"the loop stood still for {own} s"
         text = log.read_text()
         for told in ("starting ", "looking for peers"):
             assert told in text, text
@@ -162,8 +155,7 @@ def test_a_start_is_never_silent(run_file, tmp_path):
         assert "connection refused" in re.sub(r"\s+", " ", asked.stdout)
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    assert time.monotonic() - began < 90
+        assert process.wait() == 0
 
 
 def test_every_exit_code_is_documented():

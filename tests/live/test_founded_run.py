@@ -19,7 +19,7 @@ from tests.worlds.leashed import leashed
 from tests.worlds.messages import RECIPE
 from tests.worlds.text import byte_tokenizer, needs_jail, write_rows
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), needs_jail]
+pytestmark = [pytest.mark.live, pytest.mark.slow, needs_jail, pytest.mark.xdist_group("founded")]
 
 PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
 PATIENCE_SECONDS = 180.0

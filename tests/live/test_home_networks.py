@@ -35,7 +35,7 @@ ECHO = "/prime-test/echo"
 pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("founded"),
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.live.test_founded_run import PATIENCE_SECONDS, PRIME_NODE, Node, beginning, founded
 from tests.worlds.text import needs_jail
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), needs_jail]
+pytestmark = [pytest.mark.live, pytest.mark.slow, needs_jail, pytest.mark.xdist_group("founded")]
 
 LISTEN_SECONDS = 16.0
 """Listening time of a start in this run."""

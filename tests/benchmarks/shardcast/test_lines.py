@@ -31,7 +31,6 @@ def can_shape_lines() -> bool:
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(180),
     pytest.mark.skipif(not can_shape_lines(), reason="no network namespaces with tbf here"),
 ]
 

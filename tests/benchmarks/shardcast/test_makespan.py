@@ -22,13 +22,14 @@ def modules(monkeypatch):
     return importlib.import_module("makespan"), importlib.import_module("parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dying", [0.0, 0.1])
 def test_the_model_and_the_daemons_parts_agree(modules, dying):
     """Averaged over a few seeds: when a node dies, a moment decides which peers wait for it."""
     makespan, parts = modules
     modelled, real = [], []
     for seed in range(SEEDS if dying else 1):
-        options = Namespace(**SMALL | {"seed": seed}, dying=dying, only="forest")
+        options = Namespace(**SMALL | {"seed": seed, "nodes": 24}, dying=dying, only="forest")
         modelled.append(makespan.measure(options)["makespan_ratio"])
         plan = makespan.plan_of(options, makespan.CHUNKS)
         real.append(parts.makespan_ratio(plan, makespan.STRIPES, makespan.FANOUT))

@@ -388,7 +388,6 @@ def test_bad_rows_refuse_a_run_unless_they_may_be_left_out(chat_model, tmp_path,
 
 @needs_verifiers
 @needs_jail
-@pytest.mark.timeout(400)  # the library takes 10 s to import, on an idle machine
 def test_a_run_names_the_package_of_its_task_as_it_is_installed(
     chat_model, tmp_path, capsys, monkeypatch
 ):

@@ -65,7 +65,7 @@ async def test_a_person_sees_id_and_creator_and_decides(seat, typed, joined):
     assert MANIFEST.run_id.hex() in shown
     assert MANIFEST.genesis.creator in shown
     os.write(terminal, typed.encode())
-    assert await asyncio.wait_for(asking, 5) is joined
+    assert await asyncio.wait_for(asking, 60) is joined
 
 
 async def test_the_status_line_and_logs_leave_the_question_alone(seat):
@@ -80,7 +80,7 @@ async def test_the_status_line_and_logs_leave_the_question_alone(seat):
     shown = read_until(terminal, "\r\x1b[Ka log\r\nJoin it? [y/N] ")
     assert "asking on the terminal" not in shown
     os.write(terminal, b"y\n")
-    assert await asyncio.wait_for(asking, 5)
+    assert await asyncio.wait_for(asking, 60)
     line.show("fetching weights", None)
     assert read_until(terminal, "fetching weights") == "y\r\n\r\x1b[Kfetching weights"
 

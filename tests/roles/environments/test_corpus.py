@@ -23,6 +23,9 @@ OTHERWISE = {
 }
 """Cases of ``code.json`` that score 0 here and 1 where ``python answer.py`` runs, with reasons."""
 
+LONG = {"recursion without an end"}
+"""Programs that take as long as all others; benchmarks/environments/corpus.py grades them."""
+
 
 def grades(answers):
     return asyncio.run(corpus.grade(answers))
@@ -32,7 +35,7 @@ def grades(answers):
 def test_programs_have_their_score():
     everything = [*corpus.programs(PYTHON)]
     assert len(everything) > 300
-    answers = everything[::3]  # benchmarks/environments/corpus.py grades all of them
+    answers = [answer for answer in everything[::3] if answer.name not in LONG]
     scores = corpus.scores_of(sys.executable, "user", "unlimited", answers)
     scored = zip(answers, scores, strict=True)
     wrong = {answer.name: score for answer, score in scored if score != answer.score}
@@ -52,7 +55,7 @@ def test_reported_programs_have_the_score_of_python_but_for_named_ones():
 def test_root_with_a_small_stack_and_a_user_with_any_give_the_same_scores():
     answers = corpus.corpus(PYTHON)
     assert len(answers) > 400
-    kept = answers[::8]
+    kept = answers[::12]
     machines = [("root", "8 MiB"), ("user", "unlimited")]
     scores = {
         f"{user}, {stack}": corpus.scores_of(sys.executable, user, stack, kept)

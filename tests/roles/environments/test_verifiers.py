@@ -16,8 +16,6 @@ from simulations.ports.background import SimBackground
 from tests.worlds.packages import SUMS, install, needs_verifiers
 from tests.worlds.text import byte_tokenizer, needs_jail, opened
 
-pytestmark = pytest.mark.timeout(400)  # the library takes 10 s to import, on an idle machine
-
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 
 FILES = {"sums_env/__init__.py": SUMS, "sums_env/rows.json": "[1, 2]"}

@@ -93,7 +93,7 @@ async def test_whatever_a_task_raises_is_told_as_what_broke(manifest, background
     task.on_score = raising(error)
     where = background if threaded else SimBackground()
     roles = asked(manifest, task, where)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(EngineError, match=type(error).__name__) as raised:
             await roles.rewards(ITEMS, ANSWERS)
     assert "raise_it" in raised.value.trace, "where it broke"

@@ -10,7 +10,7 @@ from node.api.v1.recording import Recording, read_recording, write_recording
 from simulations.report.view import ViewRecorder
 from simulations.study.study import RunPlan, run_plan
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 PLAN = RunPlan("byzantine-inference", seed=0, minutes=2)
 

@@ -85,7 +85,7 @@ async def test_a_stream_begins_with_what_is_missing_and_then_tells_of_each_look(
     await asyncio.sleep(0.05)
     assert not waiting.done()
     source.happenings.wake()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         (kind, id_, data), (then, _, _) = await waiting
     assert (kind, id_, data["text"], then) == ("happened", f"b-{known + 1}", "number 99", "look")
     await events.aclose()

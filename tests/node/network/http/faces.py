@@ -73,7 +73,7 @@ async def exchange(port: int, data: bytes) -> list[Reply]:
     """Send ``data``; return the answers until the server closes (request it)."""
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(data)
-    rest = await asyncio.wait_for(reader.read(), 20)
+    rest = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     replies = []
     while rest:

@@ -20,7 +20,7 @@ from tests.worlds.mortal import Mortal
 RSS_BYTES_MAX = 48 << 20
 """Allowed growth: 64 answers with half a megabyte each, and the allocator's reserve."""
 
-PATIENCE_SECONDS = 3.0
+PATIENCE_SECONDS = 60.0
 """Timeout of one honest range, with all other load on two cores; a guess."""
 
 
@@ -132,7 +132,7 @@ async def honest_ranges(served, stop):
 
 
 async def test_whatever_one_host_does_is_cut_off_and_others_are_served(tmp_path):
-    async with asyncio.timeout(60), server(tmp_path) as served:
+    async with asyncio.timeout(300), server(tmp_path) as served:
         stop, grown = asyncio.Event(), []
         honest = asyncio.create_task(honest_ranges(served, stop))
 
@@ -141,7 +141,7 @@ async def test_whatever_one_host_does_is_cut_off_and_others_are_served(tmp_path)
             try:
                 await act(served, end)
                 grown.append(served.grown_bytes())
-                await asyncio.wait_for(is_cut_off_unread(act, end), 10 * DEADLINE_SECONDS)
+                await asyncio.wait_for(is_cut_off_unread(act, end), PATIENCE_SECONDS)
             finally:
                 end.close()
 
@@ -163,7 +163,7 @@ async def is_cut_off_unread(act, end):
 async def crowd(served, ends, count):
     """Open idle connections from a hundred hosts."""
     for number in range(count):
-        end = await asyncio.wait_for(connected(served, f"127.0.0.{2 + number % 100}"), 20)
+        end = await asyncio.wait_for(connected(served, f"127.0.0.{2 + number % 100}"), 60)
         ends.append(end)
         await asyncio.sleep(0)
 
@@ -173,7 +173,7 @@ async def test_thousands_of_connections_from_many_hosts_are_cut_and_peers_go_on(
     (tmp_path / "served").mkdir()
     blobs, ends, pulls = FileBlobs(tmp_path / "blobs"), [], 0
     await blobs.put(DATA, WEIGHTS)
-    async with asyncio.timeout(60), server(tmp_path / "served") as served:
+    async with asyncio.timeout(300), server(tmp_path / "served") as served:
         both = Pair(tmp_path, blobs, served.port)
         await both.two.start()
         crowding = asyncio.create_task(crowd(served, ends, 2000))

@@ -145,7 +145,7 @@ async def test_a_call_that_comes_later_is_taken_in_while_the_first_one_runs(engi
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await engine.load(policies[1])  # unawaited sequences delay nothing
     assert engine.tokens_sampled < 2 * most
 

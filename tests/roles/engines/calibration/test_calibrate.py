@@ -14,7 +14,7 @@ from tests.worlds.messages import RECIPE
 
 LIES = 14
 
-pytestmark = pytest.mark.xdist_group("calibration")  # one worker records, once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("calibration")]  # one worker records, once
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def exists(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, seconds: float = 30.0) -> None:
+def wait_until(condition, seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -101,7 +101,7 @@ class Played:
         self.say(wire.Made())
 
     async def hear(self) -> wire.EngineMessage:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await wire.read(self.reader, wire.QUESTIONS, wire.QUESTION_BYTES_MAX)
 
     async def close(self) -> None:

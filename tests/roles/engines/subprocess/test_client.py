@@ -18,6 +18,7 @@ from roles.engines.factory import TransformersEngines
 from roles.engines.subprocess.client import ChildEngines
 from roles.engines.subprocess.connection import CallTimeouts
 from roles.engines.subprocess.process import EngineProcesses
+from roles.engines.subprocess.supervisor import PAUSE_SECONDS_MIN
 from roles.ports.engines import EngineError, GenerationRequest, Policy, VerificationRequest
 from roles.ports.storage import StorageFullError
 from simulations.ports.background import SimBackground
@@ -31,8 +32,6 @@ from tests.roles.engines.subprocess.engine_processes import (
 )
 from tests.roles.engines.training.batches import batch_of
 from tests.worlds.small_disk import small_disk
-
-pytestmark = pytest.mark.timeout(240)
 
 MANIFEST = tiny_manifest()
 REQUESTS = [GenerationRequest((2, 3, 4), seed, 6) for seed in (0, 1, 2**64 - 1)]
@@ -400,7 +399,7 @@ def test_no_orphan_is_left_of_a_daemon_that_was_killed(engine_hangs):
                     os.kill(pid, signal.SIGSTOP)
         finally:
             owner.kill()
-    wait_until(lambda: not any(map(exists, pids)), 10)
+    wait_until(lambda: not any(map(exists, pids)))
 
 
 async def test_a_process_that_fails_again_and_again_is_replaced(made, policies):
@@ -434,4 +433,4 @@ async def test_a_process_that_keeps_dying_is_replaced_after_pauses(made, policie
         again = asyncio.create_task(generator.supervisor._alive())
         await again
         times.append(loop.time() - started_at)
-    assert times[2] > times[1] >= 0.5
+    assert times[1] >= PAUSE_SECONDS_MIN and times[2] >= 2 * PAUSE_SECONDS_MIN

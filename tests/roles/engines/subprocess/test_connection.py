@@ -109,7 +109,7 @@ async def test_a_kill_that_is_cancelled_lets_go_of_the_leash_and_the_channel():
     killing.cancel()
     await asyncio.wait([killing])
     assert killing.cancelled()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await played._leash[0].read() == await played.reader.read() == b""
     await played.close()
 
@@ -216,7 +216,7 @@ async def test_a_call_without_progress_ends_the_process_while_its_heart_beats():
     heart = asyncio.create_task(beating(played))
     call = generate(talk, tokens=100)
     started_at = asyncio.get_running_loop().time()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(EngineError, match=r"no progress for 0\.6 s"):
             await call
     assert 0.55 < asyncio.get_running_loop().time() - started_at < 3

@@ -15,8 +15,6 @@ from tests.roles.engines.tiny import CONFIG
 from tests.worlds.flow_world import FlowWorld, Task
 from tests.worlds.messages import found
 
-pytestmark = pytest.mark.timeout(240)
-
 RECOVERY_SECONDS = 60.0
 
 

@@ -20,7 +20,6 @@ LAG, STEPS, PROMPTS, GROUP = 2, 45, 16, 16
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 async def test_asynchronous_grpo_learns_addition(tmp_path):
     task = solved(environment("arithmetic"))
     made = cold_start(task, MODEL, 0, tmp_path / "0")
