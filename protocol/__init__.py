@@ -1,38 +1,34 @@
-"""The protocol: how strangers' machines train one model together, with nobody in charge.
+"""Protocol of a run: untrusted machines train one model together, without an orchestrator.
 
-A *run* is everything that its nodes agree on beforehand (``recipe``, ``manifest``); its digest is
-in every signature. A node is an Ed25519 key (``crypto``) and says what it is in a signed record
-(``membership``), with a proof of what the run asks of new keys (``admission``, ``admitted``). Every
-message is a frozen model in a signed envelope (``messages``), spelled in exactly one way
-(``codec``).
+A *run* is everything that its nodes agree on beforehand (``run``). Its digest is part of every
+signature. A node is an Ed25519 key (``core.crypto``). It publishes a signed record about itself,
+with the proof that the run requires of new keys (``membership``). Every message is a frozen model
+in a signed envelope (``messages``) with one canonical encoding (``core.codec``).
 
-A *worker* takes the newest policy and computes what its place in the run assigns to it: problems,
-sampling noise and length targets follow from the checkpoint, its key and a slot number
-(``assignment``). It writes the finished rollout down (``rollout``), and gossips a signed commit to
-its digest.
+A *worker* takes the newest policy and computes its assignment: problems, sampling noise and length
+targets follow from the checkpoint, its key and a slot number. It stores the finished rollout
+(``rollout``) and gossips a signed commit to its digest.
 
-The epoch after decides who checks it: validators ranked by a hash over the epoch's beacon and the
-commit (``electorate``, ``committee``), and only commits that came in time are checked. They read
-the body, recompute rewards, and repeat the computation by one prefill (``toploc``), which is as far
-from theirs as honest engines are or further (``statistics``, ``audit``). The first few decide if
-they agree; otherwise more are asked and two thirds decide. Their signed verdicts together are a
-*certificate*. A validator that signs two that contradict each other has signed the *evidence* that
-excludes it.
+In the next epoch the validators are ranked by a hash over the epoch's beacon and the commit
+(``consensus``). Only commits that arrived on time are checked. A validator reads the body,
+recomputes the rewards, and repeats the computation with one prefill (``toploc``). It rejects a
+rollout that deviates more than honest engines do (``rollout``). The first committee decides if it
+is unanimous; otherwise it is enlarged and two thirds decide. Their signed verdicts form a
+*certificate*. Two contradicting verdicts of one validator are *evidence* and exclude it.
 
-The *trainer* learns from certified rollouts only and publishes the next policy as a signed
-checkpoint manifest, which names the commits that it learned from. A node takes it when each of them
-has an outcome there, or when most validators have taken it. The weights reach everyone over a
-forest that each node computes for itself (``shardcast``), the messages by ``gossip``.
+The *trainer* learns from certified rollouts only. It publishes the next policy as a signed
+checkpoint manifest that names the commits it learned from. A node accepts the version when it knows
+the outcome of each commit, or when most validators have accepted it. Weights spread over a forest
+that each node computes locally (``shardcast``), messages over ``gossipsub``.
 
-What became of every commit, and the chain of versions, follow from a grow-only set of those
-messages (``ledger``). ``replica`` is the whole of it: the one door through which every message of a
-run comes in, and the state that follows.
+The outcome of every commit and the chain of versions follow from a grow-only set of those messages
+(``ledger``). ``replica`` combines all of it: the single entry point for every message of a run, and
+the resulting state.
 
 Everything here is pure. Time, randomness and identity are arguments; effects are return values; a
-rejected message leaves the state untouched. What another node did wrong is a value (``Fault``),
-what we did wrong is an exception. So the same code runs live and in simulated time.
+rejected message leaves the state unchanged. A mistake of another node is a value (``Fault``), a
+mistake of our own is an exception. The same code runs live and in simulated time.
 
-Read in this order: ``types``, ``messages``, ``recipe``, ``manifest``, ``membership``,
-``assignment``, ``committee``, ``audit``, ``ledger``, ``replica``; then the packages ``gossip``,
-``toploc`` and ``shardcast``, each of which opens with a page like this one.
+Reading order: ``core.types``, ``messages``, ``run``, ``membership``, ``rollout``, ``consensus``,
+``ledger``, ``replica``; then ``gossipsub``, ``toploc`` and ``shardcast``.
 """

@@ -1,1 +1,1 @@
-"""Who may be drawn in an epoch, and the randomness that draws them."""
+"""Committee selection, verdict quorums and the exclusion of equivocating validators."""

@@ -1,9 +1,9 @@
-"""Who checks which rollout, and what their verdicts add up to.
+"""Committees of commits: ranking, quorums and certificates.
 
 The committee of a commit made in epoch *e* is drawn with the beacon of *e + 1*: validators ranked
-by ``H(beacon, commit, validator)``, without the worker. The first ``size`` of them decide if they
-all accept. Anything else, a reject, a split or silence, brings in the first ``escalated_size`` of
-the same ranking, where two thirds decide either way.
+by ``H(beacon, commit, validator)``, without the worker. The first ``size`` members decide if all of
+them accept. A reject, a split or a missing verdict enlarges the committee to the first
+``escalated_size`` of the ranking, where two thirds decide either way.
 """
 
 from collections.abc import Sequence
@@ -18,45 +18,42 @@ from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
 from protocol.run.manifest import RunManifest
 
 VIEW_SLACK = 1
-"""Ranks by which two nodes' rankings may differ while rosters are views and not certified."""
+"""Tolerated rank difference of two nodes' rankings: rosters are views, not certified."""
 
 RANKINGS_MAX = 1024
-"""Remembered: as many as there are commits without an outcome, each asked for at every look."""
+"""Cached rankings: one per commit without an outcome, each read on every tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committee:
-    """Everybody who may be asked about a commit, in rank order, and how many decide."""
+    """Ranked validators of a commit, and the sizes of its two committees."""
 
     ranking: tuple[PeerId, ...]
     first_size: int
     escalated_size: int
     worker: PeerId
     lot: bytes
-    """Beacon and commit: with a validator's id, what ranks it."""
+    """Beacon and commit: the seed of the ranking."""
     excluded: tuple[PeerId, ...] = ()
-    """Validators that have equivocated: their verdicts count for nothing."""
+    """Validators that have equivocated: their verdicts are ignored."""
 
     @property
     def first(self) -> tuple[PeerId, ...]:
-        """The members that check first and must agree."""
+        """Members that check first and must be unanimous."""
         return self.ranking[: self.first_size]
 
     @property
     def escalated(self) -> tuple[PeerId, ...]:
-        """The members of the larger committee; the first ones are among them."""
+        """Members of the larger committee, which includes the first ones."""
         return self.ranking[: self.escalated_size]
 
     @property
     def quorum(self) -> int:
-        """How many of the larger committee decide: two thirds, rounded up."""
+        """Verdicts of the larger committee that decide: two thirds, rounded up."""
         return -(-2 * self.escalated_size // 3)
 
     def ranking_with(self, others: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """Return the ranking as it is when ``others`` are live too.
-
-        The worker never is in it, nor is who has equivocated.
-        """
+        """Return the ranking with ``others`` added, except the worker and equivocators."""
         known = (*self.ranking, self.worker, *self.excluded)
         missing = tuple(peer for peer in others if peer not in known)
         return _by_lot(self.lot, self.ranking + missing) if missing else self.ranking
@@ -70,7 +67,7 @@ def draw(
 ) -> Committee | None:
     """Return the committee of a commit, or None while too few validators are live.
 
-    ``candidates`` replaces the validators of the commit's time, of whom no records are left.
+    ``candidates`` replaces the validators of the commit's epoch if their records have expired.
     """
     epoch = commit.message.epoch + 1
     validators = electorate.validators(epoch) if candidates is None else candidates
@@ -93,14 +90,14 @@ def _by_lot(lot: bytes, validators: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a committee decided, with the verdicts that show it."""
+    """A committee's decision with the verdicts that prove it."""
 
     accepted: bool
     escalated: bool
     verdicts: tuple[Signed[Verdict], ...]
 
     def certificate(self, commit: Digest) -> Certificate:
-        """Return the message that proves this outcome."""
+        """Return the certificate of this outcome."""
         return Certificate(
             commit=commit,
             escalated=self.escalated,
@@ -115,10 +112,10 @@ class VerdictPool:
     def __init__(self) -> None:
         self.verdicts: dict[PeerId, Signed[Verdict]] = {}
         self.equivocations: dict[PeerId, tuple[Signed[Verdict], Signed[Verdict]]] = {}
-        """The first two signed verdicts with which a validator contradicts itself."""
+        """The first two contradicting verdicts of each validator that signed both."""
 
     def add(self, verdict: Signed[Verdict]) -> Fault | bool:
-        """Take a signed verdict; False when it is known, a fault when it contradicts its author."""
+        """Add a signed verdict; False if known, a fault if it contradicts its author."""
         known = self.verdicts.get(verdict.signer)
         if known is None:
             self.verdicts[verdict.signer] = verdict
@@ -129,7 +126,7 @@ class VerdictPool:
         return False
 
     def outcome(self, committee: Committee) -> Outcome | None:
-        """Return what the verdicts decide, or None while they do not."""
+        """Return the decision of the verdicts, or None while they are too few."""
         first = [self.verdicts[peer] for peer in committee.first if peer in self.verdicts]
         if len(first) == committee.first_size and all(item.message.accept for item in first):
             return Outcome(accepted=True, escalated=False, verdicts=tuple(first))
@@ -141,7 +138,7 @@ class VerdictPool:
         return None
 
     def disputed(self, committee: Committee) -> bool:
-        """Return whether a first member rejected, so that the larger committee must look."""
+        """Return whether a first member rejected, so that the larger committee must check."""
         return any(
             not self.verdicts[peer].message.accept
             for peer in committee.first
@@ -152,11 +149,11 @@ class VerdictPool:
 def check_certificate(
     certificate: Certificate, verdicts: Sequence[Signed[Verdict]], committee: Committee | None
 ) -> Fault | None:
-    """Check opened verdicts against the committee that this node draws for their commit, if any.
+    """Check opened verdicts against the committee that this node draws for the commit, if any.
 
-    A ``bad-certificate`` is wrong for everyone; ``other-committee`` may be our own view's fault.
-    Signers that we do not see on the roster of that epoch were on somebody's: they count, at the
-    ranks that they have, so that a validator's later absence makes nothing of what it signed.
+    ``bad-certificate`` is a fault on every node; ``other-committee`` may come from our own view. A
+    signer may be missing from our roster of that epoch and present on others. It counts at its
+    rank, so a validator's later absence does not invalidate its verdicts.
     """
     signers = [verdict.signer for verdict in verdicts]
     if len(set(signers)) != len(signers):
@@ -164,16 +161,16 @@ def check_certificate(
     if any(verdict.message.commit != certificate.commit for verdict in verdicts):
         return Fault(FaultCode.BAD_CERTIFICATE, "a verdict is about another commit")
     if any(verdict.message.accept is not certificate.accepted for verdict in verdicts):
-        return Fault(FaultCode.BAD_CERTIFICATE, "a verdict says otherwise")
+        return Fault(FaultCode.BAD_CERTIFICATE, "a verdict contradicts the outcome")
     if not certificate.escalated and not certificate.accepted:
         return Fault(FaultCode.BAD_CERTIFICATE, "only the larger committee can reject")
     if committee is None:
-        return Fault(FaultCode.OTHER_COMMITTEE, "we can draw none yet")
+        return Fault(FaultCode.OTHER_COMMITTEE, "too few validators are live to draw a committee")
     if certificate.escalated:
         members, needed = committee.escalated_size, committee.quorum
     else:
         members, needed = committee.first_size, committee.first_size
     eligible = committee.ranking_with(signers)[: members + VIEW_SLACK]
     if sum(signer in eligible for signer in signers) < needed:
-        return Fault(FaultCode.OTHER_COMMITTEE, "too few of its signers are of the one we draw")
+        return Fault(FaultCode.OTHER_COMMITTEE, "too few signers are in our committee")
     return None

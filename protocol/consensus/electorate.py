@@ -1,7 +1,7 @@
-"""Who may be drawn in an epoch, and the randomness that draws them.
+"""Validators and beacon of an epoch, as committees are drawn from them.
 
-Certified rosters would come in here. Until then two nodes may differ by a member that has just come
-or gone, which ``committee.VIEW_SLACK`` absorbs.
+Certified rosters would be added here. Until then two nodes may differ by a member that has just
+joined or left, which ``committee.VIEW_SLACK`` absorbs.
 """
 
 from protocol.consensus.equivocation import EquivocationTracker
@@ -12,7 +12,7 @@ from protocol.run.manifest import RunManifest
 
 
 class LocalElectorate:
-    """The electorate as this node sees it."""
+    """The electorate in this node's view."""
 
     def __init__(
         self, manifest: RunManifest, roster: Roster, equivocators: EquivocationTracker
@@ -22,10 +22,10 @@ class LocalElectorate:
         self._equivocators = equivocators
         self._revision = (-1, -1)
         self._validators: dict[int, tuple[PeerId, ...]] = {}
-        """By epoch, as of ``_revision`` of roster and equivocators."""
+        """By epoch; valid for ``_revision`` of roster and equivocators."""
 
     def validators(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return the honest genesis validators on the roster of ``epoch``, by peer id."""
+        """Return the validators on the roster of ``epoch`` without equivocators, by peer id."""
         revision = (self._roster.revision(Role.VALIDATOR), self._equivocators.revision)
         if revision != self._revision or len(self._validators) >= EPOCHS_KEPT:
             self._revision = revision
@@ -40,7 +40,7 @@ class LocalElectorate:
         return known
 
     def excluded(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return the validators that had equivocated long enough before ``epoch``."""
+        """Return the validators excluded for equivocation in ``epoch``."""
         return self._equivocators.excluded(epoch)
 
     def beacon(self, epoch: int) -> Digest:

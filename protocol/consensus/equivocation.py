@@ -1,11 +1,13 @@
-"""Validators that have proven themselves dishonest, and from which epoch on nobody draws them.
+"""Exclusion of validators that equivocated.
 
-A validator that signs an accepting and a rejecting verdict on one commit can show each half of the
-swarm another outcome. Everything follows from the two signatures and the date of the commit. The
-exclusion begins when the commit can have no outcome any more, which leaves the evidence time to
-reach everyone before the first committee that it changes. A validator that makes up a commit with
-an old date to be excluded at once gains nothing: for a while some nodes draw one validator more
-than others do, and what is not decided meanwhile is checked by the next one in rank.
+A validator that signs an accepting and a rejecting verdict on one commit can give each half of the
+swarm another outcome. The exclusion follows from the two signatures and the commit's epoch. It
+begins when the commit can no longer have an outcome. Until then the evidence has time to reach
+every node before the first committee that it changes.
+
+A validator can forge a commit with an old epoch to be excluded at once, but gains nothing. For a
+while some nodes draw one validator more than others, and the next one in rank checks what is
+undecided.
 """
 
 from protocol.core.crypto import Verifier
@@ -16,7 +18,7 @@ from protocol.run.manifest import RunManifest
 
 
 class EquivocationTracker:
-    """The evidence that counts: for each validator the piece that excludes it earliest."""
+    """Accepted evidence: for each validator the piece that excludes it earliest."""
 
     def __init__(self, manifest: RunManifest, verify: Verifier) -> None:
         self._manifest = manifest
@@ -25,19 +27,19 @@ class EquivocationTracker:
         self._evidence: dict[PeerId, Signed[Evidence]] = {}
         self._excluded_from: dict[PeerId, int] = {}
         self.revision = 0
-        """How often an exclusion has come or changed."""
+        """Number of new or changed exclusions."""
 
     @property
     def evidence(self) -> list[Signed[Evidence]]:
-        """Every piece that is held, at most one for each validator of the genesis."""
+        """All accepted evidence, at most one piece for each genesis validator."""
         return list(self._evidence.values())
 
     def excluded(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return the validators that may not be drawn in ``epoch``."""
+        """Return the validators excluded from committees of ``epoch``."""
         return tuple(peer for peer, first in self._excluded_from.items() if first <= epoch)
 
     def offer(self, evidence: Signed[Evidence]) -> Fault | bool:
-        """Check a piece of evidence completely and take it; False when it excludes no earlier."""
+        """Check a piece of evidence and accept it; False if it excludes no earlier."""
         found = self._check(evidence.message)
         if isinstance(found, Fault):
             return found
@@ -58,7 +60,7 @@ class EquivocationTracker:
         return Epoch(commit_epoch + self._manifest.committee.expire_after_epochs + 1)
 
     def _check(self, message: Evidence) -> tuple[PeerId, int] | Fault:
-        """Return who equivocated, and the epoch of the commit that it was about."""
+        """Return the equivocating validator and the epoch of the commit."""
         run_id, verify = self._run_id, self._verify
         commit = open_envelope(message.commit, RolloutCommit, run_id, verify)
         if isinstance(commit, Fault):
@@ -68,7 +70,7 @@ class EquivocationTracker:
         if isinstance(accepting, Fault) or isinstance(rejecting, Fault):
             return Fault(FaultCode.BAD_EVIDENCE, "its verdicts are not signed verdicts of this run")
         if not self._manifest.is_validator(accepting.signer):
-            return Fault(FaultCode.BAD_EVIDENCE, "not against a validator")
+            return Fault(FaultCode.BAD_EVIDENCE, "its verdicts are not of a validator")
         one_author = accepting.signer == rejecting.signer
         one_commit = accepting.message.commit == rejecting.message.commit == commit.digest
         contradict = accepting.message.accept and not rejecting.message.accept

@@ -1,8 +1,8 @@
-"""Canonical msgpack: the only place where bytes become values and back.
+"""Canonical msgpack encoding, the only conversion between bytes and values.
 
-Canonical means: map keys are strings in sorted order, integers and lengths in their shortest form,
-no extension types, no NaN. ``decode`` encodes again and compares, so every value has exactly one
-accepted spelling and a digest of the bytes is a digest of the value.
+Canonical means: map keys are strings in sorted order, integers and lengths have their shortest
+form, no extension types, no NaN. ``decode`` encodes again and compares. Every value therefore has
+one accepted encoding, and a digest of the bytes is a digest of the value.
 """
 
 import math
@@ -14,26 +14,26 @@ import msgpack
 from protocol.core.faults import Fault, FaultCode
 
 DEPTH_MAX = 16
-"""Nesting accepted from outside; our deepest message has 5 levels."""
+"""Maximum nesting accepted from outside; our deepest message has 5 levels."""
 
 
 def encode(value: Any) -> bytes:
-    """Return the one canonical encoding of ``value``.
+    """Return the canonical encoding of ``value``.
 
-    Raises ``TypeError``, ``ValueError`` or ``OverflowError`` for what has none: a key that is not a
+    Raises ``TypeError``, ``ValueError`` or ``OverflowError`` if it has none: a key that is not a
     string, a NaN, an integer of more than 64 bits.
     """
     return bytes(msgpack.packb(_canonical(value, DEPTH_MAX), use_bin_type=True))
 
 
 def decode(data: bytes, *, bytes_max: int) -> Any | Fault:
-    """Return the value that ``data`` spells canonically, sequences as tuples, or a ``Fault``."""
+    """Return the value that ``data`` encodes, with sequences as tuples, or a ``Fault``."""
     if len(data) > bytes_max:
         return Fault(FaultCode.OVERSIZE, f"{len(data)} bytes, limit {bytes_max}")
     try:
         require_whole(data)
         value = msgpack.unpackb(data, raw=False, use_list=False, strict_map_key=True)
-        # What came out of msgpack needs no rebuilding, as ``encode`` does it, but a look.
+        # msgpack returns plain types: check them instead of rebuilding them as ``encode`` does.
         if not _is_canonical(value, DEPTH_MAX) or msgpack.packb(value, use_bin_type=True) != data:
             return Fault(FaultCode.NOT_CANONICAL)
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
@@ -42,15 +42,15 @@ def decode(data: bytes, *, bytes_max: int) -> Any | Fault:
 
 
 def require_whole(data: bytes) -> None:
-    """Raise ``ValueError`` unless everything that ``data`` announces is in it.
+    """Raise ``ValueError`` if ``data`` is shorter than it announces.
 
-    Unpacking makes room for as many items as a sequence announces before it looks for them: 4 kB
-    that only announce sequences in sequences took 25 MB, and 64 kB took 78.
+    ``unpackb`` allocates the announced number of items before it reads them: 4 kB of nested
+    sequence headers took 25 MB, and 64 kB took 78 MB.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
     try:
-        unpacker.skip()  # makes nothing
+        unpacker.skip()  # allocates nothing
     except msgpack.OutOfData as error:
         raise ValueError("ends early") from error
 
@@ -59,7 +59,7 @@ _PLAIN = frozenset({type(None), bool, int, str, bytes})
 
 
 def _is_canonical(value: Any, depth: int) -> bool:
-    """Return whether an unpacked value has sorted string keys and nothing that has no encoding."""
+    """Return whether an unpacked value has sorted string keys and only encodable values."""
     kind = type(value)
     if depth == 0:
         raise ValueError(f"nested deeper than {DEPTH_MAX}")
@@ -99,7 +99,7 @@ def _is_plain(value: Any) -> bool:
 def _canonical(value: Any, depth: int) -> Any:
     if depth == 0:
         raise ValueError(f"nested deeper than {DEPTH_MAX}")
-    if type(value) in _PLAIN:  # nearly all are, and the questions below take four times as long
+    if type(value) in _PLAIN:  # nearly all are; the checks below take four times as long
         return value
     if isinstance(value, dict):
         if not all(type(key) is str for key in value):

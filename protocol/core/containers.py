@@ -30,7 +30,7 @@ class Table(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SizeGauge:
-    """``Table`` whose size a function returns, for containers that enforce their own limit."""
+    """``Table`` with its size from a function, for containers that enforce their own limit."""
 
     name: str
     limit: int
@@ -111,7 +111,7 @@ class DecayingSum:
         return self.amount * math.exp2((self.at - now) / half_life)
 
     def add(self, amount: float, at: float, half_life: float) -> None:
-        """Add an amount of a time, which may be earlier than that of others."""
+        """Add an amount at a time, which may be earlier than that of others."""
         if at > self.at:
             self.amount, self.at = self.value_at(at, half_life), at
         self.amount += amount * math.exp2((at - self.at) / half_life)

@@ -1,13 +1,11 @@
-"""Ed25519 identities in libp2p's clothes, signatures with domain separation, BLAKE3, argon2id.
+"""Ed25519 identities in libp2p encodings, domain-separated signatures, BLAKE3 and argon2id.
 
 One key per node is its libp2p host key, its directory owner and its message signer. A peer id of an
-Ed25519 key contains the public key (identity multihash), so a signature is checked against the peer
-id alone. Layouts: libp2p peer-id specification, key protobuf and identity multihash.
+Ed25519 key contains the public key (identity multihash), so the peer id alone verifies a signature.
+Layouts: libp2p peer-id specification, key protobuf and identity multihash.
 
-Policy identity: a policy is named by the digest of its decoded tensors.
-
-Not by the digest of a file: an engine that loads half of the weights, or keeps an old output layer,
-computes another digest and stops.
+A policy is identified by the digest of its decoded tensors, not of a file. An engine that loads
+half of the weights, or keeps an old output layer, computes another digest and stops.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +31,7 @@ PRIVATE_KEY_PREFIX = bytes.fromhex("08011240")
 SIGNATURE_BYTES = 64
 
 _PEER_ID_CHARACTERS = 52
-"""What 38 bytes with this prefix take in base58, whatever the key."""
+"""Base58 length of 38 bytes with this prefix, for every key."""
 
 _DOMAIN = b"prime-node/1"
 
@@ -52,7 +50,7 @@ def memory_hard(data: bytes, salt: bytes, *, kib: int, passes: int) -> bytes:
 
 
 def signing_bytes(kind: str, run_id: bytes, payload: bytes) -> bytes:
-    """Return what a signature covers: protocol, kind and run, so none can be moved to another."""
+    """Return the signed bytes: domain, kind, run and payload, so none is valid elsewhere."""
     kind_bytes = kind.encode()
     return b"".join((_DOMAIN, bytes([len(kind_bytes)]), kind_bytes, run_id, payload))
 
@@ -62,11 +60,11 @@ def peer_id_from_public_key(public_key: bytes) -> PeerId:
     return PeerId(base58.b58encode(PEER_ID_PREFIX + public_key).decode())
 
 
-@lru_cache(maxsize=MEMBERS_MAX)  # base58 and the check of its spelling cost 40 us
+@lru_cache(maxsize=MEMBERS_MAX)  # base58 and the spelling check cost 40 us
 def public_key_from_peer_id(peer_id: str) -> bytes | None:
-    """Return the 32-byte Ed25519 key inside ``peer_id``, or None when it holds none.
+    """Return the 32-byte Ed25519 key inside ``peer_id``, or None if there is none.
 
-    A key has one spelling, though base58 decoders skip trailing white space.
+    Each key has one accepted spelling, although base58 decoders skip trailing white space.
     """
     if len(peer_id) != _PEER_ID_CHARACTERS:
         return None
@@ -79,7 +77,7 @@ def public_key_from_peer_id(peer_id: str) -> bytes | None:
 
 
 def verify(signer: PeerId, message: bytes, signature: bytes) -> bool:
-    """Check an Ed25519 signature by the key inside a peer id; any malformed part is invalid."""
+    """Check an Ed25519 signature with the key inside a peer id; any malformed part is invalid."""
     public_key = public_key_from_peer_id(signer)
     if public_key is None or len(signature) != SIGNATURE_BYTES:
         return False
@@ -91,18 +89,18 @@ def verify(signer: PeerId, message: bytes, signature: bytes) -> bool:
 
 
 class Signer(Protocol):
-    """Whoever can sign for one peer id."""
+    """Signing key of one peer id."""
 
     @property
     def peer_id(self) -> PeerId:
-        """The id whose key signs."""
+        """The peer id of the key."""
 
     def sign(self, message: bytes) -> bytes:
         """Return the 64-byte signature of ``message``."""
 
 
 class Identity:
-    """A node's Ed25519 key pair, made from its 32-byte seed."""
+    """A node's Ed25519 key pair, derived from its 32-byte seed."""
 
     def __init__(self, seed: bytes) -> None:
         self._private_key = Ed25519PrivateKey.from_private_bytes(seed)
@@ -122,7 +120,7 @@ class Identity:
 
     @classmethod
     def from_protobuf(cls, data: bytes) -> "Identity":
-        """Read ``identity.key``; raises ``ValueError`` when it is not an Ed25519 key that fits."""
+        """Read ``identity.key``; raises ``ValueError`` if it is not a consistent Ed25519 key."""
         if len(data) != len(PRIVATE_KEY_PREFIX) + 64 or not data.startswith(PRIVATE_KEY_PREFIX):
             raise ValueError("not a libp2p Ed25519 private key")
         identity = cls(data[len(PRIVATE_KEY_PREFIX) :][:32])
@@ -132,9 +130,9 @@ class Identity:
 
 
 TensorEntry = tuple[str, str, tuple[int, ...], Digest]
-"""Name, dtype as safetensors spells it (``F32``, ``BF16``), shape, BLAKE3 of its raw bytes."""
+"""Name, safetensors dtype (``F32``, ``BF16``), shape, BLAKE3 of the raw bytes."""
 
 
 def policy_digest(tensors: Iterable[TensorEntry]) -> Digest:
-    """Return the digest of a set of tensors, whatever the order they are given in."""
+    """Return the digest of a set of tensors, independent of their order."""
     return digest(encode(sorted(tensors)))

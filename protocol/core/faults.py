@@ -1,4 +1,4 @@
-"""What another node did wrong, as a value: it feeds scores and evidence, never a traceback."""
+"""Faults of other nodes as values: they lower scores or become evidence, and never raise."""
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
@@ -6,23 +6,23 @@ from typing import Self
 
 
 class Blame(Enum):
-    """Who is to blame for a fault."""
+    """The party at fault."""
 
     SENDER = auto()
-    """Whoever handed it to us: every honest node refuses it, so none passes it on."""
+    """The peer that sent it: every honest node rejects it, so no honest node forwards it."""
     AUTHOR = auto()
-    """Whoever signed it: it can tell two honest nodes two things, so who relays is innocent."""
+    """The signer: it can sign different messages for two nodes, so a forwarder is innocent."""
     NOBODY = auto()
-    """Our own view, clock or software may be what is wrong; it is not passed on."""
+    """Unknown: our own view, clock or software may be wrong. The message is not forwarded."""
 
 
 class FaultCode(StrEnum):
-    """Every fault that one node can find with another; the value is what people and logs see."""
+    """Every fault that one node can find with another; the value appears in logs."""
 
     blame: Blame
 
     def __new__(cls, value: str, blame: Blame) -> Self:
-        """Make a member of its text and of who is to blame."""
+        """Make a member of its text and its blame."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.blame = blame
@@ -49,7 +49,7 @@ class FaultCode(StrEnum):
     FORMAT = "format", Blame.SENDER
     FRAME_OVERSIZE = "frame-oversize", Blame.SENDER
     FUTURE_EPOCH = "future-epoch", Blame.AUTHOR
-    GRAFT_IN_BACKOFF = "graft-in-backoff", Blame.NOBODY  # a restart forgets what it was asked
+    GRAFT_IN_BACKOFF = "graft-in-backoff", Blame.NOBODY  # a restart loses its backoffs
     INDEX_FIELDS = "index-fields", Blame.SENDER
     INDEX_INCONSISTENT = "index-inconsistent", Blame.SENDER
     INDEX_OVERSIZE = "index-oversize", Blame.SENDER
@@ -96,7 +96,7 @@ class FaultCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault with what is particular about it."""
+    """A fault code with its details."""
 
     code: FaultCode
     detail: str = ""

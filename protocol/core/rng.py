@@ -1,8 +1,8 @@
-"""A seeded random stream that splits by label.
+"""Seeded random stream that splits by label.
 
-``Rng(seed).child("gossip")`` is independent of every other child, so a new consumer shifts nobody
-else's draws. The stream is BLAKE3 in counter mode: the same on every platform and Python version,
-which ``random.Random`` does not promise for anything but ``random()``.
+``Rng(seed).child("gossip")`` is independent of every other child, so a new consumer does not shift
+the draws of others. The stream is BLAKE3 in counter mode: the same on every platform and Python
+version. ``random.Random`` guarantees that only for ``random()``.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Rng:
-    """Draws from BLAKE3(seed || counter); never used where a hash over agreed data must decide."""
+    """Draws from BLAKE3(seed || counter); not for decisions that need a hash over agreed data."""
 
     def __init__(self, seed: bytes) -> None:
         self._seed = seed

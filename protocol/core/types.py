@@ -1,12 +1,11 @@
-"""The vocabulary that every layer shares.
+"""Types and units that every layer shares.
 
-Time is always unix seconds as ``float`` unless a name says otherwise; a version counts published
-policies (0 is the genesis policy); an epoch counts ``epoch_seconds`` from the run's genesis.
+Time is unix seconds as ``float`` unless a name says otherwise. A version counts published policies
+(0 is the genesis policy). An epoch counts ``epoch_seconds`` from the run's genesis.
 
-Rates in classes: what is measured twice seldom agrees to the byte, and need not.
-
-Class *c* holds the rates from ``2 ** (c / 2)`` bytes a second on, up to the next class: steps of
-1.41. Coarser ones cost balance, finer ones change with every measurement.
+Rates are published in classes, because two measurements seldom agree exactly. Class *c* begins at
+``2 ** (c / 2)`` bytes/s: steps of 1.41. Coarser steps cost load balance, finer ones change with
+every measurement.
 """
 
 from enum import StrEnum
@@ -28,12 +27,11 @@ Version = NewType("Version", int)
 DIGEST_BYTES = 32
 
 MEMBERS_MAX = 20_000
-"""Nodes of a run; a bound on memory, some 1 KB each on a roster. Four times the largest run that we
-simulate."""
+"""Maximum members of a run, about 1 KB each on a roster: four times the largest simulated run."""
 
 
 class Role(StrEnum):
-    """What a node does for the run; a node may hold several."""
+    """A node's task in the run; a node may hold several."""
 
     INFERENCE = "inference"
     VALIDATOR = "validator"
@@ -42,7 +40,7 @@ class Role(StrEnum):
 
 
 class Topic(StrEnum):
-    """The gossip topics of a run; on the wire each is prefixed with the run id."""
+    """Gossip topics of a run; the wire name is prefixed with the run id."""
 
     COMMITS = "commits"
     CERTIFICATES = "certificates"
@@ -52,7 +50,7 @@ class Topic(StrEnum):
 
 
 class ValidationResult(StrEnum):
-    """What an application validator says of a gossiped message before it is relayed."""
+    """Result of the application's check of a gossiped message, before it is forwarded."""
 
     ACCEPT = "accept"
     IGNORE = "ignore"
@@ -60,15 +58,15 @@ class ValidationResult(StrEnum):
 
 
 RATE_CLASS_MAX = 106
-"""Of 2^53 bytes a second, the largest number of a message."""
+"""Class of 2^53 bytes/s, the largest number in a message."""
 
 
 def rate_class(bytes_per_second: int) -> int:
-    """Return the class of a rate; 0 for one byte a second and for none."""
+    """Return the class of a rate; 0 for 0 or 1 byte/s."""
     return (max(1, bytes_per_second) ** 2).bit_length() - 1
 
 
 def rate_of_class(number: int) -> int:
-    """Return the bytes a second from which on a rate is in a class, rounded up."""
+    """Return the lowest rate of a class in bytes/s, rounded up."""
     root = isqrt(1 << number)
     return root if root * root == 1 << number else root + 1

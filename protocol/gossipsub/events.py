@@ -1,8 +1,7 @@
-"""What goes into the router and what comes out of it: two closed unions.
+"""Input events and output effects of the router: two closed unions.
 
-Named tuples, which are made in half the time of frozen dataclasses: there are several per message.
-
-One RPC to each of many peers: mostly the same, which is encoded once.
+Named tuples are made in half the time of frozen dataclasses; there are several per message.
+``send_each`` encodes an RPC once for all its receivers.
 """
 
 from collections.abc import Mapping
@@ -15,53 +14,53 @@ from protocol.gossipsub.rpc import Rpc, encode_rpc
 
 
 class PeerConnected(NamedTuple):
-    """A peer can be written to; said again when it lost what we told it (a new stream)."""
+    """A peer is writable; repeated for a new stream, on which the peer lacks our subscriptions."""
 
     peer: PeerId
 
 
 class PeerLocated(NamedTuple):
-    """Where a peer's connections come from or go to, without addresses that many may share."""
+    """Addresses of a peer's connections, without those that many peers may share."""
 
     peer: PeerId
     addresses: tuple[str, ...]
 
 
 class PeerDisconnected(NamedTuple):
-    """A peer is gone."""
+    """A peer has disconnected."""
 
     peer: PeerId
 
 
 class RpcReceived(NamedTuple):
-    """A peer sent one frame."""
+    """A frame from a peer."""
 
     peer: PeerId
     rpc: bytes
 
 
 class Subscribe(NamedTuple):
-    """Our application wants a topic; what others say on one that may wait goes with heartbeats."""
+    """Subscribe to a topic; ``may_wait`` delays others' messages until the heartbeat."""
 
     topic: str
     may_wait: bool = False
 
 
 class Unsubscribe(NamedTuple):
-    """Our application leaves a topic."""
+    """Unsubscribe from a topic."""
 
     topic: str
 
 
 class Publish(NamedTuple):
-    """Our application publishes; subscribing to the topic is not needed."""
+    """Publish a message of ours; needs no subscription."""
 
     topic: str
     data: bytes
 
 
 class Validated(NamedTuple):
-    """The application's verdict on a ``Validate``; one that comes twice or late has no effect."""
+    """Result of a ``Validate``; a duplicate or late one has no effect."""
 
     message_id: bytes
     verdict: ValidationResult
@@ -72,7 +71,7 @@ class Heartbeat(NamedTuple):
 
 
 class Flush(NamedTuple):
-    """The time that a ``FlushLater`` named has passed."""
+    """The time of a ``FlushLater`` has passed."""
 
 
 Event = (
@@ -90,20 +89,20 @@ Event = (
 
 
 class Priority(IntEnum):
-    """How much an RPC matters: sent in this order, dropped from the end."""
+    """Priority of an RPC: sent in this order, dropped in reverse."""
 
     CONTROL = 0
-    """Subscriptions, GRAFT, PRUNE: the peer's picture of us depends on them."""
+    """Subscriptions, GRAFT, PRUNE: the peer's view of us depends on them."""
     PUBLISH = 1
-    """Our own messages: nobody else can bring them."""
+    """Our own messages: no other node can deliver them."""
     RELAY = 2
-    """Messages of others, and those that a peer asked for."""
+    """Messages of others, and requested ones."""
     IWANT = 3
     IHAVE = 4
 
 
 class Send(NamedTuple):
-    """Send one RPC (no frame yet) to a peer."""
+    """Send one RPC (not framed yet) to a peer."""
 
     peer: PeerId
     rpc: bytes
@@ -111,7 +110,7 @@ class Send(NamedTuple):
 
 
 class Validate(NamedTuple):
-    """Ask the application about a message; it is relayed only after ``Validated`` ACCEPT."""
+    """Validate a message in the application; it is forwarded only after ``Validated`` ACCEPT."""
 
     message_id: bytes
     sender: PeerId
@@ -121,7 +120,7 @@ class Validate(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Hand an accepted message to the application."""
+    """Deliver an accepted message to the application."""
 
     message_id: bytes
     author: PeerId
@@ -130,18 +129,18 @@ class Deliver(NamedTuple):
 
 
 class DiscardReason(StrEnum):
-    """Why a message of an honest peer went no further."""
+    """Reason why a message of an honest peer was dropped."""
 
     DUPLICATE = "duplicate"
     PENDING_FULL = "pending-full"
 
 
 DUPLICATE = DiscardReason.DUPLICATE
-"""Most messages are; before Python 3.12 a member of an Enum costs as much to name as a call."""
+"""The most frequent reason. Before Python 3.12 access to an Enum member costs as much as a call."""
 
 
 class Discard(NamedTuple):
-    """A message that is not ours to handle again."""
+    """A message that is dropped without a fault."""
 
     peer: PeerId
     topic: str
@@ -150,14 +149,14 @@ class Discard(NamedTuple):
 
 
 class PeerFault(NamedTuple):
-    """A peer broke the protocol, or forwarded what the application rejects."""
+    """A peer broke the protocol, or forwarded a message that the application rejects."""
 
     peer: PeerId
     fault: Fault
 
 
 class FlushLater(NamedTuple):
-    """Answer with ``Flush`` after so many seconds; there is one under way at most."""
+    """Respond with ``Flush`` after this time; at most one is pending."""
 
     seconds: float
 
@@ -166,7 +165,7 @@ Effect = Send | Validate | Deliver | Discard | PeerFault | FlushLater
 
 
 def send_each(rpcs: Mapping[PeerId, Rpc], priority: Priority) -> list[Effect]:
-    """Return what sends to each peer its RPC."""
+    """Return the effects that send each peer its RPC."""
     encoded: dict[Rpc, bytes] = {}
     effects: list[Effect] = []
     for peer, rpc in rpcs.items():

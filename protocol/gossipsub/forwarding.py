@@ -1,18 +1,14 @@
-"""How accepted messages go on to the mesh: at once, after a short wait, or with the heartbeat.
+"""Forwarding of accepted messages to the mesh: at once, after a short wait, or per heartbeat.
 
-Messages that wait a little before they are relayed, and leave together.
+While a message waits, mesh peers may send it to us; it is not sent back to them. A wait longer than
+a round trip avoids most duplicates. Topics that are not urgent, such as members' records, wait for
+the heartbeat, and one RPC per mesh peer carries all of it.
 
-While one waits, peers that have it send it to us, and those are not sent it back: a wait that is
-long beside a round trip saves most duplicates. What is urgent for nobody, such as members' records,
-waits for the heartbeat, and one RPC per mesh peer carries all of it.
+Messages of untrusted authors on such a topic share a limit per peer, round robin by author. Keys
+are free, so their number has no bound of its own, and they delay everything behind them in a
+stream. IHAVE does not advertise them, because requested messages precede urgent ones.
 
-To whom a node sends its own messages: its mesh, and some of the others.
-
-What authors without standing say on a topic that may wait: so much per peer, by author in turns.
-
-Keys are free, so what all of them say together has no bound of its own, and whatever follows it in
-a stream waits until it is read. For the same reason nobody is told of it by IHAVE: who asks for it
-has it in front of what is urgent.
+Own messages go to the mesh and to some other subscribers (``Flood``).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -28,14 +24,15 @@ from protocol.gossipsub.params import Params
 from protocol.gossipsub.rpc import Rpc, encode_rpc
 
 BATCH_BYTES_MAX = 64 << 10
-"""What waits for one peer; more does not wait. A guess: what a thin line carries in a heartbeat."""
+"""Bytes waiting for one peer; more are sent at once. A guess for a slow uplink and one
+heartbeat."""
 
 FRESH_MAX = 4096
-"""Messages of one batch that can be advertised after it; more are still relayed."""
+"""Messages of one batch that can be advertised after it; more are still forwarded."""
 
 
 class Batches:
-    """What waits, by peer, and the messages themselves, each once."""
+    """Waiting messages by peer; each message is stored once."""
 
     def __init__(self) -> None:
         self._fresh = BoundedDict[bytes, tuple[str, bytes]](FRESH_MAX)
@@ -43,13 +40,13 @@ class Batches:
         self._sizes: dict[PeerId, int] = {}
 
     def __bool__(self) -> bool:
-        """Return whether a message came since the last ``take_fresh``."""
+        """Return whether a message was added since the last ``take_fresh``."""
         return bool(self._fresh)
 
     def add(
         self, message_id: bytes, topic: str, encoded: bytes, peers: Iterable[PeerId]
     ) -> dict[PeerId, tuple[bytes, ...]]:
-        """Let a message wait for ``peers``; return what has become too much to wait, by peer."""
+        """Queue a message for ``peers``; return the queues that exceed their limit, by peer."""
         self._fresh[message_id] = (topic, encoded)
         full: dict[PeerId, tuple[bytes, ...]] = {}
         for peer in peers:
@@ -61,7 +58,7 @@ class Batches:
         return full
 
     def drop(self, peer: PeerId, message_id: bytes) -> None:
-        """Note that ``peer`` has a message."""
+        """Record that ``peer`` has a message."""
         waiting = self._waiting.get(peer)
         encoded = None if waiting is None else waiting.pop(message_id, None)
         if encoded is not None:
@@ -73,7 +70,7 @@ class Batches:
         self._sizes.pop(peer, None)
 
     def take(self) -> dict[PeerId, tuple[bytes, ...]]:
-        """Return what waits, by peer, which waits no longer."""
+        """Remove and return all waiting messages, by peer."""
         waiting = self._waiting.items()
         taken = {peer: tuple(messages.values()) for peer, messages in waiting if messages}
         self._waiting.clear()
@@ -88,7 +85,7 @@ class Batches:
 
 
 class Flood:
-    """Chooses the receivers of own messages; whoever is ``trusted`` comes before strangers."""
+    """Selects the receivers of own messages; trusted (``trusted``) peers come first."""
 
     def __init__(self, peers_max: int, rng: Rng, trusted: PeerSet) -> None:
         self._peers_max = peers_max
@@ -96,10 +93,10 @@ class Flood:
         self._proven = trusted
 
     def receivers(self, mesh: Collection[PeerId], subscribers: list[PeerId]) -> list[PeerId]:
-        """Return those of ``subscribers`` to send to, the proven first.
+        """Return the receivers among ``subscribers``, trusted ones first.
 
-        All, if there are no more than ``peers_max``; else the mesh, proven ones, and strangers at
-        random, in this order.
+        All, if there are at most ``peers_max``; otherwise mesh members, trusted peers, and random
+        untrusted ones, in this order.
         """
         trusted = self._proven()
         if len(subscribers) > self._peers_max:
@@ -110,36 +107,36 @@ class Flood:
 
 
 LANE_BYTES = 6 << 10
-"""Sent to one peer with a heartbeat. With a commit after it that is what a peer of no standing is
-read at once by whoever reads too much of such peers (``READ_BYTES_MIN``)."""
+"""Sent to one peer per heartbeat. With a commit after it, it fits what a flooded node reads at once
+from an untrusted peer (``READ_BYTES_MIN``)."""
 
 LANE_WAITING_BYTES_MAX = 512 << 10
-"""Waits for one peer; a guess: what 80 heartbeats carry."""
+"""Bytes waiting for one peer: 80 heartbeats; a guess."""
 
 
 class UntrustedForwardQueue:
-    """The newest message of each author that waits for a peer; an author keeps its turn."""
+    """Per peer, the newest waiting message of each author, in the order of the authors' first."""
 
     def __init__(self) -> None:
         self._waiting: dict[PeerId, _Waiting] = {}
 
     @property
     def size_bytes(self) -> int:
-        """What waits for the peer for which most does."""
+        """Largest number of bytes waiting for one peer."""
         return max((waiting.size_bytes for waiting in self._waiting.values()), default=0)
 
     def add(self, message: GossipMessage, peers: Collection[PeerId]) -> None:
-        """Let a message wait for ``peers``; what its author said before waits no longer."""
+        """Queue a message for ``peers``; it replaces the author's earlier one."""
         for peer in peers:
             self._waiting.setdefault(peer, _Waiting()).add(message)
 
     def drop(self, peer: PeerId, message: GossipMessage) -> None:
-        """Note that ``peer`` has a message."""
+        """Record that ``peer`` has a message."""
         if (waiting := self._waiting.get(peer)) is not None:
             waiting.drop(message)
 
     def take(self, peers: Collection[PeerId]) -> dict[PeerId, tuple[bytes, ...]]:
-        """Return what is sent now; what waits for others than ``peers`` is forgotten."""
+        """Return the messages to send now; drop those for other peers than ``peers``."""
         if not self._waiting:
             return {}
         members = dict.fromkeys(peers)
@@ -152,7 +149,7 @@ class UntrustedForwardQueue:
 
 
 class _Waiting:
-    """What waits for one peer, by author."""
+    """Messages waiting for one peer, by author."""
 
     __slots__ = ("_messages", "size_bytes")
 
@@ -162,7 +159,7 @@ class _Waiting:
 
     def add(self, message: GossipMessage) -> None:
         before = self._messages.get(message.source)
-        self._messages[message.source] = message  # in the place of the one before
+        self._messages[message.source] = message  # keeps the author's place
         self.size_bytes += len(message.encoded) - (0 if before is None else len(before.encoded))
         while self.size_bytes > LANE_WAITING_BYTES_MAX:
             self._remove(next(iter(self._messages.values())))
@@ -191,9 +188,9 @@ class _Waiting:
 
 
 class Forwarder:
-    """Holds what waits; a message enters ``cache`` when it leaves, to be advertised from then.
+    """Queues of waiting messages; a sent message enters ``cache`` and is advertised from then on.
 
-    What may wait and is of an author without ``standing`` is not advertised.
+    Waiting messages of authors without ``standing`` are never advertised.
     """
 
     def __init__(
@@ -204,13 +201,13 @@ class Forwarder:
         self._cache = cache
         self._standing = standing
         self._lanes: dict[str, UntrustedForwardQueue] = {}
-        """Of the topics that may wait."""
+        """By topic, for topics that may wait."""
         self._for_heartbeat = Batches()
         self._for_flush = Batches()
 
     @property
     def newcomers_bytes(self) -> int:
-        """What authors without standing have waiting for the peer for which most does."""
+        """Largest number of bytes of untrusted authors that wait for one peer."""
         return max((lane.size_bytes for lane in self._lanes.values()), default=0)
 
     def subscribe(self, topic: str) -> None:
@@ -218,11 +215,11 @@ class Forwarder:
         self._lanes[topic] = UntrustedForwardQueue()
 
     def unsubscribe(self, topic: str) -> None:
-        """Forget that a topic may wait; idempotent."""
+        """Stop delaying a topic's messages; idempotent."""
         self._lanes.pop(topic, None)
 
     def forget(self, peer: PeerId) -> None:
-        """Drop what waits for a peer that has gone; the lanes look who is in the mesh."""
+        """Drop the messages for a disconnected peer; ``heartbeat`` cleans the lanes."""
         self._for_heartbeat.forget(peer)
         self._for_flush.forget(peer)
 
@@ -231,7 +228,7 @@ class Forwarder:
         return topic in self._lanes
 
     def drop(self, peer: PeerId, message: GossipMessage) -> None:
-        """Note that a peer has a message."""
+        """Record that a peer has a message."""
         lane = self._lanes.get(message.topic)
         if lane is not None:
             lane.drop(peer, message)
@@ -239,7 +236,7 @@ class Forwarder:
         waiting.drop(peer, message.message_id)
 
     def add(self, message: GossipMessage, peers: list[PeerId]) -> list[Effect]:
-        """Send a message to ``peers``, or let it wait."""
+        """Send a message to ``peers``, or queue it."""
         effects: list[Effect] = []
         message_id, topic, encoded = message.message_id, message.topic, message.encoded
         lane = self._lanes.get(topic)
@@ -248,7 +245,7 @@ class Forwarder:
         elif lane is not None:
             effects += _publishes(self._for_heartbeat.add(message_id, topic, encoded, peers))
         elif self._params.relay_wait_seconds:
-            if not self._for_flush:  # else a flush is under way
+            if not self._for_flush:  # otherwise a flush is pending
                 effects.append(FlushLater(self._rng.uniform() * self._params.relay_wait_seconds))
             effects += _publishes(self._for_flush.add(message_id, topic, encoded, peers))
         else:
@@ -258,11 +255,11 @@ class Forwarder:
         return effects
 
     def flush(self) -> list[Effect]:
-        """Send what waited a little."""
+        """Send the messages that waited for the flush."""
         return _publishes(self._released(self._for_flush))
 
     def heartbeat(self, members: Callable[[str], list[PeerId]]) -> list[Effect]:
-        """Send what waited for the heartbeat; ``members`` are those of the mesh of a topic."""
+        """Send the messages that waited for the heartbeat; ``members(topic)`` returns a mesh."""
         batches = self._released(self._for_heartbeat)
         for topic, lane in self._lanes.items():
             for peer, messages in lane.take(members(topic)).items():
@@ -270,7 +267,7 @@ class Forwarder:
         return _publishes(batches)
 
     def _released(self, batches: Batches) -> dict[PeerId, tuple[bytes, ...]]:
-        """Return what waited; only now can it be advertised, when those who get it have it soon."""
+        """Return the waiting messages, and cache them to be advertised from now on."""
         for message_id, (topic, message) in batches.take_fresh().items():
             self._cache.put(message_id, topic, message)
         return batches.take()

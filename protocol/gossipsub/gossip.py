@@ -1,9 +1,8 @@
-"""The lazy half of the protocol: advertise (IHAVE), ask (IWANT) and serve, within budgets.
+"""Lazy gossip within budgets: advertise (IHAVE), request (IWANT) and serve messages.
 
-Messages that peers offered and were asked for: who offers what it does not send breaks its word.
-
-One random id of each IWANT is waited for, as go-libp2p-pubsub does: lies are found out in the mean,
-at the cost of one entry however much is asked for.
+``Promises`` tracks requested messages; a peer that advertises and does not deliver is penalised. As
+in go-libp2p-pubsub, one random id of each IWANT is tracked: it detects false IHAVEs on average, at
+the cost of one entry per request.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from protocol.gossipsub.rpc import IHave
 
 
 class _Shares:
-    """Equal parts of so much per heartbeat, of those that want one in it or did in the last one."""
+    """Equal shares of a budget per heartbeat, among its users in this heartbeat or the last."""
 
     def __init__(self, together: int) -> None:
         self._together = together
@@ -32,16 +31,15 @@ class _Shares:
         self._wanting.clear()
 
     def part(self, peer: PeerId) -> int:
-        """Return what one peer has in this heartbeat."""
+        """Return the share of one peer in this heartbeat."""
         self._wanting.add(peer)
         return self._together // max(len(self._wanting), self._wanting_before)
 
 
 class LazyGossip:
-    """Holds the messages that can be served, and what was asked for in this heartbeat.
+    """Holds the servable messages, and the ids requested in this heartbeat.
 
-    Who is not ``trusted`` shares what is served, and what is asked for, with all others that are
-    not.
+    All untrusted peers (not ``trusted``) share one budget for served bytes and one for requests.
     """
 
     def __init__(self, params: Params, rng: Rng, trusted: PeerSet) -> None:
@@ -56,7 +54,7 @@ class LazyGossip:
         )
 
     def heartbeat(self) -> None:
-        """Begin the next interval; an id that was asked for in vain may be asked for again."""
+        """Begin the next interval; undelivered ids may be requested again."""
         self._asked = {}
         self._ids_asked.heartbeat()
         self._bytes_served.heartbeat()
@@ -69,7 +67,7 @@ class LazyGossip:
         entries: Iterable[IHave],
         wanted: Callable[[str, Sequence[bytes]], list[bytes]],
     ) -> tuple[bytes, ...]:
-        """Return which ids of the IHAVEs of one RPC to ask for; ``wanted(topic, ids)`` we lack."""
+        """Return the ids to request from one RPC's IHAVEs; ``wanted(topic, ids)`` selects them."""
         state.ihave_messages += 1
         if state.ihave_messages > self._params.ihave_messages_max:
             return ()
@@ -88,7 +86,7 @@ class LazyGossip:
         return tuple(asked)
 
     def serve(self, peer: PeerId, state: PeerState, message_ids: Sequence[bytes]) -> list[bytes]:
-        """Return the encoded messages for what a peer asked and may have."""
+        """Return the encoded messages that a peer requested and may have."""
         served: list[bytes] = []
         most = self._params.iwant_reply_bytes_max
         bytes_max = self._most(peer, most, self._bytes_served) if message_ids else 0
@@ -102,13 +100,13 @@ class LazyGossip:
         return served
 
     def _most(self, peer: PeerId, each: int, strangers: _Shares) -> int:
-        """Return what one peer has in this heartbeat: of what all strangers have, its part."""
+        """Return the budget of one peer in this heartbeat; an untrusted one has a share."""
         return each if peer in self._proven() else min(each, strangers.part(peer))
 
     def advertise(
         self, audience: Callable[[str], tuple[list[PeerId], list[PeerId]]]
     ) -> Mapping[PeerId, tuple[IHave, ...]]:
-        """Return what to tell whom; ``audience(topic)`` is who is outside its mesh, and inside."""
+        """Return the IHAVEs by peer; ``audience(topic)``: peers outside and inside its mesh."""
         told: dict[PeerId, list[IHave]] = {}
         for topic, message_ids in self.cache.gossip_ids().items():
             outside, inside = audience(topic)
@@ -123,9 +121,10 @@ class LazyGossip:
         return {peer: tuple(entries) for peer, entries in told.items() if entries}
 
     def offer(self, topics: Iterable[str]) -> tuple[IHave, ...]:
-        """Return the same of some topics for whom we have just taken into their meshes.
+        """Return the IHAVEs of some topics for a peer that we have just grafted into their meshes.
 
-        It may have been without a mesh for a while, and nobody chooses it where strangers are many.
+        It may have been without a mesh for a while, and is rarely selected among many untrusted
+        ones.
         """
         entries: list[IHave] = []
         recent = self.cache.gossip_ids()
@@ -136,7 +135,7 @@ class LazyGossip:
     def _choose(
         self, peers: Sequence[PeerId], count: int, told: Mapping[PeerId, object]
     ) -> list[PeerId]:
-        """Return random peers, those first that hear of another topic anyway: one RPC for both."""
+        """Return random peers, first those that get an IHAVE of another topic: one RPC for both."""
         if not told:
             return self._rng.sample(peers, count)
         chosen = [peer for peer in peers if peer in told][:count]
@@ -146,7 +145,7 @@ class LazyGossip:
         return chosen + self._rng.sample(others, count - len(chosen))
 
     def _tell(self, entries: list[IHave], offer: IHave) -> None:
-        """Add an IHAVE within the ids that one peer heeds; a random part when they are too many."""
+        """Add an IHAVE, cut to a random part if it exceeds the ids that one peer accepts."""
         room = self._params.ihave_ids_max - sum(len(entry.message_ids) for entry in entries)
         if len(offer.message_ids) > room:
             offer = IHave(offer.topic, tuple(self._rng.sample(offer.message_ids, room)))
@@ -155,7 +154,7 @@ class LazyGossip:
 
 
 class Promises:
-    """Until when each message is waited for, by peer."""
+    """Deadline of each requested message, by peer."""
 
     def __init__(self, params: ScoreParams, rng: Rng) -> None:
         self._params = params
@@ -167,16 +166,16 @@ class Promises:
         return len(self._due)
 
     def add(self, peer: PeerId, message_ids: Sequence[bytes], now: float) -> None:
-        """Wait for one of the messages asked for; a promise that stands is not prolonged."""
+        """Track one of the requested messages; an existing deadline is not extended."""
         message_id = message_ids[self._rng.below(len(message_ids))]
         self._due.setdefault(message_id, {}).setdefault(peer, now + self._params.promise_seconds)
 
     def fulfil(self, message_id: bytes) -> None:
-        """Note that a message has come: whoever brought it, the others need not."""
+        """Record that a message arrived, from any peer: all its promises are fulfilled."""
         self._due.pop(message_id, None)
 
     def take_broken(self, now: float) -> list[PeerId]:
-        """Return who broke a promise, once for each, and forget those."""
+        """Return the peers that broke a promise, once for each, and forget those promises."""
         broken: list[PeerId] = []
         for message_id, peers in list(self._due.items()):
             late = [peer for peer, due in peers.items() if now > due]

@@ -1,4 +1,4 @@
-"""What the router knows of a peer, for people: nothing is decided by it."""
+"""The router's knowledge of its peers, for people; no decision depends on it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from protocol.gossipsub.peer_score import PeerCounts, Scores
 
 
 class ScoreLevel(StrEnum):
-    """What a peer's score denies it; each level all that those before it do."""
+    """Restrictions by score; each level includes those before it."""
 
     GOOD = "good"
     NO_MESH = "no-mesh"
@@ -22,21 +22,21 @@ class ScoreLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
-    """One connected peer; ``backoff_seconds`` is how long GRAFTs are still a breach, by topic."""
+    """One connected peer; ``backoff_seconds``, by topic, is how long a GRAFT is a violation."""
 
     peer: PeerId
     score: float
     level: ScoreLevel
     chosen: bool
-    """Whether we dialled it by our own choice."""
+    """True if we dialled it by our own choice."""
     mesh: tuple[str, ...]
-    """The topics in whose meshes it is."""
+    """Topics of the meshes it is in."""
     backoff_seconds: dict[str, float]
     counts: PeerCounts
 
 
 def level_of(score: float, params: Params) -> ScoreLevel:
-    """Return what a score denies."""
+    """Return the level of a score."""
     if score >= 0:
         return ScoreLevel.GOOD
     if score >= params.gossip_score_min:
@@ -49,7 +49,7 @@ def level_of(score: float, params: Params) -> ScoreLevel:
 def reports(
     peers: Iterable[PeerId], mesh: Mesh, scores: Scores, params: Params, now: float
 ) -> list[PeerReport]:
-    """Return what is known of each peer."""
+    """Return the report of each peer."""
     waiting, chosen = mesh.waiting(now), mesh.chosen()
     meshes = {topic: mesh.members(topic) for topic in mesh.topics}
     return [

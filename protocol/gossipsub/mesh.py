@@ -1,4 +1,4 @@
-"""Who is in our mesh of each topic, and who must not be grafted yet."""
+"""Mesh of each topic: members, quotas and backoffs."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -13,20 +13,19 @@ from protocol.gossipsub.params import Params
 from protocol.gossipsub.peer_score import Scores
 
 PeerSet = Callable[[], AbstractSet[PeerId]]
-"""Peers of which strangers cannot make themselves one, as they are now: those that we dialled by
-our own choice, or those with standing."""
+"""Returns a set of peers that an untrusted peer cannot join: outbound or trusted ones."""
 
 Quotas = list[tuple[int, AbstractSet[PeerId]]]
-"""Of whom so many are to be in each mesh."""
+"""Minimum number of mesh members from each set."""
 
 
 def nobody() -> AbstractSet[PeerId]:
-    """Return no peer: of an application that knows no such peers."""
+    """Return no peer, for an application without such a set."""
     return frozenset()
 
 
 class _Search(NamedTuple):
-    """When a mesh last asked for members that a quota wants, and how long it asks for none."""
+    """Time of the last search for quota members, and the wait until the next."""
 
     at: float = -inf
     wait_seconds: float = 0.0
@@ -36,10 +35,10 @@ class _Search(NamedTuple):
         return self.at + self.wait_seconds
 
     def again(self, now: float, params: Params) -> "_Search":
-        """Return the search that begins now; one that comes soon after another waits longer.
+        """Return the search that begins now; the wait doubles if the last search was recent.
 
-        Where all want the same few, these are full. Whoever asks them pushes others out, who ask
-        then: if none waited longer and longer, that would go on for ever.
+        If all nodes want the same few peers, these are full. A graft there evicts another node,
+        which then searches itself: without exponential backoff that would go on forever.
         """
         soon = now < self.at + 2 * self.wait_seconds
         seconds = 2 * self.wait_seconds if soon else params.prune_backoff_seconds
@@ -47,20 +46,20 @@ class _Search(NamedTuple):
 
 
 class GraftAnswer(Enum):
-    """What a GRAFT deserves."""
+    """Decision on a GRAFT."""
 
     IGNORE = auto()
     ACCEPT = auto()
     REFUSE = auto()
-    """PRUNE back: no room, or a bad score."""
+    """PRUNE back: no slot, or a bad score."""
     BREACH = auto()
-    """PRUNE back and blame: it was told to wait."""
+    """PRUNE back and penalise: the GRAFT was in its backoff."""
     FLOOD = auto()
-    """The same, and twice as bad: it has hardly been told."""
+    """PRUNE back and penalise twice: the backoff has just begun."""
 
 
 class Mesh:
-    """Members per subscribed topic; a topic without members still is subscribed."""
+    """Members per subscribed topic; a topic without members remains subscribed."""
 
     def __init__(
         self,
@@ -77,16 +76,16 @@ class Mesh:
         self.trusted = trusted
         self._opportunity_at: float | None = None
         self._sought: dict[tuple[str, int], _Search] = {}
-        """When a topic's mesh last asked for what one of its quotas lacked."""
+        """Last search per topic and quota."""
         self._wanted: Quotas = []
-        """The quotas as they were at the last heartbeat."""
+        """Quotas at the last heartbeat."""
         self._due_at: dict[str, float] = {}
-        """When a mesh is looked at again that has enough members, if it and the quotas stay so."""
+        """Next check of a mesh with enough members, if it and the quotas do not change."""
         self._members: dict[str, dict[PeerId, None]] = {}
         self.backoffs = BoundedDict[tuple[str, PeerId], float](params.backoffs_max, "backoffs")
-        """Until when a GRAFT of (topic, peer) is a breach."""
+        """End of the backoff of each (topic, peer)."""
         self._backoff_ends_at = inf
-        """No back-off ends before."""
+        """Lower bound of all backoff ends."""
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._members
@@ -97,15 +96,15 @@ class Mesh:
         return list(self._members)
 
     def members(self, topic: str) -> list[PeerId]:
-        """Return the mesh of ``topic``; empty when we are not subscribed."""
+        """Return the mesh of ``topic``; empty if we are not subscribed."""
         return list(self._members.get(topic, ()))
 
     def holds(self, peer: PeerId) -> bool:
-        """Return whether a peer is a member of any."""
+        """Return whether a peer is in any mesh."""
         return any(peer in members for members in self._members.values())
 
     def waiting(self, now: float) -> dict[PeerId, dict[str, float]]:
-        """Return for how many seconds peers that must not GRAFT are to wait, by topic."""
+        """Return the remaining backoffs in seconds, by peer and topic."""
         waiting: dict[PeerId, dict[str, float]] = {}
         for (topic, peer), until in self.backoffs.items():
             if now < until:
@@ -113,7 +112,7 @@ class Mesh:
         return waiting
 
     def join(self, topic: str, subscribers: Collection[PeerId], now: float) -> list[PeerId]:
-        """Enter a topic and return the peers to GRAFT."""
+        """Subscribe to a topic and return the peers to GRAFT."""
         self._members[topic] = {}
         return self._graft_missing(topic, subscribers, now, self._quotas())
 
@@ -127,7 +126,7 @@ class Mesh:
         return pruned
 
     def drop(self, peer: PeerId, topics: Iterable[str]) -> list[str]:
-        """Forget a member that left these topics or the network; back-off stays.
+        """Remove a peer that left these topics or the network; its backoff stays.
 
         Returns the topics of which it was the last member.
         """
@@ -136,9 +135,9 @@ class Mesh:
     def refill(
         self, topics: Iterable[str], subscribers: Callable[[str], Collection[PeerId]], now: float
     ) -> dict[PeerId, list[str]]:
-        """Find members for empty meshes at once; return whom to GRAFT, and in which topics.
+        """Fill empty meshes at once; return the topics to GRAFT by peer.
 
-        When all of a mesh go together, what is published before the next heartbeat would be lost.
+        If all members of a mesh leave together, messages before the next heartbeat would be lost.
         """
         grafts: dict[PeerId, list[str]] = {}
         for topic in topics:
@@ -164,7 +163,7 @@ class Mesh:
         return answer
 
     def pruned_by(self, topic: str, peer: PeerId, backoff_seconds: int, now: float) -> None:
-        """Take a PRUNE; 0 seconds means the peer said nothing, and the default holds."""
+        """Process a PRUNE; 0 seconds means that it names no backoff, and the default holds."""
         if topic not in self._members:
             return
         self._remove(topic, peer)
@@ -174,7 +173,7 @@ class Mesh:
     def maintain_all(
         self, subscribers: Callable[[str], Collection[PeerId]], now: float
     ) -> tuple[dict[PeerId, list[str]], dict[PeerId, list[str]]]:
-        """Bring every mesh back into its bounds; return whom to GRAFT and to PRUNE, and where."""
+        """Bring every mesh back into its bounds; return the topics to GRAFT and PRUNE by peer."""
         grafts: dict[PeerId, list[str]] = {}
         prunes: dict[PeerId, list[str]] = {}
         opportune, quotas = self._opportune(now), self._quotas()
@@ -196,7 +195,7 @@ class Mesh:
         return grafts, prunes
 
     def expire(self, now: float) -> None:
-        """Forget the back-offs that are over, for our own GRAFTs too."""
+        """Forget the backoffs that are over, for our own GRAFTs too."""
         slack = self._params.backoff_slack_seconds
         if now < self._backoff_ends_at + slack:
             return
@@ -204,7 +203,7 @@ class Mesh:
         self._backoff_ends_at = min(self.backoffs.values(), default=inf)
 
     def _opportune(self, now: float) -> bool:
-        """Tell, once in a while, that it is time for opportunistic grafts."""
+        """Return whether opportunistic grafts are due."""
         if self._opportunity_at is not None and now < self._opportunity_at:
             return False
         first = self._opportunity_at is None
@@ -212,9 +211,9 @@ class Mesh:
         return not first
 
     def _thin(self, topic: str, now: float, quotas: Quotas) -> list[PeerId]:
-        """Leave out bad members, and of too many some; return the peers to PRUNE.
+        """Remove members with bad scores, and surplus ones; return the peers to PRUNE.
 
-        A full mesh is thinned at once: whoever came first must not keep everybody else out.
+        A full mesh is reduced at once: its first members must not block later peers forever.
         """
         members = self._members[topic]
         scores, params = self._scores, self._params
@@ -232,7 +231,7 @@ class Mesh:
     def _graft_missing(
         self, topic: str, subscribers: Collection[PeerId], now: float, quotas: Quotas
     ) -> list[PeerId]:
-        """Keep what the quotas are for, whatever strangers do; then enough of any."""
+        """Fill the quotas, which untrusted peers cannot displace; then the mesh with any peers."""
         members, params, grafted = self._members[topic], self._params, list[PeerId]()
         due_at = inf
         for kind, (quota, some) in enumerate(quotas):
@@ -256,7 +255,7 @@ class Mesh:
         return grafted
 
     def _graft_better(self, topic: str, subscribers: Iterable[PeerId], now: float) -> list[PeerId]:
-        """Take a few good peers into a mesh whose median is poor: it may withhold messages."""
+        """Add a few good peers to a mesh with a low median score: it may withhold messages."""
         ranked = sorted(map(self._scores, self._members[topic]))
         good = self._params.opportunistic_score_min
         if len(ranked) < 2 or ranked[len(ranked) // 2] >= good:
@@ -278,7 +277,7 @@ class Mesh:
         ]
 
     def _quotas(self) -> Quotas:
-        trusted, chosen = frozenset(self.trusted()), frozenset(self.chosen())  # as they are now
+        trusted, chosen = frozenset(self.trusted()), frozenset(self.chosen())  # copies
         return [(self._params.mesh_standing, trusted), (self._params.mesh_outbound, chosen)]
 
     def _full(self, members: Mapping[PeerId, None], peer: PeerId) -> bool:
@@ -295,7 +294,7 @@ class Mesh:
         return peers
 
     def _remove(self, topic: str, peer: PeerId) -> bool:
-        """Take a member out; True when that leaves nobody."""
+        """Remove a member; True if the mesh is empty then."""
         members = self._members.get(topic, {})
         if peer not in members:
             return False
@@ -305,15 +304,15 @@ class Mesh:
         return not members
 
     def _choose_kept(self, members: list[PeerId], quotas: Quotas) -> list[PeerId]:
-        """Keep the best by score (of equals the older members), others at random: no eclipse by it.
+        """Keep the best by score (ties: older ones), the others at random, against eclipse.
 
-        Of those drawn at random, some make room for those that the quotas are for.
+        Some of the random ones are replaced by members that fill a quota.
         """
         by_score = sorted(members, key=self._scores, reverse=True)
         best = by_score[: self._params.mesh_keep_by_score]
         others = by_score[self._params.mesh_keep_by_score :]
         drawn = self._rng.sample(others, self._params.mesh_size - len(best))
-        for quota, some in reversed(quotas):  # the first has the last word
+        for quota, some in reversed(quotas):  # the first quota has precedence
             missing = quota - len(some & {*best, *drawn})
             if missing > 0:
                 spare = [peer for peer in others if peer not in drawn and peer in some][:missing]

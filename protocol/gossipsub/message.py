@@ -1,12 +1,10 @@
-"""Signed messages: the one accepted spelling, author signatures, and message ids.
+"""Signed messages: canonical encoding, author signatures, and message ids.
 
 Message {1 from, 2 data, 3 seqno, 4 topic, 5 signature, 6 key}, StrictSign (``pubsub/README.md``):
-the signature is Ed25519 over ``libp2p-pubsub:`` and the message serialised without signature and
-key. ``from`` is the identity multihash, which holds the key, so field 6 must be absent. Whatever
-re-serialises to other bytes (unknown fields, another order, long varints, repeats) is refused: a
-relay could otherwise make many spellings of one signed message.
-
-What makes RPCs and messages of bytes, for who has it done in another way.
+the signature is Ed25519 over ``libp2p-pubsub:`` and the message without signature and key. ``from``
+is the identity multihash, which contains the key, so field 6 must be absent. A message that
+re-serialises to other bytes (unknown fields, another order, long varints, repeats) is rejected: a
+forwarder could otherwise make many encodings of one signed message.
 """
 
 from dataclasses import dataclass, field
@@ -41,7 +39,7 @@ _FIELDS_MAX = 8
 """A canonical message has five."""
 
 _SIGNATURE_FIELD_BYTES = 2 + SIGNATURE_BYTES
-"""Tag, length and content; it is the last field of the canonical bytes."""
+"""Tag, length and content; the last field of the canonical bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +52,12 @@ class GossipMessage:
     topic: str
     signature: bytes
     encoded: bytes = field(default=b"", compare=False, repr=False)
-    """The bytes that it was decoded from, kept once for all the copies that come."""
+    """The bytes that it was decoded from, stored once for all received copies."""
     message_id: bytes = field(init=False, compare=False, repr=False)
     """Author and sequence number: 46 bytes, the libp2p default."""
 
     def __post_init__(self) -> None:
-        """Join the id once: it is asked for several times."""
+        """Compute the id once: it is read several times."""
         object.__setattr__(self, "message_id", self.source + self.seqno)
 
     @property
@@ -69,7 +67,7 @@ class GossipMessage:
 
 
 Decoded = LruCache[bytes, GossipMessage]
-"""Well-formed messages by their canonical bytes."""
+"""Cache of well-formed messages by their canonical bytes."""
 
 
 def source_bytes(peer_id: PeerId) -> bytes:
@@ -78,7 +76,7 @@ def source_bytes(peer_id: PeerId) -> bytes:
 
 
 def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> GossipMessage:
-    """Return a signed message; ``seqno`` is below 2**64 and never used twice by one key."""
+    """Return a signed message; ``seqno`` is below 2**64 and never reused by one key."""
     source = source_bytes(signer.peer_id)
     unsigned = GossipMessage(source, data, seqno.to_bytes(SEQNO_BYTES, "big"), topic, b"")
     signature = signer.sign(SIGN_PREFIX + _encode_unsigned(unsigned))
@@ -97,9 +95,9 @@ def encode_message(message: GossipMessage) -> bytes:
 
 
 def decode_message(data: bytes, decoded: Decoded | None = None) -> GossipMessage | Fault:
-    """Return the message that ``data`` spells canonically, or a ``Fault``; no signature check.
+    """Return the message that ``data`` encodes canonically, or a ``Fault``; no signature check.
 
-    What is in ``decoded`` is not decoded again, and what is found good is put there.
+    ``decoded`` caches well-formed messages, which are not decoded again.
     """
     return _decode(data) if decoded is None else decoded.get_or_compute(data, lambda: _decode(data))
 
@@ -151,12 +149,12 @@ def _peer_id(source: bytes) -> PeerId:
 
 
 DECODED_MAX = 1024
-"""Messages remembered: each comes from about six mesh peers within seconds."""
+"""Cached messages: each arrives from about six mesh peers within seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
-    """Many nodes in one process share ``messages``; ``rpc`` may also tell what it takes."""
+    """Replaceable decoders: many nodes in one process may share ``messages`` or trace ``rpc``."""
 
     messages: Decoded = field(default_factory=lambda: Decoded(DECODED_MAX))
     rpc: RpcDecoder = decode_rpc

@@ -1,4 +1,4 @@
-"""What was seen (so nothing is handled twice) and what can be served (IHAVE and IWANT)."""
+"""Caches of seen message ids (deduplication) and of servable messages (IHAVE and IWANT)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from protocol.core.types import PeerId
 
 
 class SeenCache:
-    """Message ids of the last ``ttl_seconds``, at most ``entries_max``; the oldest leave first."""
+    """Message ids of the last ``ttl_seconds``, at most ``entries_max``; the oldest are evicted."""
 
     def __init__(self, ttl_seconds: float, entries_max: int) -> None:
         self._ttl_seconds = ttl_seconds
@@ -23,16 +23,16 @@ class SeenCache:
         return message_id in self._expires_at
 
     def unseen(self, message_ids: Iterable[bytes]) -> list[bytes]:
-        """Return those of many ids that are not here."""
+        """Return the ids that are not in the cache."""
         seen = self._expires_at
         return [message_id for message_id in message_ids if message_id not in seen]
 
     def add(self, message_id: bytes, now: float) -> None:
-        """Remember a new id; a repeat does not prolong its life."""
+        """Add a new id; a repeat does not extend its lifetime."""
         self._expires_at.setdefault(message_id, now + self._ttl_seconds)
 
     def expire(self, now: float) -> None:
-        """Forget what is too old, from the oldest on."""
+        """Remove expired ids, oldest first."""
         for message_id, _ in list(takewhile(lambda item: item[1] <= now, self._expires_at.items())):
             del self._expires_at[message_id]
 
@@ -51,13 +51,13 @@ class MessageCache:
         self._gossip_windows = gossip_windows
         self._bytes_max = bytes_max
         self.size_bytes = 0
-        """Of the messages kept."""
+        """Bytes of the stored messages."""
         self._entries: dict[bytes, _Entry] = {}
         self._windows: list[list[bytes]] = [[] for _ in range(history_windows)]
-        """Newest first; an id that was evicted for room stays until its window ends."""
+        """Newest first; an evicted id stays until its window ends."""
 
     def put(self, message_id: bytes, topic: str, encoded: bytes) -> None:
-        """Keep a message in the newest window, evicting the oldest when there is no room."""
+        """Store a message in the newest window; evict the oldest if there is no room."""
         if message_id in self._entries or len(encoded) > self._bytes_max:
             return
         self._entries[message_id] = _Entry(topic, encoded)
@@ -67,7 +67,7 @@ class MessageCache:
             self._drop(next(iter(self._entries)))
 
     def serve(self, message_id: bytes, peer: PeerId, serves_max: int) -> bytes | None:
-        """Return an encoded message, unless ``peer`` had it ``serves_max`` times or it is gone."""
+        """Return an encoded message; None if it is gone or ``peer`` had it ``serves_max`` times."""
         entry = self._entries.get(message_id)
         if entry is None or entry.serves.get(peer, 0) >= serves_max:
             return None

@@ -1,11 +1,9 @@
-"""How well each peer behaved: the seven parts of GossipSub v1.1's score, P1 to P7.
+"""Peer scores: the seven parts of GossipSub v1.1's score, P1 to P7.
 
-Per topic: P1 time in our mesh, P2 messages that it was the first to deliver, P3 what a mesh member
-should have delivered and did not, P3b the same when it left the mesh, P4 invalid messages. Over
-all: P5 what the application thinks of it, P6 peers that share its address, P7 breaches of the
-protocol. Counters decay; the time in the mesh is brought up to date with them.
-
-Who brought which message, for the scores: the first, those in time, and the invalid ones.
+Per topic: P1 time in our mesh, P2 first deliveries, P3 missing deliveries of a mesh member, P3b the
+same when it leaves, P4 invalid messages. Over all topics: P5 the application's score, P6 peers that
+share its address, P7 protocol violations. Counters decay; the time in the mesh is updated together
+with them. ``Deliveries`` attributes messages to peers: first, on time, or invalid.
 """
 
 import math
@@ -18,16 +16,16 @@ from protocol.core.types import PeerId
 from protocol.gossipsub.params import ScoreParams, TopicScoreParams
 
 Opinions = Callable[[], Mapping[PeerId, float]]
-"""What the application thinks of peers (P5); 0 of those that are not in it."""
+"""Returns the application's score of peers (P5); absent peers have 0."""
 
 
 def no_opinions() -> Mapping[PeerId, float]:
-    """Think nothing of anybody."""
+    """Return no application scores."""
     return {}
 
 
 class _Factors(NamedTuple):
-    """What is left of each counter after some seconds; below ``zero`` nothing."""
+    """Remaining share of each counter after some seconds; a counter below ``zero`` becomes 0."""
 
     first_deliveries: float
     mesh_deliveries: float
@@ -38,32 +36,32 @@ class _Factors(NamedTuple):
 
 
 class PeerCounts(NamedTuple):
-    """What counts for or against a peer, over all topics, as far as it has not decayed."""
+    """Decayed counters of a peer over all topics."""
 
     first_deliveries: float = 0.0
     mesh_failures: float = 0.0
     invalid: float = 0.0
     breaches: float = 0.0
     neighbours: int = 0
-    """Other peers at the address of its that has most of them."""
+    """Other peers at its most crowded address."""
 
 
 @dataclass(slots=True)
 class TopicStats:
-    """One peer in one topic; the counters decay."""
+    """Counters of one peer in one topic; they decay."""
 
     grafted_at: float | None = None
     """None: not in our mesh."""
     mesh_seconds: float = 0.0
     mesh_active: bool = False
-    """Whether it has been in the mesh for so long that P3 counts."""
+    """True if it has been in the mesh long enough for P3."""
     first_deliveries: float = 0.0
     mesh_deliveries: float = 0.0
     mesh_failures: float = 0.0
     invalid: float = 0.0
 
     def score(self, params: TopicScoreParams) -> float:
-        """Return the topic's part, before the topic's weight."""
+        """Return the score of the topic, before the topic's weight."""
         score = params.first_deliveries_weight * self.first_deliveries
         if self.grafted_at is not None:
             quanta = float(self.mesh_seconds // params.mesh_seconds_quantum)
@@ -73,13 +71,13 @@ class TopicStats:
         return score + params.invalid_weight * self.invalid**2
 
     def deficit(self, params: TopicScoreParams) -> float:
-        """Return how many mesh deliveries are missing; 0 until P3 counts."""
+        """Return the missing mesh deliveries; 0 until P3 counts."""
         if not self.mesh_active:
             return 0.0
         return max(0.0, params.mesh_deliveries_threshold - self.mesh_deliveries)
 
     def age(self, params: TopicScoreParams, factors: _Factors, now: float) -> bool:
-        """Let the counters decay, and the time in the mesh pass; tell whether anything is left."""
+        """Decay the counters and update the time in the mesh; False if nothing is left."""
         zero = factors.zero
         if self.first_deliveries:  # most are 0, and there are many
             self.first_deliveries = _decayed(self.first_deliveries, factors.first_deliveries, zero)
@@ -100,15 +98,15 @@ class TopicStats:
 
 @dataclass(slots=True)
 class _PeerStats:
-    """What is known of one peer."""
+    """Score data of one peer."""
 
     topics: dict[str, TopicStats] = field(default_factory=dict)
     breaches: float = 0.0
     addresses: tuple[str, ...] = ()
     application: float = 0.0
-    """P5, as it was at the last heartbeat."""
+    """P5 at the last heartbeat."""
     score: float | None = None
-    """All parts; None: to be summed up again."""
+    """Sum of all parts; None: to be recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +117,9 @@ class _Retained:
 
 
 class Scores:
-    """The scores of the connected peers, and of those that left with something to answer for.
+    """Scores of the connected peers, and of disconnected ones with penalties.
 
-    What is said of a peer that is not connected has no effect.
+    Calls for a peer that is not connected have no effect.
     """
 
     def __init__(self, params: ScoreParams, opinions: Opinions = no_opinions) -> None:
@@ -132,14 +130,14 @@ class Scores:
         self._at_address: dict[str, int] = {}
         self._aged_at: float | None = None
         self._suspects: dict[PeerId, None] = {}
-        """All connected peers whose score is below 0, and some that did what lowers it."""
+        """All connected peers with a score below 0, and some that may have got one."""
         self._judged: dict[PeerId, None] = {}
-        """Of whom the application thought something at the last heartbeat."""
+        """Peers with an application score at the last heartbeat."""
         self._lowest = 0.0
-        """No connected peer's score is below it: with it most questions need no look."""
+        """Lower bound of all connected peers' scores; it answers most queries without a lookup."""
 
     def __call__(self, peer: PeerId) -> float:
-        """Return the score of a peer; a stranger's is what the application thinks of it."""
+        """Return the score of a peer; if it is not connected, its application score."""
         standing = self._standings.get(peer)
         if standing is None:
             return self._opinions().get(peer, 0.0)
@@ -154,22 +152,22 @@ class Scores:
         return self._lowest < bound and self(peer) < bound
 
     def any_below(self, bound: float) -> bool:
-        """Return whether a score may be below a bound, which is 0 at most."""
+        """Return whether any score may be below a bound, which is 0 at most."""
         return self._lowest < bound
 
     def at_least(self, bound: float, peers: Iterable[PeerId]) -> list[PeerId]:
-        """Return the connected peers among these whose scores are not below a bound (0 at most)."""
+        """Return the connected peers among these with scores not below a bound (0 at most)."""
         if self._lowest >= bound:
             return list(peers)
         return [peer for peer in peers if self(peer) >= bound]
 
     @property
     def retained(self) -> int:
-        """How many peers are remembered that left."""
+        """Number of remembered disconnected peers."""
         return len(self._retained)
 
     def counts(self, peer: PeerId) -> PeerCounts:
-        """Return what the score of a peer is made of; all 0 for a stranger."""
+        """Return the counters behind a peer's score; all 0 if it is not connected."""
         standing = self._standings.get(peer)
         if standing is None:
             return PeerCounts()
@@ -200,10 +198,10 @@ class Scores:
             score += self._params.colocation_weight * surplus**2
         return score
 
-    # Who is here
+    # Connections
 
     def connect(self, peer: PeerId, now: float) -> None:
-        """Begin, or go on with what was retained; idempotent."""
+        """Add a peer, with its retained score if there is one; idempotent."""
         if peer in self._standings:
             return
         retained = self._retained.pop(peer, None)
@@ -213,7 +211,7 @@ class Scores:
         self._changed(peer, standing)
 
     def disconnect(self, peer: PeerId, now: float) -> None:
-        """Forget a peer, unless it has something to answer for; idempotent."""
+        """Forget a peer, unless it has penalties; idempotent."""
         standing = self._standings.get(peer)
         if standing is None:
             return
@@ -233,7 +231,7 @@ class Scores:
             del self._retained[max(self._retained, key=lambda each: self._retained[each].score)]
 
     def place(self, peer: PeerId, addresses: Iterable[str]) -> None:
-        """Say from which addresses a connected peer comes; those that may be shared left out."""
+        """Set the addresses of a connected peer, without those that may be shared."""
         standing = self._standings.get(peer)
         some = tuple(dict.fromkeys(addresses))[: self._params.addresses_per_peer_max]
         if standing is None or some == standing.addresses:
@@ -251,10 +249,10 @@ class Scores:
                 self._changed(each, other)
         standing.score = None
 
-    # What it does
+    # Behaviour
 
     def grafted(self, peer: PeerId, topic: str, now: float) -> None:
-        """Note that a peer has entered our mesh."""
+        """Record that a peer has entered our mesh."""
         stats = self._stats(peer, topic)
         if stats is not None:
             stats.grafted_at = now
@@ -263,7 +261,7 @@ class Scores:
             self._changed(peer, self._standings[peer])
 
     def pruned(self, peer: PeerId, topic: str) -> None:
-        """Note that a peer has left our mesh; what it owes sticks (P3b)."""
+        """Record that a peer has left our mesh; its deficit becomes P3b."""
         standing = self._standings.get(peer)
         stats = None if standing is None else standing.topics.get(topic)
         if standing is not None and stats is not None and stats.grafted_at is not None:
@@ -273,7 +271,7 @@ class Scores:
             self._changed(peer, standing)
 
     def first_delivery(self, peer: PeerId, topic: str) -> None:
-        """Note that a peer was the first to bring a message that we accepted."""
+        """Record that a peer was the first to deliver a message that we accepted."""
         stats = self._stats(peer, topic)
         if stats is not None:
             most = self._params.topic.first_deliveries_max
@@ -281,7 +279,7 @@ class Scores:
             self.mesh_delivery(peer, topic)
 
     def mesh_delivery(self, peer: PeerId, topic: str) -> None:
-        """Note that a peer brought a message in time; counts for members of the mesh."""
+        """Record a delivery on time; counts for mesh members."""
         if not self._params.topic.withholding_counts:
             return
         stats = self._stats(peer, topic)
@@ -290,14 +288,14 @@ class Scores:
             stats.mesh_deliveries = min(most, stats.mesh_deliveries + 1)
 
     def invalid(self, peer: PeerId, topic: str) -> None:
-        """Note that a peer brought a message that is invalid."""
+        """Record that a peer delivered an invalid message."""
         stats = self._stats(peer, topic)
         if stats is not None:
             stats.invalid += 1
             self._changed(peer, self._standings[peer])
 
     def breach(self, peer: PeerId, count: int = 1) -> None:
-        """Note that a peer broke the protocol."""
+        """Record violations of the protocol."""
         standing = self._standings.get(peer)
         if standing is not None:
             standing.breaches += count
@@ -306,7 +304,7 @@ class Scores:
     # Time
 
     def heartbeat(self, now: float) -> None:
-        """Ask what the application thinks now; let counters decay, once in an interval."""
+        """Update the application scores; decay the counters once per interval."""
         opinions = self._opinions()
         for peer in {**self._judged, **opinions}:
             standing, opinion = self._standings.get(peer), opinions.get(peer, 0.0)
@@ -319,9 +317,9 @@ class Scores:
         self._lowest = min(map(self, self._suspects), default=0.0)
 
     def _age_all(self, now: float) -> None:
-        """Let the counters decay, and forget who left long ago."""
+        """Decay the counters, and forget peers that left long ago."""
         last = self._aged_at
-        if last is None or now < last:  # the clock was put back: go on from there
+        if last is None or now < last:  # the clock was set back: continue from there
             self._aged_at = now
             return
         if now < last + self._params.decay_seconds:
@@ -345,19 +343,19 @@ class Scores:
             standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
 
     def _may_be_low(self, standing: _PeerStats) -> bool:
-        """Return whether anything counts against a peer; what speaks for it fades to 0."""
+        """Return whether a peer has any penalty; credit decays to 0."""
         burdened = standing.application < 0 or _to_answer_for(standing)
         return burdened or self._colocation(standing) < 0
 
     def _changed(self, peer: PeerId, standing: _PeerStats) -> None:
-        """Note that a score is to be summed up again, and may be lower."""
+        """Mark a score for recomputation; it may be lower."""
         standing.score = None
         if self._may_be_low(standing):
             self._suspects[peer] = None
             self._lowest = -math.inf
 
     def _stats(self, peer: PeerId, topic: str) -> TopicStats | None:
-        """Return what is about to change."""
+        """Return counters to be changed, and mark the score for recomputation."""
         standing = self._standings.get(peer)
         if standing is None:
             return None
@@ -402,7 +400,7 @@ class _Judged:
 
 
 class Deliveries:
-    """Remembers verdicts, so that late copies count too: each peer's first one of a message."""
+    """Judged messages with their senders, so that each peer's late first copy counts too."""
 
     def __init__(self, params: ScoreParams, scores: Scores) -> None:
         self._params = params
@@ -413,27 +411,27 @@ class Deliveries:
     def accepted(
         self, message_id: bytes, topic: str, senders: Iterable[PeerId], now: float
     ) -> None:
-        """Take a valid message and who brought it so far, in order; nobody for our own."""
+        """Record a valid message and its senders so far, in order; none for our own."""
         known = dict.fromkeys(senders)
         for number, peer in enumerate(known):
             if number == 0:
                 self._scores.first_delivery(peer, topic)
             else:
                 self._scores.mesh_delivery(peer, topic)
-        if self._params.topic.withholding_counts:  # else a late copy has no effect
+        if self._params.topic.withholding_counts:  # otherwise a late copy has no effect
             self._judged[message_id] = _Judged(True, now, known)
 
     def rejected(
         self, message_id: bytes, topic: str, senders: Iterable[PeerId], now: float
     ) -> None:
-        """Take an invalid message and who brought it so far."""
+        """Record an invalid message and its senders so far."""
         known = dict.fromkeys(senders)
         for peer in known:
             self._scores.invalid(peer, topic)
         self._judged[message_id] = _Judged(False, now, known)
 
     def repeated(self, message_id: bytes, topic: str, peer: PeerId, now: float) -> None:
-        """Take a copy of a message that may have been judged."""
+        """Record a copy of a message that may have been judged."""
         judged = self._judged.get(message_id)
         if judged is None or peer in judged.senders:
             return

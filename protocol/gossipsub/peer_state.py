@@ -1,4 +1,4 @@
-"""The connected peers: what they subscribe to, and what they cost in this heartbeat."""
+"""Connected peers: their subscriptions, and their budgets in this heartbeat."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class PeerState:
 
 
 class PeerStates:
-    """Peers and, the other way round, the subscribers of each topic; both bounded."""
+    """Peers, and the subscribers of each topic; both bounded."""
 
     def __init__(self, params: Params) -> None:
         self._params = params
@@ -29,7 +29,7 @@ class PeerStates:
         self._heartbeat = 0
 
     def get(self, peer: PeerId) -> PeerState | None:
-        """Return the state of a connected peer, its budgets those of this heartbeat."""
+        """Return the state of a connected peer, with the counters of this heartbeat."""
         state = self._states.get(peer)
         if state is not None and state.heartbeat != self._heartbeat:
             state.heartbeat = self._heartbeat
@@ -37,7 +37,7 @@ class PeerStates:
         return state
 
     def all(self) -> list[PeerId]:
-        """Return the connected peers, in the order they came."""
+        """Return the connected peers, in the order of connection."""
         return list(self._states)
 
     def subscribers(self, topic: str) -> Collection[PeerId]:
@@ -45,14 +45,14 @@ class PeerStates:
         return self._subscribers.get(topic, {}).keys()
 
     def add(self, peer: PeerId) -> bool:
-        """Admit a peer; False when the table is full."""
+        """Add a peer; False if the table is full."""
         if peer not in self._states and len(self._states) >= self._params.peers_max:
             return False
         self._states.setdefault(peer, PeerState())
         return True
 
     def remove(self, peer: PeerId) -> list[str]:
-        """Forget a peer and return the topics it had."""
+        """Remove a peer and return its topics."""
         state = self._states.get(peer)
         topics = list(state.topics) if state else []
         for topic in topics:
@@ -61,7 +61,7 @@ class PeerStates:
         return topics
 
     def subscribe(self, peer: PeerId, topic: str) -> bool:
-        """Note a subscription of a connected peer; False when it has too many."""
+        """Record a subscription of a connected peer; False if it has too many."""
         topics = self._states[peer].topics
         if topic not in topics and len(topics) >= self._params.topics_per_peer_max:
             return False
@@ -70,7 +70,7 @@ class PeerStates:
         return True
 
     def unsubscribe(self, peer: PeerId, topic: str) -> None:
-        """Note that a connected peer left a topic; idempotent."""
+        """Record that a connected peer left a topic; idempotent."""
         self._states[peer].topics.pop(topic, None)
         subscribers = self._subscribers.get(topic, {})
         subscribers.pop(peer, None)
@@ -78,5 +78,5 @@ class PeerStates:
             self._subscribers.pop(topic, None)
 
     def start_heartbeat(self) -> None:
-        """Give every peer its budgets again, when it is asked for next."""
+        """Reset the budgets of every peer, at its next access."""
         self._heartbeat += 1

@@ -1,7 +1,7 @@
-"""The GossipSub v1.1 router: ``handle(event, now) -> effects``, no clock, no socket, no task.
+"""GossipSub v1.1 router: ``handle(event, now) -> effects``, without clock, socket or task.
 
-Every input is checked before anything changes; what a peer did wrong comes out as ``PeerFault``.
-What our own application does wrong (a message over the limit) is a ``ValueError``.
+Every input is checked before anything changes. A peer's fault is an effect, ``PeerFault``. A
+mistake of our own application (a message over the limit) is a ``ValueError``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -60,17 +60,17 @@ _NANOSECONDS = 10**9
 
 @dataclass(slots=True)
 class _PendingValidation:
-    """A message at the application validator, and everybody who sent it to us."""
+    """A message in validation, and all its senders so far."""
 
     message: GossipMessage
     senders: dict[PeerId, None]
 
 
 class Router:
-    """One node's gossip state; ``signer`` is also who we are.
+    """Gossip state of one node; ``signer`` is also its identity.
 
-    ``opinions`` are what the application thinks of peers, ``chosen`` whom it dialled by choice,
-    ``trusted`` those with standing, and ``standing`` tells whether an author has any.
+    ``opinions`` are the application's peer scores, ``chosen`` the outbound peers, ``trusted`` the
+    trusted ones, and ``standing`` tells whether an author has reputation.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Router:
         self.is_meshed = self._mesh.holds
         """Tells whether a peer is in any mesh of ours."""
         self.mesh_peers = self._mesh.members
-        """Returns the mesh of a topic; empty when we are not subscribed."""
+        """Returns the mesh of a topic; empty if we are not subscribed."""
         self.score: Callable[[PeerId], float] = self._score
         """Returns the score of a peer."""
         self._flood = Flood(params.flood_peers_max, rng.child("flood"), trusted)
@@ -127,16 +127,16 @@ class Router:
         return self._mesh.topics
 
     def gossip_ok(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        """Return those of the peers to which we gossip, as far as it depends on their scores."""
+        """Return the peers with a score that allows gossip."""
         return self._score.at_least(self._params.gossip_score_min, peers)
 
     def report(self, now: float) -> list[PeerReport]:
-        """Return what is known of each connected peer, in the order they came."""
+        """Return the state of each connected peer, in the order of connection."""
         return reports(self._peers.all(), self._mesh, self._score, self._params, now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Advance by one event; raises ``ValueError`` for what our application must not ask."""
-        if isinstance(event, RpcReceived):  # nearly all are, and ``match`` costs more than this
+        """Process one event; raises ``ValueError`` for invalid input of our application."""
+        if isinstance(event, RpcReceived):  # nearly all are; ``match`` costs more than this
             return self._on_rpc(event.peer, event.rpc, now)
         match event:
             case Validated(message_id, verdict):
@@ -197,7 +197,7 @@ class Router:
         return self._tell_all(Subscription(False, topic), Rpc(prune=(prune,)), pruned)
 
     def _tell_all(self, subscription: Subscription, extra: Rpc, some: list[PeerId]) -> list[Effect]:
-        """Tell everybody of a subscription, and ``some`` of them ``extra`` after it."""
+        """Send a subscription to all peers, followed by ``extra`` for ``some`` of them."""
         plain = encode_rpc(Rpc(subscriptions=(subscription,)))
         longer = plain + encode_rpc(extra)  # protobuf: concatenation merges
         return [
@@ -231,7 +231,7 @@ class Router:
         rpc = self._decoding.rpc(data)
         if isinstance(rpc, Fault):
             return [PeerFault(peer, rpc)]
-        state.fields_read += 1 + rpc.fields_read  # an RPC without any is read, too
+        state.fields_read += 1 + rpc.fields_read  # an RPC without fields costs time, too
         if state.fields_read > self._params.rpc_fields_max:
             self._score.breach(peer)
             return [PeerFault(peer, Fault(FaultCode.RPC_FLOOD))]
@@ -255,11 +255,11 @@ class Router:
     def _on_message(self, sender: PeerId, encoded: bytes, now: float) -> list[Effect]:
         message = decode_message(encoded, self._decoding.messages)
         if isinstance(message, Fault):
-            self._score.breach(sender)  # of no known topic
+            self._score.breach(sender)  # no topic is known
             return [PeerFault(sender, message)]
         topic, message_id = message.topic, message.message_id
         if topic not in self._mesh:
-            self._promises.fulfil(message_id)  # we left the topic since we asked
+            self._promises.fulfil(message_id)  # we left the topic after the request
             return []
         if len(message.data) > self._params.message_bytes_max:
             self._score.invalid(sender, topic)
@@ -272,7 +272,7 @@ class Router:
             self._deliveries.repeated(message_id, topic, sender, now)
             return [Discard(sender, topic, message_id, DUPLICATE)]
         if len(self._pending) >= self._params.pending_max:
-            self._promises.fulfil(message_id)  # it came, and the lack of room is ours
+            self._promises.fulfil(message_id)  # it arrived; the lack of room is ours
             return [Discard(sender, topic, message_id, DiscardReason.PENDING_FULL)]
         if not verify_message(message, self._verifier):
             self._score.invalid(sender, topic)
@@ -302,7 +302,7 @@ class Router:
     def _accept(self, pending: _PendingValidation, now: float) -> list[Effect]:
         message = pending.message
         if message.topic not in self._mesh:
-            return []  # we left the topic in between
+            return []  # we left the topic meanwhile
         message_id, topic, author = message.message_id, message.topic, message.author
         self._deliveries.accepted(message_id, topic, pending.senders, now)
         knowing = {author, *pending.senders}
@@ -378,7 +378,7 @@ class Router:
         return Rpc(prune=tuple(Prune(topic, backoff) for topic in topics))
 
     def _audience(self, topic: str) -> tuple[list[PeerId], list[PeerId]]:
-        """Return the subscribers that may hear of our messages, outside and inside the mesh."""
+        """Return the subscribers that may get our IHAVE, outside and inside the mesh."""
         members = dict.fromkeys(self._mesh.members(topic))
         outside = [peer for peer in self._peers.subscribers(topic) if peer not in members]
         return self.gossip_ok(outside), self.gossip_ok(members)

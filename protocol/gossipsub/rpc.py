@@ -1,12 +1,11 @@
-"""The protobuf (proto2) codec of the pubsub RPC, bounded for a hostile reader.
+"""Protobuf (proto2) codec of the pubsub RPC, bounded against hostile input, and its framing.
 
-Fields: RPC {1 subscriptions, 2 publish, 3 control}; SubOpts {1 subscribe, 2 topicid}; Control
-{1 ihave, 2 iwant, 3 graft, 4 prune}; IHave {1 topicID, 2 messageIDs}; IWant {1 messageIDs};
-Graft {1 topicID}; Prune {1 topicID, 2 peers, 3 backoff}. Source: libp2p ``pubsub/README.md`` and
+Fields: RPC {1 subscriptions, 2 publish, 3 control}; SubOpts {1 subscribe, 2 topicid}; Control {1
+ihave, 2 iwant, 3 graft, 4 prune}; IHave {1 topicID, 2 messageIDs}; IWant {1 messageIDs}; Graft {1
+topicID}; Prune {1 topicID, 2 peers, 3 backoff}. Source: libp2p ``pubsub/README.md`` and
 ``gossipsub-v1.1.md``. Message ids are bytes (the schema says string, every router sends bytes).
-Published messages stay encoded here: ``message`` reads them, and a relay forwards the same bytes.
-
-Frames on a stream: an unsigned varint length, then that many bytes.
+Published messages stay encoded here: ``message`` decodes them, and a node forwards the same bytes.
+A frame on a stream is an unsigned varint length, then that many bytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,16 +15,16 @@ from functools import lru_cache
 from protocol.core.faults import Fault, FaultCode
 
 RPC_BYTES_MAX = 1 << 20
-"""The limit of go-libp2p-pubsub (``DefaultMaxMessageSize``): more resets the stream."""
+"""Limit of go-libp2p-pubsub (``DefaultMaxMessageSize``): a larger RPC resets the stream."""
 
 FIELDS_MAX = 20_000
-"""Fields of any kind in one RPC: bounds the time of a decode (about 1 us each) and its objects.
-Above the 5000 ids of one IHAVE; 1 MiB of the shortest fields would be half a million."""
+"""Fields of any kind in one RPC: bounds decode time (about 1 us each) and memory. Above the 5000
+ids of one IHAVE; 1 MiB of the shortest fields would be half a million."""
 
 _REMEMBERED_MAX = 512
 _REMEMBERED_BYTES_MAX = 8 << 10
-"""Decoded RPCs kept, and the longest of them: what one peer tells a dozen others, each heartbeat,
-is read once by all who share a process."""
+"""Cached RPCs, and the largest of them. A peer sends the same RPC to a dozen others; nodes in one
+process decode it once."""
 
 TOPIC_BYTES_MAX = 128
 """A guess; ours are a run id in hex, a slash and a word."""
@@ -47,7 +46,7 @@ Field = tuple[int, int | bytes]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A peer entered (or left) a topic."""
+    """A peer subscribes to a topic, or unsubscribes."""
 
     subscribe: bool
     topic: str
@@ -55,7 +54,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class IHave:
-    """A peer can serve these messages of a topic."""
+    """A peer advertises messages of a topic."""
 
     topic: str
     message_ids: tuple[bytes, ...]
@@ -63,7 +62,7 @@ class IHave:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """A peer took us out of its mesh and asks for ``backoff_seconds`` of peace (0: not said)."""
+    """A peer removed us from its mesh, with a backoff in seconds (0: none named)."""
 
     topic: str
     backoff_seconds: int
@@ -80,7 +79,7 @@ class Rpc:
     graft: tuple[str, ...] = ()
     prune: tuple[Prune, ...] = ()
     fields_read: int = field(default=0, compare=False)
-    """How many fields, known or not, were read one by one to decode it."""
+    """Number of fields, known or not, that were read one by one to decode it."""
 
 
 class MalformedError(Exception):
@@ -88,7 +87,7 @@ class MalformedError(Exception):
 
 
 class FieldReader:
-    """Walks the fields of nested protobuf messages within one budget of fields."""
+    """Reader of nested protobuf messages with one budget of fields."""
 
     def __init__(self, fields_max: int = FIELDS_MAX) -> None:
         self._fields_left = fields_max
@@ -144,7 +143,7 @@ def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
 def uvarint(value: int) -> bytes:
     """Return the shortest varint of ``value``, which is not negative."""
     if value < 0x80:
-        return bytes((value,))  # as most are
+        return bytes((value,))  # most are
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -187,9 +186,9 @@ def encode_rpc(rpc: Rpc) -> bytes:
 
 
 def only_message(data: bytes) -> bytes | None:
-    """Return the one published message that an RPC consists of, None when it is anything else.
+    """Return the published message if an RPC consists of a single one, otherwise None.
 
-    Nearly every RPC of a busy swarm is one; ``decode_rpc`` would say the same and take longer.
+    Nearly every RPC of a busy swarm is one; ``decode_rpc`` gives the same result more slowly.
     """
     if not data or data[0] != _ONE_MESSAGE or len(data) > RPC_BYTES_MAX:
         return None
@@ -201,7 +200,7 @@ def only_message(data: bytes) -> bytes | None:
 
 
 RpcDecoder = Callable[[bytes], Rpc | Fault]
-"""``decode_rpc``, or what also tells somebody of it."""
+"""``decode_rpc``, or a wrapper that also reports the RPC."""
 
 
 def decode_rpc(data: bytes) -> Rpc | Fault:
@@ -238,11 +237,11 @@ def _decode_rpc(data: bytes) -> Rpc:
     )
 
 
-_remembered_rpc = lru_cache(maxsize=_REMEMBERED_MAX)(_decode_rpc)  # what raises is not kept
+_remembered_rpc = lru_cache(maxsize=_REMEMBERED_MAX)(_decode_rpc)  # exceptions are not cached
 
 
 class _Control:
-    """Collects control entries; a repeated control field merges, as protobuf says."""
+    """Collector of control entries; repeated control fields merge, as in protobuf."""
 
     def __init__(self, reader: FieldReader) -> None:
         self._reader = reader
@@ -300,9 +299,9 @@ class _Control:
 
 
 def _regular_ihave(data: bytes) -> tuple[bytes, list[bytes]] | None:
-    """Return topic and ids of an IHAVE as we write it, None when it looks different.
+    """Return topic and ids of an IHAVE in our own layout, otherwise None.
 
-    One topic and then ids of one length: cut without walking through the fields, ten times faster.
+    One topic and then ids of one length: sliced instead of read field by field, ten times faster.
     """
     if len(data) < 4 or data[0] != 1 << 3 | _LENGTH or data[1] > 0x7F:
         return None
@@ -369,20 +368,20 @@ _LENGTH_BYTES_MAX = 3
 
 
 def frame(rpc: bytes) -> bytes:
-    """Return ``rpc`` with its length before it."""
+    """Return ``rpc`` with its length prefix."""
     return uvarint(len(rpc)) + rpc
 
 
 class Deframer:
-    """Cuts a byte stream into frames; holds at most one unfinished frame."""
+    """Splits a byte stream into frames; holds at most one unfinished frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self.unfinished = False
-        """Whether a frame has begun and not ended."""
+        """True if a frame has begun and not ended."""
 
     def feed(self, data: bytes) -> list[bytes] | Fault:
-        """Return the frames that ``data`` completes; after a ``Fault`` the stream is useless."""
+        """Return the frames that ``data`` completes; after a ``Fault`` the stream is unusable."""
         if not self.unfinished and (single := _whole_frame(data)) is not None:
             return [single]
         self._buffer += data
@@ -401,7 +400,7 @@ class Deframer:
         return frames
 
     def _head(self, at: int) -> tuple[int, int] | None:
-        """Return length (or one over the limit) and start of a frame; None when that is cut off."""
+        """Return length (or one over the limit) and start of a frame; None if it is incomplete."""
         length = 0
         for index, byte in enumerate(self._buffer[at : at + _LENGTH_BYTES_MAX]):
             length |= (byte & 0x7F) << 7 * index
@@ -411,7 +410,7 @@ class Deframer:
 
 
 def _whole_frame(data: bytes) -> bytes | None:
-    """Return the one frame of less than 16 KiB that ``data`` is, as it mostly is, else None."""
+    """Return the frame if ``data`` is a single one below 16 KiB, the usual case, else None."""
     if len(data) < 2:
         return None
     length, start = data[0], 1

@@ -1,4 +1,4 @@
-"""A peer's bounded outbound queue: sending never waits, and what is dropped is chosen."""
+"""Bounded outbound queue of a peer: a push never blocks, and drops by priority."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ from protocol.gossipsub.events import Priority
 
 
 class SendQueue:
-    """Frames by priority; over a limit the oldest of the least important class leaves."""
+    """Frames by priority; over a limit the oldest of the least important class is dropped."""
 
     def __init__(self, frames_max: int, bytes_max: int) -> None:
         self._frames_max = frames_max
@@ -14,18 +14,18 @@ class SendQueue:
         self._lanes: dict[Priority, deque[bytes]] = {priority: deque() for priority in Priority}
         self._frames = 0
         self.size_bytes = 0
-        """Of the frames queued."""
+        """Bytes of the queued frames."""
 
     def __len__(self) -> int:
         return self._frames
 
     @property
     def crowded(self) -> bool:
-        """Half full or more: time for whoever can wait to wait."""
+        """True if the queue is at least half full, so that senders which can wait should."""
         return 2 * self._frames >= self._frames_max or 2 * self.size_bytes >= self._bytes_max
 
     def push(self, frame: bytes, priority: Priority) -> int:
-        """Queue ``frame`` and return how many frames were dropped, perhaps itself among them."""
+        """Queue ``frame`` and return the number of dropped frames, possibly including it."""
         self._lanes[priority].append(frame)
         self._frames += 1
         self.size_bytes += len(frame)

@@ -1,1 +1,1 @@
-"""What became of every rollout: commits, outcomes, versions, and the demand that follows."""
+"""Commits, their outcomes, policy versions, worker statistics and backpressure."""

@@ -1,7 +1,7 @@
-"""What the trainer may learn from next, and whether workers should make more: back-pressure.
+"""Backpressure: usable rollouts for the trainer, and the backlog that limits the workers.
 
-Every node computes the same from the ledger, so there is no queue and nobody who hands out work.
-Rollouts that evaluate a version are left out of both: no version learns from them.
+Every node computes the same from the ledger, so there is no queue and no scheduler. Evaluation
+rollouts are excluded from both, because no version learns from them.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from protocol.run.manifest import RunManifest
 
 
 class Backpressure:
-    """The commits that are certified or may still be, and that no version has learned from."""
+    """Commits that are certified or may still be, and that no version has learned from."""
 
     def __init__(self, manifest: RunManifest, chain: Chain) -> None:
         self._manifest = manifest
@@ -29,7 +29,7 @@ class Backpressure:
         )
 
     def file(self, entry: Entry) -> None:
-        """Follow a change of state or training of a commit that the ledger holds."""
+        """Update a commit of the ledger after a change of its state or training."""
         awaited = entry.state is CommitState.COMMITTED and entry.timely
         done = entry.state is CommitState.CERTIFIED
         if (awaited or done) and entry.trained_in is None and not self._is_evaluation(entry):
@@ -41,22 +41,22 @@ class Backpressure:
         return is_evaluation(self._manifest, entry.version, entry.commit.message.slot)
 
     def forget(self, commit: Digest) -> None:
-        """Leave a commit out."""
+        """Remove a commit."""
         self._unlearned.pop(commit, None)
 
     def is_current(self, entry: Entry) -> bool:
-        """Return whether the next version, or the ones after it, may learn from such a commit."""
+        """Return whether the next version or a later one may learn from such a commit."""
         if entry.version < self._chain.version - self._async_level:
             return False
         checkpoint = self._chain.get(entry.version)
         return checkpoint is None or checkpoint.digest == entry.commit.message.checkpoint
 
     def awaited(self, entries: Iterable[Entry]) -> set[Digest]:
-        """Return those that a version which has not come yet may have learned from.
+        """Return the commits that a version which is still missing may have learned from.
 
-        They are the certified ones, oldest first as trainers take them: as many as the versions
-        that may learn from one policy take, and as workers make ahead. Without them nobody could
-        take a version that has reached nobody until its batch was old.
+        They are the certified ones, oldest first, in the order of trainers: as many as the versions
+        within ``async_level`` of a policy take, and as workers produce ahead. Without them no node
+        could accept a version that it first receives after its batch has expired.
         """
         certified, current = CommitState.CERTIFIED, self.is_current
         waiting = [
@@ -82,10 +82,10 @@ class Backpressure:
     def backlog(
         self, epoch: int, workers: Mapping[PeerId, WorkerStats], slashed: Callable[[PeerId], bool]
     ) -> int:
-        """Return how many fresh commits are certified or on their way and not learned from.
+        """Return the number of fresh commits that are certified or pending and not learned from.
 
-        Fresh: one that the trainer cannot use, why ever, must not hold up the workers for good.
-        Without an outcome it counts as far as its worker is known to deliver.
+        Only fresh ones count, so that commits which the trainer cannot use never stall the workers.
+        Pending commits count up to the credit of their worker.
         """
         oldest = epoch - self._manifest.committee.expire_after_epochs
         certified, done, waiting = 0, CommitState.CERTIFIED, Counter[PeerId]()

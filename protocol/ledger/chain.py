@@ -1,9 +1,10 @@
-"""The versions that this node has taken, and which one may come next.
+"""Chain of accepted versions, and the rules for the next one.
 
-A version number belongs to the first trainer that published it. A trainer's word alone replaces the
-newest version only, in a later term, and only when the leader that published it is gone: perhaps
-the next one never heard of it, or nobody can load it. Terms rise by at most the number of trainers
-at a time, so nobody can use them up. Other branches are the validators' to decide (``branches``).
+A version number belongs to the first trainer that published it. A trainer alone can replace the
+newest version only, in a later term, and only if the leader that published it is gone. The next
+leader may have missed that version, or no node can load it. A term exceeds the one before by at
+most the number of trainers, so terms cannot be exhausted. The validators decide between other
+branches (``fork_choice``).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,30 +16,30 @@ from protocol.messages import CheckpointManifest, Signed
 from protocol.run.manifest import RunManifest
 
 TERM_MAX = 2**52
-"""Whatever the trainers do, a later term still fits into a message."""
+"""Bound on terms: a later term always fits into a message."""
 
 IsLive = Callable[[PeerId], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """A version that was taken, and when that was, in unix seconds."""
+    """An accepted version and the time of its acceptance, in unix seconds."""
 
     manifest: Signed[CheckpointManifest]
     taken_at: float = float("-inf")
 
 
 class Chain:
-    """The versions by number, and the commits that they learned from."""
+    """Accepted versions by number, and the commits that they learned from."""
 
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest = manifest
         self._trainers = len(manifest.genesis.trainers)
         self.checkpoints: list[CheckpointEntry] = []
         self.learned: dict[Digest, int] = {}
-        """Commit to the version that learned from it."""
+        """Version that learned from each commit."""
         self._places: dict[bytes, int] = {b"": -1}
-        """Digest of a manifest to its version; what version 0 names as its parent is before it."""
+        """Version of each manifest digest; the parent of version 0 is version -1."""
 
     @property
     def head(self) -> Signed[CheckpointManifest] | None:
@@ -47,7 +48,7 @@ class Chain:
 
     @property
     def version(self) -> int:
-        """The newest version, -1 before the first."""
+        """Newest version, -1 before the first."""
         return len(self.checkpoints) - 1
 
     def get(self, version: int) -> Signed[CheckpointManifest] | None:
@@ -56,11 +57,11 @@ class Chain:
         return self.checkpoints[version].manifest if known else None
 
     def place(self, digest: bytes) -> int | None:
-        """Return the version whose manifest has this digest; -1 stands for "before the first"."""
+        """Return the version with this manifest digest, or -1 for the parent of version 0."""
         return self._places.get(digest)
 
     def append(self, entry: CheckpointEntry) -> None:
-        """Add the next version."""
+        """Append the next version."""
         message = entry.manifest.message
         assert message.version == len(self.checkpoints)
         self.checkpoints.append(entry)
@@ -68,7 +69,7 @@ class Chain:
         self.learned.update((Digest(commit), message.version) for commit in message.batch)
 
     def cut(self, version: int) -> list[Signed[CheckpointManifest]]:
-        """Take back ``version`` and what came after it; their commits are learned from no more."""
+        """Remove ``version`` and all later ones; their commits count as not learned from."""
         gone = [entry.manifest for entry in self.checkpoints[version:]]
         for manifest in gone:
             del self._places[manifest.digest]
@@ -78,7 +79,7 @@ class Chain:
         return gone
 
     def form_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
-        """Check what can be told without knowing any other version."""
+        """Check a version without knowing any other version."""
         message = manifest.message
         if not self._manifest.is_trainer(manifest.signer):
             return Fault(FaultCode.NOT_A_TRAINER)
@@ -95,17 +96,17 @@ class Chain:
         return None
 
     def branch_fault(self, branch: Sequence[Signed[CheckpointManifest]]) -> Fault | None:
-        """Check consecutive versions whose first one has its parent in this chain."""
+        """Check consecutive versions; the parent of the first must be in this chain."""
         start = branch[0].message.version
         if self._places[branch[0].message.parent] != start - 1:
-            return Fault(FaultCode.WRONG_PARENT, "it is not of the version before")
+            return Fault(FaultCode.WRONG_PARENT, "its parent is not the version before")
         parent = self.get(start - 1)
         term = 0 if parent is None else parent.message.term
         learned: dict[bytes, None] = {}
         for version, manifest in enumerate(branch, start):
             message = manifest.message
             if message.version != version:
-                return Fault(FaultCode.WRONG_PARENT, "it is not of the version before")
+                return Fault(FaultCode.WRONG_PARENT, "its parent is not the version before")
             if message.term < term:
                 return Fault(FaultCode.OLD_TERM, f"term {message.term} after {term}")
             term = message.term
@@ -116,7 +117,7 @@ class Chain:
         return None
 
     def takes_word_for(self, manifest: Signed[CheckpointManifest], is_live: IsLive) -> Fault | bool:
-        """Return whether its trainer's word makes this the newest version; its parent is here."""
+        """Tell whether the trainer alone can make this the newest version; its parent is known."""
         message = manifest.message
         known = self.get(message.version)
         before = known or self.get(message.version - 1)
@@ -124,7 +125,7 @@ class Chain:
         if known is not None and message.term == term:
             return Fault(FaultCode.VERSION_REUSED, f"version {message.version}")
         if message.term > term + self._trainers:
-            # Or we have missed what is between them: the validators will tell.
+            # Or we missed the versions between: the validators' records will show it.
             return Fault(FaultCode.TERM_JUMP, f"term {message.term} after {term}")
         if known is None:
             return True

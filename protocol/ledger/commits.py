@@ -1,8 +1,7 @@
-"""A commit with its outcome, and what a commit must look like to be taken.
+"""Commits with their outcomes, the limits of a valid commit, and the slots of each worker.
 
-Which slots workers have used: for each checkpoint a worker commits to slot 0, 1, 2, … in order.
-
-When a later term supersedes a version, its slots begin again: the assignments are others.
+For each checkpoint a worker commits to slots 0, 1, 2, … in order. When a later term supersedes a
+version, its slots begin again, because the assignments change.
 """
 
 import math
@@ -19,11 +18,11 @@ from protocol.rollout.statistics import Sums
 from protocol.run.manifest import RunManifest
 
 EPOCHS_AHEAD_MAX = 2
-"""A commit may claim an epoch this far ahead of ours: clock skew, not a choice."""
+"""A commit's epoch may exceed ours by this much, for clock skew."""
 
 
 class CommitState(StrEnum):
-    """Where a commit stands."""
+    """Outcome of a commit."""
 
     COMMITTED = "committed"
     CERTIFIED = "certified"
@@ -33,7 +32,7 @@ class CommitState(StrEnum):
 
 @dataclass(slots=True)
 class Entry:
-    """A commit and what became of it."""
+    """A commit and its outcome."""
 
     commit: Signed[RolloutCommit]
     state: CommitState = CommitState.COMMITTED
@@ -41,25 +40,25 @@ class Entry:
     reason: str = ""
     trained_in: int | None = None
     measured: Sums | None = None
-    """What the verdicts of its certificate agree on, if anything was measured."""
+    """Statistics that the verdicts of its certificate agree on, if anything was measured."""
     timely: bool = True
-    """Whether it came while its author could not know yet who would check it, and what of it; and
-    its key had been there before its problems."""
+    """False for a commit that arrived late or has a too recent key. Its author could have known its
+    committee or its problems in advance."""
     epoch: int = field(init=False)
     version: int = field(init=False)
-    """Of the commit: read at every look at what waits, and a field of a message costs ten times as
-    much to read."""
+    """Copies of the commit's fields: reading a field of a message costs ten times as much."""
 
     def __post_init__(self) -> None:
-        """Copy what is read most."""
+        """Copy the fields that are read most."""
         message = self.commit.message
         self.epoch, self.version = message.epoch, message.version
 
     def is_outranked_by(self, certificate: Certificate) -> bool:
-        """Return whether a checked certificate takes the place of the outcome that is here.
+        """Return whether a valid certificate replaces the outcome held here.
 
-        Two may contradict each other, if a few validators collude. The larger committee's counts
-        more, and of two equal ones the rejection: the same outcome everywhere, in whatever order.
+        A few colluding validators can produce two that contradict each other. The larger
+        committee's certificate wins, and between equal ones the rejection: the same outcome on
+        every node, in any order.
         """
         known = self.certificate
         return known is None or _rank(known.message) < _rank(certificate)
@@ -70,16 +69,16 @@ def _rank(certificate: Certificate) -> tuple[bool, bool]:
 
 
 def window_epochs(manifest: RunManifest) -> int:
-    """Return for how many epochs after its own a commit may be announced: the way, and the clocks.
+    """Return for how many epochs after its own a commit may be announced: latency and clock skew.
 
-    Its committee is drawn with the randomness of the epoch after it: whoever may date a commit back
-    waits for a draw that it likes.
+    The beacon of the next epoch draws its committee. A worker that could backdate a commit would
+    wait for a committee that it likes.
     """
     return 1 + math.ceil(CLOCK_SKEW_SECONDS_MAX / manifest.epochs.seconds)
 
 
 class CommitRules:
-    """The limits that a run's manifest sets to its commits."""
+    """Limits that a run's manifest sets for commits."""
 
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest = manifest
@@ -99,7 +98,7 @@ class CommitRules:
         epoch: int,
         checkpoint: Signed[CheckpointManifest] | None,
     ) -> Fault | None:
-        """Check a commit in our ``epoch``; ``checkpoint`` is its version's, if that is here."""
+        """Check a commit in our ``epoch``; ``checkpoint`` is its version's manifest, if known."""
         message = commit.message
         if not self._manifest.admits_worker(commit.signer):
             return Fault(FaultCode.NOT_ADMITTED)
@@ -112,12 +111,12 @@ class CommitRules:
         if checkpoint is not None and checkpoint.digest != message.checkpoint:
             return Fault(FaultCode.WRONG_CHECKPOINT)
         if (message.slot == 0) != (message.previous == b""):
-            return Fault(FaultCode.SLOT_ORDER, "slot 0 and no other has no predecessor")
+            return Fault(FaultCode.SLOT_ORDER, "only slot 0 has no predecessor")
         return None
 
 
 def agreed_reason(verdicts: Sequence[Verdict]) -> str:
-    """Return what most verdicts give as reason; ties by the alphabet."""
+    """Return the reason that most verdicts give; ties go to the first in the alphabet."""
     reasons = sorted(verdict.reason for verdict in verdicts)
     return max(reasons, key=reasons.count, default="")
 
@@ -131,19 +130,19 @@ def _key(commit: Signed[RolloutCommit]) -> _Key:
 
 
 class SlotTable:
-    """The first commit that was seen for each slot."""
+    """First commit seen for each slot."""
 
     def __init__(self) -> None:
         self._used: dict[_Key, dict[int, Digest]] = {}
 
     def take(self, commit: Signed[RolloutCommit]) -> Digest | None:
-        """Note a commit; return the other one that had its slot before, if there is one."""
+        """Record a commit; return the other commit that already uses its slot, if any."""
         slots = self._used.setdefault(_key(commit), {})
         first = slots.setdefault(commit.message.slot, commit.digest)
         return None if first == commit.digest else first
 
     def follows(self, commit: Signed[RolloutCommit]) -> bool:
-        """Return whether the commit of the slot before is here, and is the one that is named."""
+        """Return whether the commit that this one names as predecessor is known."""
         slots, slot = self._used.get(_key(commit), {}), commit.message.slot
         return slot == 0 or slots.get(slot - 1) == commit.message.previous
 
@@ -153,7 +152,7 @@ class SlotTable:
         return slots.get(max(slots, default=0)) == commit.digest
 
     def after_last(self, worker: PeerId, version: int, checkpoint: bytes) -> tuple[int, bytes]:
-        """Return the slot that ``worker`` must use next, and the digest of the one before it."""
+        """Return the worker's next slot and the digest of the commit before it."""
         slots = self._used.get((worker, version, checkpoint), {})
         if not slots:
             return 0, b""
@@ -161,5 +160,5 @@ class SlotTable:
         return last + 1, slots[last]
 
     def forget(self, is_needed: Callable[[PeerId, int, bytes], bool]) -> None:
-        """Keep the slots of the checkpoints that are needed by a worker, forget the others."""
+        """Keep the slots of the checkpoints that a worker still needs, forget the others."""
         self._used = {key: slots for key, slots in self._used.items() if is_needed(*key)}

@@ -1,18 +1,19 @@
-"""Versions that this node cannot take by itself: what waits, and what the validators vouch for.
+"""Fork choice: pending versions, and the branch that the validators support.
 
-A version waits here while its parent or the outcome of a commit that it learned from has not come
-(to a newcomer those of old batches never do: everyone has forgotten them), or while it would
-replace versions that its trainer's word alone does not replace. Each validator's record names the
-newest version that it has taken itself. A version that more than half of the live ones have taken,
-and at least as many of them as a committee needs, is taken with all that comes before it.
+A version is pending while its parent is missing, or the outcome of a commit in its batch. A node
+that joins late never learns the outcomes of old batches, because every node has forgotten them. A
+version is also pending if it would replace versions that its trainer alone cannot replace.
 
-So are two parts of a healed swarm united, each of which had gone on alone. Where neither has more
-than half of the validators, what counts after some patience is which of the two more have taken,
-and then which one's first own version has the later term. What replaces nothing of ours is taken
-after the same patience when fewer contradict it than have taken it: or validators that come back
-together would wait for each other for ever.
+Each validator's record names the newest version that it has accepted itself. A node adopts a
+version with all its ancestors if more than half of the live validators, and at least a committee's
+minimum, have accepted it. Two partitions that went on alone are reunited this way.
 
-A record that is older than our own branch says nothing: its author may not have heard of ours.
+If no branch has more than half of the validators, a node waits for some time. Then the branch with
+more validators wins, and at equality the one with the later term in its first version. A branch
+that replaces nothing of ours needs only more validators for it than against it after that wait.
+Otherwise restarted validators would wait for each other forever.
+
+A record older than our own branch is ignored: its author may not have received our branch.
 """
 
 from collections import Counter
@@ -25,28 +26,29 @@ from protocol.messages.pending import PendingPool
 from protocol.run.recipe import VERSIONS_MAX
 
 VERSIONS_WAITING_MAX = 2 * VERSIONS_MAX
-"""A newcomer holds the whole chain here until it is vouched for; whoever floods the table has more
-in it than an honest trainer, and displaces itself. About 2 KB each, 25 with the largest batches."""
+"""Capacity: a node that joins late holds the whole chain here until validators support it. A
+flooding trainer displaces only its own entries, because it has the most. About 2 KB each, 25 KB
+with the largest batches."""
 
 Branch = list[Signed[CheckpointManifest]]
 
 
 class ForkChoice(PendingPool):
-    """The versions that wait, seen from a chain of those that were taken."""
+    """Pending versions, relative to the chain of accepted versions."""
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(VERSIONS_WAITING_MAX, "versions_waiting")
         self._chain = chain
 
     def candidates(self) -> Branch:
-        """Return what may be taken by its trainer's word: children of the head, or beside it."""
+        """Return the versions that a trainer alone may add: children and siblings of the head."""
         head = self._chain.head
         parents = (b"",) if head is None else (head.digest, head.message.parent)
         return [item for item in self._manifests() if item.message.parent in parents]
 
     @property
     def forked(self) -> bool:
-        """Whether a version waits whose parent is neither here nor taken."""
+        """True if the parent of a pending version is neither accepted nor pending."""
         return any(
             self._chain.place(item.message.parent) is None
             and Digest(item.message.parent) not in self
@@ -55,17 +57,17 @@ class ForkChoice(PendingPool):
 
     @property
     def behind(self) -> bool:
-        """Whether something waits that would lead further than the newest version taken."""
+        """True if a pending version is newer than the newest accepted one, or lacks its parent."""
         newest = self._chain.version
         return any(item.message.version > newest for item in self._manifests()) or self.forked
 
     def vouched(
         self, records: Sequence[Signed[NodeRecord]], names_min: int, waiting_since: float
     ) -> Branch:
-        """Return the branch to take as a whole, empty when there is none.
+        """Return the branch to adopt, or an empty one.
 
-        ``records`` are those of all live validators, of which at least ``names_min`` must name it;
-        a branch that has waited since ``waiting_since`` needs fewer.
+        ``records`` are those of all live validators. A majority has at least ``names_min`` of them;
+        a branch pending since ``waiting_since`` may have less support.
         """
         support = self._support(records)
         majority = max(names_min, len(records) // 2 + 1)
@@ -78,7 +80,7 @@ class ForkChoice(PendingPool):
         return branch if waited and self._prevails(branch, support, records, names_min) else []
 
     def _support(self, records: Sequence[Signed[NodeRecord]]) -> Counter[Digest]:
-        """Count for each version that waits who names it or one that comes after it."""
+        """Count, for each pending version, the validators that name it or a descendant."""
         named = dict.fromkeys(Digest(record.message.checkpoint) for record in records)
         branches = {digest: self._branch(digest) for digest in named}
         names = Counter(
@@ -99,7 +101,7 @@ class ForkChoice(PendingPool):
         records: Sequence[Signed[NodeRecord]],
         names_min: int,
     ) -> bool:
-        """Return whether fewer validators name our own branch, or what nobody has shown us yet."""
+        """Return whether more validators support this branch than our own or an unknown one."""
         first, names = branch[0], support[branch[-1].digest]
         against = sum(self._is_against(record, first.message.version) for record in records)
         rival = self._chain.get(first.message.version)
@@ -121,7 +123,7 @@ class ForkChoice(PendingPool):
         return [manifest for manifest, _ in self.entries.values()]
 
     def _branch(self, digest: Digest) -> Branch:
-        """Return the waiting versions from our chain to this one; empty when there is a gap."""
+        """Return the pending versions from our chain to this one; empty if there is a gap."""
         branch: Branch = []
         while digest in self:
             manifest, _ = self.entries[digest]
@@ -130,6 +132,6 @@ class ForkChoice(PendingPool):
         return branch[::-1] if self._chain.place(digest) is not None else []
 
     def _is_newer(self, record: Signed[NodeRecord], first: Signed[CheckpointManifest]) -> bool:
-        """Return whether a record was made when our own version in place of ``first`` was known."""
+        """Return whether a record is newer than our own version in the place of ``first``."""
         rivals = self._chain.checkpoints[first.message.version :]
         return not rivals or record.message.issued_at >= rivals[0].taken_at

@@ -1,9 +1,9 @@
-"""What became of every rollout: commits, certificates and the versions that learned from them.
+"""Ledger of all rollouts: commits, certificates and the versions that learned from them.
 
-A grow-only set of signed messages and its pure consequences, the same on every node that holds the
-same messages, in whatever order they came. Nothing here draws committees: a certificate that comes
-in has been checked (``replica``). Of two certificates that contradict each other one always wins
-(``Entry.is_outranked_by``); a version that learned from what is rejected later stays a version.
+A grow-only set of signed messages and its pure consequences: the same on every node that holds the
+same messages, in any order. The ledger draws no committees: ``replica`` has checked each
+certificate before. Between two contradicting certificates the same one always wins
+(``Entry.is_outranked_by``). A version that learned from a commit rejected later remains valid.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from protocol.rollout.statistics import agreed
 from protocol.run.manifest import RunManifest
 
 COMMITS_IN_FLIGHT_MAX = 16
-"""Commits of one worker that may wait for an outcome; it bounds what a liar can make us do. Workers
-hold themselves to far fewer (``roles.inference``): a certificate takes a while to reach all."""
+"""Maximum pending commits of one worker; it bounds the work that a cheating worker causes. Honest
+workers stay far below (``roles.inference``): a certificate takes time to reach all nodes."""
 
 SHARE_VERSIONS = 4
-"""Whose batches tell what each worker delivers; a guess."""
+"""Number of newest versions with the batches that measure a worker's share; a guess."""
 
 
 class Ledger:
-    """The state machine; every ``offer_*`` either changes it or says why not."""
+    """The state machine; every ``offer_*`` either changes it or returns a reason."""
 
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest = manifest
@@ -42,15 +42,15 @@ class Ledger:
         self.totals = WorkerStats()
         self._workers = WorkerTable()
         self.kept: dict[Digest, Entry] = {}
-        """Commits that ``entries`` has forgotten and a restart could not do without."""
+        """Commits dropped from ``entries`` that a restart still needs."""
         self._slots = SlotTable()
         self._in_flight: dict[PeerId, dict[Digest, None]] = {}
         self.epoch = 0
         self._decisions, self._decided_in = Decisions(), (-1, 0, 0, 0)
         self._tidied: tuple[int, int] | None = None
-        """Epoch and number of versions when old commits and slots were last forgotten."""
+        """Epoch and version count at the last cleanup of old commits and slots."""
         self.policy_lag_max = 0
-        """Largest age, in versions, of a policy whose rollout a version has learned from."""
+        """Largest age of a policy, in versions, when a version learned from its rollouts."""
         self.tables: tuple[Table, ...] = (
             SizeGauge("in_flight", COMMITS_IN_FLIGHT_MAX, self._most_in_flight),
             SizeGauge("uncertified_workers", UNCERTIFIED_MAX, lambda: self._workers.uncertified),
@@ -59,7 +59,7 @@ class Ledger:
 
     @property
     def workers(self) -> dict[PeerId, WorkerStats]:
-        """What became of the commits of each worker that is remembered."""
+        """Statistics of each remembered worker."""
         return self._workers.counts
 
     @property
@@ -69,7 +69,7 @@ class Ledger:
 
     @property
     def checkpoints(self) -> list[CheckpointEntry]:
-        """The versions that were taken, by number."""
+        """Accepted versions by number."""
         return self._chain.checkpoints
 
     @property
@@ -79,11 +79,11 @@ class Ledger:
 
     @property
     def version(self) -> int:
-        """The newest version, -1 before the first."""
+        """Newest version, -1 before the first."""
         return self._chain.version
 
     def is_taken(self, checkpoint: bytes) -> bool:
-        """Return whether the version with this manifest is one of ours."""
+        """Return whether the version with this manifest is accepted."""
         return self._chain.place(checkpoint) is not None
 
     def checkpoint(self, version: int) -> Signed[CheckpointManifest] | None:
@@ -98,10 +98,10 @@ class Ledger:
         anti_entropy: bool = False,
         counts: bool = True,
     ) -> Fault | bool:
-        """Take a commit in our ``epoch``; False when it is known or no longer news.
+        """Accept a commit in our ``epoch``; False if it is known or expired.
 
-        A late one is taken by ``anti_entropy`` only, and not judged, but may get an outcome; so is
-        one whose worker does not count yet.
+        A late commit, or one of a worker that does not count yet, is accepted only through
+        ``anti_entropy``: it is not checked here, but may get an outcome.
         """
         if commit.digest in self.entries:
             return False
@@ -118,7 +118,7 @@ class Ledger:
         return True
 
     def restore_commit(self, commit: Signed[RolloutCommit]) -> None:
-        """Take back a commit that was accepted before a restart, whatever else waited then."""
+        """Restore a commit accepted before a restart, regardless of the pending limit."""
         message = commit.message
         fault = self._rules.fault(commit, message.epoch, self.checkpoint(message.version))
         if fault is None and commit.digest not in self.entries:
@@ -130,25 +130,25 @@ class Ledger:
         entry = Entry(commit, trained_in=learned, timely=timely)
         self.entries[commit.digest] = entry
         if (first := self._slots.take(commit)) is not None:
-            # Both are kept, and both travel: every node must come to the same outcomes.
+            # Both are kept and forwarded: every node must reach the same outcomes.
             self.forks[worker] = (first, commit.digest)
         self._in_flight.setdefault(worker, {})[commit.digest] = None
         self._demand.file(entry)
         if commit.message.epoch < self.epoch or not self._demand.is_current(entry):
-            self._tidied = None  # else tidying now would leave it alone
+            self._tidied = None  # otherwise the next cleanup would skip it
         for counts in self._counts(worker):
             counts.committed += 1
             counts.trained += entry.trained_in is not None
 
     def predecessor_known(self, commit: Signed[RolloutCommit]) -> bool:
-        """Return whether the commit of the slot before is here, so that order is proven.
+        """Return whether the commit of the previous slot is known, which proves the order.
 
-        Not asked when a commit is taken: what a node holds must not depend on which came first.
+        Not a condition of acceptance: the state must not depend on the order of arrival.
         """
         return self._slots.follows(commit)
 
     def next_slot(self, worker: PeerId, version: int) -> tuple[int, bytes]:
-        """Return the slot that ``worker`` must use next, and the digest of the one before it."""
+        """Return the worker's next slot and the digest of the commit before it."""
         checkpoint = self.checkpoint(version)
         current = b"" if checkpoint is None else checkpoint.digest
         return self._slots.after_last(worker, version, current)
@@ -159,21 +159,22 @@ class Ledger:
         return [self.entries[key] for one in workers for key in self._in_flight.get(one, {})]
 
     def in_flight(self, worker: PeerId) -> int:
-        """Return how many commits of ``worker`` wait for an outcome."""
+        """Return the number of pending commits of ``worker``."""
         return len(self._in_flight.get(worker, {}))
 
     @property
     def unsettled(self) -> dict[PeerId, int]:
-        """How many commits of each worker wait for an outcome."""
+        """Number of pending commits of each worker."""
         return {worker: len(waiting) for worker, waiting in self._in_flight.items()}
 
     def _most_in_flight(self) -> int:
         return max(map(len, self._in_flight.values()), default=0)
 
     def slashed(self, worker: PeerId) -> bool:
-        """Return whether a proven lie, or two commits for one slot, ended a worker's standing.
+        """Return whether a worker is slashed: a slashable offence, or two commits for one slot.
 
-        Nobody checks what it commits to then, but all take it: some may have heard it before.
+        Its commits are no longer checked, but still accepted: some nodes may have received them
+        before.
         """
         return self._manifest.credit.slash and self._workers.is_guilty(worker)
 
@@ -183,11 +184,11 @@ class Ledger:
         return [one for key, one in self.kept.items() if is_proof(one.commit.signer, key)]
 
     def was_judged(self, worker: PeerId, version: int) -> bool:
-        """Return whether a committee has judged ``worker`` for a version, or an older one."""
+        """Return whether a committee has judged ``worker`` for ``version`` or an older one."""
         return self._workers.was_judged(worker, version)
 
     def decisions(self) -> Decisions:
-        """Return the rollouts with a certificate, sorted once for each change of outcomes."""
+        """Return the certified and rejected rollouts, sorted once per change of outcomes."""
         totals = self.totals
         state = self.epoch, totals.certified, totals.rejected, len(self.entries)
         if state != self._decided_in:
@@ -200,7 +201,7 @@ class Ledger:
     def offer_certificate(
         self, certificate: Signed[Certificate], verdicts: Sequence[Verdict]
     ) -> bool:
-        """Take a checked certificate of a commit that is here; False when another outranks it."""
+        """Accept a checked certificate of a known commit; False if a known one outranks it."""
         entry = self.entries[Digest(certificate.message.commit)]
         if not entry.is_outranked_by(certificate.message):
             return False
@@ -217,11 +218,11 @@ class Ledger:
     def offer_checkpoint(
         self, manifest: Signed[CheckpointManifest], now: float, is_live: IsLive
     ) -> Fault | bool:
-        """Take a version on its trainer's word; False when it is known or has to wait.
+        """Accept a version on its trainer's signature; False if it is known or must wait.
 
-        It has to wait for its parent and for the outcomes of all commits that it learned from;
-        ``is_live`` tells whether the leader that it would replace is here. Who takes it knows those
-        commits, so nobody honest takes one that learned from a policy that was too old.
+        It waits for its parent and for the outcomes of all commits in its batch. ``is_live`` tells
+        whether the leader that it would replace is live. A node that accepts it knows those
+        commits, so no honest node accepts a version that learned from a policy that was too old.
         """
         taken = self._fits(manifest)
         if taken is True:
@@ -234,19 +235,19 @@ class Ledger:
         return True
 
     def adopt(self, branch: Sequence[Signed[CheckpointManifest]], now: float) -> Fault | None:
-        """Take a branch that the validators vouch for, and leave our own one if there is one."""
+        """Adopt a branch that the validators support, and drop our own one if it differs."""
         fault = self._chain.branch_fault(branch)
         if fault is None:
             self._take_versions(branch, now)
         return fault
 
     def restore_checkpoint(self, manifest: Signed[CheckpointManifest]) -> None:
-        """Take back a version that was taken before a restart: by then nobody doubted it."""
+        """Restore a version accepted before a restart; its batch is not checked again."""
         if self._fits(manifest) is True:
             self._take_versions([manifest], float("-inf"))
 
     def _fits(self, manifest: Signed[CheckpointManifest]) -> Fault | bool:
-        """Check a version and its place; False when it is known or its parent is not."""
+        """Check a version and its parent; False if it is known or its parent is not."""
         fault = self._chain.form_fault(manifest)
         if fault is not None:
             return fault
@@ -255,7 +256,7 @@ class Ledger:
         return self._chain.branch_fault([manifest]) or True
 
     def _batch_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
-        """Check the commits of a batch that are here: of young policies, and none evaluates one."""
+        """Check the known commits of a batch: policies recent enough, and no evaluation."""
         oldest = manifest.message.version - 1 - self._manifest.grpo.async_level
         for commit in manifest.message.batch:
             entry = self._known(Digest(commit))
@@ -284,14 +285,14 @@ class Ledger:
         for entry in self.open_entries():
             checkpoint = entry.commit.message.checkpoint
             if checkpoint in gone or checkpoint != taken.get(entry.version, checkpoint):
-                self._expire(entry)  # nobody on this chain can check it
+                self._expire(entry)  # no node on this chain can check it
         for manifest in branch:
             self._chain.append(CheckpointEntry(manifest, now))
             self._note_training(manifest, manifest.message.version)
 
     @property
     def trained_on_rejected(self) -> list[Entry]:
-        """The commits that a version has learned from and that are rejected, perhaps afterwards."""
+        """Commits that a version has learned from and that are rejected, perhaps later."""
         return [
             entry
             for entry in (*self.kept.values(), *self.entries.values())
@@ -299,7 +300,7 @@ class Ledger:
         ]
 
     def _note_training(self, manifest: Signed[CheckpointManifest], version: int | None) -> None:
-        """Note which version has learned from a batch, None when it is taken back."""
+        """Record which version learned from a batch; None: it was removed."""
         for commit in map(Digest, manifest.message.batch):
             if (entry := self._known(commit)) is None:
                 continue
@@ -312,10 +313,10 @@ class Ledger:
             for counts in self._counts(entry.commit.signer):
                 counts.trained += -1 if version is None else 1
 
-    # Time and demand
+    # Time and backpressure
 
     def advance(self, epoch: int) -> None:
-        """Expire commits that waited too long and forget old ones."""
+        """Expire commits that waited too long, and forget old ones."""
         rules = self._manifest.committee
         self.epoch = epoch
         oldest = epoch - rules.expire_after_epochs
@@ -342,7 +343,7 @@ class Ledger:
             self._change(entry, CommitState.EXPIRED)
 
     def _change(self, entry: Entry, state: CommitState, reason: str = "") -> None:
-        """Give a commit an outcome, and change everything that counts them with it."""
+        """Set the outcome of a commit and update all statistics."""
         waiting = self._in_flight.get(entry.commit.signer, {})
         waiting.pop(entry.commit.digest, None)
         if not waiting:
@@ -361,7 +362,7 @@ class Ledger:
         return proof or (self._demand.is_current(entry) and self._slots.is_last(entry.commit))
 
     def _forget_slots(self) -> None:
-        """Forget the slots of old versions, and of those that were superseded or never came."""
+        """Forget the slots of old versions, and of superseded or missing ones."""
         oldest = max(0, (newest := self.version) - 4 * self._manifest.shardcast.versions_kept)
         known = {(n, self.checkpoints[n].manifest.digest) for n in range(oldest, newest + 1)}
         awaited = {
@@ -376,17 +377,17 @@ class Ledger:
         return self._demand.usable()
 
     def backlog(self) -> int:
-        """Return how many fresh commits are certified or on their way and not learned from."""
+        """Return the number of fresh commits that are certified or pending and not learned from."""
         return self._demand.backlog(self.epoch, self.workers, self.slashed)
 
     def wanted(self) -> int:
-        """Return how many rollouts all workers should make now: back-pressure without a queue."""
+        """Return the number of rollouts that all workers should make now, from the backlog."""
         grpo = self._manifest.grpo
         backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
         return max(0, backlog_max - self.backlog()) if self.version < grpo.steps else 0
 
     def share(self, worker: PeerId) -> float:
-        """Return which part of what the last versions learned from is of ``worker``."""
+        """Return a worker's share of the commits in the newest versions' batches."""
         versions = self.checkpoints[-SHARE_VERSIONS:]
         commits = [commit for entry in versions for commit in entry.manifest.message.batch]
         known = map(self._known, map(Digest, commits))

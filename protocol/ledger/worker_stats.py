@@ -1,8 +1,6 @@
-"""What became of the commits of one worker, or of all of them, in numbers.
+"""Statistics of workers: commits by outcome, measured rollouts, and evidence of faults.
 
-The rollouts with a certificate, by worker, and what they say of the run's thresholds.
-
-What a ledger remembers of workers, and of how many: keys are free, and each may commit.
+Memory is bounded: keys are free, and each may commit.
 """
 
 from collections import Counter
@@ -18,21 +16,21 @@ from protocol.rollout.fit import Decided, Fit, fit_of
 from protocol.run.recipe import ToplocSection
 
 CREDIT_MAX = 8
-"""Unsettled commits of one worker that hold back the others: as many as an honest one has. Half of
-what a ledger takes, because the certificates of some are still on their way to others. A guess."""
+"""Pending commits of one worker that count as backlog: as many as an honest worker has. Half of the
+ledger's limit, because some certificates have not arrived everywhere. A guess."""
 
 
 HALF_LIFE_EPOCHS = 1440
-"""After which work counts half as much, in standing: a day of epochs of a minute. A guess: a worker
-that was away for a night comes back to its place, one that was away for a week does not."""
+"""Half-life of reputation: a day of one-minute epochs. A guess: a worker keeps its rank after a
+night's absence, but not after a week's."""
 
 EARNED_MAX = 64.0
-"""Rollouts that speak for a worker, however many were certified: else who has done a lot could
-waste as much before it counts. A guess: some hundred of its commits may come to nothing."""
+"""Maximum positive part of reputation, in rollouts; without it a long-serving worker could waste as
+many before it counts. A guess: some hundred of its commits may fail."""
 
 EXPIRED_COST, REJECTED_COST = 0.5, 1.0
-"""Of a certified rollout. A commit expires when its body is withheld, and at times because nobody
-found the time to check it."""
+"""In certified rollouts. A commit expires if its body is withheld, and sometimes because no
+validator had time to check it."""
 
 
 @dataclass(slots=True)
@@ -46,22 +44,22 @@ class WorkerStats:
     trained: int = 0
     tokens_certified: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    # The last digits of these two depend on the order in which outcomes came.
+    # The last digits of these two depend on the order of arrival of outcomes.
     earned: DecayingSum = field(default_factory=DecayingSum, repr=False, compare=False)
     wasted: DecayingSum = field(default_factory=DecayingSum, repr=False, compare=False)
 
     @property
     def credit(self) -> int:
-        """How many unsettled commits are believed to come to something: they are free to make."""
+        """Pending commits that are expected to succeed; capped, because making them is free."""
         return max(0, min(CREDIT_MAX, self.certified - self.expired - self.rejected))
 
     def worth(self, epoch: int) -> float:
-        """Return what speaks for a worker, in certified rollouts of this epoch."""
+        """Return the reputation of a worker in this epoch, in certified rollouts."""
         earned = self.earned.value_at(epoch, HALF_LIFE_EPOCHS)
         return min(EARNED_MAX, earned) - self.wasted.value_at(epoch, HALF_LIFE_EPOCHS)
 
     def add_state(self, entry: Entry, sign: int = 1) -> None:
-        """Count the state of a commit, or with ``sign`` -1 take it out again."""
+        """Count the state of a commit; ``sign`` -1 reverses it."""
         epoch = entry.epoch
         match entry.state:
             case CommitState.COMMITTED:
@@ -81,14 +79,14 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Decided rollouts of the commits that are not forgotten, the oldest of a worker first."""
+    """Decided rollouts of the commits still held, each worker's oldest first."""
 
     workers: dict[PeerId, list[Decided]] = field(default_factory=dict)
     fit: Fit = field(default_factory=Fit)
 
     @classmethod
     def of(cls, rules: ToplocSection, entries: Mapping[Digest, Entry]) -> "Decisions":
-        """Return those of a ledger's ``entries``."""
+        """Return the decisions in a ledger's ``entries``."""
         outcomes = [(one.epoch, key, one) for key, one in entries.items() if one.certificate]
         workers: dict[PeerId, list[Decided]] = {}
         for _, _, entry in sorted(outcomes, key=lambda item: item[:2]):
@@ -99,9 +97,9 @@ class Decisions:
 
 
 UNCERTIFIED_MAX = 4096
-"""Keys without a certified rollout that are remembered when none of their commits is here any more:
-18 MB where each has signed two commits for one slot. Whoever is forgotten, a liar too, is what a
-new key is. Who has had a rollout certified has its place beside them."""
+"""Remembered keys without a certified rollout and without a commit in the ledger: 18 MB if each has
+signed two commits for one slot. A forgotten key, even a slashed one, counts as new. Workers with a
+certified rollout have their own limit."""
 
 
 class WorkerTable:
@@ -109,29 +107,29 @@ class WorkerTable:
 
     def __init__(self) -> None:
         self.counts: dict[PeerId, WorkerStats] = {}
-        """In the order in which they were first heard of."""
+        """In the order of their first message."""
         self.forks: dict[PeerId, tuple[Digest, Digest]] = {}
         """Workers that signed two commits for one slot, with the evidence."""
         self._lies: dict[PeerId, Digest] = {}
         self._judged_from: dict[PeerId, int] = {}
-        """The oldest version for which a committee has judged a worker."""
+        """Oldest version for which a committee has judged each worker."""
         self.uncertified = 0
-        """Remembered keys without a certified rollout of which no commit is here."""
+        """Remembered keys without a certified rollout and without a commit in the ledger."""
 
     def of(self, worker: PeerId) -> WorkerStats:
         """Return the counts of a worker, new ones if there are none."""
         return self.counts.setdefault(worker, WorkerStats())
 
     def judged(self, worker: PeerId, version: int) -> None:
-        """Note that a committee has judged a commit for a version."""
+        """Record that a committee has judged a commit for a version."""
         self._judged_from[worker] = min(version, self._judged_from.get(worker, version))
 
     def was_judged(self, worker: PeerId, version: int) -> bool:
-        """Return whether a committee has judged ``worker`` for a version, or an older one."""
+        """Return whether a committee has judged ``worker`` for ``version`` or an older one."""
         return self._judged_from.get(worker, version + 1) <= version
 
     def rejected(self, worker: PeerId, commit: Digest, reason: str) -> None:
-        """Note a rejected commit: a lie is kept as long as its worker is."""
+        """Record a rejected commit; one with a slashable reason is kept as long as its worker."""
         if reason in SLASHABLE_REASONS:
             self._lies.setdefault(worker, commit)
 
@@ -140,7 +138,7 @@ class WorkerTable:
         return commit == self._lies.get(worker) or commit in self.forks.get(worker, ())
 
     def is_guilty(self, worker: PeerId) -> bool:
-        """Return whether a worker has lied, or signed two commits for one slot."""
+        """Return whether a worker has a slashable offence, or signed two commits for one slot."""
         counts = self.counts.get(worker)
         lied = (
             counts is not None
@@ -150,9 +148,9 @@ class WorkerTable:
         return bool(lied) or worker in self.forks
 
     def forget(self, busy: Collection[PeerId]) -> None:
-        """Forget who was heard of first, of those that are not ``busy``, where there are too many.
+        """Evict the oldest workers outside ``busy`` where there are too many.
 
-        Who has never had a rollout certified takes no place of who has.
+        Workers without a certified rollout never displace those with one.
         """
         idle = [worker for worker in self.counts if worker not in busy]
         certified = [worker for worker in idle if self.counts[worker].certified]

@@ -1,11 +1,12 @@
-"""Which keys have been admitted to a run, and since when: what decides whose commits count.
+"""Admission of keys to a run, and the probation that decides from when their commits count.
 
-What a worker must compute follows from checkpoint and key, so whoever may make a key after it has
-seen the checkpoint makes keys until one has easy problems. A key therefore counts from the first
-version on that is made ``probation_epochs`` after its admission. The date in a proof says when the
-key was made at the latest, if the proof was heard of by then: whoever hears of it later, and cannot
-know when it was made, counts from when it heard. So nobody gains by dating back, and all who heard
-in time agree.
+A worker's assignment follows from checkpoint and key. A worker that may make a key after it has
+seen the checkpoint tries keys until one has easy problems. A key therefore counts from the first
+version that is made ``probation_epochs`` after its admission.
+
+The date in a proof bounds the age of the key only if the proof was received by then. A node that
+receives it later counts from its arrival. So backdating gains nothing, and all nodes that received
+it on time agree.
 """
 
 import math
@@ -20,39 +21,40 @@ from protocol.messages import Invite, open_envelope
 from protocol.run.manifest import RunManifest
 
 SPREAD_SECONDS = 20.0
-"""In which a first record reaches everyone: clocks, and five hops of a slow heartbeat; a guess."""
+"""Time in which a first record reaches every node: clock skew, and five slow heartbeats; a
+guess."""
 
 EPOCHS_AHEAD_MAX = 2
-"""Of a proof's date, as of a commit's: clock skew, not a choice."""
+"""Maximum lead of a proof's epoch over ours, as of a commit's, for clock skew."""
 
 KEYS_MAX = 2 * MEMBERS_MAX
-"""Admissions that are remembered, the last used: some 200 B each, also of who has left."""
+"""Remembered admissions, also of members that left; LRU, about 200 B each."""
 
 CHECKED_KIB_PER_SECOND = 50 * 1024
-"""Hashed to check others' work, 20 to 70 ms of each second; as much again may come at once."""
+"""Limit of proof-of-work checks: 20 to 70 ms of each second, with bursts of one second's worth."""
 
 REFUSED_MAX = 1024
 REFUSED_SECONDS = 10.0
-"""For so long no other proof is looked at of a key whose proof was wrong."""
+"""Time after an invalid proof in which the key's other proofs are ignored."""
 
 Number = tuple[PeerId, int]
-"""Who invited, and which of its invites it is."""
+"""Inviter and serial number of an invite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What is known of a key that has been admitted."""
+    """An admitted key."""
 
     proof: bytes
     since: int
-    """Epoch by the end of which the key had been made and heard of."""
+    """Epoch by the end of which the key existed and its proof had spread."""
     until: int | None = None
-    """The last epoch in which its invite counts; None: no end."""
+    """Last epoch in which its invite is valid; None: no end."""
     number: Number | None = None
 
 
 class AdmittedKeys:
-    """The keys that this node has seen admitted; ``changes`` are those that are not stored yet."""
+    """The keys that this node has seen admitted; ``changes`` are those not stored yet."""
 
     def __init__(self, manifest: RunManifest, verify: Verifier) -> None:
         self._manifest = manifest
@@ -65,13 +67,13 @@ class AdmittedKeys:
         """By peer, the last used one last."""
         self._holders: dict[Number, PeerId] = {}
         self._void: dict[Number, None] = {}
-        """Invites that were given to two keys: neither counts, or a number would admit many."""
+        """Invite numbers given to two keys: neither is valid, or one number would admit many."""
         self._refused = BoundedDict[PeerId, float](REFUSED_MAX)
         self._budget = _Budget(self._rules.work_kib * self._rules.work_passes)
         self.changes: dict[PeerId, Admission | None] = {}
 
     def needs_proof(self, peer: PeerId) -> bool:
-        """Return whether ``peer`` must prove something to take part."""
+        """Return whether ``peer`` needs an admission proof to take part."""
         return self._asks_proof and not self._manifest.is_exempt(peer)
 
     def can_check(self, now: float) -> bool:
@@ -79,7 +81,7 @@ class AdmittedKeys:
         return self._budget.has_room(now)
 
     def offer(self, peer: PeerId, proof: bytes, now: float) -> Fault | bool:
-        """Take the proof in a record of ``peer``; False when it cannot be checked now."""
+        """Check the proof in a record of ``peer``; False if it cannot be checked now."""
         if not self.needs_proof(peer):
             return True
         epoch = self._manifest.epoch_at(now)
@@ -95,7 +97,7 @@ class AdmittedKeys:
         return self._take(peer, found)
 
     def admit(self, peer: PeerId, admission: Admission) -> None:
-        """Take back an admission that was found good before a restart."""
+        """Restore an admission that was valid before a restart."""
         self._take(peer, admission)
         self.changes.pop(peer, None)
 
@@ -103,7 +105,7 @@ class AdmittedKeys:
         if found.number is not None and self._holders.setdefault(found.number, peer) != peer:
             if found.number in self._void and peer not in self._known:
                 return Fault(FaultCode.INVITED_TWICE)
-            self._void[found.number] = None  # this key's records travel, so that all learn of it
+            self._void[found.number] = None  # forwarded, so that all nodes learn of it
         known = self._known.pop(peer, None)
         if known is not None and known.since < found.since:
             found = Admission(found.proof, known.since, found.until, found.number)
@@ -143,7 +145,7 @@ class AdmittedKeys:
         if not self._budget.take(now):
             return False
         if not is_solved(self._rules, self._run_id, peer, proof):
-            return Fault(FaultCode.NOT_ADMITTED, "the work is not done")
+            return Fault(FaultCode.NOT_ADMITTED, "the proof does not solve the work")
         return Admission(proof, date)
 
     def _invited(self, peer: PeerId, proof: bytes) -> Admission | Fault:
@@ -153,25 +155,25 @@ class AdmittedKeys:
         invite, inviter = signed.message, signed.signer
         quota = self._rules.inviters.get(inviter, 0)
         if inviter != self._manifest.genesis.creator and invite.number >= quota:
-            return Fault(FaultCode.NOT_ADMITTED, "who invited it may not, or not so many")
+            return Fault(FaultCode.NOT_ADMITTED, "no right to invite, or above the quota")
         if invite.key != public_key_from_peer_id(peer):
-            return Fault(FaultCode.NOT_ADMITTED, "the invite is another key's")
+            return Fault(FaultCode.NOT_ADMITTED, "the invite is for another key")
         return Admission(proof, invite.epoch, invite.until, (inviter, invite.number))
 
-    # Questions
+    # Queries
 
     def get(self, peer: PeerId) -> Admission | None:
-        """Return what is known of a key; None also for one that needs no proof."""
+        """Return the admission of a key; None if unknown or if the key needs no proof."""
         return self._known.get(peer)
 
     def knows(self, peer: PeerId) -> bool:
-        """Return whether ``peer`` has been admitted, or need not be."""
+        """Return whether ``peer`` is admitted or needs no proof."""
         return not self.needs_proof(peer) or peer in self._known
 
     def counts(self, peer: PeerId, made: int, epoch: int, *, judged: bool = False) -> bool:
-        """Return whether what ``peer`` does in ``epoch`` for a version of epoch ``made`` counts.
+        """Return whether work of ``peer`` in ``epoch`` for a version made in epoch ``made`` counts.
 
-        ``judged``: others have found that its probation was over before that version.
+        ``judged``: a committee has found that its probation ended before that version.
         """
         if not self.needs_proof(peer):
             return True
@@ -187,7 +189,7 @@ class AdmittedKeys:
 
 
 class _Budget:
-    """How many checks of a cost may be made: a bucket that holds those of a second."""
+    """Token bucket for proof-of-work checks; its capacity is one second's worth."""
 
     def __init__(self, kib: int) -> None:
         self._per_second = CHECKED_KIB_PER_SECOND / kib
@@ -202,7 +204,7 @@ class _Budget:
         return self._left >= 1
 
     def take(self, now: float) -> bool:
-        """Take the room for a check if there is some."""
+        """Take a token if there is one, and tell whether there was."""
         room = self.has_room(now)
         self._left -= room
         return room

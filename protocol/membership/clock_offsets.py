@@ -1,8 +1,8 @@
-"""Comparison of our clock with those of several peers, by the dates of their records.
+"""Estimate of our clock's offset from the dates of several peers' records.
 
-A record that arrives is as old as its way took. So of one peer the freshest record counts, and of
-all peers the median, when at least three of them and more than half agree on it. Offsets are kept
-against a monotonic clock, so a clock that is set right is seen at once.
+A record is as old on arrival as its path took. So each peer's freshest record counts, and the
+median of all peers, if at least three of them and more than half agree on it. Offsets are kept
+against a monotonic clock, so a corrected clock is detected at once.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -13,24 +13,24 @@ from protocol.core.containers import BoundedDict
 from protocol.core.types import PeerId
 
 PEERS_MAX = 256
-"""Peers whose offsets are kept, those heard of last; connections are fewer."""
+"""Peers with a remembered offset, the most recent ones; more than there are connections."""
 
 AGREEING_MIN = 3
-"""Peers that must agree: of two, one may lie."""
+"""Peers that must agree: of two, one may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockEstimate:
-    """By how much the clocks of most peers are ahead of ours, and of how many."""
+    """Median lead of the peers' clocks over ours, and the number of peers that agree."""
 
     ahead_seconds: float
     peers: int
 
 
 class ClockOffsets:
-    """The newest dates of peers, against a monotonic clock.
+    """Newest record dates of peers, against a monotonic clock.
 
-    Two peers agree when their offsets differ by at most ``slack_seconds``; a date counts for
+    Two peers agree if their offsets differ by at most ``slack_seconds``. A date counts for
     ``kept_seconds``.
     """
 
@@ -38,14 +38,14 @@ class ClockOffsets:
         self._slack_seconds = slack_seconds
         self._kept_seconds = kept_seconds
         self._bases = BoundedDict[PeerId, tuple[float, float]](PEERS_MAX, "clocks")
-        """By peer the date less the monotonic time when it came, and that time."""
+        """By peer: the date minus the monotonic time of arrival, and that time."""
         self.tables = (self._bases,)
 
     def __len__(self) -> int:
         return len(self._bases)
 
     def note(self, peer: PeerId, issued_at: float, monotonic: float) -> None:
-        """Note a date that has just come; an earlier one counts if it took less time to come."""
+        """Record a date that has just arrived; an earlier one counts if it was faster."""
         base = issued_at - monotonic
         known = self._bases.get(peer)
         is_fresher = known is None or base >= known[0]
@@ -55,7 +55,7 @@ class ClockOffsets:
             self._bases.set_newest(peer, (base, monotonic))
 
     def ahead_seconds(self, peer: PeerId, now: float, monotonic: float) -> float | None:
-        """Return by how much a peer's clock is ahead of ours, None when nothing is known."""
+        """Return the lead of a peer's clock over ours, None if unknown."""
         base, noted_at = self._bases.get(peer, (0.0, -self._kept_seconds))
         if monotonic >= noted_at + self._kept_seconds:
             return None
@@ -64,7 +64,7 @@ class ClockOffsets:
     def estimate(
         self, networks: Mapping[Hashable, Iterable[PeerId]], now: float, monotonic: float
     ) -> ClockEstimate | None:
-        """Return what most peers agree on, None without a majority; peers of a network are one."""
+        """Return the majority's estimate, or None; the peers of one network have one vote."""
         votes = []
         for peers in networks.values():
             offsets = [self.ahead_seconds(peer, now, monotonic) for peer in peers]

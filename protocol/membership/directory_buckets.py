@@ -1,9 +1,9 @@
-"""Under which keys of the directory members are listed: more of them, the larger the swarm is.
+"""Directory keys under which members are listed; their number grows with the swarm.
 
-A key's dictionary travels whole, so a key has room for a few hundred owners. One serves the first
-hundred members, and ``2^bits`` keys, or buckets, serve more. Which of them is a member's follows
-from its id and the run's: nobody is listed twice among ``bits``, and who fills or hides one bucket
-has nothing of the others, whose places in the directory are elsewhere.
+The dictionary under a key is sent as a whole, so a key has room for a few hundred owners. One key
+serves the first hundred members, and ``2^bits`` keys, or buckets, serve more. A member's bucket
+follows from its id and the run's, so each member has one bucket for each ``bits``. An attacker that
+fills or hides one bucket does not reach the others, which are stored elsewhere in the directory.
 """
 
 from functools import cached_property
@@ -13,17 +13,17 @@ from protocol.core.rng import Rng
 from protocol.core.types import MEMBERS_MAX, PeerId, RunId
 
 MEMBERS_PER_BUCKET = 96
-"""On the average; there is room for more: chance and newcomers want some."""
+"""On average; the rest of a key's room absorbs chance and members that just joined."""
 
 OWNERS_PER_KEY_MAX = 240
-"""At 4 KiB each (``node.live.records``) they fit the 1 MiB of one of p2pd's messages."""
+"""At 4 KiB each (``node.live.records``) they fit the 1 MiB of one p2pd message."""
 
 BESIDE = (0, 0, 1, 0, -1)
-"""Added to our own ``bits`` in turn: where we count a hundred members, others count a few less."""
+"""Cyclic offsets to our own ``bits``: other nodes count a few members more or less."""
 
 
 def bits_for(members: int) -> int:
-    """Return how many bits tell a member's bucket in so large a swarm."""
+    """Return the number of bits that select a member's bucket in a swarm of this size."""
     buckets = -(-members // MEMBERS_PER_BUCKET)
     return max(0, buckets - 1).bit_length()
 
@@ -39,13 +39,13 @@ class Buckets:
 
     @cached_property
     def _numbers(self) -> dict[str, tuple[int, int]]:
-        """By key, the bits and the number of its bucket; only a directory needs them all."""
+        """Bits and number of each key's bucket; only a directory needs them all."""
         numbered = ((bits, n) for bits in range(BITS_MAX + 1) for n in range(1 << bits))
         return {self.key(bits, number): (bits, number) for bits, number in numbered}
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All that may ever be used."""
+        """All keys that may ever be used."""
         return tuple(self._numbers)
 
     def key(self, bits: int, number: int) -> str:
@@ -67,11 +67,11 @@ class Buckets:
 
 
 class BucketReader:
-    """Chooses which bucket to read next.
+    """Selects the next bucket to read.
 
-    At random among those of as many bits as we would be listed by, in turn of one more or less. A
-    newcomer to a large swarm knows too few members to tell: where a bucket of its own bits is
-    empty, it goes on with more.
+    It is random among those of our own ``bits``, and cyclically of one bit more or less. A node
+    that joins a large swarm knows too few members: if a bucket of its own ``bits`` is empty, it
+    continues with more bits.
     """
 
     def __init__(self, buckets: Buckets, rng: Rng) -> None:
@@ -82,7 +82,7 @@ class BucketReader:
         self._climbs = False
 
     def next(self, members: int) -> str:
-        """Return the key to read in a swarm in which we know so many."""
+        """Return the key to read in a swarm in which we know ``members``."""
         if self._climbs and self._bits < BITS_MAX:
             self._bits += 1
         else:
@@ -93,5 +93,5 @@ class BucketReader:
         return self._buckets.key(self._bits, self._rng.below(1 << self._bits))
 
     def found(self) -> None:
-        """Note that somebody was listed where we read last."""
+        """Record that the last read bucket had entries."""
         self._climbs = False

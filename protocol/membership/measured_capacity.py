@@ -1,10 +1,10 @@
-"""What a member can do for others, as others have found: reachability, upload, standing.
+"""Capacity of members as measured by others: reachability, upload rate and reputation.
 
-A key is free, and so is whatever it says of itself. So a member has itself dialled back by several
-others, and sends each a sample; they say in their records what they saw. Here everybody takes of
-these words, which all hold alike, a majority and a median. Whoever lies needs as many keys with
-standing as there are honest witnesses, for each member that it lies about, and each speaks for
-``WITNESSED_MAX`` at most.
+Keys are free, and so are their claims. So several members dial each member back and receive a
+sample; they publish the result in their records. Every node takes a majority and the upper quartile
+of these reports, which all nodes hold alike. To fake one member's capacity an attacker needs as
+many trusted keys as there are honest reporters, and each key reports on at most ``WITNESSED_MAX``
+members.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ from protocol.run.manifest import RunManifest
 from protocol.shardcast.forest import ForestMember, ForestMembers
 
 WITNESSES_MIN = 3
-"""Members with standing that must have spoken, where there are so many: a guess."""
+"""Required reports by trusted members, or all if there are fewer: a guess."""
 
 UNWITNESSED_SHARE = 8
-"""Of whom nobody has said enough no more is believed than this part of the most: a guess."""
+"""A member with too few reports counts at most 1/8 of the maximum rate: a guess."""
 
 AGE_EPOCHS = 8
-"""For so long a witness has known a key without standing before it speaks for it: a guess, so that
-a crowd of keys does not come into the forest with the version that it wants to hold up."""
+"""Epochs for which a reporter knows an untrusted key before it reports on it: a guess. It keeps new
+keys out of the forest of the version that they want to delay."""
 
 
 def forest_members(
@@ -32,13 +32,13 @@ def forest_members(
     trusted: Callable[[PeerId], bool],
     counts: Callable[[PeerId], bool],
 ) -> ForestMembers:
-    """Return the live members as their witnesses have found them; ``trusted``: ``has_standing``.
+    """Return the live members with their measured capacity; ``trusted``: ``has_standing``.
 
-    ``counts`` tells whose probation is over; who is on it feeds nobody.
+    ``counts`` tells whether a key's probation is over; a key on probation has no children.
 
-    A member feeds others when enough witnesses have spoken and more than half of them got through
-    to it; its rate is the lower median of what these saw, the manifest's most at most, and no more
-    than it says itself. Of a key of the genesis its own word will do until enough have spoken.
+    A member may have children if it has enough reports and more than half of them reached it. Its
+    rate is the upper quartile of those reports, at most the manifest's maximum and its own limit. A
+    genesis key's own claim counts until it has enough reports.
     """
     standing = {member.peer: trusted(member.peer) for member in live}
     said = _said(live, standing)
@@ -68,7 +68,7 @@ def forest_members(
 
 
 def _said(live: Sequence[Member], standing: dict[PeerId, bool]) -> dict[PeerId, list[int]]:
-    """Return what those with standing say of each live member but themselves."""
+    """Return the reports of trusted members on each live member except themselves."""
     said: dict[PeerId, list[int]] = {member.peer: [] for member in live}
     peers = {public_key_from_peer_id(peer): peer for peer in said}
     for member in live:
@@ -83,5 +83,5 @@ def _said(live: Sequence[Member], standing: dict[PeerId, bool]) -> dict[PeerId, 
 
 
 def _upper_quartile(classes: Sequence[int]) -> int:
-    """Return what a quarter of sorted classes is not below, of 4 to 7 the last but one."""
+    """Return the class that a quarter of the sorted classes reach; of 4 to 7 the last but one."""
     return classes[len(classes) - 1 - len(classes) // 4] if classes else 0

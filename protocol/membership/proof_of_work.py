@@ -1,10 +1,10 @@
-"""What a key that the genesis does not name must show before it takes part.
+"""Admission proofs of keys that the genesis does not name.
 
-Keys are free. Under the rule ``open`` one costs work (argon2id, RFC 9106: it takes memory, which is
-dear wherever hashing is cheap), under ``invite`` the word of somebody whom the manifest trusts;
-``allowlist`` names the workers. A proof stands in each of the key's records. It has a date: work is
-done over the beacon of its epoch, an invite says when it was signed;
-``protocol.membership.admission`` is about proofs that are dated back.
+Keys are free. Under the rule ``open`` a key costs work (argon2id, RFC 9106: it needs memory, which
+is expensive wherever hashing is cheap). Under ``invite`` it needs an invite by a key that the
+manifest trusts; ``allowlist`` names the workers. Each of the key's records carries the proof, which
+is dated: work is done over the beacon of its epoch, an invite states its epoch.
+``protocol.membership.admission`` covers backdated proofs.
 """
 
 from collections.abc import Iterable
@@ -19,17 +19,17 @@ WORK_BYTES = 16
 
 
 def work_proof(epoch: int, nonce: int) -> bytes:
-    """Return the proof that an epoch and a nonce make."""
+    """Return the proof of an epoch and a nonce."""
     return epoch.to_bytes(8, "big") + nonce.to_bytes(8, "big")
 
 
 def work_epoch(proof: bytes) -> int | None:
-    """Return the epoch that a proof of work is of; None when it is none."""
+    """Return the epoch of a proof of work; None if it has another length."""
     return int.from_bytes(proof[:8], "big") if len(proof) == WORK_BYTES else None
 
 
 def is_solved(rules: AdmissionSection, run_id: RunId, peer: PeerId, proof: bytes) -> bool:
-    """Return whether a proof of ``WORK_BYTES`` is that of the work for this run, key and epoch."""
+    """Return whether a proof of ``WORK_BYTES`` solves the work for this run, key and epoch."""
     if not rules.work_bits:
         return True
     epoch = int.from_bytes(proof[:8], "big")
@@ -43,9 +43,9 @@ def is_solved(rules: AdmissionSection, run_id: RunId, peer: PeerId, proof: bytes
 def solve(
     rules: AdmissionSection, run_id: RunId, peer: PeerId, epoch: int, nonces: Iterable[int]
 ) -> bytes | None:
-    """Return the proof of the first nonce that solves the work; None when none of them does.
+    """Return the proof of the first nonce that solves the work, or None.
 
-    Every nonce is as good as every other one: whoever begins anew in each epoch loses nothing.
+    All nonces are equally likely: starting again in each epoch loses nothing.
     """
     proofs = (work_proof(epoch, nonce) for nonce in nonces)
     return next((proof for proof in proofs if is_solved(rules, run_id, peer, proof)), None)

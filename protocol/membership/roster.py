@@ -1,8 +1,8 @@
-"""Who is here: signed records, each member's newest, until it is too old.
+"""Roster: the newest signed record of each member, until it expires.
 
-A record counts while it is younger than ``record_epochs``. The roster that an election of epoch *e*
-uses is the set of members that were here before *e* began and had not fallen silent by then, so a
-record that arrives during *e* changes nobody's committee.
+A record counts while it is younger than ``record_epochs``. Committees of epoch *e* are drawn from
+the members that had joined before *e* began and were not silent by then. A record that arrives
+during *e* therefore changes no committee.
 """
 
 import bisect
@@ -25,23 +25,23 @@ CLOCK_SKEW_SECONDS_MAX = 3.0
 _ROLES = frozenset(map(str, Role))
 
 REFRESH_SHARE_MIN = 0.1
-"""Records of one member closer than this share of a refresh are no news: each travels to everyone,
-and a member could sign one for every millisecond."""
+"""A member's next record is ignored within this share of a refresh: each is sent to every node, and
+a member could sign one per millisecond."""
 
 
 UNCHECKED_MAX = 1024
-"""Records of newcomers that wait until the work in them can be checked; about 1 KB each."""
+"""Records of untrusted members that wait for the check of their work; about 1 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as we know it: its newest record."""
+    """A member with its newest record."""
 
     record: Signed[NodeRecord]
     heard_since: float
-    """Unix seconds at which this node heard of it first, without a break."""
+    """Unix seconds of its first record at this node, without a break."""
     live_until: float
-    """Unix seconds: the last moment before it left or counts as silent."""
+    """Unix seconds of the last moment before it left or counts as silent."""
 
     @property
     def peer(self) -> PeerId:
@@ -55,10 +55,10 @@ class Member:
 
     @property
     def since(self) -> float:
-        """Unix seconds since when the member says that it has been here.
+        """Unix seconds since when the member claims to be present.
 
-        Its own word: a member that backdates it is drawn an epoch early and gains nothing, while
-        a node that has just come can still tell who was drawn before it came.
+        A member that backdates it is drawn an epoch early and gains nothing. In return a node that
+        has just joined can determine the committees of the time before.
         """
         return self.record.message.joined_at / 1000
 
@@ -70,32 +70,32 @@ class Roster:
         self._manifest = manifest
         self.admitted = AdmittedKeys(manifest, verify)
         self._unchecked: dict[Digest, Signed[NodeRecord]] = {}
-        """Records that came faster than proofs can be checked."""
+        """Records that arrived faster than proofs can be checked."""
         self._members: dict[PeerId, Member] = {}
         self.unchecked = SizeGauge("unchecked", UNCHECKED_MAX, self._unchecked.__len__)
         self.tables = (SizeGauge("roster", MEMBERS_MAX, self._members.__len__), self.unchecked)
         self._order: list[PeerId] = []
-        """The members by peer id, so that nobody sorts them at every look."""
+        """Members by peer id, kept sorted."""
         self._holders: dict[str, list[PeerId]] = {role: [] for role in Role}
-        """Who claims a role, by peer id."""
+        """Members with each role, by peer id."""
         self._revisions: dict[str, int] = dict.fromkeys(Role, 0)
-        """How often a record of somebody with a role has come, changed or gone."""
+        """Number of new, changed or removed records of members with each role."""
         self._admits: dict[str, Callable[[PeerId], bool]] = {
             Role.VALIDATOR: manifest.is_validator,
             Role.TRAINER: manifest.is_trainer,
             Role.INFERENCE: manifest.admits_worker,
         }
         self.changes = 0
-        """How many records have been taken."""
+        """Number of accepted records."""
         self._all_heard_since = -math.inf
-        """No record here is older."""
+        """Lower bound of all records' issue times."""
         epochs = manifest.epochs
         self._lifetime_seconds = epochs.record_epochs * epochs.seconds
         self.pause_seconds = REFRESH_SHARE_MIN * epochs.refresh_epochs * epochs.seconds
-        """Before a member's next record is news, unless that says that it leaves."""
+        """Minimum time between two records of a member, unless the second announces its leave."""
 
     def offer(self, record: Signed[NodeRecord], now: float) -> Fault | bool:
-        """Take a record whose signature is checked; False when it is not news."""
+        """Accept a record with a checked signature; False if it is no news."""
         fault = self._check(record, now)
         if fault is not None:
             return fault
@@ -155,20 +155,20 @@ class Roster:
         return None
 
     def _is_news(self, record: Signed[NodeRecord], known: Member) -> bool:
-        """Return whether a member's next record is due, or says that it leaves."""
+        """Return whether a member's next record is due or announces that it leaves."""
         leaves = record.message.leaving and not known.record.message.leaving
         pause_seconds = 0.0 if leaves else self.pause_seconds
         newer = record.message.sequence > known.record.message.sequence
         return newer and record.message.issued_at >= known.seen_at + pause_seconds
 
     def _room_for(self, peer: PeerId) -> bool:
-        """Return whether a newcomer fits; keys that the manifest names always do."""
+        """Return whether a new member fits; keys that the manifest names always do."""
         manifest = self._manifest
         named = manifest.is_of_genesis(peer) or peer in manifest.admission.workers
         return named or len(self._members) < MEMBERS_MAX
 
     def advance(self, now: float) -> list[Signed[NodeRecord]]:
-        """Forget who has been silent for twice a record's life; return what is taken now."""
+        """Forget members silent for two record lifetimes; return the records accepted now."""
         self._forget(now)
         taken = []
         for digest in list(self._unchecked):
@@ -180,7 +180,7 @@ class Roster:
         return taken
 
     def is_unchecked(self, digest: Digest) -> bool:
-        """Return whether a record is one of those that wait."""
+        """Return whether a record waits for its check."""
         return digest in self._unchecked
 
     def _forget(self, now: float) -> None:
@@ -203,7 +203,7 @@ class Roster:
         return peer in self._members
 
     def get(self, peer: PeerId) -> Member | None:
-        """Return a member, also one that has just fallen silent."""
+        """Return a member, even if it has just become silent."""
         return self._members.get(peer)
 
     def records(self) -> list[Signed[NodeRecord]]:
@@ -211,28 +211,28 @@ class Roster:
         return [self._members[peer].record for peer in self._order]
 
     def live(self, now: float, role: Role | None = None) -> list[Member]:
-        """Return the members (that hold ``role``) whose record is fresh at ``now``, by peer id."""
+        """Return the members (that hold ``role``) with a fresh record at ``now``, by peer id."""
         peers = self._order if role is None else self._holders[role]
         members = self._members
         return [member for peer in peers if now <= (member := members[peer]).live_until]
 
     def is_live(self, peer: PeerId, now: float) -> bool:
-        """Return whether ``live`` would have ``peer``, without looking at anybody else."""
+        """Return whether ``live`` would return ``peer``, in constant time."""
         member = self._members.get(peer)
         return member is not None and now <= member.live_until
 
     def peers_from(self, place: int) -> Iterator[PeerId]:
-        """Yield every member's id, live or not, from a place in their order on and round."""
+        """Yield all member ids, live or not, in order from an index on, wrapping around."""
         order = self._order
         place %= max(1, len(order))
         return chain(islice(order, place, None), islice(order, place))
 
     def at_epoch(self, epoch: int, role: Role | None = None) -> list[Member]:
-        """Return who (of a role) takes part in the elections of ``epoch``, by peer id."""
+        """Return the members (of a role) eligible for committees of ``epoch``, by peer id."""
         start = self._manifest.epoch_start(epoch)
         return [member for member in self.live(start, role) if member.since <= start]
 
 
 def _remove(peers: list[PeerId], peer: PeerId) -> None:
-    """Take a peer out of a sorted list that holds it."""
+    """Remove a peer from a sorted list that holds it."""
     del peers[bisect.bisect_left(peers, peer)]

@@ -1,4 +1,4 @@
-"""Signed messages: schemas, envelopes, and messages that wait for others."""
+"""Signed messages: schemas, envelopes, and the pool of pending messages."""
 
 from protocol.messages.envelope import (
     ENVELOPE_BYTES_MAX,

@@ -19,23 +19,23 @@ from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId, RunId
 
 ENVELOPE_BYTES_MAX = 16 * 1024
-"""What gossip carries at most; bodies travel by digest."""
+"""Maximum size of a gossiped envelope; bodies are fetched by digest."""
 
 
 OPENED_MAX = 4096
-"""Opened envelopes remembered, about 3 KB each: the same one comes by gossip, by synchronisation,
-from the directory, and as a verdict inside a certificate."""
+"""Cached envelopes, about 3 KB each: the same one arrives by gossip, by synchronisation, from the
+directory, and as a verdict inside a certificate."""
 
 
 _HEAD = b"\x84\xa4kind"
-"""How the canonical map of an envelope begins; its value is text of at most 31 bytes."""
+"""First bytes of an envelope's canonical map; the value of ``kind`` has at most 31 bytes."""
 
 
 _SHORT_TEXT = 0xA0
 
 
 class Message(BaseModel):
-    """A payload; ``kind`` separates the signatures of different messages."""
+    """Base of payloads; ``kind`` separates the signatures of different messages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     kind: ClassVar[str]
@@ -47,7 +47,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Signed(Generic[MessageT]):
-    """A message whose signature was made or checked here."""
+    """A message with a signature that this node made or verified."""
 
     signer: PeerId
     message: MessageT
@@ -56,7 +56,7 @@ class Signed(Generic[MessageT]):
 
 
 def seal(message: MessageT, run_id: RunId, signer: Signer) -> Signed[MessageT]:
-    """Sign ``message`` for a run; raises ``ValueError`` when it would not fit an envelope."""
+    """Sign ``message`` for a run; raises ``ValueError`` if it exceeds the envelope limit."""
     payload = encode(message.model_dump())
     signature = signer.sign(signing_bytes(message.kind, run_id, payload))
     envelope = encode(
@@ -75,11 +75,11 @@ def seal(message: MessageT, run_id: RunId, signer: Signer) -> Signed[MessageT]:
 
 
 Opened = LruCache[tuple[bytes, type[Message], RunId], Signed[Any]]
-"""Envelopes that were found good by one verifier."""
+"""Cache of envelopes that one verifier found valid."""
 
 
 def message_id(message: Message, run_id: RunId, signer: PeerId) -> Digest:
-    """Return the id that ``message`` has once ``signer`` has signed it."""
+    """Return the id of ``message`` as signed by ``signer``."""
     return _message_id(message.kind, run_id, signer, encode(message.model_dump()))
 
 
@@ -90,9 +90,9 @@ def open_envelope(
     verify: Verifier,
     opened: Opened | None = None,
 ) -> Signed[MessageT] | Fault:
-    """Check an envelope that should hold a ``kind`` of this run; every flaw is a ``Fault``.
+    """Open an envelope that should hold a ``kind`` of this run; every flaw is a ``Fault``.
 
-    What is in ``opened`` is not checked again, and what is found good is put there.
+    ``opened`` caches valid envelopes, which are not checked again.
     """
     if opened is None:
         return _open(data, kind, run_id, verify)
@@ -126,7 +126,7 @@ def _open(
 
 
 def envelope_kind(data: bytes) -> str | None:
-    """Return the kind that an unchecked envelope claims at its beginning, None when it has none."""
+    """Return the kind that an unchecked envelope claims, or None if it claims none."""
     start = len(_HEAD) + 1
     if len(data) > ENVELOPE_BYTES_MAX or len(data) < start or not data.startswith(_HEAD):
         return None
@@ -145,7 +145,7 @@ def _parse(payload: bytes, kind: type[MessageT]) -> MessageT | Fault:
     except ValidationError as error:
         key = ".".join(str(part) for part in error.errors(include_url=False)[0]["loc"])
         return Fault(FaultCode.BAD_FIELDS, key[:100])
-    if message.model_dump() != values:  # a field left to its default is another spelling
+    if message.model_dump() != values:  # an omitted default is another encoding
         return Fault(FaultCode.NOT_CANONICAL)
     return message
 

@@ -1,4 +1,4 @@
-"""A bounded table of signed messages that cannot be decided yet."""
+"""Pending pool: a bounded table of signed messages that cannot be processed yet."""
 
 from collections import Counter
 from typing import Any
@@ -8,7 +8,7 @@ from protocol.messages.envelope import Signed
 
 
 class PendingPool:
-    """Messages with the time of their arrival, oldest first, and never more than ``limit``."""
+    """Pending messages with their arrival times, oldest first, at most ``limit``."""
 
     def __init__(self, limit: int, name: str) -> None:
         self.limit = limit
@@ -22,25 +22,25 @@ class PendingPool:
         return digest in self.entries
 
     def add(self, signed: Signed[Any], now: float) -> None:
-        """Let a message wait; one that waits already waits no longer for it."""
+        """Add a message; a pending one keeps its arrival time."""
         self.entries.setdefault(signed.digest, (signed, now))
         if len(self.entries) > self.limit:
-            # The oldest of whoever has most of them goes: a flood displaces itself alone.
+            # Evict the oldest message of the signer with the most: a flood displaces only itself.
             counts = Counter(waiting.signer for waiting, _ in self.entries.values())
             most = max(counts, key=counts.__getitem__)
             self.remove(next(key for key, (one, _) in self.entries.items() if one.signer == most))
 
     def remove(self, digest: Digest) -> None:
-        """Let a message wait no more."""
+        """Remove a message."""
         self.entries.pop(digest, None)
 
     def expire(self, oldest: float) -> None:
-        """Drop what arrived before ``oldest``."""
+        """Drop messages that arrived before ``oldest``."""
         for digest in [key for key, (_, at) in self.entries.items() if at < oldest]:
             del self.entries[digest]
 
     def take(self) -> list[tuple[Signed[Any], float]]:
-        """Empty the table and return what was in it, the oldest first."""
+        """Empty the table and return its content, oldest first."""
         waited = list(self.entries.values())
         self.entries.clear()
         return waited

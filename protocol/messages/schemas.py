@@ -1,8 +1,8 @@
-"""Every signed message, one frozen model each, and the envelope that carries it.
+"""Schemas of all signed messages, one frozen model each.
 
-A message means nothing before ``open_envelope`` has checked its size, its canonical form, its
-fields and its signature for this run. The id of a signed message (``Signed.digest``) covers signer,
-kind, run and payload but not the signature, so a second signature does not make a second message.
+A message has no effect before ``open_envelope`` has checked its size, canonical form, fields and
+signature for this run. The id of a signed message (``Signed.digest``) covers signer, kind, run and
+payload but not the signature: a second signature does not make a second message.
 """
 
 from typing import Annotated, Self
@@ -17,31 +17,30 @@ from protocol.core.types import DIGEST_BYTES, RATE_CLASS_MAX, Role
 from protocol.messages.envelope import Message
 
 VERDICT_BYTES_MAX = 1024
-"""An honest envelope has at most about 700: 13 numbers and 200 characters of detail."""
+"""An honest envelope has at most about 700 bytes: 13 numbers and 200 characters of detail."""
 
 EVIDENCE_BYTES_MAX = 4096
-"""Two verdicts and a commit, which takes about 500."""
+"""Two verdicts and a commit of about 500 bytes."""
 
 VERDICTS_MAX = 15
-"""As many of the largest verdicts as one certificate can hold, and so the largest committee."""
+"""Number of the largest verdicts that fit into one certificate, so also the largest committee."""
 
 BATCH_MAX = 256
-"""Commits that one version may learn from; their digests take half of an envelope."""
+"""Maximum commits in a version's batch; their digests take half of an envelope."""
 
 ENCODINGS_MAX = 4
-"""Of one version: byte planes, and patches of the versions that most nodes hold."""
+"""Maximum encodings of one version: byte planes, and patches of the versions most nodes hold."""
 
 ADMISSION_BYTES_MAX = 512
-"""Proof in a record; an invite is the longest, some 300."""
+"""Maximum admission proof in a record; an invite is the longest, about 300 bytes."""
 
 WITNESSED_MAX = 32
-"""Members that one record speaks for: four times what an even share is. 1.2 KB."""
+"""Maximum reports about other members in one record, 1.2 KB: four times an even share."""
 
 PROTOCOL_VERSION = 1
 
 SYSTEM_PORTS = 1024
-"""Ports below this belong to services of a machine (RFC 6335), and no record has others connect to
-them."""
+"""System ports (RFC 6335) are below; a node never connects to one that a record names."""
 
 
 DigestBytes = Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -62,7 +61,7 @@ ShortText = Annotated[str, Field(max_length=200)]
 
 
 class Hardware(Message):
-    """What a node says its machine is; advertised, never trusted for safety."""
+    """Self-reported hardware; advertised, never trusted for safety."""
 
     kind = "hardware"
     gpu: ShortText = ""
@@ -73,44 +72,44 @@ class Hardware(Message):
 
 
 class NodeRecord(Message):
-    """A member's own word about itself; the newest ``sequence`` counts, until it is too old."""
+    """A member's statement about itself; the newest ``sequence`` counts until it expires."""
 
     kind = "node-record"
     sequence: UInt
     """Unix milliseconds of issue; strictly increasing per member."""
     joined_at: UInt
-    """Unix milliseconds since when the member claims to have been here without a break."""
+    """Claimed start of the current uninterrupted membership, in unix milliseconds."""
     roles: Annotated[tuple[str, ...], Field(max_length=len(Role))]
     addresses: Annotated[tuple[ShortText, ...], Field(max_length=8)]
     hardware: Hardware
     upload_bytes_per_second: UInt = 0
-    """No more than this, by its own word; 0: it sets no limit."""
+    """Self-set upload limit; 0: none."""
     reachable: bool
-    """Whether it should be dialled, by its own word: false where others did not get through."""
+    """Self-reported reachability; false if dial-backs failed."""
     witnessed: Annotated[tuple[DigestBytes, ...], Field(max_length=WITNESSED_MAX)] = ()
-    """Public keys of members that had themselves dialled back by this one."""
+    """Public keys of the members that this one dialled back."""
     upload_classes: Annotated[tuple[RateClass, ...], Field(max_length=WITNESSED_MAX)] = ()
-    """Of each of them the class of the rate at which it sent, 0 when it did not answer."""
+    """Upload rate class of each of them, 0 if it did not respond."""
     http_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """Where it serves weights by HTTP, on the host that it is connected from; 0 where it does not.
-    No host: a record could name somebody else's."""
+    """Port of its HTTP weight server, on the host of its connection; 0: none. Without a host,
+    because a record could name a third party's."""
     software: ShortText
     scoring: OptionalDigest = b""
-    """Digest of the scoring runtime that it has; empty for a node that does not score."""
+    """Digest of the node's scoring runtime; empty if it does not score."""
     protocol_version: UInt
     policy_version: Annotated[int, Field(ge=-1, le=2**53)]
     """Newest policy held, -1 before the first."""
     checkpoint: OptionalDigest = b""
-    """Digest of the manifest of the newest version taken; empty before the first."""
+    """Manifest digest of the newest accepted version; empty before the first."""
     admission: Annotated[bytes, Field(max_length=ADMISSION_BYTES_MAX)] = b""
-    """What admits its key to the run (``protocol.membership.proof_of_work``); empty where nothing
-    is asked."""
+    """Proof that admits the key to the run (``protocol.membership.proof_of_work``); empty if none
+    is required."""
     leaving: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.witnessed) != len(self.upload_classes):
-            raise ValueError("witnessed and upload_classes are of different lengths")
+            raise ValueError("witnessed and upload_classes differ in length")
         if len(set(self.witnessed)) != len(self.witnessed):
             raise ValueError("witnessed names a key twice")
         return self
@@ -122,31 +121,31 @@ class NodeRecord(Message):
 
 
 class Invite(Message):
-    """An inviter's word that a key may take part: its envelope is the proof in that key's records.
+    """An inviter's signed admission of a key; its envelope is the proof in that key's records.
 
-    Two for different keys with one number prove that the inviter cheats, and admit neither.
+    Two invites with one number for different keys prove equivocation; both become invalid.
     """
 
     kind = "invite"
     envelope_bytes_max = ADMISSION_BYTES_MAX
     key: DigestBytes
-    """Public key of who is invited."""
+    """Public key of the invited node."""
     number: UInt
-    """Of this inviter's invites, below its quota."""
+    """Serial number among this inviter's invites, below its quota."""
     epoch: UInt
-    """In which it is made."""
+    """Epoch of issue."""
     until: UInt
-    """The last epoch in which it counts."""
+    """Last epoch in which it is valid."""
 
 
 class RolloutCommit(Message):
-    """A worker's promise of one finished rollout: a group of sequences for each of its prompts."""
+    """A worker's commitment to one finished rollout: a group of sequences per prompt."""
 
     kind = "rollout-commit"
     epoch: UInt
     version: UInt
     checkpoint: DigestBytes
-    """Digest of the signed manifest of ``version``: it names the weights and the assignment."""
+    """Manifest digest of ``version``: it determines the weights and the assignment."""
     slot: UInt
     previous: OptionalDigest
     """Digest of this worker's commit for slot - 1 of the same version; empty for slot 0."""
@@ -157,7 +156,7 @@ class RolloutCommit(Message):
 
 
 class Verdict(Message):
-    """What one validator found of one commit; ``reason`` is ``accepted`` or what failed first."""
+    """A validator's result for one commit; ``reason`` is ``accepted`` or the first failed check."""
 
     kind = "verdict"
     envelope_bytes_max = VERDICT_BYTES_MAX
@@ -166,15 +165,15 @@ class Verdict(Message):
     reason: ShortText
     detail: ShortText = ""
     chunks: UInt = 0
-    """How many chunks of proofs were compared; 0 when nothing was measured."""
+    """Number of compared proof chunks; 0 if nothing was measured."""
     means: Annotated[tuple[Billionths, ...], Field(max_length=16)] = ()
-    """The means of ``protocol.rollout.statistics.STATISTICS``, clipped values, in order."""
+    """Means of ``protocol.rollout.statistics.STATISTICS``, of clipped values, in order."""
     extremes: Annotated[tuple[Billionths, ...], Field(max_length=16)] = ()
     """The worst single values, as ``protocol.rollout.statistics.Extremes``."""
 
 
 class Certificate(Message):
-    """The committee's outcome with the signed verdicts that make it; anyone can check it again."""
+    """A committee's outcome with the signed verdicts behind it; every node can verify it."""
 
     kind = "certificate"
     commit: DigestBytes
@@ -184,7 +183,7 @@ class Certificate(Message):
 
 
 class Evidence(Message):
-    """Envelopes of two verdicts of one validator on one commit; who carries it does not matter."""
+    """Envelopes of two contradicting verdicts of one validator; any node may publish it."""
 
     kind = "evidence"
     envelope_bytes_max = EVIDENCE_BYTES_MAX
@@ -194,11 +193,11 @@ class Evidence(Message):
 
 
 class Encoding(Message):
-    """Another form of a version's file, in which it travels (``protocol.shardcast.encodings``)."""
+    """A version's file in another transfer format (``protocol.shardcast.encodings``)."""
 
     kind = "encoding"
     base_version: Annotated[int, Field(ge=-1, le=2**53)]
-    """The version that it is a patch of, -1 for none."""
+    """Base version of a patch, -1 for none."""
     base: OptionalDigest
     """Policy digest of that version; empty for none."""
     index: DigestBytes
@@ -208,12 +207,12 @@ class Encoding(Message):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.base_version < 0) == bool(self.base):
-            raise ValueError("a base without its version, or a version without its policy")
+            raise ValueError("base and base_version must be set together")
         return self
 
 
 class CheckpointManifest(Message):
-    """One published policy; ``batch`` names the blob that lists the commits it learned from."""
+    """A published policy; ``batch`` lists the commits it learned from."""
 
     kind = "checkpoint-manifest"
     version: UInt
@@ -222,12 +221,12 @@ class CheckpointManifest(Message):
     """Digest of the signed manifest of version - 1; empty for version 0."""
     policy: DigestBytes
     index: DigestBytes
-    """Of the weights' file as it is."""
+    """Index of the unencoded weights file."""
     index_bytes: UInt
     total_bytes: UInt
     encodings: Annotated[tuple[Encoding, ...], Field(max_length=ENCODINGS_MAX)] = ()
     state: OptionalDigest = b""
-    """Index of the optimiser state, for the next trainer in line; empty where none is published."""
+    """Index of the optimiser state, for the next trainer; empty if none is published."""
     state_index_bytes: UInt = 0
     state_bytes: UInt = 0
     batch: Annotated[tuple[DigestBytes, ...], Field(max_length=BATCH_MAX)] = ()
@@ -240,5 +239,5 @@ class CheckpointManifest(Message):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if any(encoding.base_version >= self.version for encoding in self.encodings):
-            raise ValueError("a patch of a version that comes later")
+            raise ValueError("a patch must have an older base version")
         return self

@@ -1,1 +1,1 @@
-"""A node's copy of the shared state, changed by signed messages only."""
+"""A node's copy of the shared state, changed only by signed messages."""

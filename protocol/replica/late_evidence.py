@@ -1,10 +1,10 @@
 """Evidence against workers for nodes that joined later: old commits that prove a fault.
 
-A node forgets commits, and refuses old ones. The commits that slash a worker are kept and listed by
-synchronisation for as long as the worker is remembered, so a node that joins later learns of them.
-It checks them itself. Two commits for one slot prove themselves. A rejected commit needs the
-certificate of a committee that the node would draw among the validators that it knows now and the
-certificate's signers: no record tells which validators were live in an old epoch.
+A node forgets old commits and rejects them when they arrive. The commits that slash a worker are
+kept, and offered in synchronisation, as long as the worker is remembered. A node that joins later
+thus receives them, and checks them itself. Two commits for one slot are proof by themselves. A
+rejected commit needs the certificate of a committee, drawn among the validators that the node knows
+now and the certificate's signers. No record shows which validators were live in an old epoch.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from protocol.rollout.audit import SLASHABLE_REASONS
 from protocol.run.manifest import RunManifest
 
 OLD_COMMITS_MAX = 1024
-"""Old commits that may wait for what makes them evidence; about 1 KB each."""
+"""Old commits that may wait for their evidence; about 1 KB each."""
 
 FORKS_MAX = UNCERTIFIED_MAX
-"""Workers that signed two commits for one slot, and then no more are believed: keys are free."""
+"""Limit on workers with two commits for one slot: keys are free."""
 
 
 class LateEvidence:
-    """Old commits that came by synchronisation, until they prove something or are too old."""
+    """Old commits from synchronisation, until they prove a fault or expire."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class LateEvidence:
         return commit in self._commits
 
     def expire(self, oldest: float) -> None:
-        """Drop what arrived before ``oldest``."""
+        """Drop commits that arrived before ``oldest``."""
         self._commits.expire(oldest)
 
     def is_old(self, commit: Signed[RolloutCommit], epoch: int) -> bool:
-        """Return whether a commit that is not here can be nothing but evidence in our ``epoch``."""
+        """Return whether an unknown commit can only be evidence in our ``epoch``."""
         if commit.digest in self._ledger.entries or not self._manifest.credit.slash:
             return False
         return commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
@@ -62,7 +62,7 @@ class LateEvidence:
     def offer_commit(
         self, commit: Signed[RolloutCommit], now: float
     ) -> tuple[Signed[RolloutCommit], ...]:
-        """Let an old commit wait; return another one for its slot if both are taken now."""
+        """Add an old commit; return another one for its slot if both are accepted now."""
         if self._ledger.slashed(commit.signer):
             return ()
         self._commits.add(commit, now)
@@ -76,7 +76,7 @@ class LateEvidence:
         return ()
 
     def wants(self, certificate: Signed[Certificate]) -> bool:
-        """Return whether a certificate may make an old commit evidence: it is worth opening."""
+        """Tell whether a certificate may make an old commit evidence, so that it must be opened."""
         waiting = self._commits.entries.get(Digest(certificate.message.commit))
         rejects = not certificate.message.accepted
         return waiting is not None and rejects and not self._ledger.slashed(waiting[0].signer)
@@ -84,7 +84,7 @@ class LateEvidence:
     def offer_certificate(
         self, certificate: Signed[Certificate], verdicts: Sequence[Signed[Verdict]]
     ) -> Fault | bool:
-        """Check the certificate of an old commit; False when it proves no lie."""
+        """Check the certificate of an old commit; False if it proves no slashable offence."""
         commit, _ = self._commits.entries[Digest(certificate.message.commit)]
         signers = {verdict.signer for verdict in verdicts}
         known = map(PeerId, self._manifest.genesis.validators)
@@ -104,7 +104,7 @@ class LateEvidence:
         return self._ledger.offer_certificate(certificate, messages)
 
     def _take(self, commits: Sequence[Signed[RolloutCommit]]) -> bool:
-        """Have the ledger take commits, and tell whether it did; its next look forgets no proof."""
+        """Add commits to the ledger, and tell whether it holds all of them."""
         for commit in commits:
             self._ledger.restore_commit(commit)
             self._commits.remove(commit.digest)

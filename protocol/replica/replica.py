@@ -1,10 +1,10 @@
-"""The replicated state of a run: all that a node concludes from the signed messages it has seen.
+"""Replicated state of a run: everything that a node concludes from signed messages.
 
-``receive`` is the one door for every message, our own too: it opens the envelope, checks signature,
-limits and place, and only then changes the roster, the ledger or a tally. What cannot be decided
-yet (a certificate before its commit, a version before its parent or the outcomes of its batch)
-waits in bounded tables and is tried again in ``advance``, versions also when a certificate or
-another version is accepted.
+``receive`` is the single entry point for every message, our own included. It opens the envelope,
+checks signature, limits and preconditions, and only then changes the roster, the ledger or a
+verdict pool. A message that cannot be decided yet waits in a bounded table: a certificate before
+its commit, a version before its parent or the outcomes of its batch. ``advance`` tries it again;
+versions are also tried when a certificate or another version is accepted.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,11 +42,11 @@ from protocol.replica.late_evidence import LateEvidence
 from protocol.run.manifest import RunManifest
 
 WAITING_MAX = 1024
-"""Messages of one kind that may wait for another one."""
+"""Messages of one kind that may wait for another message."""
 
 STRANGERS_MAX = 256
-"""Workers without an admission that is known here, whose commits may wait for an outcome: nobody
-judges them, and who was admitted and has left is known by certificates. A guess."""
+"""Workers without a known admission that may have pending commits. These are not checked here;
+certificates prove the admission of workers that have left. A guess."""
 
 TOPIC_KINDS: dict[Topic, type[Message]] = {
     Topic.COMMITS: RolloutCommit,
@@ -65,11 +65,11 @@ _OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What became of a message: whether to relay it, the fault if any, and the opened message.
+    """Result of a message: forwarding decision, fault if any, and the opened message.
 
-    ``settled`` is what is accepted with it: versions that waited for it, and the verdicts of a
-    certificate that itself is not. What is not ``lasting``
-    must not survive a restart: nobody would know then that it had come too late.
+    ``settled`` holds the messages accepted with it: versions that waited for it, and the verdicts
+    of a certificate that is not accepted itself. A message that is not ``lasting`` must not be
+    stored: after a restart its lateness would be unknown.
     """
 
     result: ValidationResult
@@ -80,7 +80,7 @@ class Received:
 
 
 class Replica:
-    """Roster, ledger and tallies of one run."""
+    """Roster, ledger and verdict pools of one run."""
 
     def __init__(
         self, manifest: RunManifest, verify: Verifier, opened: Opened | None = None
@@ -91,7 +91,7 @@ class Replica:
         self.electorate = LocalElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
         self.stranger_commits = UntrustedCommits(manifest, self.ledger)
-        # The awaited rollouts arrive, or expire, by then.
+        # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
@@ -119,9 +119,9 @@ class Replica:
         self._kinds = {row[0].kind: row for row in kinds}
 
     def receive(self, envelope: bytes, now: float, *, anti_entropy: bool = False) -> Received:
-        """Take one message from anywhere; a rejected one leaves the state untouched.
+        """Process a message from any source; a rejected one leaves the state unchanged.
 
-        With ``anti_entropy`` we had asked for what we missed: a commit may be older than others.
+        ``anti_entropy``: the message was requested in a synchronisation, so a commit may be older.
         """
         name = envelope_kind(envelope) or ""
         if name not in self._kinds:
@@ -138,13 +138,13 @@ class Replica:
         return received
 
     def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
-        """Take a gossiped message, which must be of its topic's kind."""
+        """Process a gossiped message, which must be of its topic's kind."""
         if envelope_kind(envelope) != TOPIC_KINDS[topic].kind:
             return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_TOPIC))
         return self.receive(envelope, now)
 
     def restore(self, envelope: bytes) -> None:
-        """Take back a message that this node had accepted and stored, in the order it did."""
+        """Restore a stored message; the caller keeps the original order."""
         kind, _, restore = self._kinds.get(envelope_kind(envelope) or "", (Message, None, None))
         if restore is not None:
             signed = self._open(envelope, kind)
@@ -162,7 +162,7 @@ class Replica:
             self.ledger.offer_certificate(certificate, [one.message for one in verdicts])
 
     def advance(self, now: float) -> list[Signed[Any]]:
-        """Let time pass: expire, forget, and decide what waited; return what is now accepted."""
+        """Advance to ``now``: expire, forget, retry pending messages; return those accepted now."""
         settled: list[Signed[Any]] = [*self.roster.advance(now)]
         self.ledger.advance(self.manifest.epoch_at(now))
         for commit in [key for key in self._tallies if key not in self.ledger.entries]:
@@ -184,7 +184,7 @@ class Replica:
         return [*settled, *self._settle_versions(now), *self._follow_validators(now)]
 
     def _settle_versions(self, now: float) -> list[Signed[CheckpointManifest]]:
-        """Take the versions that have waited and need not wait any longer."""
+        """Accept the pending versions that no longer have to wait."""
         settled: list[Signed[CheckpointManifest]] = []
         waiting = self.ledger.branches.candidates()
         while waiting:
@@ -195,7 +195,7 @@ class Replica:
         return settled
 
     def _follow_validators(self, now: float) -> list[Signed[CheckpointManifest]]:
-        """Take the branch that the validators vouch for, if it is not ours."""
+        """Adopt the branch that the validators support, if it is not ours."""
         ledger, branches = self.ledger, self.ledger.branches
         if not len(branches):
             return []
@@ -212,21 +212,21 @@ class Replica:
 
     @property
     def behind(self) -> bool:
-        """Whether something has come whose predecessor has not: a peer should be asked."""
+        """True if a predecessor is missing, so that the node should synchronise with a peer."""
         return self.ledger.branches.behind or bool(self._early_certificates)
 
     def is_waiting(self, digest: Digest) -> bool:
-        """Return whether a message is here that cannot be decided yet: it need not come again."""
+        """Return whether a message is held undecided, so that it need not be sent again."""
         early = digest in self._early_certificates or self.roster.is_unchecked(digest)
         return early or digest in self.ledger.branches or digest in self._late
 
     @property
     def forked(self) -> bool:
-        """Whether a version has come whose parent we lack: perhaps one that supersedes ours."""
+        """True if a version without its parent is pending: it may supersede ours."""
         return self.ledger.branches.forked
 
     def envelopes(self) -> list[bytes]:
-        """Return what a restart needs, in an order in which it can be taken back."""
+        """Return the envelopes that a restart needs, in the order in which to restore them."""
         entries = (*self.ledger.kept.values(), *self.ledger.entries.values())
         commits = [entry for entry in entries if entry.timely or entry.certificate is not None]
         verdicts = [one for tally in self._tallies.values() for one in tally.verdicts.values()]
@@ -238,28 +238,28 @@ class Replica:
             *(entry.certificate.envelope for entry in commits if entry.certificate is not None),
         ]
 
-    # Questions
+    # Queries
 
     @property
     def evidence(self) -> list[Signed[Evidence]]:
-        """The proofs of equivocation that count."""
+        """The accepted proofs of equivocation."""
         return self._equivocators.evidence
 
     def evidence_due(self) -> list[Evidence]:
-        """Return what this node should sign and gossip: equivocations that it has found itself."""
+        """Return the equivocations that this node found itself and should sign and gossip."""
         due = list(self._evidence_due.values())
         self._evidence_due.clear()
         return due
 
     def committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
-        """Draw the committee of a commit from the roster that this node sees."""
+        """Draw the committee of a commit from this node's roster."""
         return draw(self.manifest, self.electorate, commit)
 
     def counts(self, worker: PeerId, version: int, epoch: int) -> bool:
-        """Return whether commits of ``worker`` in ``epoch`` to a version are judged here.
+        """Return whether commits of ``worker`` in ``epoch`` to a version are checked here.
 
-        A version that is not here may be as old as any; whom a committee has judged for an older
-        one was here before this one.
+        An unknown version may be of any age. A worker that a committee has judged for an older
+        version was admitted before this one.
         """
         checkpoint = self.ledger.checkpoint(version)
         made_at = 0.0 if checkpoint is None else checkpoint.message.created_at / 1000
@@ -268,7 +268,7 @@ class Replica:
 
     @property
     def tallies(self) -> Mapping[Digest, VerdictPool]:
-        """The verdicts on each commit of which some are here."""
+        """The verdicts held for each commit."""
         return self._tallies
 
     def tally(self, commit: Digest) -> VerdictPool:
@@ -276,10 +276,10 @@ class Replica:
         return self._tallies.setdefault(commit, VerdictPool())
 
     def leader(self, now: float) -> PeerId | None:
-        """Return the trainer whose turn it is: the first live one in the manifest's order.
+        """Return the leading trainer: the first live one in the manifest's order.
 
-        But whoever published the newest version, while it is live: so there is no contested
-        hand-over when an earlier trainer comes back.
+        The publisher of the newest version leads while it is live, so an earlier trainer that
+        returns causes no contested hand-over.
         """
         live = {member.peer for member in self.roster.live(now, Role.TRAINER)}
         head = self.ledger.head
@@ -314,7 +314,7 @@ class Replica:
         return any(certificate.message.commit == commit.digest for certificate, _ in waiting)
 
     def _has_room_for_unknown(self, stranger: PeerId) -> bool:
-        """Return whether commits of a key may wait for the outcome that proves it was admitted."""
+        """Return whether commits of a key may wait for the outcome that proves its admission."""
         knows = self.roster.admitted.knows
         strangers = [worker for worker in self.ledger.unsettled if not knows(worker)]
         return stranger in strangers or len(strangers) < STRANGERS_MAX
@@ -328,7 +328,7 @@ class Replica:
         return _received(verdict, self._count(verdict))
 
     def _count(self, verdict: Signed[Verdict]) -> Fault | bool:
-        """Take a verdict on a commit that is here, and note it when it proves an equivocation."""
+        """Count a verdict on a known commit, and record the evidence if it is an equivocation."""
         entry = self.ledger.entries[Digest(verdict.message.commit)]
         tally, validator = self.tally(entry.commit.digest), verdict.signer
         result = tally.add(verdict)
@@ -366,8 +366,8 @@ class Replica:
             return _received(certificate, fault)
         news = tuple(verdict for verdict in verdicts if self._count(verdict) is True)
         if fault is not None:
-            # Our roster may lag behind its author's: nobody is blamed, and it is tried again. But
-            # where it is ours that is complete, its verdicts and those of others decide here.
+            # Our roster may lag behind the author's: no peer is at fault, and we try again. If ours
+            # is the complete one, its verdicts and those of others still decide here.
             self._early_certificates.add(certificate, now)
             return replace(_received(certificate, fault), settled=news)
         messages = [verdict.message for verdict in verdicts]

@@ -1,11 +1,11 @@
-"""What a worker must compute: prompts, sampling seeds and length targets of a slot.
+"""Assignment of a slot: prompts, sampling seeds and length targets.
 
-All of it follows from (version, checkpoint, worker, slot), so nobody chooses an easy problem, a
+All of it follows from (version, checkpoint, worker, slot). No worker can choose an easy problem, a
 lucky seed or a convenient length, and a validator recomputes it from the commit alone. Slots are
-used in order (``ledger``), so a worker cannot skip to a slot that it likes better.
+used in order (``ledger``), so a worker cannot skip to a better one.
 
 The first slots with an evaluated version have held-out problems. Their rollouts are checked and
-certified like all others, and no version learns from them.
+certified like all others, but no version learns from them.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from protocol.core.types import Digest, PeerId
 from protocol.run.manifest import RunManifest
 
 HELD_OUT_SEED = 1 << 64
-"""Seeds from here on are of held-out problems; training draws seeds of 64 bits."""
+"""First seed of held-out problems; training draws 64-bit seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceAssignment:
-    """One sequence: which problem, which sampling noise, how long it should become."""
+    """Problem, sampling noise and target length of one sequence."""
 
     group: int
     problem_seed: int
@@ -30,9 +30,9 @@ class SequenceAssignment:
 
 
 def is_evaluation(manifest: RunManifest, version: int, slot: int) -> bool:
-    """Tell whether a slot measures its version on held-out problems, so that nobody learns from it.
+    """Return whether a slot evaluates its version on held-out problems; no version learns from it.
 
-    Such slots are the first ones of each worker with a version that the run evaluates.
+    These are the first slots of each worker with a version that the run evaluates.
     """
     rule = manifest.evaluation
     if rule is None:

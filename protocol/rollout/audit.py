@@ -1,15 +1,16 @@
-"""What a validator decides about a rollout body, cheapest checks first.
+"""Audit of a rollout body by a validator, cheapest checks first.
 
 The order is fixed: format, limits and termination, assignment (by construction: prompts and seeds
-are recomputed, never read), rewards, then what one prefill shows: proofs, the loose limits of
-single values, the statistics of this rollout, and those of its worker's last ones. The first
-failure is the verdict's reason, but for rewards that differ: honest machines may disagree about a
-score, so the rest is checked first, and only a rollout that is exact otherwise is rejected for it.
+are recomputed, never read), rewards. Then follow the results of one prefill: proofs, the loose
+limits of single values, the statistics of this rollout, and those of its worker's last ones. The
+first failure is the verdict's reason, except for differing rewards. Honest machines may disagree
+about a score, so the other checks run first, and a rollout is rejected for its reward only if it is
+exact otherwise.
 
-A lie that cannot be an accident ends a worker. What is only improbable, a rollout that is too far
-from ours or has another score here, is rejected. When more of them come together than an honest
-worker has once in ``1 / slash_rate`` tries, that is a lie, too, while the run's thresholds are
-known to fit others (``protocol.rollout.fit``).
+A result that no accident explains slashes the worker. An improbable result, a rollout that is too
+far from ours or has another score here, is only rejected. An honest worker accumulates more of them
+than allowed once in ``1 / slash_rate`` tries. A worker with more is slashed too, as long as the
+run's thresholds fit other workers (``protocol.rollout.fit``).
 """
 
 import math
@@ -49,38 +50,38 @@ from protocol.run.manifest import RunManifest
 ACCEPTED = "accepted"
 
 SLASHABLE_REASONS = frozenset({"format", "termination", "computation", HISTORY, REWARD_HISTORY})
-"""Reasons of a rejection that end a worker; the others cost it the rollout."""
+"""Slashable reasons of a rejection; the others cost the worker only the rollout."""
 
 _REASONS = ("proofs", "proofs", "proofs", "logprobs", "sampling")
-"""What a value beyond its limit shows, in the order of ``Extremes``."""
+"""Reason of each of the ``Extremes`` beyond its limit, in their order."""
 
 UNRELATED_SHARE = 0.75
-"""Of the values of a chunk: so many exponents differ where states are unrelated to ours. 127 of 128
-were measured for another model; of honest engines one chunk in some thousands exceeds 38."""
+"""Share of a chunk's values with differing exponents if states are unrelated. 127 of 128 were
+measured for another model; of honest engines one chunk in some thousands exceeds 38."""
 
 HISTORY_ROLLOUTS_MIN = 4
-"""Fewer rollouts are no history: one of a broken machine may be as far off as it likes."""
+"""Fewer rollouts are no history: a single one of a broken machine may deviate by any amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Ledger when a rollout is judged: its worker's last rollouts, and those of all workers."""
+    """Decided rollouts at an audit: the worker's last ones, and those of all workers."""
 
     worker: PeerId
     rollouts: Sequence[Decided] = ()
-    """Those with a certificate, the oldest first."""
+    """Its rollouts with a certificate, oldest first."""
     fit: Fit = field(default_factory=Fit)
 
     @classmethod
     def of(cls, history: Iterable[Sums]) -> Self:
-        """Return the past of a worker whose rollouts were accepted, beside one that fits."""
+        """Return the past of a worker with accepted rollouts, beside another worker that fits."""
         accepted = [Decided(accepted=True, reason=ACCEPTED, measured=sums) for sums in history]
         return cls(PeerId("worker"), accepted, Fit((WorkerFit(PeerId("another worker")),)))
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """A verdict in the making; ``sums`` and ``extremes`` are there if something was measured."""
+    """Result of an audit; ``sums`` and ``extremes`` are present if something was measured."""
 
     reason: str
     detail: str = ""
@@ -89,11 +90,11 @@ class AuditResult:
 
     @property
     def accept(self) -> bool:
-        """Whether nothing was found."""
+        """True if every check passed."""
         return self.reason == ACCEPTED
 
     def verdict(self, commit: Digest) -> Verdict:
-        """Return what a validator signs."""
+        """Return the verdict for a validator to sign."""
         return Verdict(
             commit=commit,
             accept=self.accept,
@@ -106,9 +107,9 @@ class AuditResult:
 
 
 def audited(beacon: Digest, commit: Digest, count: int, share: float) -> list[int]:
-    """Return which of ``count`` sequences the prefill covers; at least one.
+    """Return the indices of the sequences that the prefill covers, at least one of ``count``.
 
-    The worker could not know them: the beacon is of a later epoch than the commit.
+    The worker could not predict them: the beacon is of a later epoch than the commit.
     """
     if share >= 1:
         return list(range(count))
@@ -121,10 +122,10 @@ def audited(beacon: Digest, commit: Digest, count: int, share: float) -> list[in
 def read_body(
     manifest: RunManifest, commit: RolloutCommit, body: bytes
 ) -> list[RolloutSequence] | AuditResult:
-    """Return what a body claims, or why it is none of what its commit promised.
+    """Return the sequences of a body, or the reason why it does not match its commit.
 
-    ``body_bytes`` is the exact length: a number that a worker could choose would let it look for a
-    commit whose committee and audit it likes.
+    ``body_bytes`` is the exact length: with a free number a worker could search for a commit with a
+    committee and audit that it likes.
     """
     if len(body) != commit.body_bytes:
         return AuditResult("format", f"{len(body)} bytes, its commit says {commit.body_bytes}")
@@ -139,7 +140,7 @@ def check_claims(
     commit: RolloutCommit,
     sequences: Sequence[RolloutSequence],
 ) -> AuditResult | None:
-    """Check what needs neither a model nor the task."""
+    """Check everything that needs neither a model nor the task."""
     if sum(len(item.tokens) for item in sequences) != commit.tokens:
         return AuditResult("format", "token count differs from the commit")
     end_tokens, vocabulary_size = manifest.model.end_tokens, manifest.model.vocabulary_size
@@ -160,8 +161,8 @@ def check_rewards(
 ) -> AuditResult | None:
     """Compare claimed rewards with our own ``rewards``, in millionths.
 
-    However many sequences differ it is one disagreement: answers to one problem share their cause,
-    and a machine on which one score differs may score others differently.
+    Any number of differing sequences is one disagreement: answers to one problem share their cause,
+    and a machine with one differing score may have others.
     """
     pairs = enumerate(zip(sequences, rewards, strict=True))
     differing = [(index, item.reward, own) for index, (item, own) in pairs if item.reward != own]
@@ -192,9 +193,9 @@ def decide(
     past: Past,
     rewards: AuditResult | None = None,
 ) -> AuditResult:
-    """Decide about measured sequences, of whose ``rewards`` something may have been found.
+    """Decide on measured sequences; ``rewards`` is a finding of ``check_rewards``, if any.
 
-    ``claims`` are prompt and tokens of each: what its states follow from.
+    ``claims`` are prompt and tokens of each sequence, which determine its states.
     """
     rules = manifest.toploc
     for index, measurement in enumerate(measurements):
@@ -231,6 +232,6 @@ def decide(
 
 
 def _unrelated(manifest: RunManifest, measurements: Sequence[Measurement]) -> int:
-    """Return how many sequences have a chunk whose proof is of states unrelated to ours."""
+    """Return the number of sequences with a chunk proof of unrelated states."""
     least = UNRELATED_SHARE * manifest.toploc.top_k
     return sum(item.extremes.exponent_mismatches_max > least for item in measurements)

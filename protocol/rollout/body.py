@@ -1,9 +1,9 @@
-"""The body of a rollout: what a commit's digest stands for.
+"""Body of a rollout: the content behind a commit's digest.
 
 Prompts and seeds are not in it: they follow from the assignment. Tokens are little-endian int32,
-log-probabilities little-endian float32, rewards millionths. A reward is what the task gives, less
-what the distance to the assigned length costs (INTELLECT-2, arXiv 2505.07291); far from it that is
-below zero, and by how much still tells one sequence of a group from another.
+log-probabilities little-endian float32, rewards millionths. A reward is the task's score minus a
+penalty for the distance to the assigned length (INTELLECT-2, arXiv 2505.07291). It may be negative:
+far from the target the penalty still ranks the sequences of a group.
 """
 
 import math
@@ -18,12 +18,12 @@ from protocol.run.manifest import RunManifest
 from protocol.run.recipe import SamplingSection
 
 REWARD_SCALE = 1_000_000
-"""The most that a sequence can earn, in millionths."""
+"""Maximum reward of a sequence, in millionths."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSequence:
-    """One sequence as its worker claims it."""
+    """One sequence with its worker's claims."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -41,7 +41,7 @@ def reward_of(
 
 
 def reward_min(sampling: SamplingSection) -> int:
-    """Return the least that a sequence of this run can earn, in millionths."""
+    """Return the minimum reward of a sequence of this run, in millionths."""
     lengths = (1, sampling.tokens_max)
     targets: tuple[int | None, ...] = sampling.length_targets or (None,)
     return min(reward_of(sampling, 0.0, n, target) for n in lengths for target in targets)
@@ -63,7 +63,7 @@ def encode_body(sequences: Sequence[RolloutSequence]) -> bytes:
 
 
 def body_bytes_max(manifest: RunManifest) -> int:
-    """Return the largest body that a valid rollout of this run can have."""
+    """Return the maximum body size of a valid rollout of this run."""
     sampling, toploc = manifest.sampling, manifest.toploc
     chunks = -(-sampling.tokens_max // toploc.chunk_tokens)
     proof_bytes = 2 + 2 * toploc.top_k * (2 if toploc.precision == "fp32" else 1)
@@ -72,7 +72,7 @@ def body_bytes_max(manifest: RunManifest) -> int:
 
 
 def decode_body(data: bytes, manifest: RunManifest) -> list[RolloutSequence] | Fault:
-    """Read a body: its shape, its counts and its numbers are within the run's limits."""
+    """Decode a body, and check its shape, counts and numbers against the run's limits."""
     items = decode(data, bytes_max=body_bytes_max(manifest))
     if isinstance(items, Fault):
         return items
@@ -99,15 +99,15 @@ def _decode_sequence(item: Any, tokens_max: int, rewards: range) -> RolloutSeque
         } if len(item) == 4:
             pass
         case _:
-            return Fault(FaultCode.FORMAT, "a sequence has other fields")
+            return Fault(FaultCode.FORMAT, "a sequence has unknown or missing fields")
     count = len(tokens) // 4
     if len(tokens) % 4 or len(logprobs) != len(tokens) or not 1 <= count <= tokens_max:
-        return Fault(FaultCode.FORMAT, "token and log-probability counts")
+        return Fault(FaultCode.FORMAT, "invalid token or log-probability count")
     values = struct.unpack(f"<{count}f", logprobs)
     if not all(math.isfinite(value) and value <= 0 for value in values):
         return Fault(FaultCode.FORMAT, "a log-probability is not a finite number <= 0")
     if isinstance(reward, bool) or reward not in rewards:
-        return Fault(FaultCode.FORMAT, "the reward is not a number of millionths that can be")
+        return Fault(FaultCode.FORMAT, "the reward is out of range")
     if not all(isinstance(proof, bytes) for proof in proofs):
         return Fault(FaultCode.FORMAT, "a proof is not bytes")
     return RolloutSequence(struct.unpack(f"<{count}i", tokens), values, reward, proofs)

@@ -1,10 +1,10 @@
 """Confidence intervals of pass@1, and of its difference between two models on the same problems.
 
 The interval of a share is Wilson's (1927), which keeps its coverage near 0 and 1 and for few
-problems. With several answers to a problem the answers are not independent: the number of answers
-is replaced by the number of independent ones that has the variance found between problems
-(Korn and Graubard 1998, Survey Methodology 24). The interval of a difference is Newcombe's for
-paired shares (1998, Statistics in Medicine 17:2635, method 8), with the correlation over problems.
+problems. Several answers to one problem are not independent. Their number is replaced by the number
+of independent answers that has the variance found between problems (Korn and Graubard 1998, Survey
+Methodology 24). The interval of a difference is Newcombe's for paired shares (1998, Statistics in
+Medicine 17:2635, method 8), with the correlation over problems.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from math import sqrt
 from statistics import fmean, pvariance
 
 Z_95 = 1.959963984540054
-"""Of the normal distribution, for 95 %."""
+"""Quantile of the normal distribution for 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ def share(passes: Sequence[float], samples: int = 1) -> Estimate:
     variance = pvariance(passes, mean)
     if samples > 1:
         most = count * samples
-        # Shares that are all equal have no variance between them, and tell nothing of dependence.
+        # Equal shares have no variance between them, which says nothing about dependence.
         count = min(most, mean * (1 - mean) / (variance / count)) if variance else count
     return Estimate(mean, *_wilson(mean, count))
 
 
 def difference(before: Sequence[float], after: Sequence[float], samples: int = 1) -> Estimate:
-    """Return by how much a share is larger ``after``, from the same problems in the same order."""
+    """Return the increase of a share, from the same problems in the same order."""
     one, other = share(before, samples), share(after, samples)
     value = other.value - one.value
     correlation = _correlation(before, after)
@@ -55,7 +55,7 @@ def _wilson(mean: float, count: float) -> tuple[float, float]:
     centre = mean + Z_95**2 / (2 * count)
     half = Z_95 * sqrt(mean * (1 - mean) / count + Z_95**2 / (4 * count**2))
     scale = 1 + Z_95**2 / count
-    # Exact at the ends, where rounding would leave them out.
+    # Exact at the ends, where rounding would exclude them.
     low = 0.0 if mean == 0 else (centre - half) / scale
     return low, 1.0 if mean == 1 else (centre + half) / scale
 
@@ -65,7 +65,7 @@ def _joined(one: float, other: float, correlation: float) -> float:
 
 
 def _correlation(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return Pearson's, which is phi for answers that pass or fail; 0 where one does not vary."""
+    """Return Pearson's correlation (phi for pass or fail), or 0 if one side does not vary."""
     one, other = fmean(before), fmean(after)
     spread = sqrt(pvariance(before, one) * pvariance(after, other))
     if not spread:
@@ -78,7 +78,7 @@ def _correlation(before: Sequence[float], after: Sequence[float]) -> float:
 class EvaluationPoint:
     """An evaluated version; the bounds are those of a 95 % interval.
 
-    It respects that the answers to one problem are not independent.
+    The interval accounts for the dependence between answers to one problem.
     """
 
     version: int
@@ -88,6 +88,6 @@ class EvaluationPoint:
     reward_low: float
     reward_high: float
     solved_fraction: float
-    """Of the answers, how many have the task reward 1."""
+    """Share of answers with task reward 1."""
     solved_low: float
     solved_high: float

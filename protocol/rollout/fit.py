@@ -1,10 +1,10 @@
-"""Fit of a run's thresholds to its workers, and with it when repeated rejections end a worker.
+"""Fit of a run's thresholds to its workers; repeated rejections slash only while they fit.
 
-Thresholds of another model or machine, or another scoring runtime, reject honest workers exactly
-as they reject quantised weights. The other workers tell the two apart: a worker that lies differs
-from them, workers that are judged wrongly are off together, in the same direction. So improbable
-rollouts, however many, end a worker only while some other worker is within the same thresholds and
-these are not in doubt. The rollouts are rejected in any case.
+Thresholds of another model, machine or scoring runtime reject honest workers exactly as they reject
+quantised weights. The other workers separate the two cases. A cheating worker deviates from them;
+wrongly rejected workers deviate together, in the same direction. Any number of improbable rollouts
+therefore slashes a worker only while another worker is within the same thresholds and these are not
+in doubt. The rollouts are rejected in any case.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from protocol.rollout.statistics import Sums, added, directions
 from protocol.run.recipe import ToplocSection
 
 REWARD, REWARD_HISTORY = "reward", "reward-history"
-"""Reasons of rejections for a reward that differs, in one rollout and in too many."""
+"""Reasons for a differing reward, in one rollout and in too many."""
 
 REWARDS = frozenset({REWARD, REWARD_HISTORY})
 
@@ -29,17 +29,17 @@ STATISTICS, HISTORY = "statistics", "history"
 """Reasons for means beyond their bounds, in one rollout and in many."""
 
 IMPROBABLE = LIMITS | REWARDS | {STATISTICS, HISTORY}
-"""Reasons that honest workers have, too: rarely under thresholds that fit, always under others."""
+"""Reasons that honest workers also have: rarely if thresholds fit, always if they do not."""
 
 ROLLOUTS_MIN = 2
 """Decided rollouts from which a worker counts: fewer than make a history."""
 
 WORKERS_MIN = 2
-"""Workers that are off in the same direction before thresholds are in doubt."""
+"""Workers deviating in the same direction before thresholds are in doubt."""
 
 
 class Decided(NamedTuple):
-    """A rollout with a certificate: its outcome, the reason, and what the verdicts agree on."""
+    """A rollout with a certificate: outcome, reason, and the values that the verdicts agree on."""
 
     accepted: bool
     reason: str
@@ -48,26 +48,26 @@ class Decided(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFit:
-    """The directions in which the last rollouts of a worker are off; none where it fits.
+    """Directions in which the last rollouts of a worker deviate; none if it fits.
 
-    A direction is a statistic, with a minus sign where a shift is below zero, or what is beyond its
-    limit in half of them: ``reward``, ``proofs``, ``logprobs``, ``sampling``.
+    A direction is a statistic, with a minus sign for a negative shift, or a limit exceeded in half
+    of the rollouts: ``reward``, ``proofs``, ``logprobs``, ``sampling``.
     """
 
     worker: PeerId
     directions: AbstractSet[str] = frozenset()
     earned: bool = False
-    """True when more of these rollouts were certified than rejected: keys are free, work is not."""
+    """True if more of these rollouts were certified than rejected: keys are free, work is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A direction in which so many of the workers are off that the rule is in doubt."""
+    """A direction in which enough workers deviate to put the thresholds in doubt."""
 
     direction: str
     workers: int
     of: int
-    """Workers that count, also those that fit."""
+    """All workers that count, including those that fit."""
 
     def __str__(self) -> str:
         who = f"{self.workers} of {self.of} workers"
@@ -87,9 +87,9 @@ class Fit:
 
     @property
     def misfits(self) -> list[Misfit]:
-        """The directions in doubt, that of most workers first.
+        """The directions in doubt, the one of most workers first.
 
-        At least two workers are off in each: half of all that count, or two that have earned it.
+        At least two workers deviate in each: half of all that count, or two that are ``earned``.
         """
         count = len(self.workers)
         off = Counter(name for one in self.workers for name in one.directions)
@@ -102,19 +102,18 @@ class Fit:
         return sorted(doubtful, key=lambda one: (-one.workers, one.direction))
 
     def ends(self, worker: PeerId, off: AbstractSet[str]) -> bool:
-        """Return whether to be ``off`` again and again ends ``worker``.
+        """Return whether repeated deviations ``off`` slash ``worker``.
 
-        Some other worker must fit: of one that is alone nobody can tell whether it is wrong or the
-        thresholds are.
+        Some other worker must fit: with a single worker, wrong thresholds look like a wrong worker.
         """
         shown = any(one.worker != worker and not one.directions for one in self.workers)
         return shown and off.isdisjoint({one.direction for one in self.misfits})
 
 
 def fit_of(rules: ToplocSection, decided: Mapping[PeerId, Sequence[Decided]]) -> Fit:
-    """Return how the thresholds fit the decided rollouts of each worker, the oldest first.
+    """Return the fit of the thresholds to each worker's decided rollouts, oldest first.
 
-    A worker with one that was rejected for anything else does not count.
+    A worker with a rollout rejected for any other reason does not count.
     """
     return Fit(
         tuple(

@@ -1,10 +1,10 @@
-"""How far claimed rollouts are from what a validator computes, and how far honest ones may be.
+"""Statistics of the distance between a claimed rollout and a validator's recomputation.
 
-Honest engines round differently, so no token proves anything: its error is a draw from the honest
-distribution that the manifest states (``HonestSection``), and what is judged are sums over all
+Honest engines round differently, so a single token proves nothing. Its error is a draw from the
+honest distribution that the manifest states (``HonestSection``). The audit judges sums over all
 tokens of a rollout, or of many. A sum of ``n`` honest values exceeds its bound with a probability
-of at most a given rate, by Bennett's inequality (1962): it asks for the mean, the variance and the
-largest value, and for no shape of the distribution.
+of at most a given rate, by Bennett's inequality (1962). The inequality needs the mean, the variance
+and the maximum value, and no shape of the distribution.
 """
 
 import math
@@ -22,7 +22,7 @@ from protocol.toploc.results import ChunkResult
 
 STATISTICS = tuple(HonestSection.model_fields)
 PER_CHUNK = frozenset({"exponent_mismatches", "mantissa_error"})
-"""The statistics with one value for each chunk; the others have one for each token."""
+"""Statistics with one value per chunk; the others have one per token."""
 
 SCALE = 1_000_000_000
 """A verdict states numbers in billionths: errors in float32 are of the order of 1e-7."""
@@ -33,7 +33,7 @@ _TESTS = len(STATISTICS) + 1  # the shift is tested on both sides
 
 
 class Extremes(NamedTuple):
-    """The worst values of single chunks and tokens; names are those of their limits."""
+    """Worst values of single chunks and tokens, named after their limits."""
 
     exponent_mismatches_max: float
     mantissa_error_mean_max: float
@@ -44,19 +44,19 @@ class Extremes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The statistics of some tokens and chunks: sums of clipped values, as ``STATISTICS``."""
+    """Sums of clipped values over some tokens and chunks, in the order of ``STATISTICS``."""
 
     tokens: int
     chunks: int
     values: tuple[float, ...] = (0.0,) * len(STATISTICS)
 
     def count(self, name: str) -> int:
-        """Return how many values the sum ``name`` has."""
+        """Return the number of values in the sum ``name``."""
         return self.chunks if name in PER_CHUNK else self.tokens
 
     @property
     def means(self) -> tuple[float, ...]:
-        """The mean of each statistic, 0 of nothing."""
+        """Mean of each statistic, 0 if it has no values."""
         pairs = zip(STATISTICS, self.values, strict=True)
         return tuple(value / max(1, self.count(name)) for name, value in pairs)
 
@@ -71,10 +71,10 @@ def added(parts: Iterable[Sums]) -> Sums:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """What a validator computes of a claimed sequence of ``n`` tokens.
+    """A validator's recomputation of a claimed sequence of ``n`` tokens.
 
-    ``chunks`` compare the proofs with its states, ``logprobs[n]`` are those of the claimed tokens
-    in nats, ``gaps[n]`` how far each token's score is below the best one.
+    ``chunks`` compare the proofs with its states. ``logprobs[n]`` are the log-probabilities of the
+    claimed tokens in nats, ``gaps[n]`` the distances of their scores below the best ones.
     """
 
     chunks: Sequence[ChunkResult]
@@ -84,10 +84,10 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one prefill says of a claimed sequence, or of several.
+    """Result of one prefill for a claimed sequence, or for several.
 
-    ``proof_fault`` is None when the proofs are well formed. What could not be computed is infinite
-    in ``extremes``, and so beyond its limit.
+    ``proof_fault`` is None if the proofs are well formed. Values that could not be computed are
+    infinite in ``extremes``, and so beyond their limit.
     """
 
     proof_fault: str | None
@@ -98,7 +98,7 @@ class Measurement:
 def measured(rules: ToplocSection, claimed: Sequence[float], own: Recomputed) -> Measurement:
     """Return the statistics of a sequence with the log-probabilities ``claimed``, in nats.
 
-    Raises ``ValueError`` when there is nothing to measure.
+    Raises ``ValueError`` if there is nothing to measure.
     """
     chunks, honest = own.chunks, rules.honest
     if not chunks or not claimed:
@@ -130,9 +130,9 @@ def measured(rules: ToplocSection, claimed: Sequence[float], own: Recomputed) ->
 def of_rollout(measurements: Sequence[Measurement], claims: Sequence[Hashable]) -> Sums:
     """Return the statistics of a rollout; sequences with equal ``claims`` have equal states.
 
-    Their chunks count as those of one, with the mean of what their proofs show. Where two values
-    are nearly equal, another one may be among the largest of every such sequence: that is one draw
-    and not sixteen, as which it would be beyond every bound of independent values.
+    Their chunks count as those of one sequence, with the mean over their proofs. Where two values
+    are nearly equal, another one may be among the largest in every such sequence. That is one draw
+    and not sixteen, which would exceed every bound of independent values.
     """
     times = Counter(claims)
     found = list(zip((one.sums for one in measurements), claims, strict=True))
@@ -147,12 +147,12 @@ def of_rollout(measurements: Sequence[Measurement], claims: Sequence[Hashable]) 
 
 
 def unmeasured(fault: str) -> Measurement:
-    """Return the measurement of what could not be computed."""
+    """Return the measurement of a sequence that could not be computed."""
     return Measurement(fault, Sums(0, 0), Extremes(*[math.inf] * len(Extremes._fields)))
 
 
 def surprise(gap: float, sigma: float) -> float:
-    """Return ``-log P`` that two scores so far apart change places, 0 for a gap of 0, in nats.
+    """Return ``-log P`` that two scores so far apart swap their order, 0 for a gap of 0, in nats.
 
     Each score has a Gaussian error of ``sigma``, so their difference has one of ``sqrt(2) sigma``.
     """
@@ -161,7 +161,7 @@ def surprise(gap: float, sigma: float) -> float:
 
 
 def bound(honest: HonestValue, count: int, rate: float) -> float:
-    """Return what a sum of ``count`` honest values exceeds with at most the probability ``rate``.
+    """Return the bound on a sum of ``count`` honest values, exceeded with at most ``rate``.
 
     Bennett: with ``a = count * variance / clip^2``, a sum is ``u * a * clip`` above its mean with a
     probability of ``exp(-a h(u))`` at most, where ``h(u) = (1 + u) log(1 + u) - u``.
@@ -182,10 +182,10 @@ def bound(honest: HonestValue, count: int, rate: float) -> float:
 
 @lru_cache(maxsize=4096)
 def disagreements_max(share: float, count: int, rate: float) -> int:
-    """Return the most of ``count`` rollouts in which the rewards of an honest worker may differ.
+    """Return the maximum of ``count`` rollouts in which an honest worker's rewards may differ.
 
-    With ``share`` of all rollouts they differ between honest machines; one more than this many
-    has a probability of at most ``rate``. Reckoned exactly, so every machine has the same number.
+    They differ between honest machines in a ``share`` of all rollouts. A higher number has a
+    probability of at most ``rate``. The arithmetic is exact, so every machine gets the same number.
     """
     if share == 1:
         return count
@@ -200,7 +200,7 @@ def disagreements_max(share: float, count: int, rate: float) -> int:
 
 
 class Compared(NamedTuple):
-    """A measured value, and up to which one is allowed."""
+    """A measured value and its limit."""
 
     name: str
     value: float
@@ -208,7 +208,7 @@ class Compared(NamedTuple):
 
     @property
     def outside(self) -> bool:
-        """Whether it is not allowed; a NaN is not."""
+        """True if the value is beyond its limit; a NaN is."""
         return not self.value <= self.allowed
 
     def __str__(self) -> str:
@@ -216,15 +216,15 @@ class Compared(NamedTuple):
 
 
 def compared_extremes(rules: ToplocSection, extremes: Extremes) -> list[Compared]:
-    """Return every extreme beside its limit."""
+    """Return every extreme with its limit."""
     pairs = zip(Extremes._fields, extremes, strict=True)
     return [Compared(name, value, getattr(rules, name)) for name, value in pairs]
 
 
 def compared(rules: ToplocSection, sums: Sums, rate: float) -> list[Compared]:
-    """Return the mean of every statistic beside what honest ones exceed at ``rate`` at most.
+    """Return the mean of every statistic with the bound of honest ones.
 
-    The rate is that of any of them; it is shared out evenly.
+    Any honest one exceeds its bound with a probability of at most ``rate``, divided evenly.
     """
     found = []
     for name, mean in zip(STATISTICS, sums.means, strict=True):
@@ -235,27 +235,27 @@ def compared(rules: ToplocSection, sums: Sums, rate: float) -> list[Compared]:
 
 
 def beyond(rules: ToplocSection, sums: Sums, rate: float) -> Compared | None:
-    """Return the statistic that is furthest beyond what honest ones exceed at ``rate``, if any."""
+    """Return the statistic furthest beyond its bound at ``rate``, if any."""
     outside = [one for one in compared(rules, sums, rate) if one.outside]
     return max(outside, key=lambda one: one.value / one.allowed, default=None)
 
 
 def directions(rules: ToplocSection, sums: Sums, rate: float) -> frozenset[str]:
-    """Return every statistic beyond its bound at ``rate``, a shift below zero with a minus sign."""
+    """Return every statistic beyond its bound at ``rate``; a negative shift has a minus sign."""
     means = zip(STATISTICS, sums.means, strict=True)
     if all(abs(mean) <= getattr(rules.honest, name).mean for name, mean in means):
-        return frozenset()  # as most are; every bound is above the mean, and costs far more
+        return frozenset()  # most end here; every bound is above the mean and costs far more
     found = zip(compared(rules, sums, rate), sums.means, strict=True)
     return frozenset(f"-{one.name}" if mean < 0 else one.name for one, mean in found if one.outside)
 
 
 def stated(numbers: Iterable[float]) -> tuple[int, ...]:
-    """Return numbers as a verdict states them, the huge and the infinite cut."""
+    """Return numbers in the units of a verdict, clamped to its range."""
     return tuple(round(max(-_SCALED_MAX, min(_SCALED_MAX, one * SCALE))) for one in numbers)
 
 
 def explained(rules: ToplocSection, verdict: Verdict, tokens: int) -> list[Compared]:
-    """Return everything that a verdict states of ``tokens`` tokens beside what is allowed."""
+    """Return the values of a verdict on ``tokens`` tokens with their limits."""
     sums = agreed([verdict], tokens)
     if sums is None or len(verdict.extremes) != len(Extremes._fields):
         return []
@@ -269,8 +269,7 @@ def explained(rules: ToplocSection, verdict: Verdict, tokens: int) -> list[Compa
 def agreed(verdicts: Sequence[Verdict], tokens: int) -> Sums | None:
     """Return the statistics that the verdicts on one commit of ``tokens`` tokens agree on, if any.
 
-    Of each it is the lower middle of the sizes stated: a minority can neither frame a worker nor
-    clear it.
+    Each is the lower median by magnitude: a minority can neither incriminate a worker nor clear it.
     """
     told = [verdict for verdict in verdicts if len(verdict.means) == len(STATISTICS)]
     if not told:
@@ -286,7 +285,7 @@ def agreed(verdicts: Sequence[Verdict], tokens: int) -> Sums | None:
 
 
 def _number(value: float) -> float:
-    """Return ``value``, or infinity for a NaN, which would keep every limit."""
+    """Return ``value``, or infinity for a NaN, which would pass every limit."""
     return math.inf if math.isnan(value) else value
 
 

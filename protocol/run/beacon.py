@@ -1,6 +1,6 @@
-"""The randomness of an epoch: agreed by everyone without a message, and predictable by everyone.
+"""Beacon: the randomness of an epoch, computed without a message and predictable.
 
-A verifiable beacon would come in here.
+A verifiable beacon would replace it.
 """
 
 from functools import lru_cache
@@ -9,7 +9,7 @@ from protocol.core.crypto import digest
 from protocol.core.types import Digest, RunId
 
 EPOCHS_KEPT = 256
-"""Of which it is remembered: it is asked for with every message about a commit."""
+"""Cached epochs: every message about a commit needs a beacon."""
 
 
 @lru_cache(maxsize=EPOCHS_KEPT)

@@ -1,8 +1,8 @@
-"""The run manifest: everything that all nodes of a run must agree on.
+"""Run manifest: everything that all nodes of a run must agree on.
 
-It is a ``Recipe`` plus its *genesis*: who created it, when, with which weights and which keys. The
-BLAKE3 digest of the canonical manifest is the run id; topics, directory keys and signatures carry
-it, so nodes of different runs cannot mix.
+It is a ``Recipe`` plus its *genesis*: creator, date, initial weights and keys. The BLAKE3 digest of
+the canonical manifest is the run id. Topics, directory keys and signatures carry the run id, so
+nodes of different runs cannot mix.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MANIFEST_BYTES_MAX = 256 * 1024
 
 
 class RunFile(RecipeModel):
-    """A file that every node of a run has: it travels as weights do, by the index of its shards."""
+    """A file that every node of a run has, distributed like weights by the index of its shards."""
 
     index: HexDigest
     index_bytes: Count
@@ -34,14 +34,14 @@ RunFileName = Literal["bundle", "dataset"]
 
 
 class Genesis(RecipeModel):
-    """How a run began: its creator, time, first policy, files, and the keys it trusts."""
+    """Start of a run: its creator, time, first policy, files, and trusted keys."""
 
     creator: str
     created_at: Annotated[int, Field(ge=0, le=2**37)]
     """Unix seconds; before the year 10000, since people and chat templates read it as a date."""
     policy: HexDigest
     files: dict[RunFileName, RunFile] = Field(default_factory=dict)
-    """None for a task over characters."""
+    """Empty for a task over characters."""
     trainers: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
     validators: Annotated[tuple[str, ...], Field(min_length=1, max_length=1024)]
 
@@ -67,12 +67,12 @@ class RunManifest(Recipe):
         return self
 
     def encoded(self) -> bytes:
-        """Return the canonical bytes, whose digest is the run id."""
+        """Return the canonical bytes; their digest is the run id."""
         return encode(self.model_dump(mode="json"))
 
     @property
     def run_id(self) -> RunId:
-        """The digest that names the run."""
+        """The digest that identifies the run."""
         return RunId(digest(self.encoded()))
 
     def epoch_at(self, now: float) -> Epoch:
@@ -85,7 +85,7 @@ class RunManifest(Recipe):
 
     @property
     def genesis_policy(self) -> Digest:
-        """The digest of version 0."""
+        """The policy digest of version 0."""
         return Digest(bytes.fromhex(self.genesis.policy))
 
     def is_trainer(self, peer: PeerId) -> bool:
@@ -93,10 +93,10 @@ class RunManifest(Recipe):
         return peer in self.genesis.trainers
 
     def term_of(self, trainer: PeerId, least: int) -> int:
-        """Return the first term from ``least`` on that is this trainer's.
+        """Return the trainer's first term from ``least`` on.
 
-        The trainers have them in turn, so two that take over at once, cut off from each other, do
-        not claim the same one.
+        Terms rotate between the trainers, so two that take over at once on two sides of a partition
+        never claim the same one.
         """
         trainers = self.genesis.trainers
         return least + (trainers.index(trainer) - least) % len(trainers)
@@ -106,7 +106,7 @@ class RunManifest(Recipe):
         return peer in self.genesis.validators
 
     def is_of_genesis(self, peer: PeerId) -> bool:
-        """Return whether the genesis lists ``peer`` at all."""
+        """Return whether the genesis lists ``peer`` as trainer or validator."""
         genesis = self.genesis
         return peer in genesis.trainers or peer in genesis.validators
 
@@ -115,32 +115,32 @@ class RunManifest(Recipe):
         return self.is_of_genesis(peer) or peer == self.genesis.creator
 
     def admits_worker(self, peer: PeerId) -> bool:
-        """Return whether ``peer`` may commit rollouts, if it proves what the rule asks."""
+        """Return whether ``peer`` may commit rollouts, given the proof that the rule requires."""
         admission = self.admission
         return admission.rule != "allowlist" or peer in admission.workers or self.is_exempt(peer)
 
 
 @dataclass(frozen=True, slots=True)
 class SignedManifest:
-    """A manifest with its creator's signature: what nodes give to each other and keep."""
+    """A manifest with its creator's signature, as nodes exchange and store it."""
 
     manifest: RunManifest
     signature: bytes
 
     def encoded(self) -> bytes:
-        """Return the canonical bytes that travel and that a data directory pins."""
+        """Return the canonical bytes, as sent and as pinned in a data directory."""
         return encode({"manifest": self.manifest.encoded(), "signature": self.signature})
 
 
 def sign_manifest(manifest: RunManifest, creator: Signer) -> SignedManifest:
-    """Sign a manifest; raises ``ValueError`` when ``creator`` is not the one it names."""
+    """Sign a manifest; raises ``ValueError`` if it names another creator."""
     if creator.peer_id != manifest.genesis.creator:
         raise ValueError("only the creator that the genesis names can sign a manifest")
     return SignedManifest(manifest, creator.sign(_signed_bytes(manifest)))
 
 
 def decode_signed_manifest(data: bytes, verify: Verifier) -> SignedManifest | Fault:
-    """Read and check a signed manifest that a peer sent or that was pinned."""
+    """Decode and check a signed manifest that was received or pinned."""
     fields = decode(data, bytes_max=MANIFEST_BYTES_MAX)
     match fields:
         case Fault():
@@ -178,7 +178,7 @@ def _signed_bytes(manifest: RunManifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> RunManifest | Fault:
-    """Read a manifest that a peer sent."""
+    """Decode a manifest that a peer sent."""
     values = decode(data, bytes_max=MANIFEST_BYTES_MAX)
     if isinstance(values, Fault):
         return values

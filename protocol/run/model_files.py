@@ -1,7 +1,7 @@
-"""The bundle of a run: the small files of its model that every node reads the same way.
+"""Bundle of a run: the small files of its model, identical on every node.
 
-Canonical msgpack, a map of file name to bytes: ``config.json`` as its author wrote it, how it
-generates, its tokenizer, chat template, model card and licence. Weights are no part of it.
+Canonical msgpack, a map of file name to bytes: ``config.json`` as its author wrote it, generation
+configuration, tokenizer, chat template, model card and licence. Weights are not part of it.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ BUNDLE_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
-"""Names that Hugging Face gives them; a bundle holds no other, so none of them is a path."""
+"""Names as on Hugging Face; a bundle holds no other, so none of them is a path."""
 
 BUNDLE_BYTES_MAX = 64 * 1024 * 1024
 """Published tokenizers take up to 33 MB (a vocabulary of 262,144)."""
 
 
 def encode_bundle(files: Mapping[str, bytes]) -> bytes:
-    """Return the bundle of some files; raises ``ValueError`` for other names or too much."""
+    """Return the bundle of some files; raises ``ValueError`` for other names or excess size."""
     others = [name for name in files if name not in BUNDLE_FILES]
     if others:
         raise ValueError(f"a bundle holds no {others[0]!r}")

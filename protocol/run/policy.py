@@ -1,14 +1,14 @@
-"""Dithered rounding of policies: float32 masters become bf16 by a fixed threshold for each weight.
+"""Dithered rounding of policies from float32 masters to bf16, with a fixed threshold per weight.
 
-A step of training moves a master by a small part of the distance between two bf16 numbers.
+A training step moves a master weight by a small part of the distance between two bf16 numbers.
 Rounded to nearest, a weight that begins on the bf16 grid stays there for tens of steps, and then
-jumps. Here a weight is rounded up when the fraction that rounding down would cut off, plus the
+jumps. Here a weight is rounded up if the fraction that rounding down would cut off, plus the
 weight's threshold in ``[0, 1)``, reaches 1. Thresholds are uniform, so the policy moves on average
-as the masters do; they are fixed, so a step changes only the weights that cross theirs; and a
+as the masters do. They are fixed, so a step changes only the weights that cross theirs, and a
 master on the grid is its own policy.
 
-A threshold is a function of run id, tensor and place: trainers compute the same policy of the same
-masters on every device. This is the reference; ``roles.engines.rounding`` does the same on tensors.
+A threshold is a function of run id, tensor and index: trainers compute the same policy from the
+same masters on every device. The reference of ``roles.engines.training.rounding``.
 """
 
 from protocol.core.crypto import digest
@@ -16,13 +16,13 @@ from protocol.core.types import RunId
 from protocol.toploc.sampling import MULTIPLIERS, SHIFTS
 
 THRESHOLD_BITS = 16
-"""A float32 has so many bits more than a bf16 number: they are the fraction."""
+"""Bits that float32 has more than bf16: the fraction."""
 
 LARGEST = 0x7F7F_0000
-"""Pattern of the largest finite bf16 number, as a float32."""
+"""Float32 pattern of the largest finite bf16 number."""
 
 NAN = 0x7FC0
-"""Pattern in bf16 of every NaN."""
+"""Bf16 pattern of every NaN."""
 
 CHECK_VECTORS: tuple[tuple[int, str, int, int], ...] = (
     (0x00, "model.embed_tokens.weight", 0, 0x8B8E),
@@ -49,7 +49,7 @@ def threshold_keys(run_id: RunId, tensor: str) -> tuple[int, int]:
 def threshold(keys: tuple[int, int], index: int) -> int:
     """Return the threshold of a weight at a flat index, in units of ``2**-16``.
 
-    One hash of 32 bits serves two neighbours, the even one with its lower half.
+    One 32-bit hash serves two neighbours, the even one with its lower half.
     """
     word = _mix((index >> 1 & _WORD) ^ keys[0], keys[1])
     return word >> THRESHOLD_BITS if index & 1 else word & _FRACTION
@@ -58,8 +58,8 @@ def threshold(keys: tuple[int, int], index: int) -> int:
 def rounded(master: int, threshold: int) -> int:
     """Return the bf16 pattern of a float32 pattern.
 
-    Down is towards zero. What is larger than every finite bf16 number and is finite becomes the
-    largest one; infinity stays, and every NaN is ``NAN``.
+    Down is towards zero. A finite number above every finite bf16 number becomes the largest one;
+    infinity stays, and every NaN becomes ``NAN``.
     """
     magnitude = master & _MAGNITUDE
     if magnitude > _INFINITY:

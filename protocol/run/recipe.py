@@ -1,6 +1,6 @@
-"""The recipe: what a run creator decides, one section for each part of the protocol.
+"""Recipe: the settings of a run creator, one section for each part of the protocol.
 
-It is written by hand (``configs/runs/*.toml``); with a genesis it becomes a run (``manifest``).
+It is written by hand (``configs/runs/*.toml``). With a genesis it becomes a run (``manifest``).
 Unknown keys and wrong types are errors that name the key.
 """
 
@@ -33,16 +33,16 @@ from protocol.run.sections import (
 )
 
 VERSIONS_MAX = 4096
-"""Steps of a run: a newcomer must hold all its manifests before it can take the first one."""
+"""Maximum steps of a run: a late node must hold all manifests before it can accept the first."""
 
 CONFIG_BYTES_MAX = 16 * 1024
-"""Canonical bytes of a model's configuration; published ones take about one thousand."""
+"""Limit on a model's configuration in canonical bytes; published ones take about one thousand."""
 
 CONFIG_DEPTH_MAX = 3
 """The configuration, tables in it, and lists in those."""
 
 OPTIONS_BYTES_MAX = 1024
-"""Canonical bytes of a generator's options; those of published ones are a few numbers."""
+"""Limit on a generator's options in canonical bytes; published ones are a few numbers."""
 
 PREAMBLE_CHARACTERS_MAX = 4000
 EXAMPLES_MAX = 8
@@ -59,7 +59,7 @@ TaskName = Annotated[
 
 
 def _check_value(value: Any, depth: int, *path: str) -> None:
-    """Raise ``ValueError`` unless a value is one of JSON, without null, nested up to ``depth``."""
+    """Raise ``ValueError`` unless a value is JSON without null, nested up to ``depth``."""
     key = ".".join(path)
     if isinstance(value, dict | tuple):
         if depth == 0:
@@ -67,7 +67,7 @@ def _check_value(value: Any, depth: int, *path: str) -> None:
         for inner, item in value.items() if isinstance(value, dict) else enumerate(value):
             _check_value(item, depth - 1, *path, str(inner))
     elif type(value) not in {bool, int, float, str}:
-        raise ValueError(f"{key}: {type(value).__name__} is no JSON value, or null")
+        raise ValueError(f"{key}: {type(value).__name__} is null or no JSON value")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{key} is not a finite number")
 
@@ -110,14 +110,14 @@ class ModelSection(RecipeModel):
 
     A log-probability is the token's in the log-softmax of logits / temperature over the whole
     vocabulary, in float32. Under ``fp32`` the logits are the product of the final states, as the
-    model rounds them, with the unembedding, both upcast to float32; under ``model`` they are
+    model rounds them, and the unembedding, both upcast to float32. Under ``model`` they are
     computed in the model's precision and upcast then.
     """
     rounding: Annotated[Literal["dither", "nearest"] | None, LEFT_OUT_WHEN_EMPTY] = None
     """Rounding of the trainer's float32 masters to the weights of a bf16 policy.
 
-    ``dither`` rounds by fixed thresholds, so that small updates are not lost. A bf16 run whose
-    recipe leaves the key out is founded with ``dither``; a manifest without it rounds to nearest.
+    ``dither`` rounds by fixed thresholds, so that small updates are not lost. A bf16 run without
+    the key in its recipe is founded with ``dither``; a manifest without it rounds to nearest.
     """
 
     @field_validator("config")
@@ -142,7 +142,7 @@ class ModelSection(RecipeModel):
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens there are; ids are below it."""
+        """Number of tokens; ids are below it."""
         return int(self.config["vocab_size"])
 
     @property
@@ -180,7 +180,7 @@ class EnvironmentSection(RecipeModel):
 
     @property
     def in_text(self) -> bool:
-        """Whether it is a task in text, which needs the model's bundle."""
+        """True for a task in text, which needs the model's bundle."""
         return "/" in self.name
 
     @model_validator(mode="after")
@@ -210,7 +210,7 @@ class SamplingSection(RecipeModel):
     tokens_max: Count
     """Most tokens of an answer, without its prompt; a longer answer is cut off."""
     length_targets: tuple[Count, ...] = ()
-    """Lengths in tokens of which each prompt asks for one; empty: no length reward."""
+    """Target lengths in tokens, one for each prompt; empty: no length reward."""
     length_penalty: Share = 0.0
     """Reward that an answer loses for each token between its length and its target."""
 
@@ -241,8 +241,8 @@ class GrpoSection(RecipeModel):
     refill_max: Annotated[int, Field(ge=0, le=BATCH_MAX)] = 0
     """Most rollouts that a step takes beyond ``rollouts_per_step``.
 
-    They replace groups whose rewards are all equal, which teach nothing. With ``rollouts_per_step``
-    they are at most 256, and at most ``rollouts_ahead`` batches.
+    They replace groups with equal rewards, which teach nothing. With ``rollouts_per_step`` they are
+    at most 256, and at most ``rollouts_ahead`` batches.
     """
     rollouts_ahead: Count
     """Batches of rollouts, certified or in flight, that may wait before workers pause."""
@@ -261,7 +261,7 @@ class GrpoSection(RecipeModel):
         if self.batch_max > BATCH_MAX:
             raise ValueError(f"rollouts_per_step and refill_max must not exceed {BATCH_MAX}")
         if self.batch_max > self.rollouts_per_step * self.rollouts_ahead:
-            # Or workers would pause before the step that waits for them has what it may wait for.
+            # Otherwise workers would pause before the step has all that it may wait for.
             raise ValueError("refill_max must leave a batch within rollouts_ahead of them")
         return self
 
@@ -280,7 +280,7 @@ class ToplocSection(RecipeModel):
     top_k: Annotated[int, Field(ge=1, le=1024)]
     """Largest values of a chunk's last hidden states that one proof covers."""
     exponent_mismatches_max: Annotated[int, Field(ge=0, le=1024)]
-    """Most values of a chunk, of its ``top_k``, whose exponents differ."""
+    """Most values of a chunk, of its ``top_k``, with differing exponents."""
     mantissa_error_mean_max: Annotated[float, Field(ge=0, le=2**23)]
     """Largest mean error of the mantissas of a chunk, in units of the last place."""
     mantissa_error_median_max: Annotated[float, Field(ge=0, le=2**23)]
@@ -310,8 +310,8 @@ class ToplocSection(RecipeModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.audit_share < 1:
-            # A worker draws commits until the lies of one are where nobody looks: with a quarter
-            # audited it took seconds to hide 12 false sequences among 16.
+            # A worker draws commits until its false sequences are where no validator checks: with a
+            # quarter audited it took seconds to hide 12 false sequences among 16.
             raise ValueError("audit_share must be 1 while everyone can predict the beacon")
         if self.slash_rate > self.false_reject_rate:
             raise ValueError("slash_rate must not exceed false_reject_rate")
@@ -345,7 +345,7 @@ class ShardcastSection(RecipeModel):
     versions_kept: Annotated[int, Field(ge=2, le=1024)]
     """Newest versions that every node keeps; more than ``grpo.async_level``."""
     full_every: Annotated[int, Field(ge=1, le=1024)] = 5
-    """Interval in versions of those whose whole file every node keeps, not only their patch.
+    """Interval in versions of those that every node keeps as a whole file, not only as a patch.
 
     A node that joins downloads the newest of them and applies the patches after it.
     """
@@ -353,7 +353,7 @@ class ShardcastSection(RecipeModel):
     """Interval in versions at which the optimiser state is published to other trainers, if any."""
 
     def forms_kept(self, newest: int) -> range:
-        """Return the versions of which every node keeps what it has, file or patch, for others."""
+        """Return the versions of which every node keeps its file or patch for others."""
         full = newest - newest % self.full_every
         return range(max(0, min(full, newest - self.versions_kept + 1)), newest + 1)
 
@@ -379,7 +379,7 @@ class EvaluationSection(RecipeModel):
 
 
 class Recipe(RecipeModel):
-    """What a run creator decides; see ``configs/runs``."""
+    """Settings of a run creator; see ``configs/runs``."""
 
     name: Name
     """Name of the run, for people."""

@@ -1,12 +1,8 @@
-"""What the sections of a recipe have in common: the base of them all, and the numbers in them.
+"""Recipe sections for honest differences, committees, slashing, scoring runtime and admission.
 
-Sections of a recipe about checking rollouts: honest differences, committees, consequences.
-
-The scoring runtime of a task in text: the interpreter and the packages that decide its scores.
-
-The manifest pins the minor version of Python and exact versions of packages. A node's record holds
-the digest of what the node really has, micro version included, so that two machines whose scores
-differ can be compared.
+Also the base class and the number types of all sections. The manifest pins the scoring runtime of a
+task in text: the minor version of Python and exact versions of packages. A node's record holds the
+digest of its actual runtime, micro version included, to compare two machines with differing scores.
 """
 
 import operator
@@ -28,7 +24,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z
 HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 LEFT_OUT_WHEN_EMPTY = Field(exclude_if=operator.not_)
-"""Of fields that protocol version 1 began without: manifests that do not use them keep their id."""
+"""For fields newer than the first manifests of version 1: unused ones keep the run id."""
 
 
 class RecipeModel(BaseModel):
@@ -64,7 +60,7 @@ class HonestSection(RecipeModel):
     logprob_shift: HonestValue
     """Signed error of a claimed log-probability, in nats; its mean counts either way."""
     logprob_outliers: HonestValue
-    """Indicator of a token whose error is beyond ``logprob_tau``: 1, else 0."""
+    """Indicator of a token with an error beyond ``logprob_tau``: 1, else 0."""
     replay_mismatches: HonestValue
     """Indicator of a token that the replay of the sampling does not choose: 1, else 0."""
     sampling_gap: HonestValue
@@ -72,7 +68,7 @@ class HonestSection(RecipeModel):
     sampling_surprise: HonestValue
     """Improbability of that distance under errors of ``gap_sigma``, in nats."""
     exponent_mismatches: HonestValue
-    """Values of a chunk whose exponents differ."""
+    """Values of a chunk with differing exponents."""
     mantissa_error: HonestValue
     """Mean error of the mantissas of a chunk, in units of the last place."""
 
@@ -87,7 +83,7 @@ class CommitteeSection(RecipeModel):
     roster_min: Count
     """Live validators below which no committee is drawn, so that nothing is certified."""
     escalate_after_epochs: Count
-    """Age of a commit, in epochs, at which the larger committee is asked."""
+    """Age of a commit, in epochs, at which the larger committee checks it."""
     expire_after_epochs: Count
     """Age in epochs at which a commit without an outcome expires."""
 
@@ -101,29 +97,29 @@ class CommitteeSection(RecipeModel):
 
 
 REWARD_DISAGREEMENT_RATE = 1e-3
-"""Left out of a manifest, as protocol version 1 began without this key."""
+"""Omitted from a manifest at this value, which is older than the key."""
 
 
 class CreditSection(RecipeModel):
     """Consequences of a rejected rollout for its worker."""
 
     slash: bool
-    """True excludes a worker from the run for a lie that no accident explains."""
+    """True excludes a worker from the run for a fault that no accident explains."""
     reward_disagreement_rate: Annotated[
         Share, Field(exclude_if=lambda rate: rate == REWARD_DISAGREEMENT_RATE)
     ] = REWARD_DISAGREEMENT_RATE
-    """Share of honest rollouts whose rewards a validator computes differently."""
+    """Share of honest rollouts with rewards that a validator computes differently."""
 
 
 PACKAGES_MAX = 16
-"""Of one runtime; mathematics takes five."""
+"""Maximum packages of one runtime; mathematics takes five."""
 
 PackageName = Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
 PackageVersion = Annotated[str, Field(max_length=32, pattern=r"^[0-9][0-9a-z.+!]*$")]
 
 
 class RuntimeSection(RecipeModel):
-    """Scoring runtime that every machine which scores must have."""
+    """Scoring runtime that every scoring machine must have."""
 
     python: Annotated[str, Field(max_length=8, pattern=r"^3\.[1-9][0-9]?$", examples=["3.12"])]
     """Minor version of CPython, such as ``3.12``."""
@@ -133,7 +129,7 @@ class RuntimeSection(RecipeModel):
     """Exact versions by package; empty for a task that the standard library scores."""
 
     def __str__(self) -> str:
-        """Return it in words: ``Python 3.12 with sympy 1.14.0, mpmath 1.3.0``."""
+        """Return it as text: ``Python 3.12 with sympy 1.14.0, mpmath 1.3.0``."""
         packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
         return f"Python {self.python}{' with ' if packages else ''}{packages}"
 
@@ -144,14 +140,14 @@ def runtime_digest(python: str, packages: Mapping[str, str]) -> Digest:
 
 
 WORK_KIB_PASSES_MAX = 8192
-"""Memory times passes: a check is made in the event loop, and takes 0.4 to 1.4 ms for each 1024."""
+"""Memory times passes: a check runs in the event loop and takes 0.4 to 1.4 ms per 1024."""
 
 
 INVITERS_MAX = 64
 
 
 QUOTA_MAX = 1000
-"""Of one member: every node remembers the numbers of all invites that it has seen."""
+"""Maximum invites of one member: every node remembers the numbers of all invites."""
 
 
 Epochs = Annotated[int, Field(ge=0, le=2**31)]
@@ -163,7 +159,7 @@ class AdmissionSection(RecipeModel):
     rule: Literal["open", "invite", "allowlist"]
     """Condition for a key that the run does not name: proof of work, an invitation, or a list."""
     workers: tuple[str, ...] = ()
-    """Peer ids of the workers, under ``allowlist``. Anybody may be a relay."""
+    """Peer ids of the workers, under ``allowlist``. Any key may be a relay."""
     work_bits: Annotated[int, Field(ge=0, le=40)] = 0
     """Zero bits at the beginning of the hash, under ``open``; each doubles the work, 0: none."""
     work_kib: Annotated[int, Field(ge=8, le=WORK_KIB_PASSES_MAX)] = 1024
@@ -179,12 +175,12 @@ class AdmissionSection(RecipeModel):
     settled_epochs: Epochs = 0
     """Epochs after its admission from which a key may work on any version.
 
-    Above ``probation_epochs``, unless that is 0. Without it a run whose keys are all new stops.
+    Above ``probation_epochs``, unless that is 0. Without it a run with only new keys stops.
     """
 
     @property
     def asks_proof(self) -> bool:
-        """Whether the records of keys that are not of the genesis hold a proof."""
+        """True if records of keys outside the genesis must hold a proof."""
         asks = self.work_bits > 0 or self.probation_epochs > 0
         return self.rule == "invite" or (self.rule == "open" and asks)
 
@@ -199,7 +195,7 @@ class AdmissionSection(RecipeModel):
         if self.rule != "allowlist" and self.workers:
             raise ValueError("workers is for the rule 'allowlist'")
         if self.rule == "allowlist" and self.probation_epochs:
-            raise ValueError("the manifest is older than any version: no probation for its list")
+            raise ValueError("probation_epochs is not for the rule 'allowlist'")
         if self.probation_epochs and self.settled_epochs <= self.probation_epochs:
             raise ValueError("settled_epochs must exceed probation_epochs")
         for key in self.inviters:

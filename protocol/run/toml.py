@@ -1,4 +1,4 @@
-"""Recipes as TOML: parse a text, and name the first wrong key in one line."""
+"""Recipes as TOML: parsing, and one-line errors that name the first wrong key."""
 
 import re
 import tomllib
@@ -15,15 +15,15 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 KEY_PARTS_MAX = 16
-"""Of a dotted key: a recipe's deepest has five. tomllib takes memory with the square of the number,
-4 GB for 64 KB of text."""
+"""Maximum parts of a dotted key: a recipe's deepest has five. tomllib's memory grows with the
+square of the number, 4 GB for 64 KB of text."""
 
 
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}){{{KEY_PARTS_MAX}}}")
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be used; the message is one line and names the key."""
+    """An invalid manifest; the message is one line and names the key."""
 
 
 def load_recipe(text: str) -> Recipe:
@@ -58,9 +58,9 @@ def _tuples(value: Any) -> Any:
 
 
 def first_error(error: ValidationError, whole: str = "manifest") -> str:
-    """Return the first of pydantic's findings in one line that names the key, or the ``whole``."""
+    """Return pydantic's first error in one line that names the key, or the ``whole``."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    # A misspelt required key is missing and unknown: what was written says more to its author.
+    # A misspelt required key is both missing and unknown: the unknown one helps its author more.
     first = next((item for item in errors if item["type"] == "extra_forbidden"), errors[0])
     key = ".".join(str(part) for part in first["loc"]) or whole
     if first["type"] == "extra_forbidden":

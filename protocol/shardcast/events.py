@@ -1,4 +1,4 @@
-"""What a transfer is told and what it answers: closed unions of frozen values; its constants."""
+"""Events, effects and limits of a transfer: closed unions of frozen values."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from protocol.core.types import PeerId
 
 
 class Refusal(StrEnum):
-    """Why a request ended before its last chunk."""
+    """Reason why a request ended before its last chunk."""
 
     BROKEN = "broken"
     BUSY = "busy"
@@ -17,7 +17,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkVerified:
-    """A chunk came with ``request``, fits its digest and is stored."""
+    """A chunk arrived for ``request``, matches its digest and is stored."""
 
     request: int
     shard: int
@@ -26,7 +26,7 @@ class ChunkVerified:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCorrupt:
-    """A chunk came with ``request`` and does not fit its digest; the request is over."""
+    """A chunk arrived for ``request`` and does not match its digest; the request is over."""
 
     request: int
     chunk: int
@@ -34,9 +34,9 @@ class ChunkCorrupt:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """``request`` is over before its last chunk.
+    """``request`` ended before its last chunk.
 
-    ``held``: bit i is set where whoever refused holds chunk i of that shard.
+    ``held``: bit i is set if the refusing peer holds chunk i of that shard.
     """
 
     request: int
@@ -46,9 +46,9 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class CandidatesChanged:
-    """New candidate lists, one per stripe, and helpers, because the roster changed.
+    """New candidates per stripe, and new helpers, after a change of the roster.
 
-    ``strangers``: which sources have no standing.
+    ``strangers``: the untrusted sources.
     """
 
     candidates: tuple[tuple[PeerId, ...], ...]
@@ -66,9 +66,9 @@ Event = ChunkVerified | ChunkCorrupt | RequestFailed | CandidatesChanged | Tick
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask ``peer`` for ``count`` chunks; ``wait``: also for those that are on their way to it.
+    """Request ``count`` chunks from ``peer``; ``wait``: also chunks that it is still receiving.
 
-    ``stripe`` is the one in whose turn they are asked for, which may help with another one's shard.
+    ``stripe`` is the one that the request counts for; the shard may belong to another one.
     """
 
     request: int
@@ -82,14 +82,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """Stop ``request``; chunks of it that still come in are welcome."""
+    """Stop ``request``; chunks of it that still arrive are accepted."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class BadSource:
-    """``peer`` sent bytes that do not fit the index."""
+    """``peer`` sent bytes that do not match the index."""
 
     peer: PeerId
     fault: Fault
@@ -97,14 +97,14 @@ class BadSource:
 
 @dataclass(frozen=True, slots=True)
 class SourceLate:
-    """``peer`` has let a request stand still and has not delivered anything in this transfer."""
+    """A request to ``peer`` stalled, and it has not delivered anything in this transfer."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
-    """Every chunk is here; the last effect of all."""
+    """All chunks are present; the last effect."""
 
 
 Effect = Ask | CancelRequest | BadSource | SourceLate | TransferDone
@@ -114,7 +114,7 @@ Effect = Ask | CancelRequest | BadSource | SourceLate | TransferDone
 class TransferLimits:
     """Constants of one transfer; all are guesses until a link measurement corrects them.
 
-    Two requests per stripe hide one round trip; four stripes then make the eight streams that fill
+    Two requests per stripe hide one round trip. Four stripes then make the eight streams that fill
     a wide-area link (one libp2p stream carries 42 MB/s at 150 ms, four 116 MB/s).
     """
 

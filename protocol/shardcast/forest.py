@@ -1,26 +1,24 @@
-"""Who feeds whom: striped trees with different inner nodes, computed and never negotiated.
+"""Distribution forest: striped trees with different inner nodes, computed without messages.
 
-Shard ``i`` belongs to stripe ``i % stripes``, and each stripe has its own tree over all members.
-A reachable member is inner in one tree only and a leaf in the others (SplitStream), so with
-``fanout == stripes`` everyone uploads about what it downloads, the publisher one copy in all, and
-the time tends to size / bandwidth. The order in which the roster is given does not matter.
+Shard ``i`` belongs to stripe ``i % stripes``, and each stripe has its own tree over all members. A
+reachable member is an inner node in one tree only and a leaf in the others (SplitStream). With
+``fanout == stripes`` each member uploads about what it downloads, the publisher one copy in total,
+and the time tends to size / bandwidth. The result does not depend on the order of the roster.
 
-Inside a stripe members stand in one line: inner nodes by falling capacity, then the leaves. A
-parent always stands before its children, hence no cycles; the fallback candidates of a member stand
-before it too, so members that wait for each other never form a ring.
+In a stripe the members form a line: inner nodes by falling capacity, then the leaves. A parent
+always precedes its children, so there are no cycles. A member's fallback candidates precede it too,
+so members that wait for each other never form a ring.
 
-Rosters differ by a few records, and then the forests must differ by a few edges. So nobody's place
-is a number in a list. An inner node has *seats* in proportion to its capacity, at points of a
-circle that are hashes; a member looks at a few points of its own and takes a free seat. Whoever
-comes or goes moves those who sit on its seats, and a few of those who would (consistent hashing
-with bounded loads, Mirrokni, Thorup and Zadimoghaddam, 2018).
+If two rosters differ by a few records, their forests must differ by a few edges. So no position is
+an index of a list. An inner node has *seats* in proportion to its capacity, at hashed points of a
+circle. A member checks a few points of its own and takes a free seat. A member that joins or leaves
+moves the members on its seats, and a few others (consistent hashing with bounded loads, Mirrokni,
+Thorup and Zadimoghaddam, 2018).
 
-Who takes the children of a member that is gone: those who were feeding it.
-
-When every uplink is full, an orphan that goes to any other parent slows that one's children and all
-that hang on them. But whoever fed the dead member has a place free, in each stripe one, and these
-are about as many as its children. So its children in a stripe go one each to those who fed it, in
-that stripe and in the others: everybody has all stripes, a leaf of this one as well.
+If a member fails, its own parents become the failover parents of its children. When every uplink is
+full, an orphan at any other parent slows that parent's whole subtree. But each parent of the failed
+member has a free slot, one per stripe, about as many as the member had children. So its children in
+a stripe are divided among its parents of all stripes, which all hold every stripe.
 """
 
 import heapq
@@ -39,37 +37,38 @@ from typing_extensions import override
 from protocol.core.types import Digest, PeerId, rate_class, rate_of_class
 
 FALLBACKS_MAX = 4
-"""Candidates between the parent and the root: a guess. When a tenth of the members is gone, one of
-five is alive with probability 0.99999; more would only delay the way to the root."""
+"""Candidates between the parent and the root: a guess. If a tenth of the members is gone, one of
+five is alive with probability 0.99999; more would only delay the request to the root."""
 
 HELPERS_MAX = 6
-"""Of a model of 100 homes and 16 strong lines the last node had a version after 94 s with none, 77
-with 3, 74 with 6 and 74 with 12 (means of seeds 1 and 2). Each may be a new connection."""
+"""In a model of 100 homes and 16 fast uplinks the last node had a version after 94 s with no
+helper, 77 with 3, 74 with 6 and 74 with 12 (means of seeds 1 and 2). Each may be a new
+connection."""
 
 NEWCOMERS_SHARE = 4
 NEWCOMERS_MIN = 1
-"""Of the members that feed, at most one for so many that have standing has none, or one: a guess.
-They are how a relay begins, and all that a crowd of new keys can ever get. With four, two that sent
-nothing held up every version of a testnet of eight, by 42 s at most: they and those behind them
-were too many late ones to blame anybody. ``bulk-20`` is no slower with one (1.95 and 1.95)."""
+"""Untrusted members with children: at most one per four trusted ones, and at least one: a guess. It
+lets a new relay begin, and limits a crowd of new keys. With four, two that sent nothing delayed
+every version of a testnet of eight, by 42 s at most: with their children, too many were late to
+suspect any. ``bulk-20`` is no slower with one (1.95 and 1.95)."""
 
 SMALL = 64
-"""Up to so many that feed are dealt to the stripes evenly, the strongest first. More of them are
-even in the end, and not from the first on: else one more or less would shift all after it."""
+"""Up to this many inner nodes are divided evenly between the stripes, the strongest first. More of
+them are even only in total; otherwise one member more or less would shift all after it."""
 
 PROBES = 6
-"""Points at which a member looks for a seat; with place and lot one block of BLAKE3."""
+"""Points at which a member looks for a seat; with position and tie-break one BLAKE3 block."""
 
 _WORDS = 2 + PROBES
 
 _TREES_MAX = 64
-"""Remembered: the stripes of a few versions over a few rosters; of a thousand members 0.2 MB."""
+"""Cached trees: the stripes of a few versions over a few rosters; 0.2 MB for a thousand members."""
 
 
 class ForestMember(NamedTuple):
-    """One member of the roster, as witnessed (``protocol.shardcast.capacity``).
+    """One member of the roster (capacity: ``protocol.membership.measured_capacity``).
 
-    ``trusted``: whether its key has standing. Who is not ``reachable`` feeds nobody.
+    ``trusted``: whether its key has reputation. A member that is not ``reachable`` has no children.
     """
 
     peer: PeerId
@@ -79,9 +78,9 @@ class ForestMember(NamedTuple):
 
 
 class ForestMembers(Sequence[ForestMember]):
-    """Members, with a hash that is taken once: each of ten thousand would be hashed at each look.
+    """Members with a cached hash: hashing ten thousand at each lookup is too slow.
 
-    Give the same object again while nothing has changed.
+    Pass the same object again while nothing has changed.
     """
 
     __slots__ = ("_hash", "_members")
@@ -121,12 +120,12 @@ class ForestMembers(Sequence[ForestMember]):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One stripe: child to parent in line order, without the root, and who can feed others."""
+    """Tree of one stripe: child to parent in line order, without the root; possible parents."""
 
     parents: dict[PeerId, PeerId]
     feeders: tuple[PeerId, ...]
     feeders_before: dict[PeerId, int]
-    """Of each member: how many of ``feeders``, from the first on, stand before it."""
+    """For each member, the number of ``feeders`` that precede it."""
 
 
 def candidates(
@@ -138,13 +137,13 @@ def candidates(
     stripes: int,
     fanout: int,
 ) -> list[PeerId]:
-    """Return whom ``me`` asks for a stripe: the parent, up to ``FALLBACKS_MAX`` others, the root.
+    """Return the sources of ``me`` for a stripe: parent, up to ``FALLBACKS_MAX`` others, root.
 
-    The others are members that may feed and stand before ``me`` in the stripe's line, in an order
-    of its own, so the orphans of one parent spread out. Who has no place asks like the last leaf: a
-    stranger, and a member without standing that feeds nobody, since many keys that never ask would
-    take all seats, and leave the root to feed the others. Quick when ``members`` is a
-    ``ForestMembers`` that was asked of before.
+    The others are possible parents that precede ``me`` in the stripe's line, in an order of its
+    own, so that the orphans of one parent spread out. A member without a position is treated like
+    the last leaf. That includes unknown keys and untrusted members without children: many keys that
+    never download would take all seats, and leave only the root for the others. Fast if ``members``
+    is a ``ForestMembers`` that was used before.
     """
     if me == root:
         return []
@@ -163,10 +162,10 @@ def extra_sources(
     me: PeerId,
     stripes: int,
 ) -> list[PeerId]:
-    """Return up to ``HELPERS_MAX`` others who feed, drawn for ``me`` by what they can upload.
+    """Return up to ``HELPERS_MAX`` other sources, drawn for ``me`` in proportion to their capacity.
 
-    Who is late asks them for what they hold already: the strong are done first, and have most of
-    their line left.
+    A late member requests chunks that they already hold: fast members finish first, and have most
+    of their uplink left.
     """
     feeding, until = _shares(hashed(members), root, version_digest, stripes)
     words = _words(version_digest + b"help", me, HELPERS_MAX) if feeding else ()
@@ -175,14 +174,14 @@ def extra_sources(
 
 
 def hashed(members: Sequence[ForestMember]) -> ForestMembers:
-    """Return members whose hash is known; those that are, as they are."""
+    """Return members with a cached hash, unchanged if they have one."""
     return members if isinstance(members, ForestMembers) else ForestMembers(members)
 
 
 def _drawn(salt: bytes, count: int) -> list[int]:
-    """Return up to one more than ``FALLBACKS_MAX`` places below ``count``, drawn by hash.
+    """Return up to one more than ``FALLBACKS_MAX`` indices below ``count``, drawn by hash.
 
-    A hash for each of a thousand members, to keep four, was a tenth of what a new version cost.
+    A hash for each of a thousand members, to keep four, was a tenth of the cost of a new version.
     """
     stream = blake3(salt).digest(8 * (FALLBACKS_MAX + 1))
     moved: dict[int, int] = {}  # the first steps of a Fisher-Yates shuffle
@@ -207,7 +206,7 @@ def tree(
     stripes: int,
     fanout: int,
 ) -> Tree:
-    """Return the tree of one stripe; ``ValueError`` when ``fanout`` or ``stripe`` is impossible."""
+    """Return the tree of one stripe; ``ValueError`` for an impossible ``fanout`` or ``stripe``."""
     if fanout < 2 or not 0 <= stripe < stripes:
         raise ValueError(f"no forest with fanout {fanout}, stripe {stripe} of {stripes}")
     may_feed, dealt = _dealt(members, root, version_digest, stripes)
@@ -240,10 +239,10 @@ def tree(
 def _dealt(
     members: ForestMembers, root: PeerId, version_digest: Digest, stripes: int
 ) -> tuple[frozenset[PeerId], tuple[tuple[ForestMember, ...], ...]]:
-    """Return who may feed, and the stripes in which they are inner, each strongest first.
+    """Return the possible parents, and the inner nodes of each stripe, strongest first.
 
-    Each goes to a stripe that its hash names, or to the next that has not too many yet; with fewer
-    of them than stripes, one serves several.
+    Each belongs to the stripe that its hash names, or to the next with room. If there are fewer of
+    them than stripes, one serves several.
     """
     able = [member for member in members if member.reachable and member.peer != root]
     drawn = {member.peer: _words(version_digest, member.peer, 2) for member in able}
@@ -270,9 +269,9 @@ def _dealt(
 def _admitted(
     able: Sequence[ForestMember], drawn: Mapping[PeerId, tuple[int, ...]]
 ) -> list[ForestMember]:
-    """Return all that are proven, and as many newcomers as get a place in this version.
+    """Return all trusted members, and the untrusted ones admitted to this version.
 
-    A newcomer counts for no more than what three of four of the proven ones can do at most.
+    An untrusted member counts at most as much as the third quartile of the trusted ones.
     """
     trusted = [member for member in able if member.trusted]
     newcomers = [member for member in able if not member.trusted]
@@ -293,7 +292,7 @@ def _admitted(
 def _shares(
     members: ForestMembers, root: PeerId, version_digest: Digest, stripes: int
 ) -> tuple[tuple[PeerId, ...], tuple[int, ...]]:
-    """Return who may feed, and what each and those before it upload together."""
+    """Return the possible parents with the cumulative sums of their upload rates."""
     _, dealt = _dealt(members, root, version_digest, stripes)
     rates = {
         member.peer: max(1, member.upload_bytes_per_second) for line in dealt for member in line
@@ -302,7 +301,7 @@ def _shares(
 
 
 class _ChildSlots:
-    """The seats of one stripe's inner nodes on their circle, and who has been given one."""
+    """Seats of one stripe's inner nodes on their circle, and their occupation."""
 
     def __init__(
         self, salt: bytes, inner: Sequence[ForestMember], count: int, degree_max: int
@@ -324,13 +323,13 @@ class _ChildSlots:
         self._free = bytearray(len(seats))
 
     def _degrees(self, seats: int, degree_max: int) -> list[int]:
-        """Return how many seats each inner node has: so many in all, if limits allow.
+        """Return the number of seats of each inner node: ``seats`` in total, if limits allow.
 
-        They go one by one to whoever then has the least for its capacity (D'Hondt), which keeps
-        the slowest uplink as fast as it can be; a hash parts those that are alike, so that one more
-        seat is one more of one member. The limit is against members that seem stronger than they
-        are: with ``2 * stripes`` children a member uploads two copies. It rises only when so few
-        can feed that the root would bear more than its share.
+        Each seat goes to the node with the fewest for its capacity (D'Hondt), which maximises the
+        rate of the slowest uplink. A hash breaks ties, so that one more seat changes one member
+        only. The limit bounds members that overstate their capacity: with ``2 * stripes`` children
+        a member uploads two copies. It rises only if there are so few parents that the root would
+        bear more than its share.
         """
         degrees = [0] * len(self._inner)
         weights = [
@@ -352,23 +351,23 @@ class _ChildSlots:
 
     @property
     def count(self) -> int:
-        """How many seats there are."""
+        """Number of seats."""
         return len(self._free)
 
     def offer(self, place: int) -> None:
-        """Free the seats of an inner node, which has a parent now."""
+        """Free the seats of an inner node that has got a parent."""
         for seat in self._owned[place]:
             self._free[seat] = 1
 
     def near_the_root(self, place: int) -> PeerId | None:
-        """Give an inner node a seat: of those next to its points the one nearest to the root."""
+        """Give an inner node the seat closest to the root among those next to its points."""
         points = self._words[place][2:_WORDS]
         found = [seat for point in points if (seat := self._next_free(point)) >= 0]
         best = min(found, key=lambda seat: (self._owners[seat], seat), default=-1)
         return self._take(best)
 
     def first_free(self, points: Sequence[int]) -> PeerId | None:
-        """Give a leaf the first seat that is free at one of its points, or else after its first."""
+        """Give a leaf the first free seat at one of its points, else the next after its first."""
         seats = len(self._free)
         for point in points if seats else ():
             seat = bisect_left(self._points, point) % seats
@@ -377,7 +376,7 @@ class _ChildSlots:
         return self._take(self._next_free(points[0]))
 
     def _next_free(self, point: int) -> int:
-        """Return the first free seat from a point on, round the circle; -1 when there is none."""
+        """Return the first free seat from a point on, around the circle; -1 if there is none."""
         seat = self._free.find(1, bisect_left(self._points, point))
         return seat if seat >= 0 else self._free.find(1)
 
@@ -389,7 +388,7 @@ class _ChildSlots:
 
 
 def _words(salt: bytes, peer: PeerId, count: int) -> tuple[int, ...]:
-    """Return the first ``count`` numbers of 64 bits, big-endian, of BLAKE3 over both."""
+    """Return the first ``count`` 64-bit numbers, big-endian, of BLAKE3 over both."""
     return struct.unpack(f">{count}Q", blake3(salt + peer.encode()).digest(8 * count))
 
 
@@ -405,9 +404,9 @@ def failover_parent(
     stripes: int,
     fanout: int,
 ) -> PeerId | None:
-    """Return whom ``me`` asks for a stripe when its parent is gone; None when nobody has a place.
+    """Return the failover parent of ``me`` in a stripe; None if there is none.
 
-    Nobody that ``me`` feeds in this stripe: they would wait for each other.
+    Never a descendant of ``me`` in this stripe: they would wait for each other.
     """
     everyone = hashed(members)
     trees = [
@@ -427,7 +426,7 @@ def failover_parent(
 
 
 def with_failover(candidates: Sequence[PeerId], taken_in_by: PeerId | None) -> list[PeerId]:
-    """Return the candidates of a stripe with the foster parent after the parent."""
+    """Return the candidates of a stripe with the failover parent after the parent."""
     if taken_in_by is None or not candidates:
         return list(candidates)
     return list(dict.fromkeys([candidates[0], taken_in_by, *candidates[1:]]))

@@ -1,8 +1,8 @@
-"""The shard index: what a published file is made of, down to the digest of every chunk.
+"""Shard index of a published file, with the digest of every chunk.
 
-Its own digest stands in the signed checkpoint manifest, so whoever holds the manifest can take the
-index, and then every chunk, from anybody. Lengths are not written but follow from the three sizes:
-an index cannot contradict itself. 62 GB in 50 MB shards with 1 MiB chunks makes 2.0 MB.
+The signed checkpoint manifest contains the index's own digest. A node with the manifest can accept
+the index, and then every chunk, from any peer. Lengths are not stored but follow from the three
+sizes: an index cannot contradict itself. 62 GB in 50 MB shards with 1 MiB chunks makes 2.0 MB.
 """
 
 from collections.abc import Iterable
@@ -19,20 +19,20 @@ INDEX_BYTES_MAX = 4 << 20
 """Twice the index of a 62 GB file; it also bounds the digests in it to 131072."""
 
 TOTAL_BYTES_MAX = 1 << 48
-"""A guess with room: 256 TiB is more than any policy; sums stay far below 64 bits."""
+"""A guess: 256 TiB is more than any policy; sums stay far below 64 bits."""
 
 SHARD_BYTES_MAX = 1 << 30
-"""A guess: a shard is opened, resumed and checked as one."""
+"""A guess: a shard is opened, resumed and verified as a whole."""
 
 CHUNK_BYTES_MAX = 4 << 20
-"""A guess: a chunk is held in memory until its digest is known, several at a time."""
+"""A guess: chunks are in memory until their digest is known, several at a time."""
 
 _KEYS = ("chunk_bytes", "shard_bytes", "shards", "total_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A slice of the file: its digest, its length in bytes, and the digest of each chunk."""
+    """A byte range of the file: its digest, its length in bytes, and the digest of each chunk."""
 
     digest: Digest
     length: int
@@ -57,7 +57,7 @@ class ShardIndex:
 
 
 class ChunkHasher:
-    """Digests of consecutive chunks of ``chunk_bytes``, from pieces cut anywhere."""
+    """Digests of consecutive chunks of ``chunk_bytes``, from pieces of any length."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
@@ -66,7 +66,7 @@ class ChunkHasher:
         self._filled_bytes = 0
 
     def update(self, data: bytes) -> None:
-        """Take the next piece."""
+        """Add the next piece."""
         view = memoryview(data)
         while view:
             part = view[: self._chunk_bytes - self._filled_bytes]
@@ -77,7 +77,7 @@ class ChunkHasher:
                 self._cut()
 
     def finish(self) -> tuple[Digest, ...]:
-        """Return the digests of all chunks; what is left over is the last, shorter one."""
+        """Return the digests of all chunks; the rest is the last, shorter one."""
         if self._filled_bytes:
             self._cut()
         return tuple(self._digests)
@@ -97,7 +97,7 @@ def chunk_digests(pieces: Iterable[bytes], chunk_bytes: int) -> tuple[Digest, ..
 
 
 def shard_count(total_bytes: int, shard_bytes: int) -> int:
-    """Return how many shards (or chunks) ``total_bytes`` make."""
+    """Return the number of shards (or chunks) in ``total_bytes``."""
     return -(-total_bytes // shard_bytes)
 
 
@@ -122,7 +122,7 @@ def encode(index: ShardIndex) -> bytes:
 
 
 def decode(data: bytes) -> ShardIndex | Fault:
-    """Read an index from outside; anything off is a ``Fault``."""
+    """Decode an index from outside; every flaw is a ``Fault``."""
     value = codec.decode(data, bytes_max=INDEX_BYTES_MAX)
     if isinstance(value, Fault):
         return value
@@ -167,6 +167,6 @@ def _shard(entry: Any, length: int, chunk_bytes: int) -> Shard | None:
         Digest(joined[start : start + DIGEST_BYTES])
         for start in range(0, len(joined), DIGEST_BYTES)
     )
-    if count == 1 and chunks[0] != digest:  # one chunk is the shard: two names would disagree
+    if count == 1 and chunks[0] != digest:  # a single chunk is the whole shard
         return None
     return Shard(Digest(digest), length, chunks)

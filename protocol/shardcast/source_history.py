@@ -1,12 +1,12 @@
-"""What a node remembers of its sources from one version to the next.
+"""Reliability of a node's sources across versions.
 
-The forest is computed anew for each version, so whoever takes requests and sends nothing feeds
-others each time. A node therefore remembers who failed it, and asks those after everybody else, the
-root included: whoever stands in the list may be asked in any order, without agreement.
+The forest is computed anew for each version, so a peer that accepts requests and sends nothing
+becomes a parent each time. A node therefore remembers the sources that failed, and requests from
+them last, after the root. No agreement is needed: each node orders its candidates alone.
 
-An honest parent looks the same when its own parent is at fault, or the root is slow. So where many
-were late at once, none of them is blamed for it; a first doubt is soon over; and no more than a
-share of the members is doubted, so that there is practically always one to ask before the root.
+An honest parent looks the same if its own parent is at fault, or the root is slow. So if many were
+late at once, none of them is suspected. A first suspicion is short. At most a share of the members
+is suspected, so that some source before the root is almost always left.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,32 +17,32 @@ from protocol.shardcast.transfer_state import RttEstimator
 
 DOUBT_VERSIONS = 16
 DOUBT_VERSIONS_MAX = 256
-"""How long a first doubt lasts, which doubles each time that it proves right; guesses."""
+"""Duration of a first suspicion in versions, which doubles with each later failure; guesses."""
 
 DOUBTED_MIN = 4
 DOUBTED_SHARE = 8
-"""At most one of so many members is doubted, or four; guesses."""
+"""At most one of 8 members is suspected, or four; guesses."""
 
 LATE_TOGETHER_MAX = 2
-"""When more than so many were late in one transfer, what they have in common was: a guess."""
+"""If more were late in one transfer, the cause is common to them: a guess."""
 
 BEGIN_SECONDS_MIN = 6.0
-"""The least that a source is given to begin: it may have to find another source itself. With half
-of that, the first version after the root's line had become slow took half as long again."""
+"""Minimum time for a source to begin, because it may have to find another source itself. With half
+of it, the first version after a slowdown of the root took half as long again."""
 
 STRANGER_BEGIN_SECONDS_MIN = 1.0
-"""The same of a source without standing: it costs a key nothing to hold us up. Two such keys that
-sent nothing, among eight nodes of a testnet, held up every other version by 6 s."""
+"""The same for an untrusted source: delaying us costs a key nothing. Two such keys that sent
+nothing, among eight nodes of a testnet, delayed every other version by 6 s."""
 
 
 @dataclass(slots=True)
 class _Suspicion:
-    versions: int  # that it lasts
+    versions: int  # duration
     until: int
 
 
 class SourceReputation:
-    """Doubts about sources, and the time that they take to begin; of all transfers of one node."""
+    """Suspicions about sources, and their times to begin, over all transfers of one node."""
 
     def __init__(self) -> None:
         self._doubts: dict[PeerId, _Suspicion] = {}  # the newest last
@@ -50,27 +50,27 @@ class SourceReputation:
         self._begin = RttEstimator()
 
     def ordered(self, candidates: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """Return ``candidates`` with those that are doubted last."""
+        """Return ``candidates`` with the suspected ones last."""
         return tuple(sorted(candidates, key=self.is_doubted))
 
     def is_doubted(self, peer: PeerId) -> bool:
-        """Return whether ``peer`` failed us lately."""
+        """Return whether ``peer`` is suspected."""
         doubt = self._doubts.get(peer)
         return doubt is not None and self._transfers < doubt.until
 
     def begin_seconds(self, initial: float) -> float:
-        """Return how long a source may take to begin; ``initial`` before anyone has, at most."""
+        """Return the time limit for a source to begin: ``initial`` at most, and before any has."""
         if self._begin.late_seconds is None:
             return initial
         return min(initial, max(BEGIN_SECONDS_MIN, self._begin.late_seconds))
 
     def stranger_begin_seconds(self, initial: float) -> float:
-        """Return how long one without standing may take: no more than others usually do."""
+        """Return the limit for an untrusted source: at most the usual time of the others."""
         usual_seconds = self._begin.late_seconds or BEGIN_SECONDS_MIN
         return min(initial, max(STRANGER_BEGIN_SECONDS_MIN, usual_seconds))
 
     def begun(self, seconds: float) -> None:
-        """Note that a source took so long from a request to the first chunk."""
+        """Record the time from a request to the first chunk."""
         self._begin.measure(seconds)
 
     def ended(
@@ -82,7 +82,7 @@ class SourceReputation:
         root: PeerId,
         members: int,
     ) -> None:
-        """Take note of a transfer: who was late or sent bad bytes, and who delivered."""
+        """Record a finished transfer: peers that were late, sent bad bytes, or delivered."""
         self._transfers += 1
         for peer in delivered:
             self._doubts.pop(peer, None)
@@ -97,6 +97,6 @@ class SourceReputation:
     def _doubt(self, peer: PeerId) -> None:
         before = self._doubts.pop(peer, None)
         versions = DOUBT_VERSIONS if before is None else before.versions
-        if before is not None and self._transfers > before.until:  # it was trusted, and failed
+        if before is not None and self._transfers > before.until:  # failed again
             versions = min(2 * versions, DOUBT_VERSIONS_MAX)
         self._doubts[peer] = _Suspicion(versions, self._transfers + versions)

@@ -1,26 +1,26 @@
-"""The download of one version, as a machine: what to ask of whom, and when to give up on one.
+"""Download of one version as a state machine: selection of chunks and sources, and timeouts.
 
 Each stripe keeps a few requests in flight to the first usable candidate of its list, the parent:
 
-* a candidate that breaks or is late is skipped for a while that doubles each time, then tried again
-  with a single request; the next candidate in rank order takes over at once; one without standing
-  that has sent nothing yet is late sooner than others;
-* a candidate that has not got the bytes yet is asked again, and waited for a few seconds;
-* a candidate that sent bad bytes is named, and never asked again in this transfer;
-* a request to someone who is no candidate any more, because the roster has changed, is waited for
-  as briefly: by the new lists that one may be waiting for us;
-* a stripe that has nothing left to ask for brings shards of the others through its own tree, from
-  the end: each shard has one stripe that helps, so everybody gets it where its parent does;
-* beside the trees, whoever has got to the end of a stripe already is asked for that end: helpers
-  first, who are drawn by what they can upload, so that the strong do not idle while others wait;
-* when no candidate is left, and for the later half of what the last requests are slow to bring,
-  anyone who has it is asked, but for the root: if everyone asked it for what is slow to come, it
-  would never have sent all of it to anyone. These two carry ``wait=False``: the other end must
-  not make us wait for bytes that it may be awaiting from us. It answers which chunks it holds.
+* A candidate that breaks or is late is skipped for a pause that doubles each time, then tried again
+  with a single request. The next candidate in rank order takes over at once. An untrusted one that
+  has sent nothing yet is late sooner than others.
+* A candidate that does not have the bytes yet is retried for a few seconds.
+* A candidate that sent bad bytes is reported, and never used again in this transfer.
+* A request to a peer that the changed roster has removed from the candidates gets the same few
+  seconds: in the new forest that peer may be waiting for us.
+* A stripe with nothing left to request fetches shards of the others through its own tree, from the
+  end. Each shard has one helping stripe, so all members request it where their parents do.
+* Beside the trees, the end of a stripe is requested from peers that already have it: helpers first,
+  drawn by capacity, so that fast peers do not idle while others wait.
+* If no candidate is left, and for the later half of slow last requests, any peer that has the bytes
+  is used, except the root: with slow chunks of all nodes it would never finish sending to any.
+  These two set ``wait=False``: the peer must not make us wait for bytes that it may be awaiting
+  from us. Its response lists the chunks it holds.
 
-"Late" follows the time between the chunks of a stripe, doubled while the stripe stands still, so
-that a jam upstream does not make everyone change parents at once. Each stripe has a timer: the root
-may feed one first and the others seconds later. ``now`` is of a monotonic clock.
+The time limit follows the time between the chunks of a stripe, doubled while the stripe stalls. So
+congestion upstream does not make all nodes change parents at once. Each stripe has a timer: the
+root may serve one first and the others seconds later. ``now`` is of a monotonic clock.
 """
 
 import bisect
@@ -49,7 +49,7 @@ from protocol.shardcast.transfer_state import ChunkRequest, RetryState, SourceSt
 
 
 class Transfer:
-    """State of one download; ``missing`` holds, per shard, the numbers of the chunks to come."""
+    """State of one download; ``missing`` holds, per shard, the numbers of the missing chunks."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Transfer:
         self._ahead = StripeState(())
         self._lanes = [*self._stripes, self._ahead]
         self._peers: dict[PeerId, SourceState] = {}
-        self._sources: dict[PeerId, SourceState] = {}  # those of them that stand in a list now
+        self._sources: dict[PeerId, SourceState] = {}  # those of them in a current list
         self._requests: dict[int, ChunkRequest] = {}
         self._requests_made = 0
         self._finished = False
@@ -90,7 +90,7 @@ class Transfer:
         )
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what to do now; nothing follows ``TransferDone``."""
+        """Process one event and return the effects; nothing follows ``TransferDone``."""
         if self._finished:
             return []
         effects: list[Effect] = []
@@ -117,7 +117,7 @@ class Transfer:
             self._hedge(now, effects)
         return effects
 
-    # What happened
+    # Events
 
     def _chunk_good(self, event: ChunkVerified, now: float, effects: list[Effect]) -> None:
         shard, bit = event.shard, 1 << event.chunk
@@ -207,10 +207,10 @@ class Transfer:
                 self._lanes[request.ask.stripe].late += 1
                 effects += [] if self._peers[name].delivered else [SourceLate(name)]
 
-    # What to do now
+    # Requests
 
     def _fill(self, now: float, effects: list[Effect]) -> None:
-        """Ask for what is missing: first the candidates of its stripe, then whoever helps it."""
+        """Request missing chunks through their own stripe first, then through helping stripes."""
         for helping in (False, True):
             for number, stripe in enumerate(self._stripes):
                 while stripe.in_flight < self._limits.requests_per_stripe:
@@ -234,10 +234,10 @@ class Transfer:
         return self._ask(number, peer, shard, wanted, wait=wait, now=now)
 
     def _to_help(self, number: int) -> int | None:
-        """Return what a stripe that lacks nothing asks for: the last one that it is to help with.
+        """Return the shard for a stripe that lacks nothing: the last one that it helps with.
 
-        Each shard has one other stripe that helps, so that everybody asks for it where its parent
-        does, and the root sends it once.
+        Each shard has one other stripe that helps, so that all members request it where their
+        parents do, and the root sends it once.
         """
         count = len(self._stripes)
         last = -1
@@ -249,7 +249,7 @@ class Transfer:
         return None if last < 0 else last
 
     def _choose(self, stripe: StripeState, now: float) -> tuple[PeerId | None, bool]:
-        """Return the candidate to ask, or None, and whether one may make us wait."""
+        """Return the candidate to request from, or None, and whether it may make us wait."""
         for name in stripe.candidates:
             peer = self._peers[name]
             if peer.blamed or now < peer.paused_until:
@@ -268,9 +268,9 @@ class Transfer:
     def _anyone(
         self, shard: int, wanted: int, now: float, excluded: Sequence[PeerId]
     ) -> tuple[PeerId | None, int]:
-        """Return the least busy peer of any list, but for the root, and what to ask it for.
+        """Return the least busy peer of any list, except the root, and the chunks to request.
 
-        It may have all that is ``wanted``, or has said which part of it.
+        It may have all that is ``wanted``, or has listed which.
         """
         usable = [
             (peer.in_flight, place, name, found)
@@ -285,13 +285,12 @@ class Transfer:
         return min(usable)[2:] if usable else (None, 0)
 
     def _ask_ahead(self, now: float, effects: list[Effect]) -> None:
-        """Ask anyone for the end of the stripe that lacks most, if they have got so far.
+        """Request the end of the stripe that lacks most from any peer that has it.
 
-        Who has is ahead of us, and its line is freer than that of a parent that has not brought us
-        so far. This has the requests of stripes that are done and those of one more, since all of
-        our parents may be slow; with a single one who is slow itself kept out those who are not,
-        and the last of 116 nodes was there after 1.8 times the bound instead of 1.5
-        (``benchmarks/shardcast/makespan.py --strong 16``).
+        Such a peer is ahead of us, and its uplink is less busy than that of our parent. The quota
+        is that of the finished stripes and one more, because all our parents may be slow. With a
+        quota of one, a slow peer kept out faster ones: the last of 116 nodes finished after 1.8
+        times the bound instead of 1.5 (``benchmarks/shardcast/makespan.py --strong 16``).
         """
         if self._ahead_at is None:
             self._ahead_at = now + self._limits.ahead_seconds
@@ -308,9 +307,9 @@ class Transfer:
             effects.append(self._ask(len(self._stripes), peer, shard, wanted, wait=False, now=now))
 
     def _hedge(self, now: float, effects: list[Effect]) -> None:
-        """Ask a second peer for what is slow to come when nothing else is left to ask for.
+        """Request slow chunks from a second peer when nothing else is left to request.
 
-        For the later half of it: the first one goes on where it is, and nothing comes twice.
+        Only the later half: the first peer continues where it is, and nothing is sent twice.
         """
         if any(stripe.shards for stripe in self._stripes):
             return
@@ -325,7 +324,7 @@ class Transfer:
                 effects.append(ask)
 
     def _is_shared(self, request: ChunkRequest) -> bool:
-        """Return whether another request is to bring some of the same chunks."""
+        """Return whether another request covers some of the same chunks."""
         return any(
             other is not request
             and other.ask.shard == request.ask.shard
@@ -338,7 +337,7 @@ class Transfer:
     def _ask(
         self, stripe: int, peer: PeerId, shard: int, mask: int, *, wait: bool, now: float
     ) -> Ask:
-        """Take the first run of chunks in ``mask`` and note the request for it."""
+        """Request the first run of chunks in ``mask``, and record the request."""
         first = (mask & -mask).bit_length() - 1
         run = ~(mask >> first)
         count = min((run & -run).bit_length() - 1, self._chunks_per_request)
@@ -352,7 +351,7 @@ class Transfer:
         return ask
 
     def _end(self, number: int) -> None:
-        """Forget a request; what only it awaited is to be asked for again."""
+        """Forget a request; chunks that no other request covers are missing again."""
         request = self._requests.pop(number)
         shard = request.ask.shard
         self._peers[request.ask.peer].in_flight -= 1
@@ -387,7 +386,7 @@ class Transfer:
 
 
 def _later_half(mask: int) -> int:
-    """Return ``mask`` without the first half of the bits that are set."""
+    """Return ``mask`` without the first half of its set bits."""
     for _ in range(mask.bit_count() // 2):
         mask &= mask - 1
     return mask

@@ -1,9 +1,4 @@
-"""What a transfer knows of one that it asks: how busy it is, how reliable, and what it holds.
-
-How long to wait for what usually takes a while: mean and deviation, RFC 6298 section 2.
-
-What a transfer has asked for, stripe by stripe.
-"""
+"""State of a transfer: its sources, its requests per stripe, and its timers."""
 
 from dataclasses import dataclass, field
 
@@ -21,36 +16,35 @@ class SourceState:
     blamed: bool = False
     delivered: bool = False
     holdings: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Of shards that are missing here: which chunks it said that it holds, and until when it is not
-    asked for others."""
+    """By missing shard: the chunks it listed as held, and until when that list is valid."""
 
     def pause(self, now: float, limits: TransferLimits) -> None:
-        """Leave it alone for a while, for twice as long as the last time."""
-        if now < self.paused_until:  # several requests broke together: that is one failure
+        """Skip it for a while, twice as long as the last time."""
+        if now < self.paused_until:  # several requests that broke together are one failure
             return
         pause = limits.pause_seconds * 2 ** min(self.failures, 16)
         self.paused_until = now + min(pause, limits.pause_seconds_max)
         self.failures += 1
 
     def note(self, shard: int, mask: int, until: float) -> None:
-        """Note what it holds of a shard: bit i for chunk i."""
+        """Record the chunks that it holds of a shard: bit i for chunk i."""
         self.holdings[shard] = mask, until
 
     def held(self, shard: int, now: float) -> int:
-        """Return which chunks it may have; all of them when it has not said lately."""
+        """Return the chunks that it may have; all of them without a recent list."""
         mask, until = self.holdings.get(shard, (-1, float("inf")))
         return -1 if now >= until else mask
 
 
 @dataclass(slots=True)
 class RttEstimator:
-    """Follows a duration, and says from when on it is unusual."""
+    """Estimator of a duration and its timeout: mean and deviation, RFC 6298 section 2."""
 
     _mean_seconds: float | None = None
     _deviation_seconds: float = 0.0
 
     def measure(self, seconds: float) -> None:
-        """Note that it took so long this time."""
+        """Add a measurement."""
         if self._mean_seconds is None:
             self._mean_seconds, self._deviation_seconds = seconds, seconds / 2
             return
@@ -60,7 +54,7 @@ class RttEstimator:
 
     @property
     def late_seconds(self) -> float | None:
-        """From when on it is late; None before the first measurement."""
+        """Timeout; None before the first measurement."""
         if self._mean_seconds is None:
             return None
         return self._mean_seconds + 4 * self._deviation_seconds
@@ -68,17 +62,17 @@ class RttEstimator:
 
 @dataclass(slots=True)
 class ChunkRequest:
-    """One that has not ended."""
+    """A request in flight."""
 
     ask: Ask
     mask: int  # bit i: chunk i of the shard is awaited
-    touched: float  # when it was asked or last delivered
-    unlisted: bool = False  # its peer was a candidate when it was asked, and is not one now
+    touched: float  # time of the request or its last chunk
+    unlisted: bool = False  # its peer is no candidate any more
 
 
 @dataclass(slots=True)
 class RetryState:
-    """A candidate of a stripe that has not got the bytes yet."""
+    """Retry state of a candidate that does not have the bytes of a stripe yet."""
 
     since: float
     retry_at: float
@@ -86,10 +80,10 @@ class RetryState:
 
 @dataclass(slots=True)
 class StripeState:
-    """A stripe with its candidates, or what is asked of anyone, who has none."""
+    """A stripe with its candidates; the one for requests to any peer has none."""
 
     candidates: tuple[PeerId, ...]
-    shards: list[int] = field(default_factory=list)  # with chunks to ask for, ascending
+    shards: list[int] = field(default_factory=list)  # with chunks to request, ascending
     in_flight: int = 0
     late: int = 0  # requests given up since the last chunk
     gap: RttEstimator = field(default_factory=RttEstimator)  # between chunks of a request

@@ -1,12 +1,12 @@
-"""Arithmetic modulo 65497, for many polynomials at once.
+"""Arithmetic modulo 65497 on many polynomials at once.
 
-65497, of the published proof format, is above every finite bf16 bit pattern (0xFF7F = 65407 at
-most). A product of two elements plus a third stays below 2**32, so all of it is exact in
-``uint32``, whose division by a constant numpy vectorises; ``%`` is not vectorised and four times
-slower (measured, numpy 2.4).
+65497, from the published proof format, is above every finite bf16 bit pattern (at most 0xFF7F =
+65407). A product of two elements plus a third stays below 2**32, so all of it is exact in
+``uint32``. numpy vectorises the division of ``uint32`` by a constant; ``%`` is not vectorised and
+four times slower (measured, numpy 2.4).
 
-Arrays hold one polynomial per row. Inside, rows and columns are swapped, so that every step of a
-recurrence over the degree runs over contiguous memory.
+Arrays hold one polynomial per row. Internally, rows and columns are swapped, so that every step of
+a recurrence over the degree runs over contiguous memory.
 """
 
 from functools import cache
@@ -18,20 +18,21 @@ Elements = NDArray[np.uint32]
 """Field elements, each below ``PRIME``."""
 
 PRIME = 65497
-"""Modulus of every polynomial, whatever the index modulus of a proof is (toploc 0.1.6)."""
+"""Modulus of every polynomial, independent of a proof's index modulus (toploc 0.1.6)."""
 
 _PRIME = np.uint32(PRIME)
 
 _PRIMITIVE_ROOT = 7
-"""Its powers run through all non-zero elements: the order divides 2**3 * 3 * 2729."""
+"""Generator of all non-zero elements: the order divides 2**3 * 3 * 2729."""
 
 
 def interpolate(points: Elements, values: Elements, counts: NDArray[np.int64]) -> Elements:
     """Return the ascending coefficients of the polynomials through ``points`` and ``values``.
 
-    All of ``[rows, k]``; row ``r`` uses its first ``counts[r]`` points only, which must be distinct
-    and at least one, and its coefficients from ``counts[r]`` upward are zero. Newton's divided
-    difference ``i`` depends on the points up to ``i`` alone, so behind the count can be anything.
+    All arrays are ``[rows, k]``. Row ``r`` uses only its first ``counts[r]`` points, which must be
+    distinct and at least one; its coefficients from ``counts[r]`` upward are zero. Newton's divided
+    difference ``i`` depends only on the points up to ``i``, so values beyond the count are
+    arbitrary.
     """
     nodes = np.ascontiguousarray(points.T)
     differences = _divided_differences(nodes, values.T.copy(order="C"))
@@ -57,8 +58,8 @@ def evaluate(coefficients: Elements, points: Elements) -> Elements:
 def inverses() -> Elements:
     """Return the table of ``PRIME`` multiplicative inverses; that of zero is zero.
 
-    Because the inverse of ``-d`` is minus the inverse of ``d``, a negative index, which numpy
-    counts from the end, finds the right entry too.
+    The inverse of ``-d`` is minus the inverse of ``d``. A negative index, which numpy counts from
+    the end, therefore finds the right entry too.
     """
     powers = np.ones(1, dtype=np.uint32)
     while len(powers) < PRIME - 1:
@@ -76,8 +77,8 @@ def _divided_differences(nodes: Elements, values: Elements) -> Elements:
     signed = nodes.astype(np.intp)
     result = values
     for order in range(1, len(nodes)):
-        # Adding the prime keeps the difference above zero; one above the prime still fits, because
-        # it is reduced before the product.
+        # Adding the prime keeps the difference above zero; a value above the prime still fits,
+        # because it is reduced before the product.
         steps = _reduce(result[order:] + _PRIME - result[order - 1 : -1])
         steps *= table.take(signed[order:] - signed[:-order], mode="wrap")
         result[order:] = _reduce(steps)

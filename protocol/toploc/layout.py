@@ -1,4 +1,4 @@
-"""The bytes of a proof, and what can be wrong with bytes from outside.
+"""Byte layout of a proof, and the checks of proofs received from outside.
 
 One proof covers one chunk, 16-bit big-endian words throughout:
 
@@ -11,9 +11,9 @@ offset  bytes       content
 ======  ==========  =========================================================================
 
 With ``top_k`` 128 that is 258 bytes in bf16, the published format (toploc 0.1.6), and 514 in fp32,
-which is ours. A chunk of fewer values than ``top_k`` keeps the length; its unused high coefficients
-are zero. Every chunk has exactly one valid length, one valid set of unused words and, unless it
-holds more than 65497 values, one valid modulus, so nothing can be hidden in a proof.
+our own. A chunk of fewer values than ``top_k`` keeps the length; its unused high coefficients are
+zero. Every chunk has exactly one valid length and one valid set of unused words. Up to 65497 values
+it also has one valid modulus, so nothing can be hidden in a proof.
 """
 
 import math
@@ -34,10 +34,9 @@ TOP_K = 128
 """Values per proof in the published format.
 
 A run chooses a ``top_k`` of at most half its hidden width. A proof that covers all values of a
-chunk, which may be one token, covers those near zero too, and their relative error is unbounded:
-4 % of honest fp32 chunks of 1 x 128 then exceed a mean of 32 units, against a maximum of 2 with
-``top_k`` 64 (measured, Gaussian values with an absolute error of 1.5e-7).
-"""
+chunk, which may be one token, covers those near zero too, and their relative error is unbounded. 4
+% of honest fp32 chunks of 1 x 128 then exceed a mean of 32 units, against a maximum of 2 with
+``top_k`` 64 (measured, Gaussian values with an absolute error of 1.5e-7)."""
 
 TOP_K_MAX = 1024
 """Twice the widest that a published sweep tried; interpolation costs the square of it."""
@@ -47,19 +46,19 @@ Words = NDArray[np.uint16]
 
 
 class Variant(StrEnum):
-    """The precision of the states that a proof covers."""
+    """Precision of the states that a proof covers."""
 
     BF16 = "bf16"
     FP32 = "fp32"
 
     @property
     def planes(self) -> int:
-        """How many 16-bit polynomials carry one value."""
+        """Number of 16-bit polynomials per value."""
         return 1 if self is Variant.BF16 else 2
 
 
 class FaultKind(StrEnum):
-    """What is wrong with a sequence's proofs, in the order of the checks."""
+    """Faults of a sequence's proofs, in the order of the checks."""
 
     COUNT = "count"
     LENGTH = "length"
@@ -70,7 +69,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProofFault:
-    """A malformed proof, found before any arithmetic."""
+    """A malformed proof, detected before any arithmetic."""
 
     kind: FaultKind
 
@@ -83,14 +82,14 @@ class ProofFault:
 
 @dataclass(frozen=True, slots=True)
 class ProofLayout:
-    """The parameters that fix how a sequence is cut into chunks and how long a proof is."""
+    """Parameters that determine the chunks of a sequence and the length of a proof."""
 
     variant: Variant
     chunk_tokens: int
     top_k: int
 
     def __post_init__(self) -> None:
-        """Refuse parameters outside their limits with ``ValueError``."""
+        """Raise ``ValueError`` for parameters outside their limits."""
         if self.chunk_tokens < 1:
             raise ValueError("chunk_tokens must be at least 1")
         if not 1 <= self.top_k <= TOP_K_MAX:
@@ -104,7 +103,7 @@ class ProofLayout:
     def chunk_sizes(self, tokens: int, hidden: int) -> NDArray[np.int64]:
         """Return the number of values in each chunk of ``tokens`` states, ``[chunks]``.
 
-        Raises ``ValueError`` for a shape that no states have or a chunk beyond ``VALUES_MAX``.
+        Raises ``ValueError`` for an impossible shape or a chunk beyond ``VALUES_MAX``.
         """
         if tokens < 0 or hidden < 1:
             raise ValueError(f"no states have the shape [{tokens}, {hidden}]")

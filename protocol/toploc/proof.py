@@ -1,25 +1,23 @@
-"""Build and verify TOPLOC proofs: that a model's prefill over given tokens gives these states.
+"""Build and verify TOPLOC proofs that a model's prefill over given tokens gives certain states.
 
-The prover takes the largest values of a chunk of final hidden states (after the last norm), draws
-the polynomial through (flat index modulo m, bit pattern) and sends its coefficients. The verifier
-takes the largest values of its **own** states, evaluates the polynomial at their indices and
-compares. Paper: arXiv 2501.16007; format and statistics: toploc 0.1.6.
+The prover takes the largest values of a chunk of final hidden states (after the last norm). It
+interpolates a polynomial through (flat index modulo m, bit pattern) and sends its coefficients. The
+verifier takes the largest values of its **own** states, evaluates the polynomial at their indices
+and compares. Paper: arXiv 2501.16007; format and statistics: toploc 0.1.6.
 
 Deviations from that library, each because of an attack or a crash that it allows:
 
-* The **sign** is compared; negated states verify as perfect there.
-* A malformed or short list of proofs is found by ``proof_fault``; there a zero modulus divides by
-  zero and missing proofs pass.
+* The **sign** is compared; in the library negated states verify as perfect.
+* ``proof_fault`` rejects a malformed or short list of proofs; in the library a zero modulus divides
+  by zero and missing proofs pass.
 * The median is the true one, and a chunk of fewer than ``top_k`` values has a proof.
 * There is an **fp32** variant: two polynomials over the same points, one for each half of the bit
   pattern. bf16 cannot separate policies one small optimizer step apart; fp32 can.
-
-* Fp32 values that are nearly equal have no exponent mismatch, whichever side of a power of two they
-  are on.
+* Nearly equal fp32 values on two sides of a power of two are no exponent mismatch.
 
 **Aliasing.** Of the 65536 patterns of a half those from 65497 (0xFFD9) upward return as 0..38. In
-bf16 and in the high half of fp32 those are NaN, which no states may hold. In the low half 7 % of
-honest chunks hold one, and the verifier takes the nearer of the two values that 0..38 stand for.
+bf16 and in the high half of fp32 those are NaN, which states must not hold. In the low half 7 % of
+honest chunks hold one, and the verifier takes the nearer of the two values that 0..38 represent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,16 +39,15 @@ States = NDArray[np.uint16] | NDArray[np.float32]
 """``[tokens, hidden]``: bf16 bit patterns as ``uint16``, or ``float32``; the dtype selects."""
 
 FP32_NEAR = 4096
-"""Units of the last place within which fp32 patterns have equal exponents, whatever these are.
+"""Units of the last place within which fp32 patterns count as having equal exponents.
 
-An honest value beside a power of two may be on its other side. It would be a mismatch of every
-sequence of its group, if the value is of the prompt, and the audit takes chunks as independent: one
-of some 400 honest rollouts was rejected for it (measured). Patterns are ordered as values are, so
-their difference counts as any other.
-"""
+An honest value near a power of two may be on its other side. A value of the prompt is then a
+mismatch in every sequence of its group, but the audit takes chunks as independent: one of some 400
+honest rollouts was rejected for it (measured). Patterns are ordered as values are, so their
+difference counts as any other."""
 
 _BLOCK_CHUNKS = 128
-"""Chunks per pass: the working set of the arithmetic stays near 0.5 MB whatever the batch."""
+"""Chunks per pass: the working set stays near 0.5 MB for every batch size."""
 
 _MANTISSA_BITS = {Variant.BF16: 7, Variant.FP32: 23}
 
@@ -60,21 +57,21 @@ _EXPONENT_NOT_FINITE = 0xFF
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """The values of one chunk that its proof covers, selected elsewhere as ``select_top`` does."""
+    """Values of one chunk that its proof covers, selected elsewhere as ``select_top`` does."""
 
     indices: NDArray[np.int64]
     """``[k]`` flat indices, ascending."""
 
     bits: NDArray[np.int64]
-    """``[k]`` bit patterns at these, unsigned."""
+    """``[k]`` unsigned bit patterns at these indices."""
 
     size: int
-    """How many values the chunk has."""
+    """Number of values in the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The covered values of some chunks in the form that both directions need."""
+    """Covered values of some chunks in the form that build and verify share."""
 
     selection: Selection
     sizes: NDArray[np.int64]
@@ -100,7 +97,7 @@ def proof_fault(
     chunk_tokens: int = CHUNK_TOKENS,
     top_k: int = TOP_K,
 ) -> ProofFault | None:
-    """Return what is malformed in the proofs of ``tokens`` states of ``hidden`` values, or None.
+    """Return the first fault in the proofs of ``tokens`` states of ``hidden`` values, or None.
 
     Needs no states, so a validator calls it before its prefill. No content of ``proofs`` makes it
     raise; ``ValueError`` means that the other arguments are impossible.
@@ -127,7 +124,7 @@ def build_proofs_batch(
 def build_covered_proofs(
     chunks: Sequence[Covered], variant: Variant, *, top_k: int = TOP_K
 ) -> list[bytes]:
-    """Return the proof of each chunk, of which only the covered values are here.
+    """Return the proof of each chunk from its covered values.
 
     Raises ``ValueError`` for values that are not finite.
     """
@@ -156,9 +153,9 @@ def verify_proofs_batch(
 ) -> list[list[ChunkResult]]:
     """Compare the verifier's own states with the proofs of every sequence, chunk by chunk.
 
-    Call ``proof_fault`` first, before the prefill: what it refuses raises ``ValueError`` here, and
-    nothing else about proofs does. States are refused as by ``build_proofs_batch``, and so are not
-    as many lists of proofs as sequences.
+    Call ``proof_fault`` first, before the prefill: proofs that it rejects raise ``ValueError``
+    here. States raise as in ``build_proofs_batch``, and so do unequal numbers of proof lists and
+    sequences.
     """
     if len(sequences) != len(proofs):
         raise ValueError(f"{len(proofs)} lists of proofs for {len(sequences)} sequences")
@@ -206,9 +203,9 @@ def _blocks(sequences: Sequence[States], layout: ProofLayout) -> Iterator[_Block
 
 
 def _check_finite(values: NDArray[np.integer], variant: Variant) -> None:
-    """Raise ``ValueError`` unless all values that a proof covers are finite.
+    """Raise ``ValueError`` unless all covered values are finite.
 
-    What is not ranks highest, so it cannot hide among the values that are not covered.
+    NaN and infinity rank highest, so they are always covered.
     """
     exponents = values >> _MANTISSA_BITS[variant] & _EXPONENT_NOT_FINITE
     if (exponents == _EXPONENT_NOT_FINITE).any():
@@ -216,10 +213,10 @@ def _check_finite(values: NDArray[np.integer], variant: Variant) -> None:
 
 
 def _proofs(block: _Block, layout: ProofLayout) -> list[bytes]:
-    """Draw the polynomials through the covered values."""
+    """Interpolate the polynomials through the covered values."""
     moduli = find_moduli(block.selection, block.sizes)
     points = _points(block.selection, moduli)
-    # Both halves of fp32 go through one interpolation over the same points.
+    # Both halves of fp32 share one interpolation over the same points.
     planes = layout.variant.planes
     coefficients = interpolate(
         np.tile(points, (planes, 1)),
@@ -244,7 +241,7 @@ def _points(selection: Selection, moduli: NDArray[np.int64] | Words) -> NDArray[
 def _halves(values: NDArray[np.int64], planes: int) -> NDArray[np.uint32]:
     """Return ``[planes * n, k]`` field elements, the high halves first."""
     halves = [values >> 16 * plane & 0xFFFF for plane in reversed(range(planes))]
-    # Only a low half can reach the prime; it is reduced as the module's prose explains.
+    # Only a low half can reach the prime; see Aliasing in the module docstring.
     return (np.concatenate(halves) % PRIME).astype(np.uint32)
 
 
@@ -256,7 +253,7 @@ def _compare(block: _Block, words: Words, variant: Variant) -> list[ChunkResult]
         claimed = claimed << 16 | evaluate(coefficients, points)
     used = block.selection.used
     equal = (block.values ^ claimed) >> _MANTISSA_BITS[variant] == 0
-    # Under equal sign and exponent the difference of the patterns is that of the mantissas.
+    # For equal sign and exponent the difference of the patterns is that of the mantissas.
     errors = np.abs(block.values - claimed)
     if variant is Variant.FP32:
         aliased = (claimed & 0xFFFF) < (1 << 16) - PRIME
@@ -284,6 +281,6 @@ def _mean_and_median(
 
 
 def _regroup(items: Sequence[_T], sizes: Sequence[NDArray[np.int64]]) -> list[list[_T]]:
-    """Cut the flat list of all chunks into one list per sequence."""
+    """Split the flat list of all chunks into one list per sequence."""
     flat = iter(items)
     return [list(islice(flat, len(own))) for own in sizes]

@@ -1,4 +1,4 @@
-"""What a verifier finds, for those who judge it: they need none of the arithmetic."""
+"""Results of proof verification, free of its arithmetic."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ NO_EQUAL_EXPONENT = 2.0**64
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """How far one chunk's proof is from the verifier's states; lower is better throughout."""
+    """Distance of one chunk's proof from the verifier's states; lower is better."""
 
     exponent_mismatches: int
-    """Positions, of ``min(top_k, values in the chunk)``, whose sign or exponent differs."""
+    """Positions, of ``min(top_k, values in the chunk)``, with differing sign or exponent."""
 
     mantissa_error_mean: float
     """In units of the last place (7-bit mantissa in bf16, 23-bit in fp32), over the others."""
 
     mantissa_error_median: float
-    """The same as a median; both are ``NO_EQUAL_EXPONENT`` when every position mismatches."""
+    """The same as a median; both are ``NO_EQUAL_EXPONENT`` if every position mismatches."""

@@ -1,15 +1,15 @@
-"""Sampling noise that a verifier can draw again.
+"""Reproducible sampling noise.
 
-A worker samples ``token = argmax(logits / T + g)`` with Gumbel noise ``g``, which is the same as
+A worker samples ``token = argmax(logits / T + g)`` with Gumbel noise ``g``, which is equivalent to
 drawing from the softmax. The noise is a function of (seed, position, token) and the seed follows
-from the assignment, so the worker has no choice left and the verifier repeats the draw: the scheme
-that prime-rl calls TOPLOC2, with a counter in place of a generator's state. Any position can be
-drawn alone, in any order, on any device.
+from the assignment. So the worker has no choice, and the verifier repeats the draw. prime-rl calls
+this scheme TOPLOC2; here a counter replaces the generator's state. Any position can be drawn alone,
+in any order, on any device.
 
-All of it is 32-bit integer arithmetic up to the last three operations, so that a device can draw
-where the logits are. This is the reference; engines draw the same integers there. The logarithms
-may differ in the last places between platforms (and so do logits), which is why a replay is judged
-by how far a token is from the best one.
+All of it is 32-bit integer arithmetic up to the last three operations, so a device can draw next to
+the logits. This is the reference; engines draw the same integers. The logarithms may differ in the
+last places between platforms (and so do logits). A replay is therefore judged by the distance of a
+token from the best one.
 """
 
 import numpy as np
@@ -20,11 +20,11 @@ SEED_MAX = (1 << 64) - 1
 
 MULTIPLIERS = (0xED5A_D4BB, 0xAC4C_1B51, 0x3184_8BAB)
 SHIFTS = (17, 11, 15, 14)
-"""Of triple32 (Christopher Wellons, "Hash Prospector", 2018), a bijection of 32-bit integers of
-which a flipped bit flips each bit with a probability of 0.5 to within 0.00001 on average."""
+"""Constants of triple32 (Christopher Wellons, "Hash Prospector", 2018), a bijection of 32-bit
+integers. A flipped bit flips each bit with a probability of 0.5 to within 0.00001 on average."""
 
 KEY_INCREMENTS = (0x9E37_79B9, 0x85EB_CA6B)
-"""Set the two keys of a draw apart; any two odd numbers without structure would do."""
+"""Separate the two keys of a draw; any two odd numbers without structure would do."""
 
 UNIFORM_MAX = 1 - 2**-24
 """The largest float32 below 1: larger integers are rounded down to it."""
@@ -36,7 +36,7 @@ CHECK_VECTORS: tuple[tuple[int, int, int, int], ...] = (
     (0x0123_4567_89AB_CDEF, 41, 65_537, 0xF12A_E78C),
     (1_234_567, 262_143, 7, 0x0C1B_281B),
 )
-"""(seed, position, token, bits): what every implementation must compute before it is used."""
+"""(seed, position, token, bits): every implementation must reproduce them before use."""
 
 
 def gumbel_noise(

@@ -1,11 +1,11 @@
-"""Which values of a chunk a proof covers, and at which points of the field they lie.
+"""Selection of the values that a proof covers, and of their points in the field.
 
 A chunk is the states of up to 32 tokens, flattened in token order. Its proof covers the k values of
-largest magnitude, so prover and verifier each find nearly the same positions in their own states.
+largest magnitude, so prover and verifier find nearly the same positions in their own states.
 
-In bf16 about ten equal magnitudes sit at the cut for Gaussian states: the lowest flat index is
-taken first. (``torch.topk``, which the published library uses, documents no order; such proofs
-differ from ours in the tied positions only, far inside any threshold.)
+In bf16 about ten equal magnitudes are at the cut for Gaussian states: the lowest flat index wins.
+(``torch.topk``, which the published library uses, documents no order. Such proofs differ from ours
+in the tied positions only, far inside any threshold.)
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from protocol.toploc.field import PRIME
 
 Bits = NDArray[np.uint16] | NDArray[np.uint32]
-"""Bit patterns of floats; without the sign bit they are ordered as the absolute values are."""
+"""Bit patterns of floats; without the sign bit they are ordered like absolute values."""
 
 MODULUS_MIN = 1 << 15
-"""Where the search for an index modulus ends, as in toploc 0.1.6's Python function."""
+"""End of the search for an index modulus, as in toploc 0.1.6's Python function."""
 
 VALUES_MAX = (1 << 32) - 1
-"""Values of one chunk: a flat index has 32 bits in a ranking key."""
+"""Maximum values of one chunk: a flat index has 32 bits in a ranking key."""
 
 _KEY_INDEX_MASK = (1 << 32) - 1
 
@@ -39,13 +39,13 @@ _PREFILTER_ROWS_MIN = 4
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The positions that the proofs of ``n`` chunks cover, at most ``k`` in each."""
+    """Positions that the proofs of ``n`` chunks cover, at most ``k`` in each."""
 
     indices: NDArray[np.int64]
     """``[n, k]`` flat indices, ascending; zero beyond a row's count."""
 
     counts: NDArray[np.int64]
-    """``[n]`` how many are in use: ``min(k, values in the chunk)``."""
+    """``[n]`` number of indices in use: ``min(k, values in the chunk)``."""
 
     @property
     def used(self) -> NDArray[np.bool_]:
@@ -57,9 +57,9 @@ class Selection:
 def select_top(chunks: Sequence[Bits], top_k: int) -> Selection:
     """Select the ``top_k`` largest magnitudes of each flat chunk, ties by the lowest index.
 
-    Magnitude and inverted index are joined into one 63-bit key, all keys of a chunk are distinct,
-    and an ordinary partition of them is exact and the same on every platform. Chunks must not be
-    empty and hold ``VALUES_MAX`` values at most. NaN and infinity rank above every finite value.
+    Magnitude and inverted index form one 63-bit key. All keys of a chunk are distinct, so an
+    ordinary partition is exact and the same on every platform. Chunks must not be empty and hold at
+    most ``VALUES_MAX`` values. NaN and infinity rank above every finite value.
     """
     ranked = [_ranking_keys(chunk, top_k) for chunk in chunks]
     width = max(top_k, *(len(keys) for keys in ranked))
@@ -68,7 +68,7 @@ def select_top(chunks: Sequence[Bits], top_k: int) -> Selection:
         row[: len(keys)] = keys
     if width > top_k:
         padded = np.partition(padded, width - top_k, axis=1)[:, width - top_k :]
-    # The padding stands for index 2**32, which sorts behind every real one.
+    # The padding represents index 2**32, which sorts behind every real one.
     indices = np.where(padded < 0, 1 << 32, _KEY_INDEX_MASK - (padded & _KEY_INDEX_MASK))
     indices.sort(axis=1)
     counts = np.minimum(top_k, np.array([len(chunk) for chunk in chunks], dtype=np.int64))
@@ -81,11 +81,11 @@ def find_moduli(selection: Selection, sizes: NDArray[np.int64]) -> NDArray[np.in
     """Return for each chunk the largest modulus up to ``PRIME`` that keeps its indices distinct.
 
     ``sizes[n]`` is the number of values of each chunk; up to ``PRIME`` of them cannot collide.
-    Raises ``ValueError`` when every modulus down to ``MODULUS_MIN`` collides, which takes states
-    made for it: a random chunk of 32 x 5120 collides with probability 0.1 at each.
+    Raises ``ValueError`` if every modulus down to ``MODULUS_MIN`` collides. Only crafted states do:
+    a random chunk of 32 x 5120 collides with probability 0.1 at each modulus.
     """
     moduli = np.full(len(sizes), PRIME, dtype=np.int64)
-    # Every selection from a chunk that can collide is full, because PRIME exceeds any top_k.
+    # A chunk that can collide has a full selection, because PRIME exceeds any top_k.
     open_rows = np.flatnonzero(sizes > PRIME)
     for modulus in range(PRIME, MODULUS_MIN - 1, -1):
         residues = np.sort(selection.indices[open_rows] % modulus, axis=1)
@@ -98,7 +98,7 @@ def find_moduli(selection: Selection, sizes: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _ranking_keys(chunk: Bits, top_k: int) -> NDArray[np.int64]:
-    """Return the keys of values among which are the ``top_k`` largest; of a big chunk just those.
+    """Return the keys of some values that include the ``top_k`` largest; of a big chunk just those.
 
     The ``top_k``-th largest of the maxima of disjoint columns is no higher than that of the chunk.
     """

@@ -95,9 +95,8 @@ class _Strangers:
 
 
 class ReadRateLimiter:
-    """CPU accounts of all peers.
-
-    ``trusted`` returns whether a peer is trusted, ``meshed`` whether it is in one of our meshes.
+    """The accounts of all peers; ``trusted`` tells who has standing, ``meshed`` who is in a
+    mesh.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""One block: consecutive elements of one tensor, alone or against those of a base version.
+"""Encoding of one block: consecutive elements of one tensor, alone or against a base version.
 
-The difference of two bit patterns of floats is the number of values between them, where both have
-one sign: what an optimiser step changes in a bf16 weight is nearly always one. A patch tells these
-steps in two bits, and the differences that are larger as byte planes. Where most are, as in every
-step of float32, the differences of all are byte planes.
+The difference of two float bit patterns of equal sign is the number of values between them. In a
+bf16 weight that an optimiser step changes it is nearly always one. A patch encodes these steps in
+two bits, and larger differences as byte planes. If most are larger, as in every step of float32,
+the differences of all elements are byte planes.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from protocol.shardcast.encodings.tensor_file import EncodingError
 SAME, PATCH, FULL, DENSE = range(4)
 
 HEAD_BYTES = 5
-"""The kind of a block, and how many bytes follow."""
+"""The kind of a block, and the number of bytes that follow."""
 
 _OVERHEAD_BYTES = 5
-"""More than the heads of planes take that are as they are, for each byte of an element."""
+"""More than the heads of uncompressed planes take, for each byte of an element."""
 
 _SAMPLE_STEP = 16
 _DENSE_SHARE = 0.5
-"""Where more of a sample go farther than one place, all differences are told as planes."""
+"""If more of a sample move by more than one value, all differences are encoded as planes."""
 
 _PATCH_PAYS = 0.8
 """A patch longer than this share of the elements is compared with the planes."""
@@ -53,9 +53,9 @@ def encode(words: Words, base: Words | None) -> bytes:
 
 
 def body_bytes(head: bytes | bytearray, count: int, element_bytes: int) -> int:
-    """Return how many bytes follow a head; ``EncodingError`` when no honest block is so long."""
+    """Return the number of bytes after a head; ``EncodingError`` beyond any honest block."""
     length = int.from_bytes(head[1:HEAD_BYTES], "little")
-    if length > element_bytes * (count + _OVERHEAD_BYTES):  # the planes as they are
+    if length > element_bytes * (count + _OVERHEAD_BYTES):  # uncompressed planes
         raise EncodingError(f"a block of {length} bytes")
     return length
 
@@ -67,7 +67,7 @@ def decode(
     if kind == FULL:
         return _alone(body, count, element_bytes)
     if base is None:
-        raise EncodingError("a block that needs a base, of a version that names none")
+        raise EncodingError("a block that needs a base, in an encoding without one")
     if kind == DENSE:
         return _moved(base, body)
     if _is_same(kind, body):
@@ -84,7 +84,7 @@ def changes(
     count: int,
     element_bytes: int,
 ) -> tuple[Positions, Words]:
-    """Return which elements of a block a patch sets, ascending, and to what.
+    """Return the positions that a patch changes in a block, ascending, and their new elements.
 
     ``base`` returns those of the base at given positions. Raises ``EncodingError``.
     """
@@ -107,7 +107,7 @@ def _is_same(kind: int, body: memoryview) -> bool:
 
 
 def _differences(body: memoryview, count: int, element_bytes: int) -> tuple[Plane, Words]:
-    """Return the steps from the base, and the differences, which wrap round."""
+    """Return the steps from the base, and the differences, which wrap around."""
     reader = PlaneReader(body)
     told = reader.plane(steps.octets(count))
     difference = steps.differences(told, count, element_bytes)
@@ -125,7 +125,7 @@ def _moved(base: Words, body: memoryview) -> Words:
 
 
 def _alone(body: memoryview, count: int, element_bytes: int) -> Words:
-    """Return words from planes that fill ``body``."""
+    """Return the words of planes that fill ``body``."""
     reader = PlaneReader(body)
     words = reader.words(count, element_bytes)
     reader.finish()
@@ -133,9 +133,9 @@ def _alone(body: memoryview, count: int, element_bytes: int) -> Words:
 
 
 def _balanced(difference: Words) -> Words:
-    """Return digits of -128 to 127, a byte each, instead of bytes that wrap round; in place.
+    """Convert wrapping bytes to digits of -128 to 127, one byte each, in place.
 
-    So the upper bytes of small differences are zero, be they negative or not.
+    The upper bytes of small differences are then zero, whether negative or not.
     """
     middle = _middle(difference)
     difference += middle

@@ -1,9 +1,9 @@
-"""How an encoding is put together: a preamble, then one block after another.
+"""Framing of an encoding: a preamble, then one block after another.
 
-The preamble says which version the blocks are against, how many bytes of the file a block has at
-most, and, where there is no base, the header of the file; a patch takes that of its base. Blocks
-are cut from all tensors of one width that follow one another: a block for each takes a small
-model twice as long, of calls.
+The preamble contains the base version's policy and the maximum bytes of the file per block. Without
+a base it also contains the file's header; a patch uses the header of its base. Blocks are cut from
+all consecutive tensors of one element width. With a block per tensor, a small model takes twice the
+time, in call overhead.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ _KEYS = ("base", "block_bytes", "header")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a block holds of a tensor: ``count`` elements from ``first`` on, at ``start`` in it."""
+    """A tensor's elements in a block: ``count`` from ``first`` on, at ``start`` in the block."""
 
     tensor: TensorPlace
     first: int
@@ -43,23 +43,23 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a file that one block holds: elements of one width, of one or more tensors."""
+    """The part of a file in one block: elements of one width, of one or more tensors."""
 
     parts: tuple[Part, ...]
 
     @property
     def element_bytes(self) -> int:
-        """The width."""
+        """Bytes per element."""
         return self.parts[0].tensor.element_bytes
 
     @property
     def count(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return self.parts[-1].start + self.parts[-1].count
 
     @property
     def offset(self) -> int:
-        """In the file, in bytes."""
+        """Offset in the file, in bytes."""
         return self.parts[0].tensor.offset + self.parts[0].first * self.element_bytes
 
     @property
@@ -73,7 +73,7 @@ class Piece:
 
 
 class EncodedBlock(NamedTuple):
-    """A block as it came, without its head."""
+    """A received block, without its head."""
 
     piece: Piece
     kind: int
@@ -81,7 +81,7 @@ class EncodedBlock(NamedTuple):
 
 
 def pieces(layout: TensorFile, block_bytes: int) -> Iterator[Piece]:
-    """Yield what the blocks of a file hold, in order."""
+    """Yield the parts of a file that its blocks hold, in order."""
     for width, run in groupby(layout.places, key=attrgetter("element_bytes")):
         parts, elements, start = list[Part](), block_bytes // width, 0
         for tensor in run:
@@ -98,7 +98,7 @@ def pieces(layout: TensorFile, block_bytes: int) -> Iterator[Piece]:
 
 
 def preamble(base: Digest | None, block_bytes: int, header: bytes) -> bytes:
-    """Return what an encoding of a file with ``header`` begins with."""
+    """Return the first bytes of an encoding of a file with ``header``."""
     data = codec.encode(
         {
             "base": b"" if base is None else base,
@@ -110,10 +110,10 @@ def preamble(base: Digest | None, block_bytes: int, header: bytes) -> bytes:
 
 
 class BlockReader:
-    """Reads the blocks of one encoding while it arrives; holds what has come of the next.
+    """Incremental reader of one encoding's blocks; buffers the incomplete one.
 
-    ``base`` is what it has to be against: a policy, and how the file of that is laid out. What is
-    not so, or of more than ``file_bytes_max``, is an ``EncodingError``.
+    ``base`` is the expected base: a policy, and the layout of its file. Another base, or a file of
+    more than ``file_bytes_max``, is an ``EncodingError``.
     """
 
     def __init__(self, base: tuple[Digest, TensorFile] | None, file_bytes_max: int) -> None:
@@ -123,36 +123,36 @@ class BlockReader:
         self._pieces: Iterator[Piece] = iter(())
         self._piece: Piece | None = None
         self.layout: TensorFile | None = None
-        """Of the file that it makes, once the preamble is here."""
+        """Layout of the encoded file, after the preamble."""
 
     def take(self, data: bytes) -> None:
-        """Take the next bytes of the encoding; raises ``EncodingError``."""
+        """Add the next bytes of the encoding; raises ``EncodingError``."""
         self._buffer += data
         if self.layout is None:
             self._begin()
 
     def blocks(self) -> Iterator[EncodedBlock]:
-        """Yield the blocks that are here now; raises ``EncodingError``."""
+        """Yield the complete blocks; raises ``EncodingError``."""
         while (piece := self._piece) is not None and len(self._buffer) >= block.HEAD_BYTES:
             body_bytes = block.body_bytes(self._buffer, piece.count, piece.element_bytes)
             end = block.HEAD_BYTES + body_bytes
             if len(self._buffer) < end:
                 return
-            with memoryview(self._buffer) as here:  # which does not copy what is cut from it
+            with memoryview(self._buffer) as here:  # slices of it are not copied
                 kind, body = here[0], bytes(here[block.HEAD_BYTES : end])
             del self._buffer[:end]
             self._piece = next(self._pieces, None)
             yield EncodedBlock(piece, kind, memoryview(body))
 
     def finish(self) -> None:
-        """Raise ``EncodingError`` before the end of the encoding, or with bytes after it."""
+        """Raise ``EncodingError`` before the end of the encoding, or if bytes follow it."""
         if self.layout is None or self._piece is not None:
             raise EncodingError("an encoding that ends early")
         if self._buffer:
             raise EncodingError("bytes after the last block")
 
     def _begin(self) -> None:
-        """Read the preamble when it is here."""
+        """Read the preamble if it is complete."""
         end = _LENGTH_BYTES + int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
         if end > tensor_file.HEADER_BYTES_MAX:
             raise EncodingError("a preamble that is too long")
@@ -162,17 +162,17 @@ class BlockReader:
         del self._buffer[:end]
         value = codec.decode(data, bytes_max=tensor_file.HEADER_BYTES_MAX)
         if isinstance(value, Fault) or not isinstance(value, dict) or tuple(value) != _KEYS:
-            raise EncodingError("a preamble of other fields")
+            raise EncodingError("a preamble with unknown or missing fields")
         base, block_bytes, header = value["base"], value["block_bytes"], value["header"]
         if type(block_bytes) is not int or not BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX:
-            raise EncodingError("blocks of impossible size")
+            raise EncodingError("an invalid block size")
         if type(base) is not bytes or type(header) is not bytes:
-            raise EncodingError("a preamble of other fields")
+            raise EncodingError("a preamble with unknown or missing fields")
         policy, layout = self._base or (b"", None)
         if base != policy:
             raise EncodingError("an encoding against another base")
         if bool(base) == bool(header):
-            raise EncodingError("an encoding with a header and a base, or without both")
+            raise EncodingError("an encoding with both a header and a base, or neither")
         layout = layout or tensor_file.parse(header)
         if layout.total_bytes > self._file_bytes_max:
             raise EncodingError(f"a file of {layout.total_bytes} bytes")

@@ -1,10 +1,10 @@
-"""Byte planes: words split into their first bytes, their second bytes and so on, each packed alone.
+"""Byte planes: words split into their first bytes, second bytes and so on, packed separately.
 
-The upper bytes of weights, and of what changes in them, repeat and compress; the lower ones are
-noise, on which zstd would only spend time. Where most bytes are zero, Huffman codes waste what is
-below a bit, and zstd looks for repetitions that pay little; so a bit for each byte says which are
-not, itself as a plane of bytes, and only those follow. Of a block of steps drawn by lot planes
-within planes come to at most 10 % above the entropy where half a percent move or more.
+The upper bytes of weights and of their changes repeat and compress; the lower ones are noise, on
+which zstd would only spend time. If most bytes are zero, Huffman codes waste fractions of a bit,
+and zstd searches for repetitions that gain little. Then a bit per byte marks the non-zero bytes,
+itself encoded as a plane, and only those follow. For a block of random steps, nested planes take at
+most 10 % more than the entropy if half a percent move or more.
 """
 
 import math
@@ -24,28 +24,28 @@ Plane = NDArray[np.uint8]
 _ZERO, _RAW, _ZSTD, _SPARSE = range(4)
 
 LENGTH_BYTES = 4
-"""Before a frame of zstd; how long other planes are is known."""
+"""Length of the field before a zstd frame; other planes have a known length."""
 
 SPARSE_BYTES_MIN = 64
-"""A shorter plane is not sparse, so that planes within planes come to an end."""
+"""A shorter plane is never sparse, which bounds the nesting."""
 
 _FAST = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, window_log=18, hash_log=6, min_match=7, target_length=0
 )
-"""What there is in planes is the frequencies of bytes. With next to no search for repetitions the
-upper bytes of float32's differences took a quarter of level 1's time, and 3 % fewer bytes."""
+"""Planes compress by byte frequencies. With almost no search for repetitions the upper bytes of
+float32 differences took a quarter of level 1's time, and 3 % fewer bytes."""
 
 _SAMPLE_BYTES = 8192
 _TIMES_LOG = np.array([count * math.log2(count or 1) for count in range(2 * _SAMPLE_BYTES)])
-"""Of each number that a byte may have in a sample: the logarithms would take most of the time."""
+"""``n * log2(n)`` of every possible count in a sample: logarithms would take most of the time."""
 
 _NOISE_BITS = 7.2
-"""A sample with so much entropy is left alone: Huffman codes would win less than a tenth of the
-plane, and for float32 take a fourth of the time of everything."""
+"""A sample above this entropy is not compressed: Huffman codes would save less than a tenth of the
+plane, and for float32 take a quarter of the total time."""
 
 
 class PlaneWriter:
-    """Packs one plane after another; ``parts`` are what it has come to."""
+    """Packs one plane after another into ``parts``."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdCompressor(compression_params=_FAST)
@@ -58,7 +58,7 @@ class PlaneWriter:
             self.plane((words >> words.dtype.type(8 * place)).astype(np.uint8))
 
     def plane(self, plane: Plane) -> None:
-        """Add a plane, which is not changed from then on."""
+        """Add a plane; the caller must not change it afterwards."""
         count = np.count_nonzero(plane)
         if not count:
             self.parts.append(bytes([_ZERO]))
@@ -88,7 +88,7 @@ class PlaneReader:
         self._zstd = zstandard.ZstdDecompressor()
 
     def words(self, count: int, element_bytes: int) -> Words:
-        """Return the next words, of so many planes."""
+        """Return the next ``count`` words."""
         words: Words = self.plane(count).astype(f"<u{element_bytes}")
         octets = words.view(np.uint8).reshape(count, element_bytes)
         for place in range(1, element_bytes):
@@ -102,12 +102,12 @@ class PlaneReader:
         return plane
 
     def finish(self) -> None:
-        """Raise ``EncodingError`` when there is more."""
+        """Raise ``EncodingError`` if bytes are left."""
         if len(self._data):
             raise EncodingError("bytes after the last plane")
 
     def _fill(self, plane: Plane) -> None:
-        """Write the next plane where there are zeros."""
+        """Write the next plane into zeros."""
         kind = self._take(1)[0]
         if kind == _SPARSE:
             self._fill_sparse(plane)
@@ -115,7 +115,7 @@ class PlaneReader:
             plane[:] = self._occupied(kind, len(plane))
 
     def _fill_sparse(self, plane: Plane) -> None:
-        """Write a sparse plane: the bits are an eighth of it, so this ends, and those few bytes."""
+        """Write a sparse plane: its bits, an eighth of its length, then the marked bytes."""
         if len(plane) < SPARSE_BYTES_MIN:
             raise EncodingError("a sparse plane that is too short")
         found = positions.ones(self.plane(-(-len(plane) // 8)))
@@ -124,7 +124,7 @@ class PlaneReader:
         plane[found] = self._occupied(self._take(1)[0], len(found))
 
     def _occupied(self, kind: int, count: int) -> Plane:
-        """Return the next plane, which has no sparse one within it."""
+        """Return the next plane, which must not be sparse."""
         if kind == _RAW:
             return np.frombuffer(self._take(count), np.uint8)
         if kind != _ZSTD:
@@ -133,7 +133,7 @@ class PlaneReader:
         return np.frombuffer(self._inflate(self._take(length), count), np.uint8)
 
     def _inflate(self, frame: memoryview, count: int) -> bytes:
-        """Return the ``count`` bytes of a frame, whose promise is read before it is believed."""
+        """Return the ``count`` bytes of a frame, after a check of its stated size."""
         try:
             if zstandard.frame_content_size(frame) != count:
                 raise EncodingError("a plane of another length than its block")
@@ -141,7 +141,7 @@ class PlaneReader:
         except zstandard.ZstdError as error:
             raise EncodingError("a plane that is no zstd frame") from error
         if len(plane) != count:
-            raise EncodingError("a plane of another length than it says")
+            raise EncodingError("a plane of another length than stated")
         return plane
 
     def _take(self, count: int) -> memoryview:
@@ -152,7 +152,7 @@ class PlaneReader:
 
 
 def _entropy_bits(plane: Plane) -> float:
-    """Return the entropy of a byte in a sample from all over the plane."""
+    """Return the entropy per byte of a sample spread over the plane."""
     sample = plane[:: max(1, len(plane) // _SAMPLE_BYTES)]
     counts = np.bincount(sample, minlength=256)
     return math.log2(len(sample)) - float(_TIMES_LOG.take(counts).sum()) / len(sample)

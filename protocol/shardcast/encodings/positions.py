@@ -1,4 +1,4 @@
-"""Where the ones of a string of bits are, without a branch for each bit."""
+"""Positions of the set bits in a byte array, without a branch per bit."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,13 +6,13 @@ from numpy.typing import NDArray
 Positions = NDArray[np.int64]
 
 _MANY = 0.57
-"""Of the bytes, that have a one: so many do where a tenth of the bits are ones drawn by lot. From
-there on numpy's ``flatnonzero`` does not guess (2.4, x86-64); below it would, wrongly at every
-one, and take up to 2.3 times as long as looking for bytes first."""
+"""Share of bytes with a set bit, as when a tenth of random bits are set. Above it numpy's
+``flatnonzero`` works without branches (2.4, x86-64). Below it would branch, mispredict at every set
+bit, and take up to 2.3 times as long as searching for bytes first."""
 
 
 def ones(bits: NDArray[np.uint8]) -> Positions:
-    """Return the places of ones, ascending; the first bit of a byte is the upper one."""
+    """Return the positions of set bits, ascending; the first bit of a byte is the highest."""
     occupied = bits != 0
     if np.count_nonzero(occupied) > _MANY * len(bits):
         return np.flatnonzero(np.unpackbits(bits).view(np.bool_))

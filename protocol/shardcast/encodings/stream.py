@@ -1,7 +1,7 @@
-"""The whole encoding of a policy, written block by block, and read in one of two ways.
+"""Encoding and decoding of a whole policy, block by block.
 
-``StreamDecoder`` makes the file. ``PatchReader`` says what a patch changes, to who holds the base
-in another form than that of its file.
+``StreamDecoder`` produces the file. ``PatchReader`` yields the changes of a patch, for a base that
+is held in another form than its file.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,15 +21,15 @@ from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
 
 BLOCK_BYTES = 1 << 21
-"""Of the file, of one block. Half as long, patches of a hundredth of bf16 weights are 1 % longer
-and take 3 to 17 % more time, of calls."""
+"""Bytes of the file per block. With half of it, patches of 1 % of bf16 weights are 1 % longer and
+take 3 to 17 % more time, in call overhead."""
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
 class InOrder(Protocol):
-    """As ``map``, but may work on several items at once: blocks do not depend on each other."""
+    """Like ``map``, but may process several items at once: blocks are independent."""
 
     def __call__(
         self, function: Callable[[ItemT], ResultT], items: Iterable[ItemT], /
@@ -43,7 +43,7 @@ ReadWords = Callable[[TensorPlace, Positions], Words]
 
 @dataclass(frozen=True, slots=True)
 class ByteReader:
-    """A file of weights that is here: ``read`` returns ``length`` bytes from ``offset`` on."""
+    """A local file of weights: ``read`` returns ``length`` bytes from ``offset`` on."""
 
     layout: TensorFile
     read: Callable[[int, int], bytes]
@@ -59,7 +59,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes different within a tensor: at flat ``positions[n]``, ascending, ``words[n]``."""
+    """Changes within a tensor: at flat ``positions[n]``, ascending, the new ``words[n]``."""
 
     tensor: TensorPlace
     positions: Positions
@@ -67,10 +67,10 @@ class Change:
 
 
 def source_of(read: Callable[[int, int], bytes], total_bytes: int) -> ByteReader:
-    """Read what is in a file; raises ``EncodingError`` when it is not a whole one."""
+    """Read the layout of a file; raises ``EncodingError`` if the file is incomplete."""
     layout = tensor_file.parse(read(0, tensor_file.header_bytes(read(0, 8))))
     if layout.total_bytes != total_bytes:
-        raise EncodingError("a file of another length than its header says")
+        raise EncodingError("a file of another length than stated in its header")
     return ByteReader(layout, read)
 
 
@@ -82,7 +82,7 @@ def encode(
 ) -> Iterator[bytes]:
     """Yield the encoding of a file, block by block.
 
-    Raises ``EncodingError`` when the base does not hold the same tensors at the same places.
+    Raises ``EncodingError`` if the base does not hold the same tensors at the same places.
     """
     if base is not None and base.source.layout.header != source.layout.header:
         raise EncodingError("the base holds other tensors")
@@ -101,10 +101,9 @@ def _base_words(base: Base, piece: Piece) -> Words:
 
 
 class StreamDecoder:
-    """Decodes one encoding while it arrives; holds a block and what has come of the next.
+    """Incremental decoder of one encoding; holds one block and buffers the next.
 
-    ``in_order`` may hold several. ``policy`` is the digest of the decoded tensors, once everything
-    is here.
+    ``in_order`` may hold several. ``policy`` is the digest of the decoded tensors, at the end.
     """
 
     def __init__(self, base: Base | None, file_bytes_max: int, in_order: InOrder = map) -> None:
@@ -115,9 +114,9 @@ class StreamDecoder:
         self._hashers: dict[TensorPlace, blake3] | None = None
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
-        """Take the next bytes of the encoding; yield the next of the file.
+        """Add the next bytes of the encoding; yield the next ones of the file.
 
-        Raises ``EncodingError``: the publisher has signed what cannot be decoded.
+        Raises ``EncodingError``: the publisher signed an invalid encoding.
         """
         self._blocks.take(data)
         layout = self._blocks.layout
@@ -139,7 +138,7 @@ class StreamDecoder:
 
     @property
     def policy(self) -> Digest:
-        """The digest of what was decoded; ``EncodingError`` before its end, or with bytes over."""
+        """Digest of the decoded tensors; ``EncodingError`` unless the input is complete."""
         self._blocks.finish()
         return policy_digest(
             (place.name, place.dtype, place.shape, Digest(hasher.digest()))
@@ -148,9 +147,9 @@ class StreamDecoder:
 
 
 class PatchReader:
-    """Reads a patch of the policy ``base``, whose file has ``layout``, while it arrives.
+    """Incremental reader of a patch against the policy ``base`` with a file of ``layout``.
 
-    It holds what it says of one block and what has come of the next; what it makes is not digested.
+    It holds the changes of one block and buffers the next; the result has no digest.
     """
 
     def __init__(self, base: Digest, layout: TensorFile, read: ReadWords) -> None:
@@ -158,7 +157,7 @@ class PatchReader:
         self._read = read
 
     def feed(self, data: bytes) -> Iterator[Change]:
-        """Take the next bytes of the patch; yield what they change, in the order of the file.
+        """Add the next bytes of the patch; yield its changes in file order.
 
         Raises ``EncodingError``.
         """
@@ -170,7 +169,7 @@ class PatchReader:
                 yield Change(tensor, places, words[own])
 
     def finish(self) -> None:
-        """Raise ``EncodingError`` before the end of the patch, or with bytes after it."""
+        """Raise ``EncodingError`` before the end of the patch, or if bytes follow it."""
         self._blocks.finish()
 
     def _base_words(self, piece: Piece, positions: Positions) -> Words:
@@ -183,7 +182,7 @@ class PatchReader:
 def _by_tensor(
     piece: Piece, positions: Positions
 ) -> Iterator[tuple[TensorPlace, slice, Positions]]:
-    """Yield the tensors that positions of a block, ascending, are in: which, and where in it."""
+    """Yield the tensors of ascending positions in a block, with slice and positions in each."""
     ends = np.searchsorted(positions, [part.start + part.count for part in piece.parts])
     begin = 0
     for part, end in zip(piece.parts, ends.tolist(), strict=True):

@@ -1,8 +1,7 @@
-"""Where the tensors of a safetensors file are: its header, read with care.
+"""Location of tensors in a safetensors file: a validating reader of its header.
 
-Format: eight bytes of length, a JSON object from name to dtype, shape and place, then the data
-(huggingface/safetensors). Files that leave gaps, overlap or name a type of another length are
-refused.
+Format: eight bytes of length, a JSON object from name to dtype, shape and offsets, then the data
+(huggingface/safetensors). Files with gaps, overlaps or an unknown type are rejected.
 """
 
 import json
@@ -26,7 +25,7 @@ _ELEMENT_BYTES = {
 
 
 class EncodingError(ValueError):
-    """What somebody published as the weights of a version is not an encoding of any."""
+    """A published file or encoding of weights is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """``header`` with its length before it, ``places`` in the order of the file, bytes in all."""
+    """``header`` with its length prefix, ``places`` in file order, and the size of the file."""
 
     header: bytes
     places: tuple[TensorPlace, ...]
@@ -51,9 +50,9 @@ class TensorFile:
 
 
 def header_bytes(start: bytes | memoryview) -> int:
-    """Return how many bytes the header takes with its length, from a file's first eight bytes.
+    """Return the length of the header with its prefix, from a file's first eight bytes.
 
-    Raises ``EncodingError`` when that is more than ``HEADER_BYTES_MAX``.
+    Raises ``EncodingError`` if it exceeds ``HEADER_BYTES_MAX``.
     """
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     if len(start) < LENGTH_BYTES or not 2 <= length <= HEADER_BYTES_MAX - LENGTH_BYTES:
@@ -62,15 +61,15 @@ def header_bytes(start: bytes | memoryview) -> int:
 
 
 def parse(header: bytes) -> TensorFile:
-    """Read a header with its length before it; raises ``EncodingError`` when anything is off."""
+    """Parse a header with its length prefix; raises ``EncodingError`` for every flaw."""
     if len(header) != header_bytes(header):
-        raise EncodingError("a header of another length than it says")
+        raise EncodingError("a header of another length than stated")
     try:
         table = json.loads(header[LENGTH_BYTES:])
-    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError, too
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError, too
         raise EncodingError("a header that is not JSON") from error
     if not isinstance(table, dict):
-        raise EncodingError("a header that is no table")
+        raise EncodingError("a header that is not a JSON object")
     table.pop("__metadata__", None)
     places = sorted(
         (_place(name, entry, len(header)) for name, entry in table.items()),
@@ -86,7 +85,7 @@ def parse(header: bytes) -> TensorFile:
 
 def _place(name: str, entry: Any, data_offset: int) -> TensorPlace:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise EncodingError("a tensor without dtype, shape and place")
+        raise EncodingError("a tensor without dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     element_bytes = _ELEMENT_BYTES.get(dtype) if isinstance(dtype, str) else None
     if (
@@ -96,15 +95,15 @@ def _place(name: str, entry: Any, data_offset: int) -> TensorPlace:
         or not _lengths(shape, _DIMENSIONS_MAX)
         or not (_lengths(offsets, 2) and len(offsets) == 2)
     ):
-        raise EncodingError("a tensor of unknown type, shape or place")
+        raise EncodingError("a tensor with invalid name, type, shape or data_offsets")
     count = math.prod(shape)
     if offsets[1] - offsets[0] != count * element_bytes:
-        raise EncodingError(f"tensor {name} takes other bytes than its shape")
+        raise EncodingError(f"tensor {name} has data_offsets that do not match its shape")
     return TensorPlace(name, dtype, tuple(shape), data_offset + offsets[0], count, element_bytes)
 
 
 def _is_utf8(name: str) -> bool:
-    """Return whether a name can be written again: JSON may escape half of a character."""
+    """Return whether a name can be encoded again: JSON may escape half of a character."""
     try:
         name.encode()
     except UnicodeEncodeError:
