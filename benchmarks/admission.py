@@ -1,9 +1,9 @@
-"""What admission costs: seconds to solve the work of one key, milliseconds to check it.
+"""Cost of admission: seconds to solve a key's proof of work, milliseconds to verify it.
 
     python benchmarks/admission.py --json
 
-Solved on one core, for several keys each, as a node does it; the work of a key is drawn by lot, so
-the median and the mean of the same keys differ (0.69 to 1, for many keys).
+Solved on one core for several keys each, as a node does. A key's work is random, so the median and
+the mean of the same keys differ (0.69 to 1, for many keys).
 """
 
 import argparse
@@ -24,7 +24,7 @@ RUN_ID = RunId(digest(b"benchmark"))
 
 
 def measured(bits: int, kib: int, passes: int, keys: int) -> dict[str, Any]:
-    """Return the figures of one setting."""
+    """Return the measurements of one setting."""
     rules = AdmissionSection(rule="open", work_bits=bits, work_kib=kib, work_passes=passes)
     solved_seconds, hashes = [], 0
     proof, peer = b"", Identity(digest(b"0")).peer_id

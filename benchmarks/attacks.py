@@ -1,17 +1,21 @@
-"""Every attack of the catalogue against the same swarm without it: what it takes, and for how long.
+"""Every attack of the catalogue, compared with the same swarm without attackers.
 
 ``python -m benchmarks.attacks [--attack NAME ...] [--ratio 0 1 10] [--nodes N] [--seed N ...]
 [--after MINUTES] [--worker-speed TIMES]``
 
-Each scenario ``attack-NAME`` is run with so many attackers for each honest node, in a process of
-its own; ratio 0 is run in any case, since all is compared with it. The bars of the project: no
-attack by unproven keys takes more than a fifth of what is certified or doubles the 99th percentile
-of gossip's coverage, versions are at the last node that works within three epochs (the second
-figure is that of all nodes, relays without standing too, the third that without the attack), all
-tables stay within their limits, nobody's door is knocked at in vain more
-than five times a minute by each honest node, and ten epochs after its end the swarm certifies as
-before. ``fed`` is the share of honest nodes' places in the forests of weights that are under an
-attacker. A figure over its bar is marked with an exclamation mark.
+Each scenario ``attack-NAME`` runs at each ratio of attackers to honest nodes, in a process of its
+own; ratio 0, the baseline, always runs. The project's bars, with an exclamation mark at a figure
+that exceeds one:
+
+* attacks by untrusted keys take at most a fifth of the certified rollouts, and do not double the
+  99th percentile of gossip coverage time;
+* versions reach the last working node within three epochs (the second figure includes relays
+  without reputation, the third is the baseline);
+* all tables stay within their limits;
+* each honest node dials an unreachable peer at most five times a minute;
+* ten epochs after the attack the swarm certifies at the baseline's rate.
+
+``fed`` is the share of honest nodes' positions in the weight forests below an attacker.
 """
 
 import argparse
@@ -39,16 +43,16 @@ SPREAD_EPOCHS_MAX = 3.0
 MISDIALS_PER_NODE_MAX = 5
 RECOVERY_EPOCHS_MAX = 10
 BACK_SHARE = 0.9
-"""The bars; the last is what counts as the rate from before."""
+"""The bars; the last is the share of the baseline's rate that counts as recovered."""
 
 WINDOW_EPOCHS = 12
-"""Over which a rate of certification is taken: some twenty rollouts, a few more or less by chance;
-so the rate from before is that of the leanest such window without the attack."""
+"""Window of a certification rate: some twenty rollouts, with random variation. The baseline is
+therefore its slowest such window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One run; ``certified`` is cumulated, by the epoch."""
+    """One run; ``certified`` is cumulative by epoch."""
 
     attack: str
     ratio: float
@@ -57,28 +61,28 @@ class Played:
     epoch_seconds: float
     certified: Sequence[tuple[float, int]]
     spread_s: Sequence[tuple[float, float, float]]
-    """When each version was published, how long it took to the last node that trains, checks or
-    generates, and to the last one."""
+    """For each version: publication time, and the delays to the last node that trains, verifies or
+    generates, and to the last node of all."""
     borne: AttackNumbers
     violation: str | None
     wall_s: float
 
     def spread_seconds(self) -> tuple[float, float]:
-        """Return the mean times of versions of meanwhile to the last honest nodes."""
+        """Return the mean delays, during the attack, of versions to the last honest nodes."""
         first, last = self.borne.from_s, self.borne.until_s
         times = [times for at, *times in self.spread_s if first <= at <= last]
         working, relays = zip(*times, strict=True) if times else ((math.nan,), (math.nan,))
         return fmean(working), fmean(relays)
 
     def within(self, since: float, until: float) -> int:
-        """Return how many rollouts were certified between two moments."""
+        """Return the number of rollouts certified between two times."""
         counts = [count for at, count in self.certified if since <= at <= until]
         return counts[-1] - counts[0] if counts else 0
 
     def recovered_epochs(self, plain: "Played") -> int | None:
-        """Return how many epochs after the end a window begins in which all is as without it.
+        """Return the epochs from the end of the attack to the first window at the baseline's rate.
 
-        None: in none before the end of the run.
+        None if there is no such window before the end of the run.
         """
         usual = min(plain.windows(self.borne.from_s))
         for epoch, count in enumerate(self.windows(self.borne.until_s)):
@@ -87,7 +91,7 @@ class Played:
         return None
 
     def windows(self, since: float) -> list[int]:
-        """Return what is certified in the window that begins at each epoch from ``since`` on."""
+        """Return the certified rollouts of the window that begins at each epoch from ``since``."""
         end, seconds = self.certified[-1][0], WINDOW_EPOCHS * self.epoch_seconds
         begins = [at for at, _ in self.certified if since <= at <= end - seconds]
         return [self.within(at, at + seconds) for at in begins]
@@ -95,19 +99,18 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What an attack came to, over its seeds."""
+    """Results of an attack over its seeds."""
 
     attack: str
     ratio: float
     nodes: int
     certified_share: float
-    """Of what is certified meanwhile without it."""
+    """Share of the baseline's certified rollouts during the attack."""
     coverage_p50_s: float
     coverage_p99_s: float
     coverage_p99_ratio: float
     spread_s: float
-    """Until a version is at the last node that works, the same with relays, and without the
-    attack."""
+    """Delay of a version to the last working node, the same with relays, and the baseline."""
     spread_relays_s: float
     spread_plain_s: float
     spread_epochs: float
@@ -121,7 +124,7 @@ class Row:
     wall_s: float
 
     def broken(self) -> list[str]:
-        """Return which bars it breaks."""
+        """Return the bars that it exceeds."""
         late = self.recovery_epochs is None or self.recovery_epochs > RECOVERY_EPOCHS_MAX
         found = {
             "certified": self.certified_share < CERTIFIED_SHARE_MIN,
@@ -157,7 +160,7 @@ def play(plan: RunPlan) -> Played:
 
 
 def row(played: Sequence[Played], plain: Sequence[Played]) -> Row:
-    """Compare runs with those of the same seeds without attackers."""
+    """Compare runs with the baseline runs of the same seeds."""
     began, ended = played[0].borne.from_s, played[0].borne.until_s
     usual = sum(one.within(began, ended) for one in plain)
     recoveries = [one.recovered_epochs(other) for one, other in zip(played, plain, strict=True)]
@@ -190,15 +193,15 @@ def row(played: Sequence[Played], plain: Sequence[Played]) -> Row:
 
 
 def main() -> None:
-    """Run what was asked for, and print the table."""
+    """Run the selected attacks and print the table."""
     attacks = [name.removeprefix(PREFIX) for name in scenario_names() if name.startswith(PREFIX)]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attack", nargs="+", choices=attacks, default=attacks)
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0])
     parser.add_argument("--seed", nargs="+", type=int, default=[0])
-    parser.add_argument("--nodes", type=int, help="Honest nodes; as in the scenario if not given.")
-    parser.add_argument("--after", type=float, help="Minutes that nodes are among themselves.")
-    parser.add_argument("--worker-speed", type=float, help="Times as fast as workers generate.")
+    parser.add_argument("--nodes", type=int, help="honest nodes (default: the scenario's)")
+    parser.add_argument("--after", type=float, help="minutes before the attack begins")
+    parser.add_argument("--worker-speed", type=float, help="factor on the workers' speed")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(
@@ -207,8 +210,8 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     rows = []
-    # A process for each run: what one leaves in caches and in memory is not the next one's.
-    # One that the kernel ends for its memory ends us, where a ``Pool`` would wait for ever.
+    # A process for each run, so that caches and memory of one do not affect the next. If the kernel
+    # kills one for its memory, this process fails, where a ``Pool`` would wait forever.
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=fresh, max_tasks_per_child=1) as pool:
         for attack in arguments.attack:
@@ -235,7 +238,7 @@ def main() -> None:
 
 
 def line(found: Row) -> str:
-    """Return a row of the table; the fullest tables are named with their share of the limit."""
+    """Return a table row; the fullest tables are named with their share of the limit."""
     broken = found.broken()
 
     def mark(bar: str) -> str:
@@ -261,7 +264,7 @@ def line(found: Row) -> str:
 
 
 def fullest(peaks: dict[str, int]) -> str:
-    """Return the three tables that are closest to their limits."""
+    """Return the three tables closest to their limits."""
     shares = sorted(((peaks[name] / LIMITS[name], name) for name in peaks), reverse=True)[:3]
     return ", ".join(f"{name} {peaks[name]} ({share:.0%})" for share, name in shares)
 

@@ -1,11 +1,11 @@
-"""Live attacks against a testnet on this machine: what they take from it, beside the same without.
+"""Live attacks on a testnet on this machine, compared with the same testnet without attackers.
 
 ``python -m benchmarks.attacks_live [--attack NAME ...] [--attackers N] [--steps N] [--json FILE]``
 
-Each run is a testnet of real processes that attackers (``prime-node adversary``) join when it shows
-how. The bar: at least four fifths of what is certified in a minute without them. All share the
-cores of this machine, so the attackers' own work is in the figures; ``core_s`` is that of the
-honest nodes alone, for each rollout that was certified.
+Each run is a testnet of real processes; attackers (``prime-node adversary``) join as soon as it
+prints its join command. The bar: at least four fifths of the baseline's certified rollouts per
+minute. All processes share this machine's cores, so the figures include the attackers' own work;
+``core_s`` is core time of the honest nodes alone per certified rollout.
 """
 
 import argparse
@@ -37,8 +37,8 @@ TIMES = {
     "slow-rpc": 100,
     "record-spam": 4,
 }
-"""How many times as often as in simulations: 20 commits a second, 400 KB/s of slow RPCs to each of
-four peers. The others hold what they can get, or are kept away soon."""
+"""Factor on the simulations' rates: 20 commits a second, 400 KB/s of slow RPCs to each of four
+peers. The other attacks hold all resources they can get, or are banned soon."""
 
 CERTIFIED_SHARE_MIN = 0.8
 JOIN = re.compile(r"--run-id (\S+).*?--initial-peers (\S+)", re.DOTALL)
@@ -48,7 +48,7 @@ SAMPLE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One testnet."""
+    """Results of one testnet."""
 
     attack: str
     attackers: int
@@ -64,7 +64,7 @@ class Row:
 
 
 def play(attack: str, attackers: int, steps: int, folder: Path) -> dict[str, Any]:
-    """Run a testnet, attacked once it can be joined; return its report and what its nodes took."""
+    """Run a testnet and attack it once it accepts peers; return its report and its cost."""
     command = [PROGRAM, "testnet", "--json", "--no-view", "--keep", "--steps", str(steps)]
     command += ["--minutes", "8", "--data-dir", str(folder / "swarm")]
     with ExitStack() as stack:
@@ -90,7 +90,7 @@ def play(attack: str, attackers: int, steps: int, folder: Path) -> dict[str, Any
 
 @contextmanager
 def ended(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Yield a process that is over afterwards, whatever happens."""
+    """Yield a process, and end it afterwards in any case."""
     process = subprocess.Popen(command, text=True, **options)
     try:
         yield process
@@ -104,7 +104,7 @@ def ended(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[s
 
 
 def joined(said: Path, swarm: subprocess.Popen[str]) -> tuple[str, str]:
-    """Wait until a testnet tells how to join it; return the run's id and an address."""
+    """Wait until a testnet prints its join command; return run id and address."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline and swarm.poll() is None:
         if (found := JOIN.search(said.read_text())) is not None:
@@ -114,7 +114,7 @@ def joined(said: Path, swarm: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def core_seconds(pid: int) -> dict[int, float]:
-    """Return the time on a core of each process of a testnet, as far as they are there."""
+    """Return the core seconds of each live process of a testnet."""
     times: dict[int, float] = {}
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):
@@ -124,7 +124,7 @@ def core_seconds(pid: int) -> dict[int, float]:
 
 
 def row(attack: str, attackers: int, found: dict[str, Any], usual_per_minute: float) -> Row:
-    """Compare a report with a run without attackers."""
+    """Compare a report with the baseline."""
     rollouts = found["rollouts"]
     per_minute = 60 * rollouts["certified"] / found["wall_s"]
     return Row(
@@ -143,14 +143,14 @@ def row(attack: str, attackers: int, found: dict[str, Any], usual_per_minute: fl
 
 
 def main() -> None:
-    """Run the testnets one after the other, and print the table."""
+    """Run the testnets one after the other and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attack", nargs="+", choices=[*TIMES], default=[*TIMES])
     parser.add_argument("--attackers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    # Else the attackers, which nobody else knows of, would outlive us.
+    # Otherwise the attackers, which no other process knows, would outlive this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     rows: list[Row] = []
     for attack in ("", *options.attack):

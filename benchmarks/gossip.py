@@ -1,13 +1,15 @@
-"""Our gossip router against go-libp2p-pubsub: latency and loss along a chain of three nodes.
+"""The project's gossip router and go-libp2p-pubsub: latency and loss along a chain of three nodes.
 
-Layout, the same for both sides: three p2pd processes on this machine in a chain 0 - 1 - 2, and one
-Python process (this one) that publishes at node 0 and reads at nodes 1 (one hop) and 2 (two hops).
-Ours: p2pd without pubsub, the three routers run in this process. Go: ``p2pd -pubsub``, the routers
-run inside the three p2pd, this process only publishes and reads over their control sockets. So ours
-has one Python thread for three routers, which is its handicap, and Go has an extra copy to Python.
+Both sides use three p2pd processes on this machine in a chain 0 - 1 - 2. This Python process
+publishes at node 0 and reads at nodes 1 (one hop) and 2 (two hops).
+
+* Ours: p2pd without pubsub; the three routers run in this process, in one Python thread.
+* Go: ``p2pd -pubsub``; the routers run in the three p2pd, and this process publishes and reads over
+  their control sockets, one more copy to Python.
+
 Both sign and verify every message. A latency runs from the publish call to delivery in this
-process, so it holds the wait of a slowed-down publisher. A message that has not come after
-``QUIET_SECONDS`` without any message is lost; one that gossip recovers counts with its latency.
+process, so it includes the wait of a slowed publisher. A message missing after ``QUIET_SECONDS``
+without any message is lost; one that gossip recovers counts with its latency.
 
 Usage: ``python benchmarks/gossip.py [--quick] [--json FILE]``
 """
@@ -43,18 +45,18 @@ from tests.live.go_pubsub import GoConnection, GoPubsub
 TOPIC = "benchmark/commits"
 NODES = 3
 CHAIN = [1, 2, 1]
-"""Neighbours of each node."""
+"""Number of neighbours of each node."""
 PUBLISHERS_MAX = 64
 PACED_PUBLISHERS = 8
 QUIET_SECONDS = 4.0
-"""Three heartbeats in which a message can be advertised, and one to fetch it."""
+"""Three heartbeats to advertise a message, and one to fetch it."""
 STAMP_BYTES = 12
-"""Scenario (4 bytes) and publish time (8 bytes) at the head of each message."""
+"""Scenario (4 bytes) and publish time (8 bytes) at the start of each message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is published: ``rate`` messages per second in total, or as fast as it goes (0)."""
+    """Load: ``rate`` messages per second in total; 0 is as fast as possible."""
 
     payload_bytes: int
     publishers: int
@@ -62,7 +64,7 @@ class Scenario:
     messages: int
 
     def __str__(self) -> str:
-        """Read as one cell of the table."""
+        """Format as a table cell."""
         pace = f"{self.rate}/s paced" if self.rate else f"burst, {self.publishers} publishers"
         return f"{self.payload_bytes // 1000:>3} KB {pace}"
 
@@ -83,7 +85,7 @@ QUICK = [
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One side's result at one hop; latencies in milliseconds (None when nothing came)."""
+    """One side's result at one hop; latencies in milliseconds (None without any message)."""
 
     side: str
     scenario: str
@@ -96,14 +98,14 @@ class Row:
 
 
 class Inbox:
-    """Latencies per (scenario, hop), filled by whoever delivers."""
+    """Latencies per (scenario, hop)."""
 
     def __init__(self) -> None:
         self.latencies: dict[tuple[int, int], list[float]] = {}
         self.last_at = time.perf_counter()
 
     def take(self, hop: int, data: bytes) -> None:
-        """Note one delivery."""
+        """Record one delivery."""
         self.last_at = time.perf_counter()
         number = int.from_bytes(data[:4], "big")
         stamp = int.from_bytes(data[4:STAMP_BYTES], "big")
@@ -111,13 +113,13 @@ class Inbox:
         self.latencies.setdefault((number, hop), []).append(latency)
 
     def count(self, number: int) -> int:
-        """Return how many deliveries a scenario has had, all hops together."""
+        """Return the number of a scenario's deliveries, over all hops."""
         return sum(len(self.latencies.get((number, hop), ())) for hop in range(1, NODES))
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One chain that is ready: ``publish(publisher, data)`` at node 0."""
+    """A running chain; ``publish(publisher, data)`` publishes at node 0."""
 
     name: str
     publish: Callable[[int, bytes], Awaitable[None]]
@@ -125,9 +127,9 @@ class Side:
 
 
 class Neighbours:
-    """A transport that shows gossip the chain's neighbours only.
+    """Transport that restricts gossip to the chain's neighbours.
 
-    The address look-up that is part of our p2pd connects nodes 0 and 2 by itself after a moment.
+    The address look-up of our p2pd would connect nodes 0 and 2 by itself after a moment.
     """
 
     def __init__(self, transport: HivemindTransport) -> None:
@@ -149,11 +151,11 @@ class Neighbours:
         return peer
 
     async def peers(self) -> list[PeerId]:
-        """Return the neighbours that are connected."""
+        """Return the connected neighbours."""
         return [peer for peer in await self._transport.peers() if peer in self._allowed]
 
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve neighbours; another's stream ends at once."""
+        """Serve neighbours; close every other peer's stream at once."""
 
         async def serve(stream: Stream) -> None:
             if stream.peer in self._allowed:
@@ -201,7 +203,7 @@ async def our_chain(directory: Path) -> AsyncIterator[Side]:
 
 
 def accept(_author: PeerId, _data: bytes) -> ValidationResult:
-    """ValidationResult everything, as Go does after its signature check."""
+    """Accept everything, as Go does after its signature check."""
     return ValidationResult.ACCEPT
 
 
@@ -229,7 +231,7 @@ async def go_chain(directory: Path) -> AsyncIterator[Side]:
         async with asyncio.timeout(30):
             while [len(await node.topic_peers(TOPIC)) for node in nodes] != CHAIN:  # noqa: ASYNC110 - others do it
                 await asyncio.sleep(0.05)
-        await asyncio.sleep(2)  # two heartbeats: the mesh itself cannot be asked for
+        await asyncio.sleep(2)  # two heartbeats: the mesh itself cannot be queried
         publishers = [await nodes[0].connection() for _ in range(PUBLISHERS_MAX)]
         for publisher in publishers:
             stack.callback(publisher.close)
@@ -241,7 +243,7 @@ async def go_chain(directory: Path) -> AsyncIterator[Side]:
 
 
 async def read_for_ever(pipe: GoConnection, inbox: Inbox, hop: int) -> None:
-    """Read a Go subscription; node 0 hears itself, which is read and not counted."""
+    """Read a Go subscription; node 0 receives its own messages, which are not counted."""
     while True:
         message = await pipe.receive()
         if hop:
@@ -277,7 +279,7 @@ async def run_scenario(side: Side, number: int, scenario: Scenario) -> list[Row]
 
 
 async def give_turns(turns: asyncio.Queue[None], scenario: Scenario) -> None:
-    """Allow one message after another at the scenario's rate, or all at once."""
+    """Release messages at the scenario's rate, or all at once."""
     started = time.perf_counter()
     for index in range(scenario.messages):
         if scenario.rate:
@@ -308,7 +310,7 @@ def quantile(ordered: list[float], share: float) -> float | None:
 
 
 def machine() -> dict[str, object]:
-    """Describe where the numbers were made."""
+    """Describe the machine and software of the measurement."""
     repository = Path(__file__).parent
     revision = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12"],
@@ -333,7 +335,7 @@ async def measure(scenarios: list[Scenario]) -> list[Row]:
     try:
         async with our_chain(directory) as ours, go_chain(directory) as go:
             rows: list[Row] = []
-            for side in (ours, go):  # the first messages pay for warming up
+            for side in (ours, go):  # the first messages warm up
                 await run_scenario(side, len(scenarios), Scenario(1000, 1, 0, 20))
             for number, scenario in enumerate(scenarios):
                 for side in (ours, go):

@@ -1,7 +1,7 @@
-"""What it costs a node to handle what peers send: the numbers of ``simulations.runtime.cores``.
+"""CPU cost of handling peers' messages: the constants of ``simulations.runtime.cores``.
 
-``python -m benchmarks.handling [--rounds N]`` prints microseconds of one core for each kind of RPC,
-through the router and the replica as the daemon calls them, with Ed25519.
+``python -m benchmarks.handling [--rounds N]`` prints core microseconds for each kind of RPC,
+through router and replica as the daemon calls them, with Ed25519.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from protocol.gossipsub.rpc import IHave, Rpc, encode_rpc
 
 TOPIC = "prime-node/2/run/commits"
 DATA_BYTES = 700
-"""About that of a commit in its envelope."""
+"""About a commit in its envelope."""
 
 IDS = 5000
 FIELDS = 20_000
 
 
 class Handling:
-    """A router that one peer writes to."""
+    """A router that receives from one peer."""
 
     def __init__(self) -> None:
         self._rng = Rng(bytes(32))
@@ -47,13 +47,13 @@ class Handling:
         return encode_rpc(Rpc(publish=(encode_message(message),)))
 
     def handle(self, rpc: bytes) -> None:
-        """Handle an RPC to its end; what is well signed is accepted."""
+        """Handle an RPC completely; messages with a valid signature are accepted."""
         for effect in self._router.handle(RpcReceived(self.peer.peer_id, rpc), 1.0):
             if isinstance(effect, Validate):
                 self._router.handle(Validated(effect.message_id, ValidationResult.ACCEPT), 1.0)
 
     def ids(self, number: int) -> bytes:
-        """Return an IHAVE of ids that nobody knows."""
+        """Return an IHAVE of unknown ids."""
         prefix = number.to_bytes(4, "big")
         width = MESSAGE_ID_BYTES - len(prefix)
         ids = tuple(prefix + item.to_bytes(width, "big") for item in range(IDS))

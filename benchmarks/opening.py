@@ -1,8 +1,8 @@
-"""What it costs a node that a peer opens a stream to it: ``OPEN_SECONDS`` of simulated cores.
+"""CPU cost to a node of a peer's new stream: ``OPEN_SECONDS`` of simulated cores.
 
-``python -m benchmarks.opening [--streams N] [--at-once N] [--json]`` has one node open streams to
-another, in a process of its own, which closes each unread, and prints microseconds of a core that
-the second one's process and its p2pd take for each, in the median of three runs.
+``python -m benchmarks.opening [--streams N] [--at-once N] [--json]``: one node opens streams to
+another in a separate process, which closes each unread. It prints core microseconds per stream of
+the second node's process and of its p2pd, the median of three runs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SERVE = "serve"
 
 
 async def serve() -> None:
-    """Say our address; then, for each line that is read, what has been opened and what it took."""
+    """Print this node's address; then, per input line, the streams opened and CPU time used."""
     opened = 0
 
     async def close(_stream: Stream) -> None:
@@ -49,7 +49,7 @@ async def serve() -> None:
 
 
 async def ask(server: Process) -> list[float]:
-    """Return what ``serve`` prints next."""
+    """Return the next line that ``serve`` prints."""
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write(b"\n")
@@ -58,7 +58,7 @@ async def ask(server: Process) -> list[float]:
 
 
 async def measure(streams: int, at_once: int) -> list[tuple[float, float]]:
-    """Return microseconds for each stream, of the node's process and of its p2pd, of each run."""
+    """Return microseconds per stream of node process and p2pd, for each run."""
     command = [sys.executable, "-m", "benchmarks.opening", "--do", SERVE]
     server = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert server.stdin is not None
@@ -75,7 +75,7 @@ async def measure(streams: int, at_once: int) -> list[tuple[float, float]]:
                     with suppress(TransportError):
                         stream = await transport.open_stream(peer, PROTOCOL)
                         with suppress(TransportError):
-                            await stream.read(1)  # it ends when the other end has closed it
+                            await stream.read(1)  # returns when the other end closes
                         await stream.close()
 
             await opens(at_once)
@@ -110,7 +110,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"node_us": round(node), "p2pd_us": round(p2pd)}))
     else:
-        print(f"a stream that is opened takes {node:.0f} us of the node and {p2pd:.0f} us of p2pd")
+        print(f"cost of a stream: {node:.0f} us in the node and {p2pd:.0f} us in p2pd")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""A large policy's way from a Hugging Face directory to another node's engine: time and memory.
+"""Time and memory of a large policy's path from a Hugging Face directory to another node's engine.
 
-A directory of random bf16 weights is made, ``prime-node run create`` founds a run with it, a
-trainer publishes it, and a node that is worker and validator fetches it through libp2p on loopback
-and generates with it. All are processes as anywhere, and what they take is read from outside:
+It makes a directory of random bf16 weights and founds a run with it (``prime-node run create``). A
+trainer publishes it; a node that is worker and validator fetches it through libp2p on loopback and
+generates with it. All run as normal processes, measured from outside:
 
-* resident memory at its peak (``VmHWM``, exact), which counts pages of mapped files and of shared
-  libraries; anonymous and, of the daemons, proportional memory (PSS) at their peaks as sampled;
-* each daemon's own account of how late its event loop was (``/status``), with the log lines of
-  stalls, which tell what ran and how long the machine gave it no core.
+* peak resident memory (``VmHWM``, exact), which includes mapped files and shared libraries;
+  sampled peaks of anonymous and, for the daemons, proportional memory (PSS);
+* each daemon's own event loop delays (``/status``), and its log lines of stalls, with the running
+  task and the time without a core.
 
-Engines are listed apart from the daemons that they belong to.
+Engines are listed separately from their daemons.
 
 Usage: ``python benchmarks/weights.py [--megabytes N] [--directory DIR] [--json]``
 """
@@ -51,7 +51,7 @@ LARGE = {
     "num_key_value_heads": 4,
     "head_dim": 128,
 }
-"""As wide as published models of this size, with their vocabulary."""
+"""Width and vocabulary of published models of this size."""
 
 SMALL = {
     "vocab_size": 4096,
@@ -70,7 +70,7 @@ OTHERS = {
     "eos_token_id": 1,
 }
 FILE_BYTES = 500_000_000
-"""Of the directory's files, about; published models have larger ones."""
+"""Approximate size of the directory's files; published models have larger ones."""
 
 SAMPLE_SECONDS = 0.25
 STAGE_SECONDS = 900.0
@@ -79,7 +79,7 @@ STAGE_SECONDS = 900.0
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--megabytes", type=int, default=2000, help="of weights, about")
+    parser.add_argument("--megabytes", type=int, default=2000, help="approximate weight bytes")
     parser.add_argument("--directory", type=Path, help="for all files, some 25 bytes per weight")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def measure(directory: Path, weights_bytes: int) -> dict[str, Any]:
-    """Return what the way of a policy of about ``weights_bytes`` takes."""
+    """Return time and memory for a policy of about ``weights_bytes``."""
     run = directory / "run"
     weights = write_model(directory / "model", weights_bytes)
     (directory / "recipe.toml").write_text(recipe())
@@ -134,11 +134,11 @@ def measure(directory: Path, weights_bytes: int) -> dict[str, Any]:
     }
 
 
-# What is published
+# The published model
 
 
 def write_model(path: Path, weights_bytes: int) -> int:
-    """Write a Hugging Face directory of random weights in several files; return their number."""
+    """Write a Hugging Face directory of random weights in several files; return their count."""
     sizes = LARGE if weights_bytes >= LARGE_BYTES_MIN else SMALL
     values = {**OTHERS, **sizes, "num_hidden_layers": 1}
     one, two = (weights_of(values | {"num_hidden_layers": layers}) for layers in (1, 2))
@@ -162,7 +162,7 @@ def write_model(path: Path, weights_bytes: int) -> int:
 
 
 def weights_of(values: dict[str, Any]) -> int:
-    """Return how many weights a configuration has."""
+    """Return a configuration's number of weights."""
     return sum(map(_product, shapes_of(configuration("qwen3", values)).values()))
 
 
@@ -193,22 +193,22 @@ def found_run(directory: Path, run: Path) -> list[str]:
     return [*PRIME_NODE, "run", "create", *options, "--validators", "1"]
 
 
-# Processes from outside
+# Processes measured from outside
 
 
 @dataclass(slots=True)
 class Memory:
-    """Peaks of a process in MB; the last two as sampled."""
+    """Peak memory of a process in MB; the last two are sampled."""
 
     rss: float = 0.0
     anonymous: float = 0.0
     pss: float = 0.0
 
     def look(self, pid: int, *, proportional: bool) -> None:
-        """Take in what ``/proc`` says of a process, nothing when it has gone.
+        """Update from a process's ``/proc`` entry; do nothing if it has ended.
 
-        Proportional memory is found by a walk over all pages, which takes a core for long where
-        there are gigabytes.
+        Proportional memory needs a walk over all pages, which keeps a core busy for long at
+        gigabytes.
         """
         with suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
@@ -225,7 +225,7 @@ def _megabytes(name: str, text: str) -> float:
 
 
 class Process:
-    """One ``prime-node`` and what it starts, whose memory is sampled until it ends."""
+    """A ``prime-node`` and its children, with memory sampled until it ends."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._log = log
@@ -246,14 +246,14 @@ class Process:
             time.sleep(SAMPLE_SECONDS)
 
     def wait(self) -> float:
-        """Return the seconds until it ends; raises ``RuntimeError`` if that is not well."""
+        """Wait for its end and return the seconds; raises ``RuntimeError`` on a failure."""
         if self._popen.wait(STAGE_SECONDS):
             raise RuntimeError(self._log.read_text()[-2000:])
         self._sampler.join()
         return round(time.time() - self._began, 2)
 
     def stop(self) -> None:
-        """End it; what it has not done by then does not matter."""
+        """Stop it; unfinished work does not matter."""
         self._popen.terminate()
         try:
             self._popen.wait(60)
@@ -272,7 +272,7 @@ class Node(Process):
         super().__init__([*command, *common], data_dir.with_suffix(".log"))
 
     def until(self, event: str) -> dict[str, Any]:
-        """Return the first log line of an event, when it is there, with ``after`` its start."""
+        """Wait for the first log line of an event; ``after`` is its time since the start."""
         ends_at = time.monotonic() + STAGE_SECONDS
         while time.monotonic() < ends_at and self._popen.poll() is None:
             for line in self.lines():
@@ -283,19 +283,19 @@ class Node(Process):
         raise RuntimeError(f"{self._data_dir}: no {event!r}: {self._log.read_text()[-2000:]}")
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield what it has logged."""
+        """Yield its log lines."""
         for line in self._log.read_text().splitlines():
             with suppress(ValueError):
                 yield json.loads(line)
 
     def stalls(self) -> list[dict[str, Any]]:
-        """Return what it said of its event loop's stalls."""
+        """Return its log lines about stalls of the event loop."""
         shown = ("seconds", "computed_seconds", "waited_for_core_seconds", "where", "untold_before")
         found = [line for line in self.lines() if line["message"] == "event loop stalled"]
         return [{key: line[key] for key in shown} for line in found]
 
     def status(self) -> dict[str, Any]:
-        """Return what it says of itself."""
+        """Return its ``/status``."""
         port = json.loads((self._data_dir / "api.json").read_text())["port"]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=30) as answer:
             found: dict[str, Any] = json.load(answer)

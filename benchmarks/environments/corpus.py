@@ -1,14 +1,13 @@
-"""Scores of several hundred answers on different machines, of which no two may differ.
+"""Scores of several hundred answers on different machines, which must be equal.
 
-Programs, answers in mathematics and answers to reasoning-gym are graded as root and as a user,
-under three limits of the stack, with each of the interpreters that are named. For one interpreter
-all scores must be equal (no score is no other score). Between interpreters the differences are
-listed: a run's scoring runtime names the interpreter.
+Programs, mathematics answers and reasoning-gym answers are graded as root and as a user, under
+three stack limits, with each given interpreter. For one interpreter all scores must be equal (no
+score counts as no other score). Differences between interpreters are listed: a run's scoring
+runtime names its interpreter.
 
     python benchmarks/environments/corpus.py --python VENV/bin/python --python OTHER/bin/python
 
-Each interpreter needs the packages of ``prime-node[envs]``. Users other than root are tried by root
-alone.
+Each interpreter needs the packages of ``prime-node[envs]``. Only root can also test other users.
 """
 
 import argparse
@@ -42,7 +41,7 @@ CASES = ROOT / "tests" / "cases"
 NOBODY = 65534
 
 STACKS = {"8 MiB": f"{8 << 20}:unlimited", "64 MiB": f"{64 << 20}", "unlimited": "unlimited"}
-"""Limits of the stack, soft and hard, under which a node starts."""
+"""Soft and hard stack limits under which a node starts."""
 
 MADE_TESTS: Mapping[str, Mapping[str, str]] = {
     "c10": {"input": "", "output": "\n".join(map(str, range(140_000)))},
@@ -56,7 +55,7 @@ GENERATED_SEEDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, what it is graded against, and its score where that is known."""
+    """One answer, its reference, and its score if known."""
 
     name: str
     task: str
@@ -120,15 +119,15 @@ def corpus(python: str) -> list[Answer]:
 
 
 class InPlace:
-    """Runs functions where they are asked for."""
+    """Runs functions in the calling thread."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Return what a function returns."""
+        """Call a function and return its result."""
         return function()
 
 
 class NoTokens:
-    """A tokenizer that nobody asks."""
+    """Tokenizer stub that is never used."""
 
     vocabulary_size = 0
 
@@ -164,7 +163,7 @@ class Grader:
         self._math, self._generated = Checker("math"), Checker("reasoning")
 
     async def grade(self, answers: Sequence[Answer]) -> list[float | str]:
-        """Return scores, or reasons for none; programs are graded beside the other answers."""
+        """Return scores, or reasons for none; programs and other answers run concurrently."""
         scores: dict[int, float | str] = {}
 
         async def of(places: Iterable[int]) -> None:
@@ -194,7 +193,7 @@ class Grader:
             case dataset:
                 name = f"reasoning-gym/{dataset}"
                 return ReasoningGym(name, dataset, {}, NoTokens, here, self._generated)
-        task._rows = SplitRows(rows(), rows())  # noqa: SLF001 - it is opened without a tokenizer
+        task._rows = SplitRows(rows(), rows())  # noqa: SLF001 - opened without a tokenizer
         return task
 
     async def close(self) -> None:
@@ -204,7 +203,7 @@ class Grader:
 
 
 async def grade(answers: Sequence[Answer]) -> list[float | str]:
-    """Return scores, or reasons for none, as this process gives them."""
+    """Return scores, or reasons for none, from this process."""
     grader = Grader()
     try:
         return await grader.grade(answers)
@@ -213,7 +212,7 @@ async def grade(answers: Sequence[Answer]) -> list[float | str]:
 
 
 def command(python: str, user: str, stack: str) -> list[str]:
-    """Return the command that grades answers from its input under one machine's conditions."""
+    """Return the command that grades answers from stdin under one machine's conditions."""
     limit = ["prlimit", f"--stack={STACKS[stack]}", "--", python, "-B", __file__, "--grade"]
     if user == "root" or os.geteuid() != 0:
         return limit
@@ -227,7 +226,7 @@ def command(python: str, user: str, stack: str) -> list[str]:
 
 
 def _closed(path: Path) -> Path | None:
-    """Return the directory above a path that others may not enter, the topmost one."""
+    """Return the topmost directory above a path that other users may not enter."""
     for directory in reversed(path.parents):
         if not directory.stat().st_mode & 0o001:
             return directory
@@ -260,11 +259,11 @@ for path in $needed; do
 done
 exec "$@"
 """
-"""Shows directories to a user who may not enter a directory above them."""
+"""Makes directories visible to a user without access to a directory above them."""
 
 
 def scores_of(python: str, user: str, stack: str, answers: Sequence[Answer]) -> list[float | str]:
-    """Return the scores that a child gives under one machine's conditions."""
+    """Return a child's scores under one machine's conditions."""
     given = json.dumps([[one.name, one.task, one.text, one.row, one.seed] for one in answers])
     done = subprocess.run(
         command(python, user, stack),
@@ -283,7 +282,7 @@ def scores_of(python: str, user: str, stack: str, answers: Sequence[Answer]) -> 
 def differences(
     answers: Sequence[Answer], scores: Mapping[str, Sequence[float | str]]
 ) -> list[str]:
-    """Return the answers that have two scores, with the scores of each machine."""
+    """Return the answers with different scores, and the scores of each machine."""
     found = []
     for place, answer in enumerate(answers):
         given = {machine: all_[place] for machine, all_ in scores.items()}
@@ -294,7 +293,7 @@ def differences(
 
 
 def main() -> None:
-    """Grade on all machines, and report."""
+    """Grade on all machines and report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", action="append", help="interpreters; default: this one")
     parser.add_argument("--grade", action="store_true", help=argparse.SUPPRESS)

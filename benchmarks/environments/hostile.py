@@ -1,9 +1,9 @@
-"""Hostile completions, scored by several machines' worth of scorers: who is hurt, who agrees.
+"""Hostile completions scored by several machines' scorers: damage, delay and disagreement.
 
-Programs and answers in mathematics that try to escape, to hang, to eat memory, to flood and to
-cheat are made from a few dozen templates; each scorer has jails of its own. It is reported how late
-the event loop came to its work, whether anything outside of a jail was touched, and whether two
-scorers gave different scores (no score is no other score).
+A few dozen templates produce programs and mathematics answers that try to escape, hang, exhaust
+memory, flood output and cheat. Each scorer has its own jails. The report has the event loop's
+delay, anything touched outside a jail, and scorers that disagree (no score counts as no other
+score).
 
     python benchmarks/environments/hostile.py --count 1000 --json
 """
@@ -38,7 +38,7 @@ from roles.ports.engines import Score, Unscorable
 from roles.ports.text import ChatMessage
 
 DELAY_SECONDS_MAX = 0.05
-"""Of its own; not counting how long the machine left the loop without a core."""
+"""Maximum delay caused by the loop itself, excluding time without a core."""
 
 PROGRAMS = {
     "fork bomb": "import os\nwhile True:\n    os.fork()",
@@ -194,14 +194,14 @@ class Hostile:
 
 @dataclass(slots=True)
 class Outside:
-    """What must not be touched: files, a server, a process; all of this machine."""
+    """Targets that must not be touched: files, a server, a process; all on this machine."""
 
     directory: Path
     port: int
     victim: int
 
     def values(self) -> dict[str, str | int]:
-        """Return what templates name."""
+        """Return the values for templates."""
         return {
             "directory": str(self.directory),
             "canary": str(self.directory / "canary"),
@@ -213,7 +213,7 @@ class Outside:
 
 @dataclass(slots=True)
 class Report:
-    """What came of it."""
+    """Results of an attack."""
 
     completions: int
     scorers: int
@@ -226,13 +226,13 @@ class Report:
 
     @property
     def harmless(self) -> bool:
-        """Return whether nobody was hurt."""
+        """True if nothing was damaged."""
         blocked = self.own_delay_seconds_max > DELAY_SECONDS_MAX
         return not (blocked or self.disagreements or self.touched)
 
 
 def completions(count: int, outside: Outside, *, slow_every: int = 4) -> list[Hostile]:
-    """Return so many, in turn from all templates; slow ones in every ``slow_every``-th turn."""
+    """Return ``count`` completions from all templates; slow ones every ``slow_every``-th round."""
     found: list[Hostile] = []
     number = 0
     while len(found) < count:
@@ -254,7 +254,7 @@ def completions(count: int, outside: Outside, *, slow_every: int = 4) -> list[Ho
 
 CODE_LIMITS_HERE = replace(CODE_LIMITS, cpu_soft_seconds=0.4, cpu_hard_seconds=1, wall_seconds=8.0)
 MATH_LIMITS_HERE = replace(MATH_LIMITS, cpu_soft_seconds=0.5, cpu_hard_seconds=1, wall_seconds=20.0)
-"""Shorter than in a run, so that a thousand bombs end before long; the rule is the same."""
+"""Shorter than in a run, so that a thousand bombs end soon; the rule is the same."""
 
 
 class Text:
@@ -313,13 +313,13 @@ class Scorer:
         }
 
     async def open(self) -> "Scorer":
-        """Make it ready."""
+        """Open its tasks."""
         for task in self._tasks.values():
             await task.open()
         return self
 
     async def score(self, items: Sequence[Hostile]) -> list[Score]:
-        """Score completions, those of the two tasks side by side."""
+        """Score completions, those of the two tasks concurrently."""
         scores: dict[int, Score] = {}
 
         async def of(task: str) -> None:
@@ -332,13 +332,13 @@ class Scorer:
         return [scores[place] for place in range(len(items))]
 
     async def close(self) -> None:
-        """End what was started."""
+        """Close the tasks."""
         await self._checker.close()
         self._background.close()
 
 
 async def attack(items: Sequence[Hostile], scorers: int) -> Report:
-    """Have all completions scored by each of so many scorers at once."""
+    """Score all completions with each of several scorers at once."""
     report = Report(len(items), scorers)
     machines = [Scorer() for _ in range(scorers)]
     for machine in machines:
@@ -368,7 +368,7 @@ async def attack(items: Sequence[Hostile], scorers: int) -> Report:
 
 @contextmanager
 def outside() -> Iterator[tuple[Outside, list[str]]]:
-    """Make what must not be touched; the list tells at the end what was."""
+    """Make the targets; at the end the list has those that were touched."""
     touched: list[str] = []
     with (
         tempfile.TemporaryDirectory() as made,
@@ -399,10 +399,10 @@ def outside() -> Iterator[tuple[Outside, list[str]]]:
 
 
 def main() -> None:
-    """Attack, and report."""
+    """Attack and report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0, help="leave out so many")
+    parser.add_argument("--first", type=int, default=0, help="completions to skip")
     parser.add_argument("--scorers", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -418,7 +418,7 @@ def main() -> None:
             print(f"{kind:32}", tally)
         print(f"{report.completions} completions, {report.scorers} scorers, {report.seconds} s")
         own, late = report.own_delay_seconds_max, report.delay_seconds_max
-        print(f"event loop at most {own} s late, {late} s with waits for a core")
+        print(f"event loop delay: {own} s at most, {late} s with waits for a core")
         print("different scores:", report.disagreements or "none")
         print("touched outside:", report.touched or "nothing")
     sys.exit(not report.harmless)

@@ -1,21 +1,21 @@
-"""Hugging Face directories made on the spot: what comes of each when a run is founded with it.
+"""Found runs with generated Hugging Face directories, and check the results.
 
-``prime-node run create`` founds the run. A worker then generates rollouts of the run's task, a
-validator examines their bodies as it would those of a stranger, and a trainer learns from one batch
-of them; random weights solve nothing, and what teaches is the length that a prompt asks for. As a
-control, the worker generates with the version that the trainer made and claims the one before: all
-of that must be rejected. Logits and log-probabilities are compared with the forward pass of Hugging
-Face's own model of the directory in float32, one sequence at a time and without a cache.
+``prime-node run create`` founds a run. A worker generates rollouts of its task, a validator
+verifies their bodies as an untrusted worker's, and a trainer trains on one batch of them. Random
+weights solve nothing; the reward comes from the requested length. As a control, the worker
+generates with the trainer's new version and claims the previous one: all of that must be rejected.
+Logits and log-probabilities are compared with Hugging Face's own model of the directory in float32,
+one sequence at a time and without a cache.
 
-A directory that must be refused is one of the others but for one thing; the table shows the line
-that a person sees.
+Directories that must be rejected differ from another one in a single way; the table shows the error
+line that a user sees.
 
 Usage: ``python benchmarks/models/directories.py [--only NAME ...] [--json]``, without a network.
 """
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # it is read when transformers is imported
+os.environ["HF_HUB_OFFLINE"] = "1"  # read at import of transformers
 
 import argparse
 import asyncio
@@ -39,27 +39,26 @@ from node.cli.main import main as prime_node
 from node.founding.recipes import read_recipe, recipe_path
 
 RECIPES = {False: "testnet", True: "tiny-qwen3-bpe"}
-"""Over characters, and in text."""
+"""Recipe of a task over characters, and in text."""
 
 SAMPLING = {"tokens_max": 24, "length_targets": [6, 18], "length_penalty": 0.02}
-"""Long enough for several end tokens to be drawn; the penalty is a guess."""
+"""Long enough to draw several end tokens; the penalty is a guess."""
 
 BEFORE = "prime-node: error: "
-"""What stands before each refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A directory that became no run."""
+    """A directory that was rejected."""
 
     name: str
     line: str
     within_bar: bool
-    """Whether it should be refused, and by this name."""
+    """True if a rejection with this text was expected."""
 
 
 def try_directory(made: Directory, folder: Path) -> Founded | Refused:
-    """Write a directory and let a run be founded with it, in a new folder."""
+    """Write a directory and found a run with it in a new folder."""
     recipe = folder / "recipe.toml"
     values = tomllib.loads(recipe_path(RECIPES[made.in_text]).read_text())
     values["sampling"] |= SAMPLING
@@ -81,7 +80,7 @@ def try_directory(made: Directory, folder: Path) -> Founded | Refused:
         return asyncio.run(trial.result(made))
 
 
-# What is shown
+# Output
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -91,7 +90,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def of_founded(found: Sequence[Founded]) -> str:
-    """Return a table of the directories that became runs."""
+    """Return a table of the accepted directories."""
     columns = (
         "directory",
         "features",
@@ -123,13 +122,13 @@ def of_founded(found: Sequence[Founded]) -> str:
 
 
 def of_refused(refused: Sequence[Refused]) -> str:
-    """Return a table of those that did not."""
+    """Return a table of the rejected directories."""
     rows = ((f"`{one.name}`", f"`{one.line.removeprefix(BEFORE)}`") for one in refused)
     return table(("directory", f"refused, after `{BEFORE.strip()}`"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try and print; return 1 when anything is not as it should be."""
+    """Test and print; return 1 if any result is unexpected."""
     known = {one.name: one for one in (*TAKEN, *REFUSED)}
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=known, default=list(known), metavar="NAME")
@@ -143,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="directories-") as folder:
             tried.append(try_directory(known[name], Path(folder)))
         if not tried[-1].within_bar:
-            sys.stderr.write(f"not as it should be: {tried[-1]}\n")
+            sys.stderr.write(f"unexpected result: {tried[-1]}\n")
     found = [one for one in tried if isinstance(one, Founded)]
     refused = [one for one in tried if isinstance(one, Refused)]
     within_bar = all(one.within_bar for one in tried)

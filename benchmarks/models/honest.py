@@ -1,14 +1,14 @@
-"""Honest rollouts of a founded run, judged by validators with other batch sizes: none is rejected.
+"""False rejections: honest rollouts of a founded run, verified with other batch sizes.
 
-``generate`` does what workers do for version 0 and keeps the bodies; ``judge`` examines them as
-validators do, in the order of the slots, with each worker's history. The two may run on different
-machines. With ``--thresholds``, rollouts are judged by the thresholds of another run, and the last
-line says whether the ledger would doubt them.
+``generate`` makes rollouts as workers do for version 0 and keeps the bodies. ``judge`` verifies
+them as validators do, in slot order and with each worker's history; the two may run on different
+machines. With ``--thresholds`` it uses another run's thresholds; the last line states whether the
+ledger would doubt the fit.
 
     python benchmarks/models/honest.py generate RUN --out BODIES --rollouts 100 --batch 64
     python benchmarks/models/honest.py judge RUN BODIES... [--prefill-tokens 512] [--json]
 
-RUN is a directory that ``prime-node run create`` made.
+RUN is a directory made by ``prime-node run create``.
 """
 
 import argparse
@@ -44,13 +44,13 @@ from roles.runtime.scoring import Task
 from roles.validator.judgement import Judged, judge
 
 WORKERS = 4
-"""Keys that the rollouts are of: a fit needs several workers."""
+"""Number of worker keys: a fit needs several workers."""
 
 ATTENTIONS = ("sdpa", "eager")
 
 
 class Run:
-    """A founded run: its rules, its first policy and its task."""
+    """A founded run: rules, first policy and task."""
 
     def __init__(self, directory: Path, thresholds: Path | None = None) -> None:
         self.manifest: RunManifest = load_run(directory / "run.toml").manifest
@@ -64,7 +64,7 @@ class Run:
 
     @asynccontextmanager
     async def task(self) -> AsyncIterator[Task]:
-        """Open the run's task, and end its threads afterwards."""
+        """Open the run's task; end its threads afterwards."""
         background = ThreadBackground()
         environment = task_of(self.manifest, self._files, background)
         await environment.open()
@@ -75,12 +75,12 @@ class Run:
 
 
 def worker_of(number: int) -> PeerId:
-    """Return the peer id of a worker that exists in this measurement alone."""
+    """Return the peer id of a worker of this measurement."""
     return Identity(bytes([number]) * 32).peer_id
 
 
 async def generate(run: Run, options: argparse.Namespace) -> None:
-    """Generate rollouts, the workers in turns, and append each to a file of msgpack."""
+    """Generate rollouts, alternating the workers, and append each to a file of msgpack."""
     manifest = run.manifest
     engine = TransformersGenerationEngine(
         manifest.model,
@@ -89,7 +89,7 @@ async def generate(run: Run, options: argparse.Namespace) -> None:
         batch_sequences_max=options.batch,
     )
     await engine.load(run.policy)
-    checkpoint = digest(manifest.genesis_policy)  # of a version that nobody announces here
+    checkpoint = digest(manifest.genesis_policy)  # of a version that is never announced here
     async with run.task() as task:
         for number in range(options.first, options.first + options.rollouts):
             worker, slot = worker_of(1 + number % WORKERS), number // WORKERS
@@ -118,7 +118,7 @@ async def generate(run: Run, options: argparse.Namespace) -> None:
 
 
 async def judged(run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    """Judge all rollouts of the files; return counts, reasons and whether the fit is in doubt."""
+    """Verify all rollouts of the files; return counts, reasons, and whether the fit is doubtful."""
     manifest, rules = run.manifest, run.manifest.toploc
     engine = TransformersVerificationEngine(
         manifest.model,
@@ -174,7 +174,7 @@ async def judged(run: Run, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def limits_of(rules: ToplocSection, finding: AuditResult) -> list[Compared]:
-    """Return all that was measured in a rollout beside its limit."""
+    """Return all measurements of a rollout with their limits."""
     if finding.sums is None or finding.extremes is None:
         return []
     means = compared(rules, finding.sums, rules.false_reject_rate)
@@ -182,7 +182,7 @@ def limits_of(rules: ToplocSection, finding: AuditResult) -> list[Compared]:
 
 
 def rows_of(paths: Sequence[Path], most: int | None) -> list[dict[str, Any]]:
-    """Return the rollouts of files that ``generate`` wrote, the first slots first."""
+    """Return the rollouts of files that ``generate`` wrote, lowest slots first."""
     rows = [row for path in paths for row in msgpack.Unpacker(path.open("rb"))]
     return sorted(rows, key=lambda row: (row["slot"], row["worker"]))[:most]
 
@@ -203,33 +203,33 @@ def commit_of(row: dict[str, Any]) -> RolloutCommit:
 
 
 def thresholds_of(rules: ToplocSection) -> str:
-    """Return where thresholds come from, in few words."""
+    """Return a short description of the thresholds' origin."""
     return rules.measured_on.partition(";")[0]
 
 
 def progress(text: str) -> None:
-    """Show how far it is."""
+    """Print progress."""
     sys.stderr.write(f"\r{text}")
     sys.stderr.flush()
 
 
 def main() -> None:
-    """Read the options; generate or judge."""
+    """Parse the options; generate or verify."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    worker = commands.add_parser("generate", help="do what workers do")
+    worker = commands.add_parser("generate", help="generate rollouts as workers do")
     worker.add_argument("run", type=Path)
-    worker.add_argument("--out", type=Path, required=True, help="file that bodies are added to")
+    worker.add_argument("--out", type=Path, required=True, help="file to append bodies to")
     worker.add_argument("--rollouts", type=int, default=100)
     worker.add_argument("--first", type=int, default=0, help="number of the first rollout")
     worker.add_argument("--batch", type=int, default=64, help="sequences decoded at once")
-    validator = commands.add_parser("judge", help="do what validators do")
+    validator = commands.add_parser("judge", help="verify rollouts as validators do")
     validator.add_argument("run", type=Path)
     validator.add_argument("bodies", type=Path, nargs="+")
-    validator.add_argument("--rollouts", type=int, help="judge the first so many")
+    validator.add_argument("--rollouts", type=int, help="verify only the first N rollouts")
     validator.add_argument("--prefill-tokens", type=int, default=1 << 14)
     validator.add_argument("--attention", choices=ATTENTIONS, default="sdpa")
-    validator.add_argument("--thresholds", type=Path, metavar="RUN", help="those of another run")
+    validator.add_argument("--thresholds", type=Path, metavar="RUN", help="another run's")
     validator.add_argument("--json", action="store_true")
     for command in (worker, validator):
         command.add_argument("--device", default="cpu")

@@ -1,7 +1,7 @@
-"""Hugging Face directories with random weights: as published ones are, and some to be refused.
+"""Generated Hugging Face directories with random weights: like published ones, or to be rejected.
 
-Hugging Face itself writes each, and then an ``edit`` makes of it what its own writer no longer
-writes: old spellings, tensors that need not be stored, and everything that a run must not take.
+Hugging Face writes each directory. An ``edit`` then adds what its current writer no longer writes:
+old spellings, redundant tensors, and everything that a run must reject.
 """
 
 import json
@@ -21,7 +21,6 @@ from roles.engines.architectures.registry import ARCHITECTURES
 from roles.engines.bootstrap.small_model import make_tokenizer
 
 Edit = Callable[[Path], None]
-"""Changes the files of a directory."""
 
 SIZES = {
     "hidden_size": 128,
@@ -31,21 +30,21 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-"""As wide as that of the recipe for text: of 64 values in a proof, none is near zero."""
+"""As wide as the text recipe's model: of 64 values in a proof, none is near zero."""
 
 TOKENS = {"pad_token_id": None, "bos_token_id": None}
-"""Some defaults of Hugging Face are outside of a small vocabulary."""
+"""Some defaults of Hugging Face exceed a small vocabulary."""
 
 CHARACTERS = 32
-"""Tokens of the task over characters."""
+"""Vocabulary of the task over characters."""
 
 DEVIATION = 0.1
-"""Of all weights but those of norms, which are around 1. Logits deviate by 1 then, and a model has
-opinions; with the initial weights of Hugging Face all tokens are alike."""
+"""Standard deviation of all weights except norms, which are around 1. Logits then deviate by 1;
+with Hugging Face's initial weights all tokens would be equally likely."""
 
 SEED = 1
 SHARD_BYTES = 150_000
-"""Of a directory in several files: about a third of one."""
+"""Shard size of a directory in several files: about a third of its weights."""
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {
@@ -69,7 +68,7 @@ DATED_TEMPLATE = (
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Asks what day it is, as Llama's do."""
+"""Template that reads the date, as Llama's do."""
 
 TEMPLATE = "chat_template.jinja"
 WEIGHTS = "model.safetensors"
@@ -80,7 +79,7 @@ NORM = "model.norm.weight"
 
 @dataclass(frozen=True)
 class Directory:
-    """One directory; what has something in ``refused`` must be refused by that name."""
+    """One directory; if ``refused`` is set, the error must contain it."""
 
     name: str
     architecture: str
@@ -94,7 +93,7 @@ class Directory:
     refused: str = ""
 
     def write(self, path: Path, recipe: Recipe) -> None:
-        """Write it; ``recipe`` is that of its task, from whose texts a tokenizer is learned."""
+        """Write it; ``recipe`` is that of its task, whose texts train the tokenizer."""
         torch.manual_seed(SEED)
         made = ARCHITECTURES[self.architecture]
         vocabulary = {"vocab_size": recipe.model.vocabulary_size if self.in_text else CHARACTERS}
@@ -116,7 +115,7 @@ class Directory:
 
 
 def says(**values: Any) -> Edit:
-    """Return what adds values to ``config.json``."""
+    """Return an edit that adds values to ``config.json``."""
 
     def edit(path: Path) -> None:
         config = json.loads((path / "config.json").read_text())
@@ -126,7 +125,7 @@ def says(**values: Any) -> Edit:
 
 
 def keeps(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Edit:
-    """Return what replaces the tensors of a directory of one file."""
+    """Return an edit that replaces the tensors of a directory with one file."""
 
     def edit(path: Path) -> None:
         save_file(change(load_file(path / WEIGHTS)), path / WEIGHTS, {"format": "pt"})
@@ -135,7 +134,7 @@ def keeps(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Edit:
 
 
 def has_angles(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors with the angles of positions, as old files have them."""
+    """Add the rotary angles that old files store."""
     angles = torch.arange(SIZES["hidden_size"] / SIZES["num_attention_heads"] / 2)
     return {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": angles}
 
@@ -150,12 +149,12 @@ def says_in_old_words(path: Path) -> None:
 
 
 def asks_the_day(path: Path) -> None:
-    """Give it a chat template whose text depends on the day."""
+    """Add a chat template whose text depends on the date."""
     (path / TEMPLATE).write_text(DATED_TEMPLATE)
 
 
 def lacks(*names: str) -> Edit:
-    """Return what deletes files."""
+    """Return an edit that deletes files."""
 
     def edit(path: Path) -> None:
         for name in names:
@@ -165,7 +164,7 @@ def lacks(*names: str) -> Edit:
 
 
 def is_pickled(path: Path) -> None:
-    """Keep the weights in a pickle alone."""
+    """Store the weights only as a pickle."""
     torch.save(load_file(path / WEIGHTS), path / "pytorch_model.bin")
     (path / WEIGHTS).unlink()
 
@@ -176,12 +175,12 @@ def is_truncated(path: Path) -> None:
 
 
 def lacks_a_file(path: Path) -> None:
-    """Delete one of the files that the index names."""
+    """Delete one of the index's files."""
     max(path.glob("model-*.safetensors")).unlink()
 
 
 def names_files_elsewhere(path: Path) -> None:
-    """Let the index name a file outside the directory."""
+    """Make the index name a file outside the directory."""
     index = json.loads((path / INDEX).read_text())
     index["weight_map"] = dict.fromkeys(index["weight_map"], "../elsewhere.safetensors")
     (path / INDEX).write_text(json.dumps(index))
@@ -206,7 +205,7 @@ SHARDED = Directory(
     dtype=torch.bfloat16,
     shard_bytes=SHARD_BYTES,
 )
-"""From these three, others are made that must be refused."""
+"""Bases of the directories that must be rejected."""
 
 TAKEN = (
     PLAIN,

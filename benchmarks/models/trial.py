@@ -1,4 +1,4 @@
-"""One run that was founded with a directory: generated, verified, learned, and compared."""
+"""Trial of one founded run: generate, verify, train, and compare with Hugging Face."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -37,21 +37,20 @@ from roles.runtime.scoring import Task
 from roles.validator.judgement import Judged, judge
 
 DIFFERENCE_MAX = 1e-5
-"""Of logits, and of log-probabilities in nats."""
+"""Maximum difference of logits, and of log-probabilities in nats."""
 
 ROLLOUTS = 4
-"""As many as a history needs before it is judged."""
+"""The minimum that a worker's history needs."""
 
 COMPARED = slice(None, None, 4)
-"""Of the sequences of a rollout: some of every group."""
+"""Compared sequences of a rollout: some of every group."""
 
 WORKER = Identity(b"\x01" * 32)
-"""Of rollouts that nobody else sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Founded:
-    """What came of a directory; differences are the largest absolute ones, in nats."""
+    """Results for a directory; differences are the largest absolute ones, in nats."""
 
     name: str
     features: str
@@ -75,14 +74,14 @@ class Founded:
 
     @property
     def within_bar(self) -> bool:
-        """Whether all is as it should be."""
+        """True if all results are as expected."""
         same = all(one <= DIFFERENCE_MAX for one in (self.logits, *self.logprobs))
         judged = not self.rejected and self.lies_rejected == self.lies
         return same and judged and self.updates > 0
 
 
 class ShowingEngine(TransformersGenerationEngine):
-    """Keeps the states behind the tokens that it drew last, of calls that it proves at once."""
+    """Keeps the states of the last drawn tokens, for calls that are proved in one piece."""
 
     states: Sequence[Tensor] = ()
 
@@ -95,7 +94,7 @@ class ShowingEngine(TransformersGenerationEngine):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What a worker was asked, what it made of it, and what that is worth."""
+    """A worker's prompts, answers and rewards."""
 
     assignments: list[SequenceAssignment]
     requests: list[GenerationRequest]
@@ -106,7 +105,7 @@ class Rollout:
 
 
 class Trial:
-    """One run: its task, its engines and its first policy."""
+    """One run: task, engines and first policy."""
 
     def __init__(self, directory: Path, run: Path) -> None:
         manifest = load_run(run / "run.toml").manifest
@@ -155,14 +154,14 @@ class Trial:
         )
 
     def close(self) -> None:
-        """End its threads."""
+        """End the engines' threads."""
         for one in (self._worker, self._validator, self._trainer, self._background):
             one.close()
 
     async def _roll_out(self, slot: int) -> Rollout:
-        """Do what a worker does for a slot, and claim that the first policy has done it."""
+        """Generate a slot's rollout as a worker, claiming the first policy."""
         manifest = self._manifest
-        checkpoint = digest(manifest.run_id)  # of a version that nobody announces here
+        checkpoint = digest(manifest.run_id)  # of a version that is never announced here
         assignments = assign(manifest, checkpoint, WORKER.peer_id, slot, 0)
         prompts = await self._task.prompts(assignments)
         requests = [
@@ -195,11 +194,11 @@ class Trial:
     ) -> list[int]:
         rewards = await self._task.rewards(assignments, answers)
         if isinstance(rewards, Unscorable):
-            raise RuntimeError(rewards.reason)  # noqa: TRY004 - of this machine
+            raise RuntimeError(rewards.reason)  # noqa: TRY004 - a machine fault
         return rewards
 
     async def _rejected(self, rollouts: Sequence[Rollout]) -> list[AuditResult]:
-        """Judge rollouts of one worker, one after another; return what those are rejected for."""
+        """Verify one worker's rollouts in order; return the reasons of rejections."""
         history: list[Sums] = []
         findings = []
         for rollout in rollouts:
@@ -217,7 +216,7 @@ class Trial:
         past = Past.of(history)
         found = await judge(self._manifest, self._task, judged, lambda: past, measure)
         if not isinstance(found, AuditResult):
-            raise RuntimeError(str(found))  # noqa: TRY004 - of this machine
+            raise RuntimeError(str(found))  # noqa: TRY004 - a machine fault
         return found
 
     def _training_sequences(self, rollout: Rollout) -> list[TrainingSequence]:
@@ -233,7 +232,7 @@ class Trial:
         ]
 
     async def _differences(self, rollout: Rollout) -> dict[str, float]:
-        """Return how far engines are from Hugging Face in what the worker generated last."""
+        """Return the engines' differences from Hugging Face in the last generated sequences."""
         requests, made = rollout.requests[COMPARED], rollout.generations[COMPARED]
         model = AutoModelForCausalLM.from_pretrained(self._directory, dtype=torch.float32)
         expected = [
@@ -256,7 +255,7 @@ class Trial:
         checked = await self._validator.recompute(
             Version(0), claims_of(requests, made), self._temperature
         )
-        # Rewards that differ in each group, because what teaches nothing is not computed.
+        # Rewards that differ in each group: sequences without an advantage are not computed.
         batch = [
             replace(one, reward=number % 2)
             for number, one in enumerate(self._training_sequences(rollout)[COMPARED])
@@ -282,5 +281,5 @@ def logits_of(
 
 
 def largest(own: Tensor, expected: Tensor) -> float:
-    """Return the largest absolute difference; NaN if one is."""
+    """Return the largest absolute difference; NaN if any is NaN."""
     return float((own - expected).abs().max())

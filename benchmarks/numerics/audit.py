@@ -1,10 +1,10 @@
-"""What honest engines differ by in bf16, and how many tokens each lie takes until it is caught.
+"""Error between honest bf16 engines, and tokens until each lie is caught.
 
 Two shapes of Qwen2 (0.1 and 0.5 billion weights), each with random and with briefly trained
-weights. Beside the table: what Token-DiFR (arXiv 2511.20621) publishes for its own test on models
-of 8 billion weights: 4-bit weights within 300 to 1,000 tokens, a quantised KV cache about 10,000.
+weights. For comparison, Token-DiFR (arXiv 2511.20621) reports for models of 8 billion weights:
+4-bit weights detected within 300 to 1,000 tokens, a quantised KV cache within about 10,000.
 
-Each part is kept in ``--work``, so that a run that was cut off goes on where it was.
+Each part is kept in ``--work``, so an interrupted run resumes.
 """
 
 import argparse
@@ -62,12 +62,12 @@ SHAPES = {
     },
 }
 LOGIT_DEVIATION = 3.0
-"""Of random weights: a token has then a probability of about 0.1, where it is far less with the
-initial weights of Hugging Face, whose logits are all alike."""
+"""Logit deviation of random weights: a token's probability is then about 0.1. With Hugging Face's
+initial weights it is far lower, because all logits are alike."""
 
 TRAINED_STEPS = 24
 SYMBOLS = 64
-"""Of the sequences that weights are trained on: each symbol has four that may follow it."""
+"""Symbols of the training sequences; each has four possible successors."""
 
 
 def write_model(directory: Path, shape: dict[str, int], *, trained: bool) -> None:
@@ -87,13 +87,13 @@ def write_model(directory: Path, shape: dict[str, int], *, trained: bool) -> Non
 
 
 def sharpen(model: Qwen2ForCausalLM) -> None:
-    """Give the logits of random weights their deviation."""
+    """Scale random weights to this logit deviation."""
     spread = float(model.lm_head.weight.detach().std()) * model.config.hidden_size**0.5
     model.model.norm.weight.data.fill_(LOGIT_DEVIATION / spread)
 
 
 def _train(model: torch.nn.Module) -> None:
-    """Take some steps on sequences whose every symbol leaves two bits of choice."""
+    """Train some steps on sequences with two bits of entropy per symbol."""
     followers = torch.randint(0, SYMBOLS, (SYMBOLS, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(TRAINED_STEPS):
@@ -110,9 +110,9 @@ def _train(model: torch.nn.Module) -> None:
 def record(
     recipe: Recipe, work: Path, shape: str, *, trained: bool, sequences: int, tokens: int, lot: int
 ) -> tuple[list[ClaimRecording], list[ClaimRecording]]:
-    """Return honest pairs and, with trained weights, lies; those kept in ``work`` if there are.
+    """Return honest pairs and, with trained weights, lies; reuse those kept in ``work``.
 
-    Lots after the first are honest pairs of the largest batch alone.
+    Lots after the first are honest pairs of the largest batch only.
     """
     name = f"{shape} {'trained' if trained else 'random'}"
     known = work / f"{name.replace(' ', '-')}{f'.{lot}' if lot else ''}.pickle"
@@ -146,7 +146,7 @@ def tables(
     told: list[ClaimRecording],
     margin: float,
 ) -> tuple[dict[str, object], Calibration]:
-    """Return what thresholds show that are calibrated with the model's own honest pairs."""
+    """Return the results under thresholds calibrated on the model's own honest pairs."""
     rules = propose(pairs, kept(recipe), measured_on(model, "bf16", "cpu"), margin)
     found = judged(rules, pairs, told)
     table = {
@@ -166,9 +166,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--sequences", type=int, nargs="+", default=[400, 96])
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--lots", type=int, default=2, help="of prompts and noise")
+    parser.add_argument("--lots", type=int, default=2, help="sets of prompts and noise")
     parser.add_argument("--margins", type=float, nargs="+", default=[1.0, 1.5])
-    parser.add_argument("--pictures", type=Path, help="Folder for a picture of each model.")
+    parser.add_argument("--pictures", type=Path, help="folder for a plot of each model")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

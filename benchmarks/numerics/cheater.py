@@ -1,8 +1,8 @@
-"""What a worker gains that knows the audit and spends all it leaves on its reward.
+"""Reward gained by a worker that knows the audit and uses all of its tolerance.
 
 An honest worker and adaptive ones (``simulations.adversaries.adaptive``) do the same slots of a
-testnet's run; each rollout is audited with the worker's history, as a validator does it. In float32
-the thresholds are the recipe's, in bf16 those that a calibration of the same policy proposes.
+testnet's run; each rollout is audited with the worker's history, as in a validator. In float32 the
+thresholds are the recipe's, in bf16 those from a calibration of the same policy.
 """
 
 import argparse
@@ -50,7 +50,7 @@ MARGIN = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one worker came to; rewards are means over sequences, uplifts percentage points."""
+    """Results of one worker; rewards are means over sequences, uplifts percentage points."""
 
     task: str
     precision: str
@@ -64,7 +64,7 @@ class Outcome:
 
 
 async def measure(task: str, precision: str, rollouts: int) -> list[Outcome]:
-    """Return the outcomes of an honest worker and of two that cheat."""
+    """Return the results of an honest worker and of two that cheat."""
     recipe = recipe_for(task, precision)
     problems = RememberedProblems(InBackground(environment(task), SimBackground()))
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ async def work(
     task: RememberedProblems,
     rollouts: int,
 ) -> tuple[list[float], list[str]]:
-    """Return the mean reward and the audit's reason of each rollout, until the worker is out."""
+    """Return each rollout's mean reward and audit result, until the history fails it."""
     rewards: list[float] = []
     reasons: list[str] = []
     history: list[Sums] = []
@@ -145,7 +145,7 @@ def outcome(
     base: list[float],
     reasons: list[str],
 ) -> Outcome:
-    """Return what the rewards of a worker come to beside those of the honest one."""
+    """Compare a worker's rewards with those of the honest one."""
     uplifts = [100 * (own - other) for own, other in zip(rewards, base, strict=False)]
     half = uplifts[len(uplifts) // 2 :]
     return Outcome(
@@ -171,7 +171,7 @@ def recipe_for(task: str, precision: str) -> Recipe:
 
 
 async def calibrated(recipe: Recipe, policy: Policy, folder: Path) -> ToplocSection:
-    """Return the thresholds that honest pairs with this policy ask for."""
+    """Return the thresholds from honest pairs with this policy."""
     bench = Bench(
         model=recipe.model,
         policy=policy,
@@ -186,7 +186,7 @@ async def calibrated(recipe: Recipe, policy: Policy, folder: Path) -> ToplocSect
 
 
 def manifest_of(recipe: Recipe, policy: Policy) -> RunManifest:
-    """Return a run of the recipe that begins with ``policy``."""
+    """Return a run of the recipe that starts with ``policy``."""
     genesis = Genesis(
         creator=CREATOR.peer_id,
         created_at=0,

@@ -1,14 +1,14 @@
-"""What a machine with a GPU computes, and how fast: honest pairs, speed, noise, a trainer's step.
+"""Numerics and speed of a GPU machine: honest pairs, speed, noise, and a trainer's step.
 
-Random bf16 weights in the sizes of Qwen3-0.6B and Qwen3-4B, made here: nothing is downloaded. The
-architecture is Qwen2's: it has biases where Qwen3 norms queries and keys,
-and its heads share the hidden size evenly, so they have 64 and 80 values where Qwen3's have 128.
+Random bf16 weights in the sizes of Qwen3-0.6B and Qwen3-4B, generated here without a download. The
+architecture is Qwen2's: it has biases where Qwen3 norms queries and keys. Its heads divide the
+hidden size evenly, into 64 and 80 values where Qwen3's have 128.
 
-* ``pairs``: how far a worker that decodes and a validator that prefills are apart;
-* ``speed``: tokens per second of both, proofs included, with the sampling noise and without;
-* ``noise``: its share of a decode step, and whether its integers are those of the protocol;
-* ``trainer``: time and memory of an optimiser step;
-* ``fused``, only if asked for: the noise as one kernel of ``torch.compile``, which needs a compiler
+* ``pairs``: error between a decoding worker and a prefilling validator;
+* ``speed``: tokens per second of both, with proofs, with and without the sampling noise;
+* ``noise``: its share of a decode step, and equality of its integers with the protocol's;
+* ``trainer``: time and memory of an optimizer step;
+* ``fused``, only on request: the noise as one kernel of ``torch.compile``, which needs a compiler
   and takes a minute.
 
 Usage: ``python benchmarks/numerics/gpu.py [--shapes 0.6b 4b] [--parts pairs noise] [--json]``
@@ -69,7 +69,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "initializer_range": 0.2,  # with less so few weights repeat the last token for ever
+        "initializer_range": 0.2,  # with a smaller one these few weights repeat the last token
     },
     "0.6b": {
         "vocab_size": 151_936,
@@ -89,11 +89,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 PROMPT_TOKENS = (12, 16, 20, 24)
-"""Lengths of prompts, in turn: a batch is padded, as a worker's is."""
+"""Lengths of prompts, cycled: a batch is padded, as a worker's is."""
 
 ATTENTIONS = ("sdpa", "eager")
 NOISE_SHARE_MAX = 0.02
-"""Of a decode step of 64 sequences: what the project aims at."""
+"""The project's limit, as a share of a decode step of 64 sequences."""
 
 CHECKED_ROWS = 16
 PREFILL_TOKENS = 1 << 16
@@ -103,7 +103,7 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is measured with."""
+    """Test settings."""
 
     recipe: Recipe
     bench: Bench
@@ -113,29 +113,29 @@ class Setting:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """Vocabulary size."""
         return self.bench.model.vocabulary_size
 
     def requests(self, count: int, tokens: int) -> list[GenerationRequest]:
-        """Return what a batch of sequences asks for."""
+        """Return the requests of a batch."""
         chosen = [self.bench.prompts[place % len(self.bench.prompts)] for place in range(count)]
         return [GenerationRequest(prompt, seed, tokens) for seed, prompt in enumerate(chosen)]
 
 
 def say(line: str) -> None:
-    """Print progress, and free what earlier engines left in cycles on the device."""
+    """Print progress, and free device memory of earlier engines held in reference cycles."""
     print(line, file=sys.stderr, flush=True)
     gc.collect()
 
 
 def settled(device: str) -> None:
-    """Wait until a device has computed everything."""
+    """Synchronise with a device."""
     if device != "cpu":
         torch.cuda.synchronize(device)
 
 
 def bench_of(recipe: Recipe, shape: str, folder: Path, options: argparse.Namespace) -> Bench:
-    """Return a model of a shape with random weights, whose policy is written to ``folder``."""
+    """Return a bench for a shape with random weights; the policy is written to ``folder``."""
     config = COMMON | SHAPES[shape]
     torch.manual_seed(1)
     network = build_model(configuration("qwen2", config), torch.bfloat16, options.device)
@@ -155,13 +155,13 @@ def bench_of(recipe: Recipe, shape: str, folder: Path, options: argparse.Namespa
 
 
 async def pairs(setting: Setting) -> list[Found]:
-    """Return how far every honest pair is apart."""
+    """Return the differences of every honest pair."""
     recordings = await honest_pairs(setting.bench, setting.batches, ATTENTIONS, say)
     return [distances(recording) for recording in recordings]
 
 
 def distances(recording: ClaimRecording) -> Found:
-    """Return what one pair differs by: nats, shares, and units in the last place."""
+    """Return one pair's differences: nats, shares, and units in the last place."""
     claimed = np.concatenate([np.array(one) for one in recording.claimed])
     own = np.concatenate([np.array(one.logprobs) for one in recording.recomputed])
     gaps = np.concatenate([np.array(one.gaps) for one in recording.recomputed])
@@ -184,7 +184,7 @@ def distances(recording: ClaimRecording) -> Found:
 
 
 async def speed(setting: Setting) -> list[Found]:
-    """Return tokens per second of a worker and of a validator, by sequences in a batch."""
+    """Return tokens per second of a worker and of a validator, by batch size."""
     bench = setting.bench
     generator = TransformersGenerationEngine(
         bench.model,
@@ -199,7 +199,7 @@ async def speed(setting: Setting) -> list[Found]:
     await verifier.load(bench.policy)
     found = []
     for batch in setting.batches:
-        for tokens in (2, bench.tokens_max):  # the first round warms up
+        for tokens in (2, bench.tokens_max):  # the first round is a warm-up
             requests = setting.requests(batch, tokens)
             measured = await speeds(generator, verifier, requests, bench.temperature)
         found.append({"batch": batch, **measured})
@@ -210,7 +210,7 @@ async def speed(setting: Setting) -> list[Found]:
 
 
 class UnprovenEngine(TransformersGenerationEngine):
-    """Decodes alone: proofs are made on the CPU and would hide what the noise costs."""
+    """Decodes only: proofs are made on the CPU and would hide the cost of the noise."""
 
     @override
     def _prove(self, sampled: Iterable[SampledSequence]) -> None:
@@ -219,7 +219,7 @@ class UnprovenEngine(TransformersGenerationEngine):
 
 
 async def noise(setting: Setting) -> Found:
-    """Return what the noise takes of a decode step, and whether it is the protocol's."""
+    """Return the noise's share of a decode step, and whether it equals the protocol's."""
     bench = setting.bench
     engine = UnprovenEngine(
         bench.model,
@@ -231,7 +231,7 @@ async def noise(setting: Setting) -> Found:
     source = NoiseSource(setting.vocabulary, bench.device)
     steps = []
     for batch in setting.batches:
-        await step_ms(engine, setting, batch)  # warms up
+        await step_ms(engine, setting, batch)  # warm-up
         measured: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(setting.rounds):
             for noisy, at in ((True, NoiseSource.at), (False, lambda *_: None)):
@@ -258,7 +258,7 @@ async def noise(setting: Setting) -> Found:
 
 
 async def step_ms(engine: UnprovenEngine, setting: Setting, batch: int) -> float:
-    """Return what one more token takes, without what a prompt does."""
+    """Return the time of one more token, without the prompt's part."""
 
     async def seconds(tokens: int) -> float:
         requests = setting.requests(batch, tokens)
@@ -277,14 +277,14 @@ def seeds_of(rows: int) -> NDArray[np.uint64]:
 
 
 def drawn(source: NoiseSource, seeds: NDArray[np.uint64], position: int) -> Tensor:
-    """Draw one step's noise, and wait for it."""
+    """Draw one step's noise and synchronise."""
     made = source.draw(seeds, position)
     settled(str(made.device))
     return made
 
 
 def integers(vocabulary: int, device: str) -> Found:
-    """Return whether torch draws the integers of the reference, on the CPU and on the device."""
+    """Compare torch's integers with the reference's, on the CPU and on the device."""
     seeds = seeds_of(CHECKED_ROWS)
     positions = np.arange(CHECKED_ROWS, dtype=np.int64) * 16_411
     expected = noise_bits(noise_keys(seeds, positions), vocabulary)
@@ -293,7 +293,7 @@ def integers(vocabulary: int, device: str) -> Found:
     for place in dict.fromkeys(("cpu", device)):
         try:
             draws = NoiseSource(vocabulary, place).at(seeds, positions)
-        except RuntimeError as error:  # it compares some draws itself
+        except RuntimeError as error:  # from its own comparison
             say(str(error))
             equal[place] = False
             continue
@@ -304,12 +304,12 @@ def integers(vocabulary: int, device: str) -> Found:
 
 
 def scores(tokens: Tensor, keys: Tensor, scaled: Tensor) -> Tensor:
-    """Return logits with their noise."""
+    """Return logits plus noise."""
     return Draws(tokens, keys).noise().add_(scaled)
 
 
 async def fused(setting: Setting) -> list[Found]:
-    """Return what noise and sum take as they are, and as one kernel."""
+    """Return the time of noise and sum, unfused and as one kernel."""
     device = setting.bench.device
     source = NoiseSource(setting.vocabulary, device)
     compiled: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(scores)
@@ -335,7 +335,7 @@ async def fused(setting: Setting) -> list[Found]:
 
 
 class WatchedEngine(TorchTrainingEngine):
-    """Notes what was held at most before the optimiser ran."""
+    """Records peak memory before the optimizer runs."""
 
     passes_peak_bytes = 0
 
@@ -346,7 +346,7 @@ class WatchedEngine(TorchTrainingEngine):
 
 
 async def trainer(setting: Setting) -> Found:
-    """Return what one optimiser step takes; the first one, which makes the moments, is not it."""
+    """Return the cost of one optimizer step, after a first one that allocates the moments."""
     bench, tokens = setting.bench, setting.train_tokens
     rules = setting.recipe
     engine = WatchedEngine(bench.model, rules.sampling, rules.grpo, device=bench.device)
@@ -375,7 +375,7 @@ USUAL_PARTS = ("pairs", "speed", "noise", "trainer")
 
 
 def machine(names: Sequence[str], device: str) -> Found:
-    """Return what computes."""
+    """Describe machine and software."""
     return {
         "measured_on": measured_on(", ".join(names), "bf16", device),
         "cudnn": torch.backends.cudnn.version() if device != "cpu" else None,  # type: ignore[no-untyped-call]
@@ -383,7 +383,7 @@ def machine(names: Sequence[str], device: str) -> Found:
 
 
 def measure(options: argparse.Namespace) -> Found:
-    """Measure every part with every shape; what does not fit into memory is reported as such."""
+    """Measure every part with every shape; report out-of-memory parts as such."""
     recipe = load_recipe(RECIPE.read_text())
     results: Found = {"machine": machine(options.shapes, options.device), "shapes": {}}
     for shape in options.shapes:
@@ -409,7 +409,7 @@ def measure(options: argparse.Namespace) -> Found:
 
 
 def table(found: Any, indent: str = "") -> None:
-    """Print results for people: one line for each value, one for each row of a list."""
+    """Print results for people: a line per value, and per row of a list."""
     for name, value in found.items():
         if isinstance(value, dict):
             print(f"{indent}{name}")
@@ -426,7 +426,7 @@ def table(found: Any, indent: str = "") -> None:
 
 
 def shown(value: object) -> str:
-    """Return a number with four digits, and anything else as it is."""
+    """Format a number with four digits; return any other value unchanged."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -437,12 +437,12 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(USUAL_PARTS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256])
-    parser.add_argument("--sequences", type=int, default=256, help="of the pairs")
-    parser.add_argument("--tokens", type=int, default=128, help="of each sequence")
+    parser.add_argument("--sequences", type=int, default=256, help="number, for the pairs")
+    parser.add_argument("--tokens", type=int, default=128, help="length of each sequence")
     parser.add_argument("--rounds", type=int, default=3, help="of the noise; the fastest counts")
     parser.add_argument("--train-tokens", type=int, default=8192)
-    parser.add_argument("--work", type=Path, help="where weights are written for the time being")
-    parser.add_argument("--out", type=Path, help="a file that holds what is known after each part")
+    parser.add_argument("--work", type=Path, help="folder for temporary weights")
+    parser.add_argument("--out", type=Path, help="write results here after each part")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,16 +1,16 @@
-"""How far a worker can move the gradient by what it claims, inside the bounds of an audit.
+"""Maximum change of the gradient by false log-probabilities within the bounds of an audit.
 
 Log-probabilities are the denominators of the trainer's ratios. Honest rollouts are generated and
-their claims shifted as far as the recipe's audit lets them: every token, or few of them up to the
-limit of a single one, or both; up, down, or by the sign of the advantage. Every rollout of the
-batch is shifted, and the audit's own sums decide what passes. Then the training engine computes the
-gradient with honest and with shifted claims, ``async_level`` steps after the policy that generated:
-recomputed, as a trainer does where engines may round, and as claimed, as it does in float32.
-``sustained`` is what a worker can do in each of its rollouts, whose last ones are judged together.
+their claims shifted up to the limit of the recipe's audit: every token, a few up to the limit of a
+single one, or both; up, down, or by the sign of the advantage. Every rollout of the batch is
+shifted, and the audit's own sums decide what passes. The training engine then computes the gradient
+with honest and with shifted claims, ``async_level`` steps after the generating policy. It does so
+recomputed, as a trainer does where engines round, and as claimed, as in float32. ``sustained`` is a
+worker that shifts each of its rollouts and whose last ones are verified together.
 
 Two recipes: the testnet's, its model with random weights, and INTELLECT-2's bounds with a small
-bf16 model, whose rollouts are shorter than those of that recipe. Bounds of a mean narrow with the
-tokens of a rollout, so that is the worse case.
+bf16 model and shorter rollouts. Bounds of a mean narrow with the tokens of a rollout, so that is
+the worse case.
 
 Usage: ``python benchmarks/numerics/gradient.py [--recipes testnet] [--tokens N] [--json]``
 """
@@ -61,7 +61,7 @@ SMALL_MODEL: dict[str, Any] = {
 }
 RECIPES = ("testnet", "intellect2")
 CHANGE_MAX = 0.01
-"""Of a gradient's norm, and of one less the cosine of its direction: what the project aims at."""
+"""The project's limit on the change of the norm, and on 1 - cosine of the direction."""
 
 PROMPT_TOKENS = 4
 BISECTIONS = 30
@@ -84,7 +84,7 @@ KINDS = ("spread", "concentrated", "both")
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Honest sequences, and of all their tokens what was claimed and the advantage."""
+    """Honest sequences, with the claims and advantages of all their tokens."""
 
     sequences: Sequence[TrainingSequence]
     claimed: Floats
@@ -100,13 +100,13 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What passes: one rollout, or one of a worker whose every rollout is like it."""
+    """The audit of one rollout, or of a worker whose rollouts are all like it."""
 
     rules: ToplocSection
     sustained: bool
 
     def sums(self, claimed: Floats, shifts: Floats) -> Sums | None:
-        """Return the statistics of shifted claims, None if one alone is beyond its limit."""
+        """Return the statistics of shifted claims; None if a single one exceeds its limit."""
         own = Recomputed(OWN_PROOFS, claimed.tolist(), [0.0] * len(claimed))
         found = measured(self.rules, (claimed + shifts).tolist(), own)
         within = found.extremes.logprob_error_max <= self.rules.logprob_error_max
@@ -121,7 +121,7 @@ class Audit:
         return not (self.sustained and beyond(self.rules, history, self.rules.slash_rate))
 
     def tightness(self, claimed: Floats, shifts: Floats) -> dict[str, float]:
-        """Return which share of its bound each statistic takes."""
+        """Return each statistic as a share of its bound."""
         sums = self.sums(claimed, shifts)
         assert sums is not None
         rate = self.rules.false_reject_rate
@@ -142,7 +142,7 @@ def shifts_of(audit: Audit, rollout: Rollout, direction: str, kind: str) -> Floa
     order = np.argsort(-influence, kind="stable")
 
     def made(sizes: Floats) -> Floats:
-        return np.minimum(sizes * signs, -claimed)  # no token has a probability above 1
+        return np.minimum(sizes * signs, -claimed)  # no probability exceeds 1
 
     def concentrated(count: float) -> Floats:
         sizes = np.zeros_like(claimed)
@@ -166,7 +166,7 @@ def shifts_of(audit: Audit, rollout: Rollout, direction: str, kind: str) -> Floa
 def largest(
     sizes_of: Callable[[float], Floats], highest: float, passes: Callable[[Floats], bool]
 ) -> Floats:
-    """Return what ``sizes_of`` makes of the largest number that passes; zero does."""
+    """Return ``sizes_of`` the largest number that passes; zero always does."""
     low, high = 0.0, float(highest)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -207,7 +207,7 @@ async def gradient(
     batch: Sequence[TrainingSequence],
     generated_by: Policy | None = None,
 ) -> Tensor:
-    """Return the gradient at a policy before clipping; recomputed under another or as claimed."""
+    """Return a policy's gradient before clipping; recomputed under another one, or as claimed."""
     await engine.load_policy(policy)
     if generated_by is not None:
         batch = await engine.recompute(generated_by, batch)
@@ -218,7 +218,7 @@ async def gradient(
 
 
 def adapted(name: str, tokens: int, thresholds: Path | None) -> tuple[Recipe, ModelSection]:
-    """Return a recipe of one update a version, and the model that stands for its own."""
+    """Return a recipe with one update per version, and the stand-in for its model."""
     recipe = load_recipe((RUNS / f"{name}.toml").read_text())
     if thresholds:
         section = tomllib.loads(thresholds.read_text())["toploc"]
@@ -233,7 +233,7 @@ def adapted(name: str, tokens: int, thresholds: Path | None) -> tuple[Recipe, Mo
 
 
 async def measure(name: str, tokens: int, rollouts: int, thresholds: Path | None) -> Found:
-    """Measure every strategy under one recipe, with its thresholds or with those of a file."""
+    """Measure every strategy under a recipe, with its own thresholds or those of a file."""
     recipe, model = adapted(name, tokens, thresholds)
     generator = TransformersGenerationEngine(model, recipe.toploc)
     engine = ChunkedEngine(model, recipe.sampling, recipe.grpo)
@@ -257,7 +257,7 @@ async def measure(name: str, tokens: int, rollouts: int, thresholds: Path | None
         found = await compared_with_honest(engine, older, newer, honest, recipe.toploc)
     generator.close()
     engine.close()
-    # Where engines do not round, the trainer takes claims as they are.
+    # Where engines do not round, the trainer uses the claims.
     taken = "_as_claimed" if model.dtype == "fp32" else ""
     changes = (found[f"{what}_change{taken}_max"] for what in ("norm", "direction"))
     return {
@@ -275,7 +275,7 @@ async def compared_with_honest(
     honest: Sequence[Rollout],
     rules: ToplocSection,
 ) -> Found:
-    """Return how the gradient of each strategy differs from the honest one."""
+    """Return the difference of each strategy's gradient from the honest one."""
     batch = [one for rollout in honest for one in rollout.sequences]
     expected = await gradient(engine, newer, batch, older)
     expected_as_claimed = await gradient(engine, newer, batch)
@@ -322,7 +322,7 @@ def changes_of(changed: Tensor, expected: Tensor) -> dict[str, float]:
 
 
 def worst(rows: Sequence[Found]) -> Found:
-    """Return the largest changes of single rollouts and of sustained shifts, and whose they are."""
+    """Return the largest changes by single rollouts and by sustained shifts, with the strategy."""
     found: Found = {}
     kinds = [f"{what}_change{how}" for how in ("", "_as_claimed") for what in ("norm", "direction")]
     for sustained, suffix in ((False, ""), (True, "_sustained")):
@@ -338,7 +338,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
-    parser.add_argument("--tokens", type=int, default=128, help="of a sequence, at most")
+    parser.add_argument("--tokens", type=int, default=128, help="maximum length of a sequence")
     parser.add_argument("--rollouts", type=int, default=4, help="in a batch, all of them shifted")
     parser.add_argument("--thresholds", type=Path, help="as `prime-node calibrate` prints them")
     parser.add_argument("--json", action="store_true")

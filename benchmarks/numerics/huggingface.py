@@ -1,17 +1,17 @@
 """Log-probabilities of worker and validator against Hugging Face's forward pass, in float32.
 
-The prompts are passages of this project's pages, cut at lengths between ``--shortest`` and
-``--longest`` tokens and asked about in the model's own chat template. A worker answers each; then
-Hugging Face computes every sequence alone and without a cache, with its default attention. The
-script compares the log-probabilities of all tokens of the answers: the worker's and the validator's
-with Hugging Face's, and the worker's with the validator's.
+Prompts are passages of this project's docs, cut to lengths between ``--shortest`` and ``--longest``
+tokens, with a question, in the model's chat template. A worker answers each; then Hugging Face
+computes every sequence alone and without a cache, with its default attention. The script compares
+the log-probabilities of all answer tokens: worker and validator with Hugging Face, and the worker
+with the validator.
 
 Usage: ``python benchmarks/numerics/huggingface.py --model DIR [--prompts N] [--json]``
 """
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # it is read when transformers is imported
+os.environ["HF_HUB_OFFLINE"] = "1"  # read at import of transformers
 
 import argparse
 import asyncio
@@ -38,17 +38,17 @@ from roles.ports.engines import GenerationRequest, Policy, VerificationRequest, 
 
 PAGES = Path(__file__).parents[2] / "docs"
 DIFFERENCE_MAX = 5e-5
-"""In nats, of any token: the promise of ``docs/models.md``."""
+"""Maximum for any token in nats, as promised in ``docs/models.md``."""
 
 TEMPERATURE = 1.0
 FIRST = Version(0)
 
 Answer = tuple[tuple[int, ...], tuple[int, ...]]
-"""A prompt and the tokens behind it."""
+"""A prompt, and the answer's tokens."""
 
 
 def passages(count: int) -> Iterator[str]:
-    """Yield different passages of the pages, each as long as a page."""
+    """Yield different passages of the docs, each as long as a page."""
     pages = sorted(PAGES.rglob("*.md"), key=lambda path: (-path.stat().st_size, path.name))
     for number in range(count):
         text = pages[number % len(pages)].read_text()
@@ -58,7 +58,7 @@ def passages(count: int) -> Iterator[str]:
 def prompts_of(
     tokenizer: HuggingFaceTokenizer, count: int, shortest: int, longest: int
 ) -> list[tuple[int, ...]]:
-    """Return prompts whose lengths are spread evenly from ``shortest`` to ``longest`` tokens."""
+    """Return prompts with lengths spread evenly from ``shortest`` to ``longest`` tokens."""
     frame = len(tokenizer.encode_chat("What does this passage say?\n\n"))
     prompts = []
     for number, text in enumerate(passages(count)):
@@ -71,7 +71,7 @@ def prompts_of(
 
 
 def logprobs_of(model: torch.nn.Module, sequences: Sequence[Answer]) -> list[Tensor]:
-    """Return Hugging Face's log-probabilities of the tokens behind the prompts."""
+    """Return Hugging Face's log-probabilities of the answers."""
     found = []
     with torch.inference_mode():
         for prompt, tokens in sequences:
@@ -142,13 +142,13 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare and print; return 1 if anything differs by more than is promised."""
+    """Compare and print; return 1 if any difference exceeds the limit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--shortest", type=int, default=40, help="tokens of the shortest prompt")
-    parser.add_argument("--longest", type=int, default=1000, help="tokens of the longest one")
-    parser.add_argument("--answer", type=int, default=32, help="most tokens of an answer")
+    parser.add_argument("--longest", type=int, default=1000, help="tokens of the longest prompt")
+    parser.add_argument("--answer", type=int, default=32, help="maximum tokens of an answer")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""What sampling noise costs at a real model's vocabulary, on one CPU thread.
+"""Cost of sampling noise at a real model's vocabulary, on one CPU thread.
 
-One draw for a whole vocabulary: ours in NumPy (the reference) and in torch (what engines use), and
-as peers SplitMix64 in 64-bit integers and float64 (what several public schemes do in NumPy) and
-torch's own exponential variates, which nobody can draw again. Then a rollout of the testnet's model
-with that vocabulary, generated and verified, with the noise and without.
+Part one draws noise for a whole vocabulary: ours in NumPy (the reference) and in torch (the
+engines). Baselines are SplitMix64 in 64-bit integers and float64 (as several public schemes do in
+NumPy) and torch's own exponential variates, which cannot be replayed. Part two generates and
+verifies a rollout of the testnet's model at that vocabulary, with the noise and without.
 
 Usage: ``python benchmarks/numerics/noise.py [--vocabulary N] [--tokens N] [--json]``
 """
@@ -58,7 +58,7 @@ def torch_noise(vocabulary: int) -> torch.Tensor:
 
 
 def milliseconds(draw: Callable[[int], object]) -> float:
-    """Return how long the fastest of some draws took; ``draw`` is given a position."""
+    """Return the time of the fastest of several draws; ``draw`` takes a position."""
     taken = []
     for position in range(DRAWS):
         began = time.perf_counter()

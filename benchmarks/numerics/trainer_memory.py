@@ -1,10 +1,10 @@
-"""What one optimiser step of the trainer takes in memory at a real model's vocabulary.
+"""Peak memory of a trainer's optimizer step at a real model's vocabulary.
 
-A step of the testnet's model with that vocabulary: our engine, and as its peer the plain form (all
-logits of a pass, float32 log-softmax, autograd), each in a process of its own. The peak counts from
-what lies there between two steps (weights, gradients, both moments), so it holds the optimiser's
-buffers, too, and is divided by the tokens that are predicted. It is that of the process or, on
-CUDA, of torch's allocator. Then both forms compute the gradient of one small batch.
+It runs a step of the testnet's model at that vocabulary with our engine and with the plain form:
+all logits of a pass, float32 log-softmax, autograd. Each runs in a separate process. The peak is
+the memory above that held between steps (weights, gradients, both moments), per predicted token; so
+it includes the optimizer's buffers. It is that of the process or, on CUDA, of torch's allocator.
+Then both forms compute the gradient of one small batch.
 
 Usage: ``python benchmarks/numerics/trainer_memory.py [--vocabulary N] [--tokens N] [--json]``
 """
@@ -53,10 +53,10 @@ def batch_of(tokens: int, vocabulary: int) -> list[TrainingSequence]:
 
 
 class ChunkedEngine(TorchTrainingEngine):
-    """Ours; shows its gradients."""
+    """The project's engine; exposes its gradients."""
 
     def gradients(self) -> Tensor:
-        """Return the gradients of the last step, which are scaled to one norm."""
+        """Return the last step's gradients, scaled to norm 1."""
         model = self._loaded().model
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
@@ -83,7 +83,7 @@ FORMS: dict[str, type[ChunkedEngine]] = {"chunked": ChunkedEngine, "plain": Plai
 
 
 async def engine_of(form: str, vocabulary: int, device: str) -> ChunkedEngine:
-    """Return an engine of a form for the testnet's model with that vocabulary."""
+    """Return an engine of a form for the testnet's model at that vocabulary."""
     recipe = load_recipe(RECIPE.read_text())
     config = recipe.model.config | {"vocab_size": vocabulary, "max_position_embeddings": 4096}
     model = ModelSection(**recipe.model.model_dump() | {"config": config})
@@ -99,7 +99,7 @@ async def engine_of(form: str, vocabulary: int, device: str) -> ChunkedEngine:
 
 
 def bytes_held(device: str, *, peak: bool) -> int:
-    """Return the bytes that are held now, or were held at most."""
+    """Return the bytes held now, or at the peak."""
     if device != "cpu":
         read = torch.cuda.max_memory_allocated if peak else torch.cuda.memory_allocated
         return read(device)
@@ -110,7 +110,7 @@ def bytes_held(device: str, *, peak: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step took: bytes that lay there before it, bytes at its peak, and time."""
+    """One step: bytes held before it, peak bytes, and time."""
 
     held_bytes: int
     peak_bytes: int
@@ -120,8 +120,8 @@ class Step:
 async def measured_step(
     engine: TorchTrainingEngine, vocabulary: int, tokens: int, device: str
 ) -> Step:
-    """Let an engine that has a policy learn from that many tokens."""
-    await engine.step(batch_of(2, vocabulary))  # gradients and moments are there from now on
+    """Train an engine that has a policy on that many tokens."""
+    await engine.step(batch_of(2, vocabulary))  # allocates gradients and moments
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats(device)
     held = bytes_held(device, peak=False)
@@ -133,7 +133,7 @@ async def measured_step(
 
 
 async def peak_of_step(form: str, vocabulary: int, tokens: int, device: str) -> dict[str, float]:
-    """Return what a step takes at its peak beyond what lies there between steps, per token."""
+    """Return a step's peak bytes per token above the memory held between steps."""
     engine = await engine_of(form, vocabulary, device)
     step = await measured_step(engine, vocabulary, tokens, device)
     engine.close()
@@ -142,7 +142,7 @@ async def peak_of_step(form: str, vocabulary: int, tokens: int, device: str) -> 
 
 
 def measured(form: str, vocabulary: int, tokens: int, device: str) -> dict[str, float]:
-    """Return ``peak_of_step`` from a process of its own: a peak of a process only rises."""
+    """Run ``peak_of_step`` in a separate process: a process's peak never falls."""
     arguments = ["--measure", form, "--vocabulary", vocabulary, "--tokens", tokens]
     command = [sys.executable, __file__, *map(str, arguments), "--device", device]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout

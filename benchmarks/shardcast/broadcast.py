@@ -1,13 +1,13 @@
-"""One version on its way to a swarm: the project's machines over a model of links.
+"""Broadcast of one version to a swarm: the project's state machines over a model of links.
 
-A node is its machine (``Transfer``, or another way's) and what the blob exchange does around it,
-without tasks, frames and digests, which take most of the time of a simulation. Modelled as in
-``simulations.network``, whose lines these are: an access line each way, streams that share them,
-each with ``WINDOW_CHUNKS`` on its way; one round trip to open a stream and half of one for the
-request, four more for a first connection. Left out: the index, gossip, the last write to disk.
-``parts`` is the same with the daemon's own parts, and a test compares the two.
+A node is its machine (``Transfer``, or another method's) and the exchange of blobs around it. It
+omits tasks, frames and digests, which take most of a simulation's time. The model is that of
+``simulations.network``: an access line each way, shared by streams with ``WINDOW_CHUNKS`` in flight
+each. Opening a stream takes one round trip, the request half of one, a first connection four more.
+Left out: index, gossip, and the last write to disk. ``parts`` uses the daemon's own parts, and a
+test compares the two.
 
-Everything is a chunk: content is never there. A node dies as when power fails: nobody is told.
+Only chunk sizes are simulated, not content. A node dies as in a power failure, without notice.
 """
 
 import heapq
@@ -39,31 +39,31 @@ from simulations.network.network import DIAL_ROUND_TRIPS, PATH_SPREAD
 from simulations.scenario.scenario import NetworkSection
 
 PROGRESS_SECONDS = 10.0
-"""Of the machine's time, between lines on the standard error."""
+"""Simulated seconds between progress lines on standard error."""
 
 WINDOW_CHUNKS = 2
-"""Of one stream, sent and not yet read: a window of yamux grows to 16 MiB."""
+"""Chunks of a stream sent and not yet read: a yamux window grows to 16 MiB."""
 
 STRONG_BYTES_PER_SECOND = 59e6
-"""Of 590 Mbit/s four fifths go to others."""
+"""Of 590 Mbit/s; four fifths go to others."""
 
 DEADLINE_RATIO = 300.0
-"""What has not arrived after so many times the bound never will."""
+"""Multiple of the bound after which a run has failed."""
 
 
 class Machine(Protocol):
-    """Says what one node asks of whom."""
+    """State machine of a node: chooses chunks and sources."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take an event and return what to do."""
+        """Handle an event and return effects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is sent to whom, in bytes and bytes a second; ``dying`` is a share of the nodes.
+    """Sizes in bytes and rates in bytes a second; ``dying`` is a share of the nodes.
 
-    The root and the first ``strong`` nodes have ``STRONG_BYTES_PER_SECOND`` both ways; where there
-    are any, every second one of the others is behind NAT.
+    The root and the first ``strong`` nodes have ``STRONG_BYTES_PER_SECOND`` both ways. If there are
+    any, every second one of the others is behind NAT.
     """
 
     nodes: int
@@ -79,31 +79,31 @@ class Plan:
     strong: int = 0
 
     def is_strong(self, number: int) -> bool:
-        """Return whether a node, 0 for the root, has a strong line."""
+        """Return whether a node (0 is the root) has a strong line."""
         return bool(self.strong) and number <= self.strong
 
     def feeds(self, number: int) -> bool:
-        """Return whether others get through to a node."""
+        """Return whether others can connect to a node."""
         return not self.strong or self.is_strong(number) or number % 2 == 1
 
     def upload(self, number: int) -> float:
-        """Return what a node can send."""
+        """Return a node's upload rate."""
         return STRONG_BYTES_PER_SECOND if self.is_strong(number) else self.upload_bytes_per_second
 
     @property
     def bound_seconds(self) -> float:
-        """The time that the slower line takes for the file, or all uploads for all copies."""
+        """The time of the file on the slower line, or of all copies at the total upload rate."""
         able = sum(self.upload(number) for number in range(1, self.nodes + 1) if self.feeds(number))
         return self.total_bytes / min(self.download_bytes_per_second, able / self.nodes)
 
 
 MakeMachine = Callable[[PeerId, Sequence[PeerId]], Machine]
-"""``(node, everyone) -> machine``; the first of everyone is the root."""
+"""``(node, all nodes) -> machine``; the first of all nodes is the root."""
 
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A request as its server sees it."""
+    """A request on the server's side."""
 
     ask: Ask
     asker: "_Node"
@@ -122,11 +122,11 @@ class _Node:
     up: Line
     down: Line
     machine: Machine
-    held: list[int]  # per shard: bit i for chunk i
+    held: list[int]  # per shard: bit i is chunk i
     waiting: dict[tuple[int, int], list[_Stream]] = field(default_factory=dict)
     serving: dict[PeerId, int] = field(default_factory=dict)
-    streams: dict[int, _Stream] = field(default_factory=dict)  # those that it asked for
-    latencies: dict[PeerId, float] = field(default_factory=dict)  # of those connected
+    streams: dict[int, _Stream] = field(default_factory=dict)  # its own requests
+    latencies: dict[PeerId, float] = field(default_factory=dict)  # of connected peers
     received_bytes: int = 0
     sent_bytes: int = 0
     finished_at: float | None = None
@@ -134,7 +134,7 @@ class _Node:
 
 
 class Broadcast:
-    """A simulation of one version; ``run`` it once."""
+    """Simulation of one version; call ``run`` once."""
 
     def __init__(self, plan: Plan, index: ShardIndex, make: MakeMachine, name: str) -> None:
         self._plan = plan
@@ -173,7 +173,7 @@ class Broadcast:
         return _Node(peer, region, up, down, machine, [0] * len(self._index.shards))
 
     def run(self) -> dict[str, float]:
-        """Return the makespan, over the bound too, and what the simulation took."""
+        """Return the makespan, its ratio to the bound, and the simulation's cost."""
         began = said_at = time.monotonic()
         for node in self._others:
             self._handle(node, Tick())
@@ -187,7 +187,7 @@ class Broadcast:
                 self._say()
         return {**self._result(), "wall_seconds": round(time.monotonic() - began, 1)}
 
-    # A node and its machine
+    # Node and machine
 
     def _at(self, when: float, action: Callable[..., object], *arguments: Any) -> None:
         self._scheduled += 1
@@ -243,7 +243,7 @@ class Broadcast:
         if stream is not None:
             self._at(self._now + stream.latency, self._end, stream)
 
-    # Whoever serves
+    # Server
 
     def _requested(self, stream: _Stream) -> None:
         server, ask, limits = stream.server, stream.ask, self._plan.limits
@@ -285,7 +285,7 @@ class Broadcast:
                 del server.serving[stream.asker.peer]
 
     def _pump(self, stream: _Stream) -> None:
-        """Send what the window allows and the server holds."""
+        """Send held chunks as far as the window allows."""
         ask, server = stream.ask, stream.server
         if server.dead:
             return
@@ -332,7 +332,7 @@ class Broadcast:
         if stream.open:
             self._pump(stream)
 
-    # What comes of it
+    # Results
 
     def _say(self) -> None:
         ratio = self._now / self._plan.bound_seconds

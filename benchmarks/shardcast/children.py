@@ -1,4 +1,4 @@
-"""Processes of a benchmark, told what to do and answering in lines of JSON."""
+"""Child processes of a benchmark: orders and responses in lines of JSON."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from lines import Host
 
 
 class Child:
-    """A process on a host; what it writes to its standard error is in ``log``."""
+    """A process on a host; ``log`` is its standard error."""
 
     def __init__(self, host: Host, command: list[str], log: Path) -> None:
         self._log = log
@@ -41,7 +41,7 @@ class Child:
         self._popen.stdin.flush()
 
     def said(self, seconds: float) -> Any:
-        """Return its next answer; raises ``RuntimeError`` when none comes in time."""
+        """Return its next response; raises ``RuntimeError`` at the timeout."""
         try:
             line = self._said.get(timeout=seconds)
         except queue.Empty:
@@ -51,12 +51,12 @@ class Child:
         return json.loads(line)
 
     def ask(self, order: Any, seconds: float) -> Any:
-        """Send an order and return the answer."""
+        """Send an order and return the response."""
         self.tell(order)
         return self.said(seconds)
 
     def end(self) -> None:
-        """Close its input, which ends it, or end it by force."""
+        """Close its input, which ends it, or kill it."""
         assert self._popen.stdin is not None
         self._popen.stdin.close()
         try:
@@ -71,15 +71,15 @@ def itself(process: str, **arguments: Any) -> list[str]:
     return [sys.executable, sys.argv[0], "--process", process, "--arguments", json.dumps(arguments)]
 
 
-# Inside a child
+# In the child
 
 
 def say(answer: Any) -> None:
-    """Answer."""
+    """Send a response."""
     print(json.dumps(answer), flush=True)
 
 
 async def heard() -> Any:
-    """Return the next order, None when there will be no other."""
+    """Return the next order; None at the end."""
     line = await asyncio.to_thread(sys.stdin.readline)
     return json.loads(line) if line else None

@@ -1,15 +1,14 @@
-"""The weight forest: what a new version costs, how even it is, how much a few records change.
+"""Weight forest: cost per version, balance, and changes caused by a few records.
 
-A roster is drawn: lines of 5 to 500 Mbit/s up, three of ten members behind NAT. For each number of
-members:
+The roster is random: upload lines of 5 to 500 Mbit/s, three of ten members behind NAT. For each
+number of members:
 
 * *microseconds per member* (processor time) to compute the forest of a new version, all stripes,
-  from a roster that was used before; and the microseconds of one node's candidates in one stripe
-  when that is done already;
-* *balance*: of the inner nodes, the most children for their capacity over the average, with equal
-  lines and with drawn ones;
-* *edges* (stripe, child, parent) that are others when 1 or 5 records are gone, new, or say another
-  capacity, on average over draws, without those of the members in question.
+  from a known roster; and the microseconds of one node's candidates in one stripe afterwards;
+* *balance*: the maximum of children per capacity of inner nodes over the average, with equal and
+  with random lines;
+* *edges* (stripe, child, parent) that differ after 1 or 5 records are removed, added, or changed in
+  capacity. Averages over draws, without the edges of these members.
 
 Usage: ``python benchmarks/shardcast/forest.py [--members N ...] [--json]``
 """
@@ -39,7 +38,7 @@ Edge = tuple[int, PeerId, PeerId]
 
 
 def drawn(count: int, seed: int, *, equal: bool = False) -> list[ForestMember]:
-    """Return a roster."""
+    """Return a random roster."""
     draw = random.Random(seed)
     return [
         ForestMember(
@@ -52,7 +51,7 @@ def drawn(count: int, seed: int, *, equal: bool = False) -> list[ForestMember]:
 
 
 def edges(members: list[ForestMember], version: bytes) -> set[Edge]:
-    """Return all edges of the forest of a version."""
+    """Return all edges of a version's forest."""
     hashed, digest = ForestMembers(members), crypto.digest(version)
     return {
         (stripe, child, parent)
@@ -64,7 +63,7 @@ def edges(members: list[ForestMember], version: bytes) -> set[Edge]:
 
 
 def cost(count: int) -> dict[str, float]:
-    """Return processor microseconds: per member of a new version, and of a look at a known one."""
+    """Return processor microseconds: per member of a new version, and per query of a known one."""
     members, me = ForestMembers(drawn(count, 0)), PeerId(f"12D3KooW0-{count // 2}")
 
     def plan(version: int) -> float:
@@ -83,7 +82,7 @@ def cost(count: int) -> dict[str, float]:
 
 
 def balance(members: list[ForestMember]) -> float:
-    """Return the most children for its capacity that a member has, over the average."""
+    """Return the maximum of children per capacity, over the average."""
     capacity = {member.peer: member.upload_bytes_per_second for member in members}
     children = Counter(parent for *_, parent in edges(members, b"balance") if parent != ROOT)
     share = children.total() / sum(capacity[peer] for peer in children)
@@ -103,7 +102,7 @@ CHANGES: dict[str, Change] = {
 
 
 def moved(count: int, records: int, change: Change) -> float:
-    """Return how many edges of other members are not the same after a change of some records."""
+    """Return how many edges of other members differ after a change of some records."""
     numbers = []
     for seed in range(DRAWS):
         members = drawn(count, seed)
@@ -114,7 +113,7 @@ def moved(count: int, records: int, change: Change) -> float:
 
 
 def measured(count: int) -> dict[str, Any]:
-    """Return all figures of one number of members."""
+    """Return all results for one number of members."""
     return {
         "members": count,
         "edges": STRIPES * count,

@@ -1,20 +1,20 @@
-"""What a large run waits for: versions of 62 GB as patches, on their way to a hundred workers.
+"""Waiting times of a large run: versions of 62 GB, sent as patches to a hundred workers.
 
-The whole daemon in virtual time, with the recipe of INTELLECT-2 (``configs/runs/intellect2.toml``),
-on lines of 590 Mbit/s both ways, as its file of 62 GB took 14 minutes, and with workers at home,
-100 Mbit/s down and 40 up, half of them behind NAT. Of the versions of a run:
+The whole daemon in virtual time, with the recipe of INTELLECT-2 (``configs/runs/intellect2.toml``).
+Lines are 590 Mbit/s both ways, at which its 62 GB file took 14 minutes. Home workers have 100
+Mbit/s down and 40 up, half of them behind NAT. Per version of a run:
 
-* *publish*: from the end of a step until its version is announced: the digest of the weights, by
-  which the next batch is drawn, and beside the next step the writing of weights and, every
-  ``state_every`` versions, of the state, the digests of the file and the patch;
+* *publish*: from the end of a step to the announcement of its version. This covers the weights'
+  digest, by which the next batch is drawn. During the next step it covers writing the weights and,
+  every ``state_every`` versions, the state, and the digests of file and patch;
 * *half*, *last*: from there until so many nodes hold the decoded weights;
-* *idle*: the share of the trainer's time in which it does not compute a step: it makes the digest,
-  waits for rollouts, or waits in a step because the weights before it are not written yet.
+* *idle*: the share of the trainer's time without a step: computing the digest, or waiting for
+  rollouts or, within a step, for the previous weights to be written.
 
-Going once through the weights (their digest, writing, encoding, decoding) has one speed,
-``--speed``: 1 GB/s is what one thread does, and eight are used where there are cores. Everybody
-holds the first version when the run begins. Prompts and answers are some tokens each that stand for
-thousands, so bodies of rollouts take nearly nothing.
+One pass over the weights (digest, writing, encoding, decoding) has one speed, ``--speed``: one
+thread does 1 GB/s, and eight are used where there are cores. All nodes hold the first version at
+the start. Prompts and answers have a few tokens that stand for thousands, so rollout bodies are
+tiny.
 
 Usage: ``python benchmarks/shardcast/large_run.py [--lines NAME ...] [--speed GB_PER_SECOND ...]
 [--state-gigabytes N] [--versions N] [--seed S] [--json]``
@@ -53,35 +53,35 @@ ASSUMED: dict[str, float] = {
     "patch_ratio": 150,
     # INTELLECT-2: 21 to 22 minutes.
     "step_seconds": 22 * 60,
-    # So much more than the trainer learns from do the workers make, as in the scenarios: a guess.
+    # Workers' production over the trainer's consumption, as in the scenarios: a guess.
     "generation_margin": 1.5,
-    # For a rollout of 32 sequences: a guess for a prefill on eight GPUs.
+    # For a rollout of 32 sequences; a guess for a prefill on eight GPUs.
     "check_seconds": 20,
-    # For 62 GB from the disk into an engine: a guess.
+    # For loading 62 GB from disk into an engine: a guess.
     "load_seconds": 60,
 }
 
 STATE_GIGABYTES = 372.0
-"""float32 weights and two moments: 12 bytes a parameter."""
+"""float32 weights and two moments: 12 bytes per parameter."""
 
 SPEEDS = [1.0, 8.0]
 
 WARM_STEPS = 2
-"""Before the first step there are no rollouts, and after the last the version is on its way."""
+"""Excluded: there are no rollouts before the first step; the last version is still in transit."""
 
 SETTLED_SECONDS = 400.0
-"""A version that was announced later than this before the end is left out."""
+"""Versions announced later than this before the end are excluded."""
 
 PATIENCE = CheckerTolerances(converge_epochs=24, progress_epochs=90)
 """An epoch is a minute: four steps, of which the first waits for rollouts."""
 
 OURS = ("model", "environment", "admission")
-"""Sections of a recipe that the simulator has its own of: end token, vocabulary, task. And proof of
-work, which it computes for every key: that of the recipe takes minutes of a core, and has newcomers
-wait for an hour before the first rollout."""
+"""Recipe sections that the simulator replaces: end token, vocabulary, task, and proof of work,
+which it computes for every key. The recipe's takes minutes of a core and makes untrusted nodes wait
+an hour before the first rollout."""
 
 SEQUENCE_TOKENS = 12
-"""In the mean, of what is asked for; one more ends a sequence."""
+"""Mean of the requested length; one more token ends a sequence."""
 
 FAST = {"name": "fast", "share": 1.0, "upload_mbit": 590.0, "download_mbit": 590.0}
 HOME = {
@@ -100,7 +100,7 @@ LINES: dict[str, list[dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One run; seconds are medians over its versions, but for ``last_max_seconds``."""
+    """One run; seconds are medians over versions, except ``last_max_seconds``."""
 
     lines: str
     gb_per_second: float
@@ -110,7 +110,7 @@ class Row:
     last_seconds: float
     last_max_seconds: float
     whole_file_seconds_min: float
-    """In which the lines could bring the whole file to everybody at best."""
+    """Lower bound for sending the whole file to all nodes on these lines."""
     idle_share: float
     violations: int
     wall_seconds: float
@@ -118,14 +118,14 @@ class Row:
 
 @dataclass
 class History:
-    """What happened, in virtual seconds: steps that ended, and who had a version when."""
+    """Events in virtual seconds: ends of steps, and arrivals of versions per node."""
 
     steps: list[tuple[float, float]] = field(default_factory=list)
-    """When each ended and how long it took."""
+    """(end, duration) of each step."""
     arrivals: dict[int, list[float]] = field(default_factory=dict)
 
     def see(self, event: Event) -> None:
-        """Take an event of the trace."""
+        """Record a trace event."""
         if event.kind == "trained":
             self.steps.append((event.at, float(event.facts["seconds"] or 0)))
         elif event.kind == "weights":
@@ -133,7 +133,7 @@ class History:
 
     @property
     def pauses(self) -> list[float]:
-        """From the end of each step to that of the next, without what that computed."""
+        """Time between the ends of successive steps, minus the later one's duration."""
         pairs = zip(self.steps, self.steps[1:], strict=False)
         return [ended - seconds - before for (before, _), (ended, seconds) in pairs]
 
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def measured(lines: str, speed: float, options: argparse.Namespace) -> Row:
-    """Simulate one run; return its figures."""
+    """Simulate one run; return its results."""
     history = History()
 
     async def prepare(world: World) -> None:
@@ -184,7 +184,7 @@ def measured(lines: str, speed: float, options: argparse.Namespace) -> Row:
 
 
 def scenario(lines: str, speed: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the scenario: the recipe's run on machines that compute as fast as assumed."""
+    """Return the scenario: the recipe's run on machines with the assumed speeds."""
     recipe = load_recipe(RECIPE.read_text())
     sampling, step_seconds = recipe.sampling, ASSUMED["step_seconds"]
     rollout_tokens = sampling.group_size * sampling.prompts_per_rollout * (SEQUENCE_TOKENS + 1)
@@ -195,7 +195,7 @@ def scenario(lines: str, speed: float, options: argparse.Namespace) -> dict[str,
         "load_seconds": ASSUMED["load_seconds"],
         "weights_bytes_per_second": speed * 1e9,
     }
-    version_seconds = step_seconds + ASSUMED["weights_gigabytes"] / speed  # their digest
+    version_seconds = step_seconds + ASSUMED["weights_gigabytes"] / speed  # for the digest
     worker = {"generate_tokens_per_second": worker_rate, "rollouts_at_once": 1}
     return {
         "name": "large-run",
@@ -229,7 +229,7 @@ def scenario(lines: str, speed: float, options: argparse.Namespace) -> dict[str,
 
 
 def sections(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return the tables of a recipe without keys that have no value, which TOML does not know."""
+    """Return a recipe's tables without keys that are None, which TOML cannot express."""
     return {
         name: {key: value for key, value in section.items() if value is not None}
         for name, section in recipe.model_dump().items()
@@ -238,7 +238,7 @@ def sections(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def give_first_version(world: World) -> None:
-    """Put the model that the run begins with on all disks: nobody fetches that at 590 Mbit/s."""
+    """Put the initial model on all disks: fetching it is not simulated."""
     trainer = world.machines["trainer-0"]
     first = trainer.disk.files[trainer.genesis]
     for machine in world.machines.values():
@@ -248,7 +248,7 @@ def give_first_version(world: World) -> None:
 
 
 def row(lines: str, speed: float, history: History, outcome: RunOutcome) -> Row:
-    """Return the figures of a run; version ``n`` comes from step ``n``."""
+    """Return the results of a run; version ``n`` comes from step ``n``."""
     assert outcome.series is not None
     end = START + outcome.result.virtual_s - SETTLED_SECONDS
     spreads = [it for it in outcome.series.makespans if it.published_at < end]

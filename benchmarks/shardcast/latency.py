@@ -1,17 +1,18 @@
-"""What a transfer at full rate does to pings and gossip between the same peers.
+"""Ping and gossip latency between peers during a transfer at full rate.
 
-Three processes, each in a network of its own (``lines``): one publishes a file, its way out shaped;
-two download it, so that its line is full. Real p2pd, gossip routers, blob stores and HTTP faces as
-a daemon wires them. At the same time, and before, when the line is idle:
+Three processes, each in its own network namespace (``lines``): one publishes a file through a
+shaped uplink; two download it and fill that link. They use real p2pd, gossip routers, blob stores
+and HTTP services, wired as in a daemon. Measured during the transfer and before it, on an idle
+line:
 
-* *ping*: a stream is opened to the publisher and answered with a byte, as messages between nodes
-  are (``MESSAGE``); time for both ways;
-* *gossip*: a message of a kilobyte from the publisher until it is delivered, one way.
+* *ping*: open a stream to the publisher and receive a byte in response, as for messages between
+  nodes (``MESSAGE``); the round-trip time;
+* *gossip*: a message of a kilobyte from the publisher to its delivery, one way.
 
-Both are sent on a schedule, whether those before have come or not. Cases are the ways that weights
-take, and the publisher's ``--upload-limit`` as a share of what its line carries, 0 for none. They
-take turns, because the machine may have other work; medians of the rounds' quantiles count. There
-is no distance between the hosts, so what is compared with is a fast network.
+Both are sent on a fixed schedule, independent of responses. Cases are the transports of weights,
+and the publisher's ``--upload-limit`` as a share of its line's capacity, 0 for none. Cases
+alternate, because the machine may have other load; the result is the median over rounds of their
+quantiles. There is no distance between the hosts, so the comparison is with a fast network.
 
 Usage: ``python benchmarks/shardcast/latency.py [--megabytes-per-second N] [--seconds N]
 [--repeats N] [--limits SHARE ...] [--ways http streams] [--directory DIR] [--json]``
@@ -59,7 +60,7 @@ from roles.ports.transport import Stream, TransportError
 
 WAYS = ("http", "streams")
 FAST_BYTES_PER_SECOND = 100_000_000
-"""Of the lines that are not measured."""
+"""Rate of the lines that are not measured."""
 
 SHARD_BYTES, CHUNK_BYTES = 8 << 20, 1 << 20
 STRIPES = FANOUT = 4
@@ -68,20 +69,20 @@ PING = MESSAGE.on(RunId(bytes(32)))
 INTERVAL_SECONDS = 0.05
 MESSAGE_BYTES = 1000
 WARM_SECONDS = 2.0
-"""Of the transfer, before anything counts."""
+"""Warm-up of the transfer before the measurement."""
 
 LATE_SECONDS = 5.0
-"""What has not come so long after the last was sent is lost; the worst latency that is seen."""
+"""A message missing this long after the last was sent is lost; so this is the maximum latency."""
 
 START_SECONDS = 120.0
 
 
 def main() -> None:
-    """Measure and print, or be one of the processes."""
+    """Measure and print, or run one of the processes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--megabytes-per-second", type=float, default=5.0, help="of the line")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each case, twice")
-    parser.add_argument("--repeats", type=int, default=3, help="medians count")
+    parser.add_argument("--seconds", type=float, default=10.0, help="per case, idle and busy each")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; the median counts")
     parser.add_argument("--limits", type=float, nargs="+", default=[1.0])
     parser.add_argument(
         "--ways", nargs="+", choices=["http", "streams"], default=["http", "streams"]
@@ -127,7 +128,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Return medians of all rounds, idle and busy, and how many times as long busy ones are."""
+    """Return medians over all rounds, idle and busy, and their ratio."""
     found = {
         name: {key: round(median(one[name][key] for one in rounds), 2) for key in rounds[0][name]}
         for name in ("idle", "busy")
@@ -149,7 +150,7 @@ def case(
     seconds: float,
     stack: ExitStack,
 ) -> dict[str, dict[str, float]]:
-    """Return latencies, idle and during the transfer, and the rate of what the publisher sent."""
+    """Return latencies, idle and during the transfer, and the publisher's upload rate."""
     children = start(directory, hosts, way, limit, stack)
     publisher, *others = children
     weights = publisher.ask(str(source), START_SECONDS)
@@ -175,7 +176,7 @@ def case(
 def start(
     directory: Path, hosts: list[Host], way: str, limit: int, stack: ExitStack
 ) -> list[Child]:
-    """Return the processes when they gossip with each other; the first has the limit."""
+    """Start the processes and wait for their gossip mesh; the first has the limit."""
     children = []
     for number, host in enumerate(hosts, start=1):
         here = directory / host.name
@@ -196,7 +197,7 @@ def start(
 
 
 class Node:
-    """One of the processes: the publisher is the first."""
+    """One of the processes; the first is the publisher."""
 
     def __init__(self, directory: str, host: str, number: int, limit: int = 0) -> None:
         self._directory = Path(directory)
@@ -208,7 +209,7 @@ class Node:
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def run(self) -> None:
-        """Do what is told until the input ends."""
+        """Execute orders until the input ends."""
         streams = await transport(self._directory, self._number, self._host)
         blobs = FileBlobs(self._directory / "blobs")
         ports: dict[PeerId, int] = {}
@@ -285,7 +286,7 @@ class Node:
         publisher: PeerId,
         seconds: float,
     ) -> dict[str, Any]:
-        """Send for so long; return what came back or came in, and the bytes that left meanwhile."""
+        """Send for ``seconds``; return the latencies and the bytes sent meanwhile."""
         self._pings, self._gossiped = [], []
         sent_before = exchange.sent.total()
         loop = asyncio.get_running_loop()

@@ -1,9 +1,9 @@
-"""Hosts on this machine with networks of their own, each behind a line: namespaces and ``tc``.
+"""Hosts on this machine with their own networks behind shaped lines: namespaces and ``tc``.
 
-``alone`` starts a script again in namespaces of its own for users, networks, mounts and processes.
-So it needs no rights, nothing of it touches the machine's network, and however it ends, the kernel
-ends whatever it had started. A line is a token bucket (``tbf``) before the host's only way out,
-with a queue as routers have: what is sent faster waits there, and then is dropped.
+``alone`` restarts a script in its own user, network, mount and process namespaces. It therefore
+needs no privileges, does not touch the machine's network, and however it ends, the kernel ends all
+of its children. A line is a token bucket (``tbf``) at the host's only uplink, with a queue as in
+routers: excess traffic waits there and is then dropped.
 """
 
 import os
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 ALONE = "PRIME_NODE_BENCHMARK_ALONE"
 BURST_BYTES = 70_000
-"""Of the token bucket: the longest that the kernel hands to a network card, which cuts it; where
-the bucket is smaller the kernel cuts, which takes more processor time than all else here."""
+"""Token bucket size: the largest segment that the kernel hands to a network card. With a smaller
+bucket the kernel segments itself, which takes more processor time than all else here."""
 
 QUEUE_SECONDS = 0.25
-"""How much a line's queue holds; a guess, routers of homes hold 0.1 to 1."""
+"""Length of a line's queue; a guess, home routers hold 0.1 to 1 s."""
 
 
 def alone() -> None:
-    """Return in namespaces of our own, where the script starts again."""
+    """Restart the script in namespaces of its own; return there."""
     if ALONE in os.environ:
         subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
         _ip("link add hosts type bridge")
@@ -34,18 +34,18 @@ def alone() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A namespace with one address; all hosts are on one switch without limits."""
+    """A namespace with one address; all hosts share one switch without limits."""
 
     name: str
     address: str
 
     def command(self, command: list[str]) -> list[str]:
-        """Return what runs a command there."""
+        """Return the command that runs ``command`` there."""
         return ["nsenter", f"--net=/run/netns/{self.name}", "--", *command]
 
 
 def make_host(number: int, upload_bytes_per_second: int) -> Host:
-    """Return a new host, 1 to 254, that sends no faster than this, with all headers."""
+    """Make a host, number 1 to 254, whose upload including headers is limited to this rate."""
     host = Host(f"host{number}", f"10.0.0.{number}")
     _ip(f"netns add {host.name}")
     _ip(f"link add port{number} type veth peer name line netns {host.name}")

@@ -1,12 +1,12 @@
-"""How soon an engine computes with a new version: from its whole file, and by the patch of it.
+"""Time for an engine to load a new version: from its whole file, and by its patch.
 
 Versions are those of ``patch.py``: AdamW on random weights in the shape of a published model of 0.5
 billion parameters, rounded to bf16, 1, 4 and 16 steps apart. The built-in engine generates with the
-older one, in bf16 or in float32, in a process of its own for each row. It is told for how long
-sequences went on while the patch was read (``staging_seconds``), how many tokens a second they had
-then and before, for how long nothing was generated (``still_seconds``), and how much memory all of
-it took at most beyond what the process had while it generated. Files are in the page cache, which
-is the best case of a whole load; its pages count as memory.
+older one, in bf16 or float32, in its own process for each row. A row has the time for which
+sequences continued while the patch was read (``staging_seconds``), and their tokens per second then
+and before. It also has the time without generation (``still_seconds``), and the peak memory above
+that of plain generation. Files are in the page cache, the best case for a whole load; its pages
+count as memory.
 
     python benchmarks/shardcast/loading.py --json
 """
@@ -48,7 +48,7 @@ from roles.ports.engines import GenerationRequest, Patch, Policy
 HEAD = 64
 SEQUENCES = 4
 BEFORE_SECONDS = 10.0
-"""Of generating before a patch is staged, for its tokens per second."""
+"""Generation time before a patch is staged, to measure tokens per second."""
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
 
@@ -89,7 +89,7 @@ def engine_of(precision: str, layers: int, vocabulary: int) -> TransformersGener
 
 
 async def tokens_per_second(engine: TransformersGenerationEngine, seconds: float) -> float:
-    """Return the speed of what runs, over so many seconds."""
+    """Return the current speed, measured over ``seconds``."""
     before, began_at = engine.tokens_sampled, time.perf_counter()
     await asyncio.sleep(seconds)
     return (engine.tokens_sampled - before) / (time.perf_counter() - began_at)
@@ -98,20 +98,20 @@ async def tokens_per_second(engine: TransformersGenerationEngine, seconds: float
 async def loaded(
     engine: TransformersGenerationEngine, base: Policy, policy: Policy
 ) -> dict[str, float]:
-    """Generate with ``base`` and go over to ``policy``, by its patch if it has one."""
+    """Generate with ``base`` and switch to ``policy``, by its patch if it has one."""
     await engine.load(base)
     requests = [GenerationRequest((2, 3, 4), seed, 1 << 14) for seed in range(SEQUENCES)]
     running = asyncio.create_task(engine.generate(requests, 1.0))
     await asyncio.sleep(1)
     before = await tokens_per_second(engine, BEFORE_SECONDS)
-    Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - the most memory from here on
+    Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - reset the peak memory
     memory, sampled, began_at = memory_bytes("VmRSS"), engine.tokens_sampled, time.perf_counter()
     await engine.stage(policy)
     staged_at = time.perf_counter()
     staging = (engine.tokens_sampled - sampled) / (staged_at - began_at)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await engine.generate([], 1.0)  # what was cancelled has ended when this has
+    await engine.generate([], 1.0)  # returns after the cancelled calls have ended
     still_at = time.perf_counter()
     await engine.load(policy)
     return {
@@ -124,7 +124,7 @@ async def loaded(
 
 
 def measured(directory: Path, way: str, precision: str, after: int, size: Sequence[int]) -> Row:
-    """Return a row, measured in a process of its own."""
+    """Return a row, measured in a separate process."""
     command = [sys.executable, __file__, "--measure", str(directory), way, precision, str(after)]
     command += ["--layers", str(size[0]), "--vocabulary", str(size[1])]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=600)
@@ -149,7 +149,7 @@ def measure(directory: Path, way: str, precision: str, after: int, size: Sequenc
     changed, elements = 0, 0
     for _, old, fresh in pairs(base, new):
         changed, elements = changed + int((old != fresh).sum()), elements + len(old)
-    patching.CHANGED_SHARE_MAX = 1.0  # where the line is, is what this is for
+    patching.CHANGED_SHARE_MAX = 1.0  # this benchmark finds the limit
     engine = engine_of(precision, *size)
     found = asyncio.run(loaded(engine, older, newer))
     engine.close()
@@ -174,7 +174,7 @@ def run(directory: Path, layers: int, vocabulary: int, rates: Sequence[float]) -
 
 
 def line(row: Row) -> str:
-    """Return a row for people."""
+    """Format a row for people."""
     return (
         f"{row.way:5} {row.precision:4} {row.changed_share:7.2%} {row.patch_megabytes:7.1f} MB"
         f" {row.staging_seconds:7.2f} s {row.still_seconds:7.3f} s"

@@ -1,16 +1,15 @@
-"""How long a version takes to reach the last node, over what the lines allow at best.
+"""Time until a version reaches the last node, over the minimum that the lines allow.
 
-The project's machines in virtual time (``broadcast``), and in the same simulation a single tree of
-fan-out 4 and SHARDCAST's way, ten fixed relays. ``makespan_ratio`` is the last live node's finish
-over size / min(up, down). Nodes of ``--dying`` lose power at random moments within that time.
-With ``--strong`` so many, and the root, have 590 Mbit/s both ways, and every second one of the
-others is behind NAT; then the bound has what all upload together.
+The project's machines in virtual time (``broadcast``) and, in the same simulation, a single tree of
+fan-out 4 and SHARDCAST's method, ten fixed relays. ``makespan_ratio`` is the last live node's
+finish over size / min(up, down). ``--dying`` nodes lose power at random times within that period.
+With ``--strong``, so many nodes and the root have 590 Mbit/s both ways, and every second one of the
+others is behind NAT; then the bound uses the total upload rate.
 
 A chunk is an event, so there are at most ``CHUNKS``, or ``CHUNKS_MANY`` from ``MANY`` nodes on.
-Chunks get larger with the file, up to the 4 MiB that an index allows; a file that is larger
-still is cut (``simulated_gigabytes``), with lines, distances and deadlines as they are. What does
-not grow with the file, as the start and the discovery of a death, then weighs more than it would:
-the ratio of the whole file is smaller.
+Chunks grow with the file, up to the 4 MiB that an index allows. A larger file is cut
+(``simulated_gigabytes``), with unchanged lines, distances and deadlines. Constant costs, as the
+start and the detection of a death, then weigh more: the ratio of the whole file is smaller.
 
 Usage: ``python benchmarks/shardcast/makespan.py --nodes N --gigabytes G --up-mbit U --down-mbit D
 [--dying SHARE] [--strong N] [--seed S] [--only WAY] [--json]``
@@ -36,14 +35,14 @@ CHUNKS_MANY = 256
 MANY = 5000
 BASELINE_CHUNKS = 256
 BASELINE_TICKS = 100
-"""In the time of the bound. Others' ways take many times as long, so that a coarser grain, of time
-too, hardly shows: with 100 nodes the tree's ratio is 4.06 either way, that of relays 10.4 and 10.2
+"""Ticks within the bound. Baselines take many times as long, so a coarser grain, of time too,
+changes little. With 100 nodes the tree's ratio is 4.06 either way, that of relays 10.4 and 10.2
 with 1 MiB chunks; with 1,000 it is 105 and 108."""
 
 CHUNK_BYTES_MIN = 1 << 20
 SHARD_CHUNKS_MAX = 16
 SHARDS_MIN = 64
-"""So many that the stripes get about the same."""
+"""Enough that stripes get about equal shares."""
 
 STRIPES = FANOUT = 4
 
@@ -55,7 +54,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--up-mbit", type=float, default=100.0)
     parser.add_argument("--down-mbit", type=float, default=100.0)
-    parser.add_argument("--dying", type=float, default=0.0, help="share of the nodes")
+    parser.add_argument("--dying", type=float, default=0.0, help="share of the nodes that die")
     parser.add_argument("--strong", type=int, default=0, help="nodes with 590 Mbit/s")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=["forest", "baselines"], help="leave the others out")
@@ -69,7 +68,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of all ways."""
+    """Return the results of all methods."""
     chunks = CHUNKS if options.nodes < MANY else CHUNKS_MANY
     plan = plan_of(options, chunks)
     found: dict[str, Any] = {
@@ -110,9 +109,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def least_ratios(plan: Plan) -> dict[str, float]:
-    """Return what others' ways take at best, over the bound, while nobody dies.
+    """Return the lower bounds of the baselines over the bound, without deaths.
 
-    An inner node of the tree sends the file so many times; the root sends it to each relay, and
+    An inner node of the tree sends the file ``FANOUT`` times. The root sends it to each relay, and
     the relays to all others.
     """
     sent_in_bound = plan.upload_bytes_per_second * plan.bound_seconds / plan.total_bytes
@@ -121,7 +120,7 @@ def least_ratios(plan: Plan) -> dict[str, float]:
 
 
 def plan_of(options: argparse.Namespace, chunks_max: int) -> Plan:
-    """Return what is simulated, in at most so many chunks."""
+    """Return the plan, in at most ``chunks_max`` chunks."""
     total_bytes = int(options.gigabytes * 1e9)
     chunk_bytes = min(max(-(-total_bytes // chunks_max), CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
     total_bytes = min(total_bytes, chunks_max * chunk_bytes)
@@ -141,7 +140,7 @@ def plan_of(options: argparse.Namespace, chunks_max: int) -> Plan:
 
 
 def index_of(plan: Plan) -> ShardIndex:
-    """Return the sizes of all chunks; nobody looks at their digests."""
+    """Return an index of chunk sizes; its digests are unused."""
     nothing, shards = Digest(b""), []
     for number in range(shard_count(plan.total_bytes, plan.shard_bytes)):
         length = shard_length(plan.total_bytes, plan.shard_bytes, number)

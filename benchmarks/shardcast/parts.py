@@ -1,8 +1,8 @@
-"""The same broadcast with a daemon's own parts on the simulated network, to check ``broadcast``.
+"""The same broadcast with the daemon's own parts on the simulated network, to check ``broadcast``.
 
-Each node is its transport, its blob exchange and its download, as a daemon wires them; it takes ten
-times as long to simulate. Gossip, engines and membership are left out: everybody knows the version
-and the members at the same moment. Content is never there, only its digests and sizes.
+Each node is its transport, blob exchange and download, wired as in a daemon; simulation takes ten
+times as long. Gossip, engines and membership are left out: all nodes learn the version and the
+members at the same time. Only digests and sizes are simulated, not content.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ PATH = Path("v1.safetensors")
 
 
 class Dialling(Streams):
-    """Connects to whoever a stream is opened to, as the table of peers of a daemon does."""
+    """Connects to a peer when a stream is opened, as a daemon's connection manager does."""
 
     def __init__(self, hosts: dict[PeerId, Host], transport: SimTransport) -> None:
         self._hosts = hosts
@@ -59,7 +59,7 @@ class Dialling(Streams):
 
 @dataclass(slots=True)
 class Node:
-    """A machine and what runs on it."""
+    """A machine and the parts that run on it."""
 
     peer: PeerId
     blobs: SimBlobs
@@ -71,7 +71,7 @@ class Node:
 
 @dataclass(slots=True)
 class Swarm:
-    """The first node is the root."""
+    """All nodes; the first is the root."""
 
     network: SimNetwork
     nodes: list[Node] = field(default_factory=list)
@@ -122,7 +122,7 @@ async def _broadcast(plan: Plan, stripes: int, fanout: int) -> float:
 
 
 def _die(swarm: Swarm, node: Node) -> None:
-    """Lose power: nobody is told, what is sent there is never answered."""
+    """Lose power: no notice, and no response to later messages."""
     if node.task is not None and not node.task.done():
         swarm.network.stall(node.peer)
         node.task.cancel()

@@ -1,19 +1,23 @@
-"""How small a version becomes as a patch of an earlier one, and how fast: on real steps.
+"""Size and speed of a version's patch against an earlier one, on real training steps.
 
-Two sources of steps: a testnet that trains (float32, a few of its own versions), and AdamW on
-random weights in the shape of a published model of 0.5 billion parameters, kept in float32 and
-rounded to bf16, at three learning rates and 1, 4 and 16 steps apart. Of each pair of files it is
-told how much shorter the patch is (``ratio``), how much shorter the entropy of the same data
-(``bound_ratio``), and how much shorter the format of PULSE (arXiv 2602.03839), written here from
-its description: per change a row difference of one byte, a column difference of two and the new
-value, all through zstd-1 (``pulse_ratio``). Encoding and decoding go from file to file in a process
-of their own, decoded tensors are digested as every node does it, and speeds are of weights per
-second of processor time: that of the process, and (``encode_file_gb_per_s``) with what the kernel
-takes to read the files and to write them, as for any copy.
+There are two sources of steps. One is a training testnet (float32, a few of its own versions). The
+other is AdamW on random weights in the shape of a published model of 0.5 billion parameters. They
+are kept in float32 and rounded to bf16, at three learning rates and 1, 4 and 16 steps apart. For
+each pair of files it reports the ratio of the file's size to:
 
-The bound takes each tensor for itself: positions as if drawn by lot; differences by their
-frequencies, where they are of 16 bits, else sign and length of the difference by their frequencies
-and the bits below its first as they are, because nearly every value is its own.
+* ``ratio``: the patch;
+* ``bound_ratio``: the entropy of the same data;
+* ``pulse_ratio``: the format of PULSE (arXiv 2602.03839), written here from its description. Per
+  change it has a row difference of one byte, a column difference of two and the new value, all
+  through zstd-1.
+
+Encoding and decoding go from file to file in a separate process, and decoded tensors are digested
+as in a node. Speeds are weights per second of processor time: of the process, and
+(``encode_file_gb_per_s``) including the kernel's for reading and writing the files.
+
+The bound treats each tensor separately. Positions count as random. 16-bit differences count by
+their frequencies. Of wider ones, sign and length count by frequency and the lower bits in full,
+because nearly every value is unique.
 
     python benchmarks/shardcast/patch.py --json
 """
@@ -45,19 +49,19 @@ from roles.engines.files.policy import write_policy
 from roles.ports.engines import Policy
 
 HIDDEN, INNER, KEYS, VOCABULARY, LAYERS = 896, 4864, 128, 151_936, 24
-"""Qwen2.5-0.5B's config.json; its output layer is its embedding."""
+"""Qwen2.5-0.5B's config.json; its output layer is tied to the embedding."""
 
 LEARNING_RATES = (3e-7, 1e-6, 3e-6)
 STEPS_APART = (1, 4, 16)
 WARM_STEPS = 10
-"""Before the base: the first steps of Adam are as large as the learning rate allows."""
+"""Steps before the base: Adam's first steps are as large as the learning rate allows."""
 
 WEIGHT_STD = 0.02
 SLICE_ELEMENTS = 1 << 24
 TESTNET_STEPS = 12
 ROUNDS = 3
 ROUND_BYTES = 250_000_000
-"""A smaller file is coded so often in a round: the kernel tells milliseconds apart, not less."""
+"""A smaller file is coded repeatedly in a round: the kernel's clock resolves milliseconds."""
 
 
 Tensor = tuple[tuple[int, ...], Words, Words]
@@ -66,7 +70,7 @@ Tensor = tuple[tuple[int, ...], Words, Words]
 
 @dataclass(frozen=True)
 class Row:
-    """One pair of versions."""
+    """Results for one pair of versions."""
 
     source: str
     learning_rate: float | None
@@ -81,7 +85,7 @@ class Row:
     encode_file_gb_per_s: float
     decode_file_gb_per_s: float
     peak_models: float
-    """Most memory that encoding or decoding took beyond its libraries, in files of weights."""
+    """Peak memory of encoding or decoding beyond its libraries, in multiples of the weights."""
 
 
 def shapes(layers: int, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -105,7 +109,7 @@ def stepped(elements: int, rate: float, generator: torch.Generator) -> dict[int,
     """Return bf16 weights by steps after the base (0: the base itself)."""
     weights = torch.nn.Parameter(torch.randn(elements, generator=generator) * WEIGHT_STD)
     optimiser = torch.optim.AdamW([weights], lr=rate, fused=True)
-    # A step's gradient is this noise from another place on: as good as new, and soon made.
+    # Each step's gradient is a shifted slice of this noise: independent enough, and fast.
     noise = torch.randn(2 * elements, generator=generator)
     kept = {}
     for step in range(WARM_STEPS + max(STEPS_APART) + 1):
@@ -138,7 +142,7 @@ def trained_files(directory: Path, rate: float, layers: int, vocabulary: int) ->
 
 
 def testnet_files(directory: Path, steps: int) -> list[Path]:
-    """Return the last versions of a testnet that trained for so many."""
+    """Return the last versions of a testnet trained for ``steps`` steps."""
     command = [sys.executable, "-m", "node.cli.main", "testnet", "--keep", "--no-view"]
     command += ["--steps", str(steps), "--data-dir", str(directory)]
     subprocess.run(command, check=True, stdout=sys.stderr, timeout=600)
@@ -159,19 +163,19 @@ def pairs(base: Path, new: Path) -> Iterator[Tensor]:
 
 
 def entropy_bits(counts: Positions) -> float:
-    """Return the entropy of so many of each, in bits for all of them."""
+    """Return the total entropy in bits of symbols with these counts."""
     counts = counts[counts > 0]
     return float(-(counts * np.log2(counts / counts.sum())).sum())
 
 
 def ordered(words: Words) -> Words:
-    """Map bit patterns of floats (sign and magnitude) to integers of the same order."""
+    """Map float bit patterns (sign and magnitude) to integers of the same order."""
     upper = words.dtype.type(1 << words.itemsize * 8 - 1)
     return np.where(words & upper, ~words, words | upper)
 
 
 def bound_bits(old: Words, new: Words) -> float:
-    """Return the entropy of what changed in a tensor."""
+    """Return the entropy of a tensor's changes."""
     changed = np.flatnonzero(old != new)
     positions = entropy_bits(np.array([len(changed), len(old) - len(changed)]))
     difference = ordered(new[changed]) - ordered(old[changed])
@@ -198,7 +202,7 @@ def pulse_bytes(parts: Sequence[Tensor]) -> int:
 
 
 def memory_bytes(name: str) -> int:
-    """Return what Linux says of this process' memory: ``VmRSS`` now, ``VmHWM`` at most."""
+    """Return this process's memory from ``/proc``: ``VmRSS`` now, ``VmHWM`` at peak."""
     (found,) = re.findall(
         rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE
     )
@@ -206,7 +210,7 @@ def memory_bytes(name: str) -> int:
 
 
 def processor_seconds() -> tuple[float, float]:
-    """Return what this process has taken, without and with what the kernel did for it."""
+    """Return this process's CPU seconds, without and with the kernel's part."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime, used.ru_utime + used.ru_stime
 
@@ -214,12 +218,12 @@ def processor_seconds() -> tuple[float, float]:
 def code(base: Path, new: Path, target: Path) -> dict[str, float]:
     """Encode and decode in this process; return seconds of processor time, and peak memory.
 
-    Of ``ROUNDS`` the fastest: machines are shared. The first of two seconds are those of the
-    process alone.
+    The fastest of ``ROUNDS``, because machines are shared. The first of two seconds exclude the
+    kernel's part.
     """
     policy = Policy(Version(0), digest(b"base"), base)
     decoded = target.with_suffix(".decoded")
-    Path("/proc/self/clear_refs").write_text("5")  # the most memory counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak memory
     before = memory_bytes("VmRSS")
     times = max(1, ROUND_BYTES // new.stat().st_size)
     seconds = [one_round(new, policy, target, decoded, times) for _ in range(ROUNDS)]
@@ -234,7 +238,7 @@ def code(base: Path, new: Path, target: Path) -> dict[str, float]:
 def one_round(
     new: Path, policy: Policy, target: Path, decoded: Path, times: int
 ) -> tuple[float, ...]:
-    """Code so often; return the mean seconds of both ways, without and with the kernel's."""
+    """Code repeatedly; return the mean of each of the seconds of ``once``."""
     each = [once(new, policy, target, decoded) for _ in range(times)]
     return tuple(sum(seconds) / times for seconds in zip(*each, strict=True))
 
@@ -263,7 +267,7 @@ def once(new: Path, policy: Policy, target: Path, decoded: Path) -> tuple[float,
 
 
 def measured(source: str, rate: float | None, apart: int, base: Path, new: Path) -> Row:
-    """Return what a pair of files costs."""
+    """Return the results for a pair of files."""
     with tempfile.TemporaryDirectory(dir=new.parent) as scratch:
         arguments = [str(base), str(new), str(Path(scratch, "patch"))]
         command = [sys.executable, __file__, "--code", *arguments]
@@ -294,7 +298,7 @@ def measured(source: str, rate: float | None, apart: int, base: Path, new: Path)
 
 
 def line(row: Row) -> str:
-    """Return a row for people."""
+    """Format a row for people."""
     rate = "" if row.learning_rate is None else f"{row.learning_rate:g}"
     pulse = "" if row.pulse_ratio is None else f"{row.pulse_ratio:.1f}"
     return (

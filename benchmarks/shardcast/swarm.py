@@ -1,17 +1,17 @@
-"""One file from one process to all others, each behind a line of its own: ours, and SHARDCAST's.
+"""One file from one process to all others, each behind its own line: ours, and SHARDCAST's.
 
-Every process has a network namespace whose way out is shaped to the same rate (``lines``), so not
-this machine's cores but what each may upload is scarce, as between homes. In the same run:
+Every process has a network namespace with an uplink shaped to the same rate (``lines``). So upload
+bandwidth is scarce, as between homes, and not this machine's cores. In the same run:
 
-* ``ours``: blob stores, downloads, p2pd and HTTP faces as a daemon wires them. All are connected
-  and know the members and the version; ways are chosen as nodes do.
-* ``shardcast``: its 0.3.2, an origin, two middles and clients in all others, in the environment
-  that ``make shardcast`` makes. Its middles look for a new version every second instead of every
-  30, and its clients start when both list it: one that sees a version at one and then not at the
-  other asks for ten shards, if there are so many or not, and never ends.
+* ``ours``: blob stores, downloads, p2pd and HTTP services, wired as in a daemon. All are connected
+  and know the members and the version; transports are chosen as in a node.
+* ``shardcast``: version 0.3.2 with an origin, two middle nodes, and clients in the other processes,
+  in the environment of ``make shardcast``. Middle nodes poll for a new version every second, not
+  every 30. Clients start when both list it: a client that sees a version at only one of them
+  requests ten shards, however many exist, and never ends.
 
-A *ratio* is the time from publication until the last has the whole file, checked, over its size by
-the rate. For shardcast a floor is known: two middles send to all clients, whatever serves.
+A *ratio* is the time from publication until the last process has the whole verified file, over size
+/ rate. For shardcast a lower bound is known: two middle nodes send to all clients.
 
 Usage: ``python benchmarks/shardcast/swarm.py [--processes N] [--megabytes N]
 [--megabytes-per-second N] [--only ours|shardcast] [--directory DIR] [--json]``
@@ -59,20 +59,20 @@ from protocol.shardcast.forest import ForestMember
 from roles.ports.storage import Purpose
 
 SHARD_BYTES, CHUNK_BYTES = 4 << 20, 1 << 18
-"""64 shards and a thousand chunks for a file of 256 MB, as many as large files have at least."""
+"""64 shards and a thousand chunks for a file of 256 MB, the minimum of large files."""
 
 STRIPES = FANOUT = 4
 
 START_SECONDS = 240.0
-"""Each process imports for seconds, and all of them share the cores."""
+"""Each process imports for seconds, and all share the cores."""
 
 MIDDLES = 2
 DEADLINE_RATIO = 60
-"""What has not arrived after so many times the bound, and two minutes, never will."""
+"""Multiple of the bound, plus two minutes, after which a run has failed."""
 
 
 def main() -> None:
-    """Measure and print, or be one of the processes."""
+    """Measure and print, or run one of the processes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--megabytes", type=int, default=256)
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what both took."""
+    """Return the results of both."""
     rate = round(options.megabytes_per_second * 1e6)
     source = directory / "source"
     write_random(source, options.megabytes * 1_000_000)
@@ -131,7 +131,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def arrivals(children: list[Child], source: Path, deadline_seconds: float) -> list[float]:
-    """Return when each child had the file, in seconds, sorted; it says its path and its time."""
+    """Return the sorted arrival times in seconds, from each child's path and time."""
     ends_at = time.monotonic() + deadline_seconds
     seconds = []
     for child in children:
@@ -147,7 +147,7 @@ def arrivals(children: list[Child], source: Path, deadline_seconds: float) -> li
 def ours(
     directory: Path, source: Path, hosts: list[Host], bound_seconds: float, stack: ExitStack
 ) -> tuple[list[float], dict[str, Any]]:
-    """Return the seconds of every arrival, and what else there is to say."""
+    """Return the seconds of every arrival, and further results."""
     children, rate = [], round(source.stat().st_size / bound_seconds)
     for number, host in enumerate(hosts, start=1):
         here = directory / host.name
@@ -179,7 +179,7 @@ def ours(
 
 
 async def be_node(directory: str, host: str, number: int, rate: int) -> None:
-    """Be the origin or another, as told, until the input ends."""
+    """Run the origin or another node, as ordered, until the input ends."""
     here = Path(directory)
     streams = await transport(here, number, host)
     blobs = FileBlobs(here / "blobs")
@@ -233,7 +233,7 @@ async def download(
     weights: RemoteWeights,
     members: list[ForestMember],
 ) -> Path:
-    """Download as a daemon does; return where the file is."""
+    """Download as a daemon does; return the file's path."""
     files = PolicyDirectory(directory / "weights", directory / "genesis", directory / "task", blobs)
     one = WeightsDownload(
         exchange,
@@ -249,7 +249,7 @@ async def download(
     return path
 
 
-# SHARDCAST, each process with a /tmp and a copy of the package of its own, since they write there
+# SHARDCAST: each process gets its own /tmp and its own copy of the package, which writes there
 
 ISOLATED = 'mount --bind "$1" /tmp && cd /tmp && shift && exec env PYTHONPATH=/tmp/package "$@"'
 
@@ -291,7 +291,7 @@ sys.stdin.read()
 def shardcast(
     directory: Path, source: Path, hosts: list[Host], bound_seconds: float, stack: ExitStack
 ) -> tuple[list[float], dict[str, Any]]:
-    """Return the seconds of every client's arrival, and what else there is to say."""
+    """Return the seconds of every client's arrival, and further results."""
     package = subprocess.run(
         [str(SHARDCAST), "-c", "import shardcast; print(*shardcast.__path__)"],
         capture_output=True,
@@ -313,7 +313,7 @@ def shardcast(
         child = Child(host, [*isolated, *python, *addresses], directory / f"{host.name}.log")
         stack.callback(child.end)
         children.append(child)
-        if number <= MIDDLES:  # whoever asks them needs them ready
+        if number <= MIDDLES:  # clients need them ready
             child.said(START_SECONDS)
     clients = children[1 + MIDDLES :]
     for child in clients:

@@ -1,10 +1,10 @@
-"""Whether threads encode and decode patches side by side, or wait for the interpreter.
+"""Parallel speed-up of threads that encode and decode patches, limited by the interpreter lock.
 
-Each thread has a pair of files of random bf16 weights of its own, of which 1 % differ by one place,
-and goes from file to file as a daemon does. Speeds are of weights per second, of all threads
-together, in the best of many short runs. *Cores* are processor seconds over seconds in the run that
-had the most: with SHA-256, which never needs the interpreter, they say what the machine had to
-give. Where that is not as many as there are threads, the machine was too busy for an answer.
+Each thread has its own pair of files of random bf16 weights, of which 1 % differ by one unit. It
+encodes and decodes from file to file as a daemon does. Speeds are weights per second of all threads
+together, in the best of many short runs. *Cores* are processor seconds over seconds in the run with
+the most. SHA-256 never holds the interpreter lock, so its *cores* are the cores available. If they
+are fewer than the threads, the machine was too busy for a result.
 
 Usage: ``python benchmarks/shardcast/threads.py [--threads N] [--megabytes N] [--runs N] [--json]``
 """
@@ -32,12 +32,12 @@ COLUMNS = 4096
 PIECE_BYTES = 1 << 18
 
 Work = Callable[[int], object]
-"""Done by the thread of a number."""
+"""(thread number) -> work of that thread."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one kind of work came to."""
+    """Results for one kind of work."""
 
     work: str
     one_thread_gb_per_s: float
@@ -73,7 +73,7 @@ class Pairs:
         assert encodings.encode(*paths)
 
     def decode(self, number: int) -> None:
-        """Make the version of its patch."""
+        """Decode a version from its patch."""
         made = self._path("made", number)
         decoding = encodings.DecodingFile(self._policy[number], made, self.bytes)
         with self._path("patch", number).open("rb") as file:
@@ -97,7 +97,7 @@ def write_weights(path: Path, words: np.ndarray) -> None:
 
 
 def timed(work: Work, threads: int) -> tuple[float, float]:
-    """Return the seconds of a run, and its processor seconds."""
+    """Return the seconds and processor seconds of a run."""
     running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
     began, used = time.perf_counter(), time.process_time()
     for thread in running:
@@ -108,9 +108,9 @@ def timed(work: Work, threads: int) -> tuple[float, float]:
 
 
 def measured(name: str, work: Work, pairs: Pairs, threads: int, runs: int) -> Row:
-    """Return the figures of one kind of work."""
+    """Return the results for one kind of work."""
     alone, together = [], []
-    for _ in range(runs):  # in turn, so that both see the same machine
+    for _ in range(runs):  # alternating, so that both see the same load
         alone.append(timed(work, 1))
         together.append(timed(work, threads))
     one = pairs.bytes / min(seconds for seconds, _ in alone) / 1e9
@@ -129,7 +129,7 @@ def run(folder: Path, threads: int, rows: int, runs: int) -> list[Row]:
 
 def main() -> None:
     """Measure and print."""
-    encodings.THREADS = 1  # of each, which this adds up itself
+    encodings.THREADS = 1  # per worker; this benchmark adds threads itself
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--megabytes", type=int, default=32)

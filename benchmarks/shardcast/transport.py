@@ -1,18 +1,18 @@
-"""Weights from one node to another on this machine: by HTTP, by streams, and as others do it.
+"""Weights between two nodes on this machine: by HTTP, by streams, and by other software.
 
-One origin, one client, both processes; every contestant takes the same file from a warm page cache
-to a file on disk:
+One origin and one client, both processes. Every contestant transfers the same file from a warm page
+cache to a file on disk:
 
-* ``http`` and ``streams``: a download of ours (``WeightsDownload``) over real p2pd, every chunk
-  checked, synced, and served to others from the file that it makes;
-* ``http, not synced``: the same where syncing does nothing, as others do without it;
-* ``shardcast``: its own origin and its own client, which checks the whole file at its end and syncs
-  nothing; in the environment that ``make shardcast`` makes, needs ``wget``;
-* ``shardcast from us``: the same client and the weights server of our origin;
-* ``plain``: uvicorn sending a file, and ``curl`` writing it, nothing checked;
-* ``plain, synced``: the same until the file would survive a power loss, as ours do.
+* ``http`` and ``streams``: the project's download (``WeightsDownload``) over real p2pd; every chunk
+  is verified, synced, and served to others from the file being written;
+* ``http, not synced``: the same without syncing, as other software does;
+* ``shardcast``: its own origin and client, which verifies the whole file at the end and syncs
+  nothing; in the environment of ``make shardcast``, needs ``wget``;
+* ``shardcast from us``: the same client with the weights server of our origin;
+* ``plain``: uvicorn sends a file and ``curl`` writes it, without verification;
+* ``plain, synced``: the same until the file would survive a power loss, as ours does.
 
-They take turns, because the machine may have other work; medians count.
+Contestants alternate, because the machine may have other load; medians count.
 
 Usage: ``python benchmarks/shardcast/transport.py [--megabytes N] [--repeats N] [--json]``
 """
@@ -82,7 +82,7 @@ while True:
 
 
 def main() -> None:
-    """Measure and print, or be one of the processes that are measured."""
+    """Measure and print, or run one of the measured processes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def measure(directory: Path, total_bytes: int, repeats: int) -> dict[str, Any]:
-    """Return megabytes per second of every contestant, and how they compare."""
+    """Return megabytes per second of every contestant, and their ratios."""
     source = directory / "source"
     write_random(source, total_bytes)
     with ExitStack() as stack:
@@ -135,7 +135,7 @@ def measure(directory: Path, total_bytes: int, repeats: int) -> dict[str, Any]:
 
 
 def start(directory: Path, source: Path, stack: ExitStack) -> dict[str, Any]:
-    """Start all origins; return what runs each client and says how long it took."""
+    """Start all origins; return, per contestant, a function that downloads and returns its time."""
     origin = serve("origin", stack, directory=str(directory / "origin"), source=str(source))
     plain = serve("plain", stack, source=str(source))
     contestants = {
@@ -163,7 +163,7 @@ def start(directory: Path, source: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 def write_random(path: Path, total_bytes: int) -> None:
-    """Write bytes that nothing can compress."""
+    """Write incompressible bytes."""
     draw = random.Random(1)
     with path.open("wb") as file:
         for start_byte in range(0, total_bytes, 1_000_000):
@@ -171,7 +171,7 @@ def write_random(path: Path, total_bytes: int) -> None:
 
 
 def serve(process: str, stack: ExitStack, **arguments: Any) -> dict[str, Any]:
-    """Start a process of ours that serves; return what it says of itself."""
+    """Start a serving process of ours; return its description of itself."""
     child = subprocess.Popen(command(process, arguments), stdout=subprocess.PIPE, text=True)
     stack.callback(child.wait)
     stack.callback(child.terminate)
@@ -188,7 +188,7 @@ def command(process: str, arguments: dict[str, Any]) -> list[str]:
 def download(
     origin: dict[str, Any], target: Path, *, http: bool = True, synced: bool = True
 ) -> dict[str, float]:
-    """Download as a node does, in a process of its own."""
+    """Download as a node does, in a separate process."""
     arguments = {"directory": str(target), "origin": origin, "http": http, "synced": synced}
     done = subprocess.run(command("client", arguments), capture_output=True, text=True, check=True)
     return {"": json.loads(done.stdout)["seconds"]}
@@ -215,13 +215,13 @@ def shardcast(port: int, version: str, target: Path) -> dict[str, float]:
 
 
 def ratio(medians: dict[str, float], one: str, other: str) -> float | None:
-    """Return how many times ``one`` is as fast as ``other``."""
+    """Return the speed of ``one`` over that of ``other``."""
     both = one in medians and other in medians
     return round(medians[one] / medians[other], 2) if both else None
 
 
 def commit() -> str:
-    """Return the commit that was measured."""
+    """Return the measured commit."""
     said = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=ROOT,
@@ -244,14 +244,14 @@ def keep_key(directory: Path, identity: Identity) -> Path:
 
 
 async def transport(directory: Path, seed: int, host: str = HOST) -> HivemindTransport:
-    """Return a real transport with a key of its own."""
+    """Return a real transport with its own key."""
     identity = Identity(bytes([seed]) * 32)
     path = keep_key(directory, identity)
     return await HivemindTransport.create(identity, path, P2pdOptions(host))
 
 
 async def reach(streams: HivemindTransport, address: str) -> None:
-    """Connect; p2pd dials nobody for some seconds after a dial that failed."""
+    """Connect; retry, because p2pd backs off for some seconds after a failed dial."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             try:
@@ -288,7 +288,7 @@ async def be_origin(directory: str, source: str) -> None:
 
 
 async def be_client(directory: str, origin: dict[str, Any], *, http: bool, synced: bool) -> None:
-    """Download, say how long it took, end."""
+    """Download, print the duration, and exit."""
     if not synced:
         os.fsync = lambda _descriptor: None
     here = Path(directory)
@@ -326,18 +326,18 @@ async def be_client(directory: str, origin: dict[str, Any], *, http: bool, synce
 
 
 def manifest_rules() -> dict[str, int]:
-    """Return stripes and fan-out as the recipe for large models has them."""
+    """Return the stripes and fan-out of the recipe for large models."""
     recipe = load_recipe((ROOT / "configs" / "runs" / "intellect2.toml").read_text())
     return {"stripes": recipe.shardcast.stripes, "fanout": recipe.shardcast.fanout}
 
 
 async def be_plain(source: str) -> None:
-    """Send a file to whoever asks, with uvicorn and nothing else."""
-    import uvicorn  # noqa: PLC0415 - of this process alone
+    """Serve a file to all requests, with uvicorn alone."""
+    import uvicorn  # noqa: PLC0415 - only this process needs it
 
     async def application(scope: Any, _receive: Any, send: Any) -> None:
         assert scope["type"] == "http"
-        with Path(source).open("rb") as file:  # noqa: ASYNC230 - it is opened once
+        with Path(source).open("rb") as file:  # noqa: ASYNC230 - one open per request
             length = os.fstat(file.fileno()).st_size
             headers = [(b"content-length", b"%d" % length)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})

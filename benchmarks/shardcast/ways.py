@@ -1,4 +1,4 @@
-"""Ways to bring a version to everybody: the forest, a single tree, and a few fixed relays."""
+"""Distribution methods for a version: the forest, a single tree, and a few fixed relays."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.transfer import Transfer
 
 REQUESTS = 8
-"""At once, of one node: the streams that fill a wide-area link."""
+"""Concurrent requests of a node: the streams that fill a wide-area link."""
 
 NEVER = math.inf
 PATIENT = TransferLimits(
@@ -34,20 +34,20 @@ PATIENT = TransferLimits(
     late_seconds_max=NEVER,
     ahead_seconds=NEVER,
 )
-"""Of a single tree: a node stays with a parent that lives. A quarter of its line is no defect, and
-where all look for others that are faster, the last one has the file twice as late."""
+"""For a single tree: a node keeps a live parent. A quarter of its line is no defect there. If all
+nodes look for faster parents, the last one has the file twice as late."""
 
 RELAYS = 10
 POOL = 10
 GAIN, HEALING = 0.3, 0.01
-"""SHARDCAST 0.3.2: shards that a client fetches at once, how fast it learns the success and the
-speed of a relay, and what trust each relay regains with every shard."""
+"""SHARDCAST 0.3.2: concurrent shards of a client, learning rate of a relay's success and speed, and
+the trust that each relay regains per shard."""
 
 
 def by_forest(
     plan: Plan, index: ShardIndex, stripes: int, fanout: int, limits: TransferLimits | None = None
 ) -> MakeMachine:
-    """Return what makes the project's own machine of a node."""
+    """Return a factory of the project's own machine."""
     version = crypto.digest(plan.seed.to_bytes(8, "big"))
     limits = replace(limits or TransferLimits(), requests_per_stripe=max(2, REQUESTS // stripes))
     missing = [range(len(shard.chunks)) for shard in index.shards]
@@ -73,7 +73,7 @@ def by_forest(
 
 
 def by_relays(plan: Plan, index: ShardIndex) -> MakeMachine:
-    """Return what makes a node of SHARDCAST's way: ten relays copy the root, and serve the rest."""
+    """Return a factory of SHARDCAST's nodes: ten relays copy the root and serve the others."""
     rng = Rng(plan.seed.to_bytes(8, "big")).child("relays")
 
     def make(peer: PeerId, everyone: Sequence[PeerId]) -> Machine:
@@ -98,12 +98,12 @@ class _Fetch:
 
 
 class RelayClient:
-    """Fetches shards, each from a relay drawn by success times speed.
+    """Fetches each shard from a relay drawn by success times speed.
 
-    Kinder than the original: a shard that a relay has not got yet is waited for, nothing is polled,
-    and a shard that broke off does not start the file anew. The original gives up who is silent for
-    30 s, which is when a dead relay is known here too (``KEEPALIVE_SECONDS``). One that lives is
-    never silent, however many share its line; chunks of a model would make it seem so.
+    More favourable than the original: it waits for shards that a relay does not have yet, without
+    polling, and a broken shard does not restart the file. The original gives up a relay after 30 s
+    of silence, when a dead relay is detected here too (``KEEPALIVE_SECONDS``). A live relay is
+    never silent, however many share its line; a model's chunks would make it seem so.
     """
 
     def __init__(self, index: ShardIndex, sources: Sequence[PeerId], rng: Rng) -> None:
@@ -115,7 +115,7 @@ class RelayClient:
         self._asked = 0
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take an event and return what to do."""
+        """Handle an event and return effects."""
         effects: list[Effect] = []
         if isinstance(event, ChunkVerified):
             self._chunk_good(event, now)

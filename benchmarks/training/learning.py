@@ -1,12 +1,13 @@
-"""A founded run trained in this process, by the project's trainer or by plain Hugging Face.
+"""Train a founded run in this process, with the project's trainer or with plain Hugging Face.
 
-Each step generates the rollouts of a version with a policy that is ``--lag`` versions old, scores
-them, and learns from them; there is no network. ``--trainer plain`` is the peer: the model of
-transformers in float32, one sequence at a time, PPO's clipping, torch's AdamW; its policies are
-rounded like the run's. Prompts and sampling noise are the same for both. For each step the script
-prints the mean reward, the share of weights that changed in the published policy, how far it is
-from the first one (mean of absolute differences), the bytes of its patch, the loss, the share of
-tokens without a gradient because of clipping, the norm of the gradient, and seconds.
+Each step generates a version's rollouts with a policy ``--lag`` versions old, scores them and
+trains on them, without a network. ``--trainer plain`` is the baseline: transformers' model in
+float32, one sequence at a time, PPO's clipping, torch's AdamW, and policies rounded like the run's.
+Prompts and sampling noise are equal for both. Per step the script prints:
+
+* mean reward, loss, share of tokens clipped to no gradient, gradient norm, and seconds;
+* of the published policy: the share of weights that changed, its distance from the first one (mean
+  of absolute differences), and the bytes of its patch.
 
     prime-node run create --model DIR --recipe smollm2-135m --dataset ROWS --out RUN
     python benchmarks/training/learning.py RUN --steps 10
@@ -49,7 +50,6 @@ from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, Uns
 from roles.runtime.scoring import Task
 
 WORKER = Identity(b"\x01" * 32)
-"""Draws the prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,15 @@ class Learned:
 
 
 class Trainer(ABC):
-    """Learns from batches, and writes policies."""
+    """Trains on batches and writes policies."""
 
     @abstractmethod
     async def load(self, policy: Policy) -> None:
-        """Begin with the initial policy."""
+        """Start from the initial policy."""
 
     @abstractmethod
     async def learn(self, old: Policy, batch: Sequence[TrainingSequence]) -> Learned:
-        """Take a step; ``old`` generated the batch."""
+        """Train one step; ``old`` generated the batch."""
 
     @abstractmethod
     async def write(self, path: Path) -> Digest:
@@ -78,7 +78,7 @@ class Trainer(ABC):
 
 
 class OwnTrainer(Trainer):
-    """The project's engine, as a trainer of a swarm calls it."""
+    """The project's engine, called as in a swarm's trainer."""
 
     def __init__(self, run: RunManifest) -> None:
         self._engine = TorchTrainingEngine(run.model, run.sampling, run.grpo, run=run.run_id)
@@ -99,7 +99,7 @@ class OwnTrainer(Trainer):
 
 
 class PlainTrainer(Trainer):
-    """transformers and torch; clipping compares with the log-probabilities of the worker."""
+    """transformers and torch; the ratio is against the worker's log-probabilities."""
 
     def __init__(self, run: RunManifest) -> None:
         self._run = run
@@ -110,7 +110,7 @@ class PlainTrainer(Trainer):
         config = AutoConfig.for_model(**config_of(self._run.model))
         self._model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         weights = {name: one.float() for name, one in load_file(policy.path).items()}
-        self._names = set(weights)  # a tied output layer is not among them
+        self._names = set(weights)  # without a tied output layer
         self._model.load_state_dict(weights, strict=False)
         self._model.tie_weights()
         grpo = self._run.grpo
@@ -159,7 +159,7 @@ TRAINERS = {"own": OwnTrainer, "plain": PlainTrainer}
 
 
 class Loop:
-    """Trains one run, which was founded in ``directory``."""
+    """Trains one run, founded in ``directory``."""
 
     def __init__(self, run: RunManifest, directory: Path, trainer: Trainer, lag: int) -> None:
         self._run, self._trainer, self._lag = run, trainer, lag
@@ -199,12 +199,12 @@ class Loop:
                 self._policies[step - self._lag].path.unlink()
 
     def close(self) -> None:
-        """End its threads."""
+        """End the task's threads."""
         self._worker.close()
         self._background.close()
 
     async def _roll_out(self, drawn: Digest, slot: int) -> list[TrainingSequence]:
-        """Answer the prompts of a slot, and score the answers."""
+        """Generate answers to a slot's prompts, and score them."""
         sampling = self._run.sampling
         assignments = assign(self._run, drawn, WORKER.peer_id, slot, 0)
         prompts = await self._task.prompts(assignments)
@@ -215,7 +215,7 @@ class Loop:
         made = await self._worker.generate(requests, sampling.temperature)
         rewards = await self._task.rewards(assignments, [one.tokens for one in made])
         if isinstance(rewards, Unscorable):
-            raise RuntimeError(rewards.reason)  # noqa: TRY004 - of this machine
+            raise RuntimeError(rewards.reason)  # noqa: TRY004 - a machine fault
         groups = slot * sampling.prompts_per_rollout
         return [
             TrainingSequence(
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     changed = run.model_copy(update=sections)
     lag = run.grpo.async_level if options.lag is None else options.lag
     trainer = TRAINERS[options.trainer](changed)
-    loop = Loop(run, options.run, trainer, lag)  # the founded run draws the same prompts for all
+    loop = Loop(run, options.run, trainer, lag)  # prompts depend only on the founded run
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
         try:
             asyncio.run(loop.learn(options.steps, options.seed, Path(folder)))

@@ -1,10 +1,12 @@
-"""Policies rounded to nearest beside dithered ones: movement, and bytes of patches.
+"""Policies rounded to nearest and dithered: movement, and bytes of patches.
 
-AdamW takes steps from the bf16 weights of a Hugging Face directory, and the same masters are
-rounded both ways. Gradients are noise with a small constant part, a new draw for each step. For
-each version the script prints the share of weights that changed in both, how far masters and
-policies are from the first version (mean of absolute differences), how far a policy went along the
-movement of its masters, the bytes of its patch, and the processor seconds of rounding.
+AdamW trains from the bf16 weights of a Hugging Face directory, and the same masters are rounded
+both ways. Gradients are noise, new for each step, with a small constant part. For each version the
+script prints:
+
+* the share of weights that changed, the bytes of the patch, and the processor seconds of rounding;
+* the distance of masters and policy from the first version (mean of absolute differences), and the
+  policy's movement along that of its masters.
 
     python benchmarks/training/rounding.py DIRECTORY --steps 10
 """
@@ -30,10 +32,9 @@ from roles.ports.engines import Policy
 Weights = dict[str, Tensor]
 
 CONSTANT_SHARE = 0.3
-"""Of the deviation of a gradient, in its constant part: a guess."""
+"""Constant part of a gradient relative to its deviation: a guess."""
 
 RUN = RunId(b"\x5a" * 32)
-"""Any run's thresholds do."""
 
 ROUNDINGS = ("nearest", "dither")
 
@@ -62,7 +63,7 @@ def movement(base: Weights, weights: Mapping[str, Tensor]) -> float:
 
 
 def along(base: Weights, masters: Mapping[str, Tensor], policy: Weights) -> float:
-    """Return how far a policy went along the movement of its masters, of the latter's length."""
+    """Return a policy's movement along that of its masters, relative to the latter's length."""
     product = squares = 0.0
     for name, before in base.items():
         wanted = masters[name] - before.float()
@@ -80,7 +81,7 @@ def take_steps(directory: Path, count: int, rate: float, scratch: Path) -> None:
     optimiser = torch.optim.AdamW(masters.values(), lr=rate, betas=(0.9, 0.99), fused=True)
     longest = max(one.numel() for one in base.values())
     generator = torch.Generator().manual_seed(1)
-    # A gradient is a part of it from another place on: as good as new, and soon made.
+    # Each gradient is a shifted slice of this noise: independent enough, and fast.
     noise = torch.randn(3 * longest, generator=generator)
     dither = Dither(RUN)
     paths = {how: scratch / f"{how}-0" for how in ROUNDINGS}

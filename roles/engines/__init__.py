@@ -1,6 +1,6 @@
-"""The engines that compute for real: dense decoders on torch.
+"""Engines that generate, verify and train dense decoders on torch.
 
-``architectures`` says what a model computes, ``builtin`` generates, verifies and reads policies;
-``training`` learns; ``published`` reads what others trained; ``factory`` makes the engine that a
-role needs from the run manifest, and imports torch only then.
+``architectures`` defines the model, ``builtin`` generates and verifies, ``vllm`` generates,
+``training`` trains, ``bootstrap`` imports and exports models. ``factory`` makes the engine that a
+role needs from the run manifest and imports torch only then.
 """

@@ -1,7 +1,7 @@
-"""The engines that compute for real, made from the run manifest; torch is imported when one is.
+"""Make engines from the run manifest; torch is imported with the first one.
 
-They compute in the process that makes them: an engine process, a benchmark or a test. A live daemon
-has ``roles.engines.subprocess.client``, which talk to such processes.
+They compute in the calling process: an engine process, a benchmark or a test. A live daemon uses
+``roles.engines.subprocess.client``, which calls such processes.
 """
 
 from typing import Literal
@@ -16,11 +16,11 @@ from roles.ports.engines import (
 )
 
 EngineName = Literal["builtin", "vllm"]
-"""What generates; what verifies and learns is built in."""
+"""The generation engine; verification and training are always built in."""
 
 
 def modules_of(engine: EngineName) -> tuple[str, ...]:
-    """Return what engines are made of, for who imports it before it is needed."""
+    """Return the modules to import before the engines are needed."""
     builtin = (
         "roles.engines.builtin.generation",
         "roles.engines.builtin.verification",
@@ -30,12 +30,12 @@ def modules_of(engine: EngineName) -> tuple[str, ...]:
 
 
 def policies_kept(manifest: RunManifest) -> int:
-    """Return how many policies a verification engine keeps."""
+    """Return the number of policies that a verification engine keeps."""
     return manifest.grpo.async_level + 2
 
 
 class TransformersEngines:
-    """Makes engines on torch and transformers; ``device`` is torch's name of one, or ``auto``."""
+    """Make engines on torch and transformers; ``device`` is a torch device name or ``auto``."""
 
     def __init__(self, device: str) -> None:
         self._requested_device = device
@@ -78,7 +78,7 @@ class TransformersEngines:
 
 
 class VllmEngines(TransformersEngines):
-    """Makes engines of which the generating one is vLLM, on ``gpus`` GPUs from ``device`` on."""
+    """Make vLLM generation engines, on ``gpus`` GPUs starting at ``device``."""
 
     def __init__(self, device: str, gpus: int = 1) -> None:
         super().__init__(device)
@@ -94,12 +94,12 @@ class VllmEngines(TransformersEngines):
 
 
 def engines_of(engine: EngineName, device: str, gpus: int = 1) -> TransformersEngines:
-    """Return what makes engines that generate with ``engine``."""
+    """Return a factory of engines that generate with ``engine``."""
     return VllmEngines(device, gpus) if engine == "vllm" else TransformersEngines(device)
 
 
 def device_of(requested: str) -> str:
-    """Return torch's name of a device; ``auto`` is the first GPU if there is one."""
+    """Return a torch device name; ``auto`` is the first GPU if there is one."""
     if requested != "auto":
         return requested
     import torch  # noqa: PLC0415 - takes seconds

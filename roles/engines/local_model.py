@@ -1,6 +1,6 @@
-"""A model loaded to answer outside of any swarm: for a chat on a terminal, and for an evaluation.
+"""A model that answers outside of any swarm: for a terminal chat and for evaluation.
 
-It computes in this process, with the decoder of the built-in engine. Nothing is proved.
+It computes in this process with the built-in engine's decoder and makes no proofs.
 """
 
 import json
@@ -30,14 +30,14 @@ from roles.ports.engines import EngineError, GenerationRequest
 ROWS_MAX = 256
 
 STEPS_PER_DROP = 256
-"""Tokens of a row after which the states behind them are dropped: only proofs need them."""
+"""Tokens per row after which hidden states are dropped; only proofs need them."""
 
 
 class LocalModel:
-    """A model on one device; a temperature of 0 is greedy decoding.
+    """A model on one device; temperature 0 is greedy decoding.
 
-    On a CPU it computes with half of the cores, or fewer if torch was told so: a node may run
-    beside it.
+    On a CPU it uses half of the cores, or torch's thread count if that is lower: a node may run on
+    the same machine.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -51,7 +51,7 @@ class LocalModel:
     def of_policy(
         cls, model: ModelSection, precision: Precision, path: Path, digest: Digest, device: str
     ) -> "LocalModel":
-        """Load a policy's file; raises ``ValueError`` unless it holds the policy ``digest``."""
+        """Load a policy file; raises ``ValueError`` unless it holds the policy ``digest``."""
         config = configuration(model.architecture, model.config)
         tensors = read_policy(path, digest, shapes_of(config))
         made = Decoder(config, tensors, DTYPES[precision], device_of(device), model.head)
@@ -65,9 +65,9 @@ class LocalModel:
         head: Literal["fp32", "model"],
         device: str,
     ) -> "LocalModel":
-        """Load a Hugging Face directory, in the precision that it was saved in unless one is given.
+        """Load a Hugging Face directory, by default in the precision in which it was saved.
 
-        Raises ``ValueError`` for what the engines do not compute.
+        Raises ``ValueError`` for a model that the engines do not support.
         """
         precision = precision or _saved_precision(directory)
         config, tensors = read_directory(directory, precision)
@@ -75,16 +75,16 @@ class LocalModel:
 
     @property
     def config(self) -> Config:
-        """The configuration of the model."""
+        """The model's configuration."""
         return self._decoder.config
 
     @property
     def positions(self) -> int:
-        """The most tokens of a prompt and its answer."""
+        """The maximum tokens of a prompt and its answer together."""
         return int(self.config.max_position_embeddings)
 
     def has_ended(self, tokens: Sequence[int]) -> bool:
-        """Return whether an answer has an end token, rather than reached its limit."""
+        """Return whether an answer ended with an end token, not at its limit."""
         return bool(tokens) and tokens[-1] in self._decoder.end_tokens
 
     def stream(self, request: GenerationRequest, temperature: float) -> Iterator[int]:
@@ -96,7 +96,7 @@ class LocalModel:
     def answers(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield the place and the tokens of each answer when it has ended."""
+        """Yield the index and tokens of each answer as it ends."""
         waiting = {
             place: Continuation(one.prompt, one.seed, one.tokens_max)
             for place, one in enumerate(requests)
@@ -109,7 +109,7 @@ class LocalModel:
     def _computed(
         self, sequences: Sequence[Continuation], temperature: float, steps: int
     ) -> Iterator[None]:
-        """Compute until all have ended, and stop after each look at the tokens.
+        """Compute until all answers have ended; pause after each step.
 
         Raises ``EngineError``.
         """
@@ -140,7 +140,7 @@ def _no_noise(_seeds: object, _positions: object) -> None:
 
 
 def _saved_precision(directory: Path) -> Precision:
-    """Return the precision in which a directory should be computed, from its ``config.json``."""
+    """Return the precision for a directory, from its ``config.json``."""
     values = json.loads((directory / "config.json").read_bytes())
     saved = values.get("dtype") or values.get("torch_dtype")
     return "bf16" if saved == "bfloat16" else "fp32"

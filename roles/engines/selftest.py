@@ -1,7 +1,7 @@
-"""Lets a model generate and be checked on a device, in a process of its own.
+"""Generate and verify on a device in a separate process, and measure both speeds.
 
-``python -m roles.engines.selftest RECIPE.toml DEVICE [ENGINE]`` prints one line of JSON. A device
-whose driver is broken ends this process and not the one that asks.
+``python -m roles.engines.selftest RECIPE.toml DEVICE [ENGINE]`` prints one line of JSON. A broken
+device driver ends this process, not the caller's.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from roles.ports.engines import (
 SEQUENCES = 64
 PROMPT_TOKENS = 4
 TOKENS_MAX = 16
-"""Of an answer; enough to tell how fast a device is."""
+"""Per answer; enough to measure a device's speed."""
 
 SMALL_WEIGHTS = 10_000_000
 LARGE_SEQUENCES = 8
-"""Of a model that is not small, so that a CPU is done within a minute."""
+"""For a model that is not small, so that a CPU finishes within a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What a validator measured of generated sequences, and how fast both were."""
+    """A validator's measurements of generated sequences, and the speed of both engines."""
 
     measured: list[Measurement]
     generate_tokens_per_second: float
@@ -59,7 +59,7 @@ async def timed(
     requests: Sequence[GenerationRequest],
     temperature: float,
 ) -> Timed:
-    """Let sequences be generated, and checked by an engine that holds the policy as version 0."""
+    """Generate sequences and verify them with an engine that holds the policy as version 0."""
     began = time.perf_counter()
     made = await worker.generate(requests, temperature)
     generated = time.perf_counter()
@@ -70,9 +70,9 @@ async def timed(
 
 
 async def selftest(recipe: Recipe, device: str, engine: str = "builtin") -> dict[str, object]:
-    """Return tokens per second of both directions, and what the recipe's audit says, if anything.
+    """Return tokens per second of both engines, and the audit's objection, if any.
 
-    The weights are random; the noise's vectors are checked when the engines are made.
+    The weights are random; each engine checks the noise's test vectors when it is made.
     """
     device = device_of(device)
     is_small = weights_of(recipe.model) <= SMALL_WEIGHTS
@@ -112,7 +112,7 @@ async def selftest(recipe: Recipe, device: str, engine: str = "builtin") -> dict
 
 def _worker(recipe: Recipe, device: str, engine: str) -> GenerationEngine:
     if engine == "vllm":
-        from roles.engines.vllm.engine import VllmGenerationEngine  # noqa: PLC0415 - if it is asked
+        from roles.engines.vllm.engine import VllmGenerationEngine  # noqa: PLC0415 - 12 seconds
 
         return VllmGenerationEngine(recipe.model, recipe.toploc, device=device)
     return TransformersGenerationEngine(recipe.model, recipe.toploc, device=device)
@@ -121,4 +121,4 @@ def _worker(recipe: Recipe, device: str, engine: str) -> GenerationEngine:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rules = load_recipe(Path(sys.argv[1]).read_text())
-    print(json.dumps(asyncio.run(selftest(rules, *sys.argv[2:]))))  # noqa: T201 - it is asked for
+    print(json.dumps(asyncio.run(selftest(rules, *sys.argv[2:]))))  # noqa: T201 - the output

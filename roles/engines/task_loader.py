@@ -1,4 +1,4 @@
-"""The run's task, as the daemon asks it: it computes in no engine."""
+"""Load the run's task in the daemon; a task needs no engine."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,15 +15,15 @@ from roles.ports.text import Tokenizer
 def task_of(
     manifest: RunManifest, task_data: Path, background: Background, runtimes: Sequence[Path] = ()
 ) -> Environment:
-    """Return the task; ``task_data`` is the directory that the run's files are in when it opens.
+    """Return the task; ``task_data`` is the directory of the run's opened files.
 
-    ``runtimes`` are directories of installed scoring runtimes, if there are any. Raises
-    ``ValueError`` for a task that this software does not have or this machine cannot run.
+    ``runtimes`` are directories of installed scoring runtimes. Raises ``ValueError`` for a task
+    that is unknown or that this machine cannot run.
     """
     section = manifest.environment
     if not section.in_text:
         return InBackground(environment(section.name), background)
-    from roles.environments.registry import text_task  # noqa: PLC0415 - where a run has one
+    from roles.environments.registry import text_task  # noqa: PLC0415 - only text tasks need it
     from roles.environments.usable_rows import PromptRoom  # noqa: PLC0415 - the same
 
     def read_tokenizer() -> Tokenizer:

@@ -91,9 +91,7 @@ def test_a_directory_is_refused_for_what_is_wrong_with_it_alone(script, tmp_path
         (tmp_path / name).mkdir()
         found.append(script.try_directory(made, tmp_path / name))
     assert [one.within_bar for one in found] == [True, False, False]
-    line = (
-        "config.sliding_window: attention in windows is not computed; take a model without windows"
-    )
+    line = "config.sliding_window: sliding windows are not supported; use a model without windows"
     assert {one.line for one in found} == {f"prime-node: error: {line}"}
     taken = script.try_directory(replace(known["qwen2-plain"], refused="window"), tmp_path)
     assert (taken.line, taken.within_bar) == ("it was founded", False)

@@ -1,5 +1,5 @@
-"""What engines compute: dense decoders of Hugging Face, one file for each architecture.
+"""Model architectures: Hugging Face's dense decoders.
 
-``configuration`` reads what a manifest or a ``config.json`` says and refuses by name what is not
-computed; ``model`` builds Hugging Face's module; ``decoder`` and engines elsewhere know no names.
+``configuration`` reads a manifest or a ``config.json`` and rejects unsupported keys by name.
+``model`` builds Hugging Face's module. Engines elsewhere know no architecture by name.
 """

@@ -1,7 +1,7 @@
-"""What an architecture is made of, and the packed layer that all of them have.
+"""Parts of an architecture, and the packed layer that all share.
 
 Layers have the same parts in the same order: attention, then a gated linear unit. They differ in
-biases, in where norms are, in what is scaled, in the layers that rotate and in the size of a head.
+biases, positions of norms, scale factors, layers that rotate, and head size.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,25 +53,24 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A product with ``weight[out, in]``, and what is added to it ``[out]``."""
+    """A product with ``weight[out, in]`` and an optional bias ``[out]``."""
 
     weight: Tensor
     bias: Tensor | None
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Return ``[..., out]`` of states ``[..., in]``."""
+        """Map states ``[..., in]`` to ``[..., out]``."""
         return linear(states, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of a layer, packed to few products.
+    """Weights of a layer, packed into few products.
 
-    A norm that the architecture does not have is None. ``query_key_norm[heads + key heads, 1,
-    head]`` norms each head, ``projection_norms`` all queries and all keys of a token.
-    ``attention_norm`` and ``mlp_norm`` norm what is added to the residual stream.
-    ``places`` are views of these by the names of the tensors that are there now; one that is there
-    several times has more dimensions than its tensor.
+    A norm that the architecture lacks is None. ``query_key_norm[heads + key heads, 1, head]`` norms
+    each head, ``projection_norms`` all queries and all keys of a token. ``attention_norm`` and
+    ``mlp_norm`` norm the additions to the residual stream. ``places`` are views of the packed
+    weights by original tensor name, with leading dimensions if a tensor has several copies.
     """
 
     input_norm: Tensor | None
@@ -89,9 +88,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One of Hugging Face's; ``computed`` are the keys of ``config.json`` that only it has.
+    """A Hugging Face architecture; ``computed`` are the ``config.json`` keys that only it has.
 
-    ``norms_in_float32``: norms multiply by their weight before they round to the model's precision,
+    ``norms_in_float32``: norms multiply by their weight before rounding to the model's precision,
     not after.
     """
 
@@ -105,7 +104,7 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Constant factors of Granite; in the other architectures they change nothing.
+    """Constant factors of Granite; neutral in other architectures.
 
     ``attention`` replaces 1 / sqrt(head size), and ``logits`` divides the logits.
     """
@@ -117,7 +116,7 @@ class Scales:
 
 
 def scales_of(config: Config) -> Scales:
-    """Return the constant factors of a model."""
+    """Return a model's constant factors."""
     if not isinstance(config, GraniteConfig):
         return Scales()
     return Scales(
@@ -129,26 +128,26 @@ def scales_of(config: Config) -> Scales:
 
 
 def rotated_layers(config: Config) -> list[bool]:
-    """Return which layers rotate queries and keys by their positions."""
+    """Return, for each layer, whether it rotates queries and keys by position."""
     if isinstance(config, SmolLM3Config):
         return [bool(one) for one in config.no_rope_layers or ()]
     return [True] * config.num_hidden_layers
 
 
 def head_size(config: Config) -> int:
-    """Return the length of one head's queries; also where it is not ``hidden_size / heads``."""
+    """Return the size of a head, which may differ from ``hidden_size / heads``."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def key_heads(config: Config) -> int:
-    """Return how many heads have keys and values of their own."""
+    """Return the number of key-value heads."""
     return config.num_key_value_heads or config.num_attention_heads
 
 
 def pack_layer(weights: Weights, query_key_norms: Weights | None = None) -> Layer:
-    """Return a layer with the biases and norms that there are, in memory of its own.
+    """Pack a layer, with the biases and norms that it has, into memory of its own.
 
-    A pair of norms is that of whole projections, unless ``query_key_norms`` has one for each head.
+    Query and key norms apply to whole projections, unless ``query_key_norms`` has them per head.
     """
     places: dict[str, Tensor] = {}
 
@@ -159,7 +158,7 @@ def pack_layer(weights: Weights, query_key_norms: Weights | None = None) -> Laye
         return whole
 
     def product(*names: str) -> Linear:
-        """Return several products of the same states as one; all have a bias, or none."""
+        """Join products of the same states into one; all have a bias, or none."""
         weight, bias = [
             {key: weights[key] for name in names if (key := f"{name}.{kind}") in weights}
             for kind in ("weight", "bias")
@@ -192,5 +191,5 @@ def pack_layer(weights: Weights, query_key_norms: Weights | None = None) -> Laye
 
 
 def pack_plain(weights: Weights, _config: Config) -> Layer:
-    """Return a layer without norms of single heads."""
+    """Pack a layer without per-head norms."""
     return pack_layer(weights)

@@ -1,8 +1,8 @@
-"""A model's configuration: every key is computed, is known to change nothing, or is refused.
+"""Model configuration: every key is supported, has no effect, or is rejected.
 
-A key is never dropped because nobody knows it: a model with another window, another scaling or
-quantised weights computes other numbers, and every rollout of an honest worker would be rejected.
-Keys without effect are ignored and named in notes. All refusals are reported together.
+Unknown keys are not dropped. A model with another window, scaling or quantisation computes other
+numbers, and every rollout of an honest worker would be rejected. Keys without effect are ignored
+and listed in notes. All rejections are reported together.
 """
 
 import json
@@ -28,7 +28,7 @@ from roles.engines.architectures.unsupported import UNSUPPORTED
 
 
 class UnsupportedModelError(ValueError):
-    """A model that the engines do not compute: one line for each reason, with what to do."""
+    """A model that the engines do not support: one line per reason, with advice."""
 
     def __init__(self, *refusals: str) -> None:
         super().__init__(*refusals)
@@ -42,11 +42,11 @@ class UnsupportedModelError(ValueError):
 _FULL = "full_attention"
 
 _WINDOW_REFUSAL = (
-    "config.sliding_window: attention in windows is not computed; take a model without windows"
+    "config.sliding_window: sliding windows are not supported; use a model without windows"
 )
 
 _SHORTER = ", or set max_position_embeddings to the window: shorter sequences are computed alike"
-"""Advice for a model that has one window in all layers."""
+"""Advice for a model with one window in all layers."""
 
 _SIZES = (
     "vocab_size",
@@ -59,19 +59,19 @@ _SIZES = (
 )
 
 _LAYERS_MAX = 4096
-"""Ten times what published models have. Hugging Face makes a list of them, however many."""
+"""Ten times the layers of published models; Hugging Face allocates a list of this length."""
 
 
 def configuration(architecture: str, values: Mapping[str, Any]) -> Config:
     """Return Hugging Face's configuration of ``values``, the keys of a ``config.json``.
 
-    Raises ``UnsupportedModelError`` with a line for each key that the engines do not compute.
+    Raises ``UnsupportedModelError`` with a line for each unsupported key.
     """
     return examine(architecture, values)[0]
 
 
 def examine(architecture: str, values: Mapping[str, Any]) -> tuple[Config, tuple[str, ...]]:
-    """Return the configuration, and a note for each way in which keys of ``values`` are ignored.
+    """Return the configuration, and notes on the keys of ``values`` that are ignored.
 
     Raises ``UnsupportedModelError`` as ``configuration``.
     """
@@ -93,7 +93,7 @@ def examine(architecture: str, values: Mapping[str, Any]) -> tuple[Config, tuple
         else:
             refusals.append(_unknown(key, value, architecture))
     if ignored:
-        notes.append(f"config: without effect on what is computed: {', '.join(sorted(ignored))}")
+        notes.append(f"config: no effect on the computation: {', '.join(sorted(ignored))}")
     notes += set_rope(arguments, refusals, made.config.default_theta)
     notes += _set_window(made, arguments)
     config = _made(made, arguments, refusals)
@@ -103,23 +103,23 @@ def examine(architecture: str, values: Mapping[str, Any]) -> tuple[Config, tuple
 
 
 def explicit(config: Config) -> dict[str, Any]:
-    """Return all that ``config`` computes with, as JSON values; nothing is left to a default."""
+    """Return all values that affect the computation, as JSON; none is left to a default."""
     computed = COMPUTED | architecture_of(config.model_type).computed
     keys = sorted(computed - WINDOWS - {"rope_theta", "rope_scaling", "rope_parameters"})
     values = {key: getattr(config, key) for key in keys if hasattr(config, key)}
     if _has_one_window(config):
-        # Hugging Face's default is a window; one that no sequence leaves is none.
+        # Hugging Face defaults to a window; one as long as the longest sequence has no effect.
         values["sliding_window"] = config.max_position_embeddings
     return values | {"rope_parameters": dict(config.rope_parameters or {})}
 
 
 def _has_one_window(config: Config | type[Config]) -> bool:
-    """Return whether one window is that of all layers, as in Mistral."""
+    """Return whether one window applies to all layers, as in Mistral."""
     return hasattr(config, "sliding_window") and not hasattr(config, "layer_types")
 
 
 def _set_window(made: Architecture, arguments: dict[str, Any]) -> list[str]:
-    """Drop the window of all layers when no sequence is longer; return notes."""
+    """Drop the window of all layers if no sequence is longer; return notes."""
     window, positions = (
         arguments.get(key, getattr(made.config, key, None))
         for key in ("sliding_window", "max_position_embeddings")
@@ -136,13 +136,13 @@ def _architecture(name: str) -> Architecture:
     if name in UNSUPPORTED:
         own = UNSUPPORTED[name]
         raise UnsupportedModelError(
-            f"architecture {name!r}: {own.feature} cannot be computed; take another model, the "
+            f"architecture {name!r}: {own.feature} not supported; use another model, the "
             f"nearest architecture is {own.nearest}"
         )
     try:
         return architecture_of(name)
     except ValueError as error:
-        raise UnsupportedModelError(f"{error}; take a model of one of these") from None
+        raise UnsupportedModelError(f"{error}; use a model of one of these") from None
 
 
 def _classes(made: Architecture, values: Mapping[str, Any]) -> tuple[object, ...]:
@@ -155,15 +155,15 @@ def _classes(made: Architecture, values: Mapping[str, Any]) -> tuple[object, ...
 
 def _refusal(key: str, value: object, allowed: tuple[object, ...]) -> str:
     computed = " or ".join(json.dumps(one) for one in allowed)
-    advice = ADVICE.get(key, f"take a model that has {computed} there")
-    return f"config.{key}: {value!r:.80} is not computed; {advice}"
+    advice = ADVICE.get(key, f"use a model that has {computed} there")
+    return f"config.{key}: {value!r:.80} is not supported; {advice}"
 
 
 def _unknown(key: str, value: object, architecture: str) -> str:
     if key in WINDOWS:
         return _WINDOW_REFUSAL
     return (
-        f"config.{key}: {value!r:.80} is no key of {architecture} and may change what is computed; "
+        f"config.{key}: {value!r:.80} is no key of {architecture} and may change the computation; "
         "remove it only if Hugging Face computes the same without it"
     )
 
@@ -173,7 +173,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_idle_window(key: str, given: Mapping[str, Any]) -> bool:
-    """Return whether a window key of an architecture without windows leaves all attention full."""
+    """Return whether a window key has no effect in an architecture without windows."""
     if key == "layer_types":
         return isinstance(given[key], list) and all(kind == _FULL for kind in given[key])
     if key == "sliding_window":
@@ -182,11 +182,11 @@ def _is_idle_window(key: str, given: Mapping[str, Any]) -> bool:
 
 
 def _made(made: Architecture, arguments: dict[str, Any], refusals: list[str]) -> Config | None:
-    """Return Hugging Face's configuration; add to ``refusals`` all that it has against it."""
+    """Return Hugging Face's configuration; add its errors to ``refusals``."""
     layers = arguments.get("num_hidden_layers")
     if type(layers) is int and layers > _LAYERS_MAX:
         refusals.append(
-            f"config.num_hidden_layers must not exceed {_LAYERS_MAX}; take a model with fewer"
+            f"config.num_hidden_layers must not exceed {_LAYERS_MAX}; use a model with fewer"
         )
         return None
     turning = arguments.get("no_rope_layers")
@@ -196,7 +196,7 @@ def _made(made: Architecture, arguments: dict[str, Any], refusals: list[str]) ->
         refusals.append("config.no_rope_layers must have a 0 or a 1 for each layer; correct it")
         return None
     try:
-        # A default of these may be outside the vocabulary, and a padding token is not trained.
+        # A default of these may exceed the vocabulary, and a padding token is not trained.
         config = made.config(**arguments, pad_token_id=None, bos_token_id=None)
         refusals += _faults(config)
     except (StrictDataclassError, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -207,7 +207,7 @@ def _made(made: Architecture, arguments: dict[str, Any], refusals: list[str]) ->
 
 
 def _faults(config: Config) -> Iterator[str]:
-    """Yield what is wrong with the shape that Hugging Face has taken the values for."""
+    """Yield faults of the shape that Hugging Face derived from the values."""
     wrong = [key for key in _SIZES if getattr(config, key) < 1]
     yield from (f"config.{key} must be positive; correct it" for key in wrong)
     if getattr(config, "head_dim", 2) is None or head_size(config) % 2:
@@ -218,7 +218,7 @@ def _faults(config: Config) -> Iterator[str]:
     if "sliding_attention" in kinds:
         yield _WINDOW_REFUSAL
     for kind in sorted(kinds - {_FULL, "sliding_attention"}):
-        yield f"config.layer_types: {kind!r:.80} is not computed; take a model of full attention"
+        yield f"config.layer_types: {kind!r:.80} is not supported; use a model of full attention"
     if _has_one_window(config) and config.sliding_window is not None:
         yield _WINDOW_REFUSAL + _SHORTER
     for name, factor in asdict(scales_of(config)).items():
@@ -232,7 +232,7 @@ def _faults(config: Config) -> Iterator[str]:
 
 
 def _lists(value: Any) -> Any:
-    """Return a copy whose sequences are lists, as Hugging Face wants them and may change them."""
+    """Copy sequences to lists: Hugging Face requires lists and may modify them."""
     if isinstance(value, Mapping):
         return {key: _lists(item) for key, item in value.items()}
     return [_lists(item) for item in value] if isinstance(value, list | tuple) else value

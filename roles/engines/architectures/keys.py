@@ -1,4 +1,4 @@
-"""Keys of ``config.json`` by their effect on what is computed."""
+"""Keys of ``config.json``, by their effect on the computation."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ COMPUTED = frozenset(
         "eos_token_id",
     }
 )
-"""Keys that every architecture computes with; each adds its own."""
+"""Keys that every architecture uses; each adds its own."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -43,7 +43,7 @@ WITHOUT_EFFECT = frozenset(
         "transformers.js_config",
         "trust_remote_code",
         "license",
-        # Call options of Hugging Face's module; the engines call it in their own way.
+        # Call options of Hugging Face's module, which the engines set themselves.
         "use_cache",
         "output_attentions",
         "output_hidden_states",
@@ -69,13 +69,13 @@ WITHOUT_EFFECT = frozenset(
         "gradient_checkpointing",
         "use_gradient_checkpointing",
         "neftune_noise_alpha",
-        # Copies of the number of positions, which Hugging Face does not read.
+        # Copies of the maximum positions, which Hugging Face does not read.
         "max_sequence_length",
         "max_seq_length",
         "max_seq_len",
         "model_max_length",
         "seq_length",
-        # Tokens that the engines are given, or that end nothing.
+        # Tokens that the engines receive elsewhere, or that end nothing.
         "bos_token_id",
         "pad_token_id",
         "sep_token_id",
@@ -84,7 +84,7 @@ WITHOUT_EFFECT = frozenset(
         "mask_token_id",
         "decoder_start_token_id",
         "prefix",
-        # Other tasks than the next token.
+        # Tasks other than next-token prediction.
         "id2label",
         "label2id",
         "num_labels",
@@ -92,7 +92,7 @@ WITHOUT_EFFECT = frozenset(
         "finetuning_task",
         "task_specific_params",
         "classifier_dropout",
-        # Sampling is the manifest's; these are the parameters of ``generate``.
+        # Parameters of ``generate``; the manifest defines sampling.
         "assistant_confidence_threshold",
         "assistant_lookbehind",
         "bad_words_ids",
@@ -131,7 +131,7 @@ WITHOUT_EFFECT = frozenset(
 )
 
 ONLY_AS: Mapping[str, tuple[object, ...]] = {
-    "hidden_act": ("silu", "swish"),  # two names of one function
+    "hidden_act": ("silu", "swish"),  # synonyms
     "attention_dropout": (0, None),
     "attn_pdrop": (0, None),
     "embd_pdrop": (0, None),
@@ -152,22 +152,22 @@ ONLY_AS: Mapping[str, tuple[object, ...]] = {
     "cross_attention_hidden_size": (None,),
     "pruned_heads": ({}, None),
 }
-"""Keys that change nothing as long as they have one of these values."""
+"""Keys without effect while they have one of these values."""
 
 _DEQUANTISE = (
-    "take the model in bf16 or float32 that it was made from, or load it with transformers and "
+    "use the model in bf16 or float32 that it was made from, or load it with transformers and "
     "save its dequantised weights"
 )
 
 ADVICE: Mapping[str, str] = {
-    "architectures": "take the model that generates text, whose name ends with ForCausalLM",
+    "architectures": "use the model that generates text, whose name ends with ForCausalLM",
     "attention_dropout": "set it to 0, because training with dropout cannot be repeated",
     "auto_map": "engines run no code of a directory; remove the key if Hugging Face's own class "
     "computes the same",
     "compression_config": _DEQUANTISE,
     "quantization_config": _DEQUANTISE,
 }
-"""Advice for a refused key; for other keys the refusal names the supported values."""
+"""Advice for a rejected key; for other keys the error lists the supported values."""
 
 WINDOWS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
-"""Keys that Hugging Face derives each layer's kind of attention from."""
+"""Keys from which Hugging Face derives each layer's kind of attention."""

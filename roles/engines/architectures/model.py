@@ -1,4 +1,4 @@
-"""Hugging Face's module of a configuration: with random weights, or with given ones."""
+"""Hugging Face modules from a configuration, with random or given weights."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from roles.engines.files.safetensors import Shapes
 def build_model(
     config: Config, dtype: torch.dtype, device: str, attention: str = "sdpa"
 ) -> CausalLM:
-    """Return a model with random weights; without dropout its two modes are one."""
+    """Return a model with random weights; without dropout its two modes are equal."""
     with torch.device(device):
         model: CausalLM = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=dtype, attn_implementation=attention
@@ -32,16 +32,16 @@ def model_of(
     device: str,
     attention: str = "sdpa",
 ) -> CausalLM:
-    """Return a model whose weights are copies of ``tensors``: all of its parameters.
+    """Return a model whose parameters are copies of ``tensors``.
 
-    Nothing else is allocated. They are copies because a file's tensors are its pages, which may
-    change, and begin at odd addresses.
+    Nothing else is allocated. Copies are needed because a file's tensors are memory-mapped: the
+    file may change, and they may be unaligned.
     """
-    # In float32, until it has its weights: for another dtype Hugging Face changes torch's default
-    # of the whole process, and with it what other threads compute meanwhile.
+    # float32 until the weights are set: for another dtype Hugging Face changes torch's default
+    # dtype of the whole process, which affects other threads.
     model = build_model(config, torch.float32, "meta", attention)
     copies = {name: tensor.to(device, dtype, copy=True) for name, tensor in tensors.items()}
-    # Strict would miss the tied alias of one of them.
+    # Strict loading would miss the tied alias of one of them.
     model.load_state_dict(copies, strict=False, assign=True)
     model.tie_weights()
     model.model.rotary_emb = rotary(config, device)
@@ -49,7 +49,7 @@ def model_of(
 
 
 def rotary(config: Config, device: str) -> torch.nn.Module:
-    """Return what turns positions into cosines and sines, computed alike for every device."""
+    """Return the module that maps positions to cosines and sines, equal on every device."""
     return architecture_of(config.model_type).rotary(config).to(device)
 
 
@@ -59,7 +59,7 @@ def tensors_of(model: CausalLM) -> dict[str, Tensor]:
 
 
 def weights_of(section: ModelSection) -> int:
-    """Return how many weights a model has; raises ``ValueError`` as ``configuration``."""
+    """Return the number of weights of a model; raises ``ValueError`` as ``configuration``."""
     return sum(
         map(math.prod, shapes_of(configuration(section.architecture, section.config)).values())
     )

@@ -1,18 +1,12 @@
-"""The architectures that engines compute, by the name that Hugging Face gives them.
+"""Supported architectures, by Hugging Face's name.
 
-Granite, dense: Llama with constant factors in four places.
-
-Llama 1 to 3, and the many models of its shape: no biases unless the configuration asks.
-
-Mistral without a window, as version 0.3: Llama without biases.
-
-OLMo 2: norms behind attention and gated unit, and over all queries and all keys.
-
-Qwen2 and Qwen2.5: biases on queries, keys and values.
-
-Qwen3, dense: queries and keys are normed head by head before they are rotated.
-
-SmolLM3: Llama of which some layers do not rotate (NoPE).
+* Granite (dense): Llama with four constant factors.
+* Llama 1 to 3 and models of its shape: no biases unless the configuration sets them.
+* Mistral without a window, as version 0.3: Llama without biases.
+* OLMo 2: norms after attention and gated unit, and over all queries and all keys.
+* Qwen2 and Qwen2.5: biases on queries, keys and values.
+* Qwen3 (dense): per-head norms of queries and keys before rotation.
+* SmolLM3: Llama with some layers that do not rotate (NoPE).
 """
 
 from collections.abc import Mapping
@@ -152,7 +146,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(name: str) -> Architecture:
-    """Return an architecture; raises ``ValueError`` naming what there is."""
+    """Return an architecture; the ``ValueError`` for an unknown one lists those supported."""
     if name not in ARCHITECTURES:
         raise ValueError(f"architecture {name!r} is not supported, only {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: all spellings of Hugging Face become one checked table."""
+"""Rotary position embeddings: convert all of Hugging Face's spellings to one validated table."""
 
 import math
 from collections.abc import Mapping
@@ -28,15 +28,15 @@ _ROPE_KEYS: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-"""Kinds of rotary position embeddings and their numbers. ``dynamic`` and ``longrope`` are not among
-them: their angles depend on the longest sequence of a batch, so two honest engines differ."""
+"""Supported kinds of rotary embeddings and their parameters. ``dynamic`` and ``longrope`` are
+unsupported: their angles depend on the batch's longest sequence, so honest engines differ."""
 
 
 def set_rope(arguments: dict[str, Any], refusals: list[str], default_theta: float) -> list[str]:
-    """Put all spellings of the rotary embedding into ``rope_parameters``, checked.
+    """Convert all spellings of the rotary embedding to a validated ``rope_parameters``.
 
-    ``default_theta`` is Hugging Face's ``rope_theta`` where a file has none. Adds to ``refusals``;
-    returns notes.
+    ``default_theta`` is Hugging Face's ``rope_theta`` for a file without one. Adds errors to
+    ``refusals``; returns notes.
     """
     theta = arguments.pop("rope_theta", None)
     given = {key: arguments.pop(key, None) for key in ("rope_scaling", "rope_parameters")}
@@ -47,7 +47,7 @@ def set_rope(arguments: dict[str, Any], refusals: list[str], default_theta: floa
         try:
             ropes.append(_rope_table(table))
         except ValueError as error:
-            refusals.append(f"{error}; take a model with default, linear, llama3 or yarn positions")
+            refusals.append(f"{error}; use a model with default, linear, llama3 or yarn positions")
         else:
             if theta is not None and ropes[-1].setdefault("rope_theta", theta) != theta:
                 refusals.append(
@@ -76,18 +76,18 @@ def set_rope(arguments: dict[str, Any], refusals: list[str], default_theta: floa
 def _rope_table(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ValueError("config.rope_parameters is not a table")  # noqa: TRY004 (a value, ours)
-    # Hugging Face reads an absent number and one that is null alike.
+    # Hugging Face treats null like an absent number.
     rope = {key: value for key, value in given.items() if value is not None}
     kinds = [rope.pop(key) for key in ("rope_type", "type") if key in rope] or ["default"]
     kind = kinds[0]
     if type(kind) is not str or kind not in _ROPE_KEYS or kinds[-1] != kind:
-        raise ValueError(f"config.rope_parameters.rope_type: {kinds!r:.80} is not computed")
-    rope.pop("finetuned", None)  # of old YaRN models: nobody reads it
+        raise ValueError(f"config.rope_parameters.rope_type: {kinds!r:.80} is not supported")
+    rope.pop("finetuned", None)  # of old YaRN models; unused
     if rope.get("partial_rotary_factor") == 1:
         del rope["partial_rotary_factor"]
     for key in rope:
         if key not in _ROPE_KEYS[kind] | {"rope_theta"}:
-            raise ValueError(f"config.rope_parameters.{key} is not computed with {kind!r}")
+            raise ValueError(f"config.rope_parameters.{key} is not supported with {kind!r}")
     return {"rope_type": kind, **rope}
 
 

@@ -1,4 +1,4 @@
-"""Families that the engines do not compute: by what, and the nearest family that works."""
+"""Unsupported model families: the unsupported feature, and the nearest supported family."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A part of an architecture that the engines do not compute, and a family without it."""
+    """A feature that the engines do not support, and the nearest family without it."""
 
     feature: str
     nearest: str
@@ -62,4 +62,4 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "qwen3_next": Unsupported(f"{_LINEAR} and {_EXPERTS}", "qwen3"),
     "starcoder2": Unsupported("layer norms, GELU and no gated unit", "qwen2"),
 }
-"""By Hugging Face's ``model_type``; other names are refused, too, without a reason."""
+"""By Hugging Face's ``model_type``; unlisted names are rejected without a reason."""

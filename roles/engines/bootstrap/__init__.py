@@ -1,1 +1,1 @@
-"""Initial models: imported, exported, or trained from nothing."""
+"""Initial models: import, export, and cold start."""

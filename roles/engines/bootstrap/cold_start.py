@@ -1,8 +1,8 @@
-"""The policy that a run starts from: version 0.
+"""Cold start: train the initial policy, version 0.
 
-A tiny model that knows nothing never earns a reward, so there is nothing to reinforce. A *cold
-start* learns from solved examples until nearly every group of samples holds right and wrong
-answers. A published model needs none: ``published`` turns it into a policy.
+A tiny untrained model never earns a reward, so RL has nothing to reinforce. A *cold start* learns
+from solved examples until nearly every group of samples contains right and wrong answers. A
+published model needs none: ``huggingface_import`` makes it a policy.
 """
 
 from collections.abc import Sequence
@@ -23,33 +23,33 @@ from roles.engines.files.policy import DTYPES, Precision, write_policy
 from roles.environments.base import SolvedTask
 
 TARGET_ACCURACY = 0.33
-"""Middle of the band 0.25 to 0.40, four deviations of a mean over 512 samples from each end."""
+"""Middle of the band 0.25 to 0.40: four standard errors over 512 samples from each end."""
 
 _IGNORED = -100
-"""Target of a place that is not learned; the default of ``cross_entropy``."""
+"""Target of a position without a loss; the default of ``cross_entropy``."""
 
 _EXAMPLES_PER_PASS = 64
 """Bounds the memory of a measurement; larger passes are no faster on one core (measured)."""
 
 _BISECTIONS = 8
-"""Narrow the place between two snapshots to 1 in 256 of their distance."""
+"""Narrow the interval between two snapshots to 1/256."""
 
 _Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """What a cold start wrote."""
+    """Result of a cold start."""
 
     digest: Digest
     accuracy: float
-    """Mean probability of the right completion over problems: the expected sampled reward."""
+    """Mean probability of the right completion over problems: the expected reward."""
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Examples:
-    """Solved problems, right-padded: what is read, and what each place should predict."""
+    """Solved problems, right-padded: inputs and the target at each position."""
 
     tokens: Tensor
     targets: Tensor
@@ -73,12 +73,12 @@ def cold_start(
 ) -> ColdStart:
     """Write a policy whose expected reward at temperature 1 is ``target_accuracy``.
 
-    One completion of each problem earns a reward, so the expected reward is its probability. It is
-    continuous in the weights: between the last snapshot below the target and the first above it,
-    bisection finds the target. Prompts name one of ``length_targets``, if there are any, as those
-    of the run do; solutions are as long as they are. It learns from a ``teacher``'s solutions, if
-    one is given, and is measured by the task's. Computes in the calling thread for seconds;
-    draws from torch's global generator. Raises ``ValueError`` when ``steps_max`` is not enough.
+    One completion of each problem is rewarded, so the expected reward is its probability. It is
+    continuous in the weights, so bisection between the last snapshot below the target and the first
+    above it finds the target. Prompts name one of ``length_targets``, if any, as in the run;
+    solutions have their own length. Learns from the solutions of ``teacher``, if given, and is
+    measured on the task's. Computes in the calling thread for seconds and draws from torch's global
+    generator. Raises ``ValueError`` if ``steps_max`` is not enough.
     """
     torch.manual_seed(seed)
     draws = Rng(seed.to_bytes(8, "big")).child("cold start")
@@ -124,7 +124,7 @@ def _target(draws: Rng, length_targets: Sequence[int]) -> int | None:
 
 
 def _surprise(model: CausalLM, examples: _Examples) -> Tensor:
-    """Return minus the log-probability of each example's solution, ``[examples]``."""
+    """Return the negative log-probability of each example's solution, ``[examples]``."""
     logits = model(input_ids=examples.tokens, use_cache=False).logits
     losses = cross_entropy(
         logits.flatten(0, 1), examples.targets.flatten(), ignore_index=_IGNORED, reduction="none"
@@ -151,7 +151,7 @@ def _snapshot(model: CausalLM) -> _Weights:
 
 
 def _bisect(model: CausalLM, below: _Weights, measured: _Examples, target_accuracy: float) -> float:
-    """Move the model onto the line from ``below`` to itself, where its reward is the target."""
+    """Move the model towards ``below`` until its expected reward is the target."""
     above = _snapshot(model)
     low, high = 0.0, 1.0
     accuracy = 0.0

@@ -1,7 +1,7 @@
-"""GGUF files, converted to Hugging Face directories by the reader of transformers.
+"""Conversion of GGUF files to Hugging Face directories, by transformers' reader.
 
-The reader drops keys and tensors that it does not know, such as the scaling of positions. A file
-that holds any of those is refused, because the directory would be another model.
+The reader drops unknown keys and tensors, such as the scaling of positions. A file with any of them
+is rejected, because the result would be another model.
 """
 
 import json
@@ -34,36 +34,36 @@ _READ = frozenset(
         "vocab_size",
     }
 )
-"""Keys of an architecture that end up in the configuration, or are checked here."""
+"""Keys of an architecture that reach the configuration, or are checked here."""
 
 _HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-"""Keys that must agree: an engine rotates whole heads, and all parts of a head have its size."""
+"""Keys that must agree: engines rotate whole heads, and all parts of a head have one size."""
 
 _ARCHITECTURES = ("qwen2", "qwen3", "llama")
-"""Those that were compared with transformers' own conversion."""
+"""Architectures compared with transformers' own conversion."""
 
 _POSITIONS = "rope_freqs.weight"
 """The tensor by which llama.cpp scales the positions of Llama 3.1 and later."""
 
-_DROPPED = "transformers drops it, and the model would be another; take the model's safetensors"
+_DROPPED = "transformers drops it, and the model would be another; use the model's safetensors"
 
 _PRE_TOKENIZER, _TOKENS = "tokenizer.ggml.pre", "tokenizer.ggml.tokens"
 
 
 def convert_gguf(path: Path, directory: Path, precision: Precision) -> tuple[str, ...]:
-    """Write a GGUF file as a Hugging Face directory, its weights in ``precision``; return notes.
+    """Convert a GGUF file to a Hugging Face directory in ``precision``; return notes.
 
-    Raises ``ValueError`` for a file that is not readable, and without the packages that read it;
-    an ``UnsupportedModelError`` for all that transformers would drop.
+    Raises ``ValueError`` for an unreadable file or missing optional packages, and
+    ``UnsupportedModelError`` for anything that transformers would drop.
     """
     values = _checked(path)
     with tempfile.TemporaryDirectory(prefix="prime-node-gguf-") as folder:
-        # Alone in a directory: transformers would read a tokenizer.json beside it.
+        # Alone in a directory: transformers would read a tokenizer.json next to it.
         alone = Path(folder) / "model.gguf"
         alone.symlink_to(path.resolve())
         try:
             _convert(alone, directory, precision, values)
-        except Exception as error:  # of tokenizers, which raises this class itself
+        except Exception as error:  # tokenizers raises the base class
             raise ValueError(f"{path} cannot be converted: {_line(error)}") from error
     rebuilt = (
         f"the tokenizer is rebuilt from the file, which splits text as "
@@ -73,10 +73,10 @@ def convert_gguf(path: Path, directory: Path, precision: Precision) -> tuple[str
 
 
 def _checked(path: Path) -> dict[str, Any]:
-    """Return the short values of a file by key, those of its architecture without the name."""
+    """Return a file's short values by key; keys of its architecture lose that prefix."""
     try:
-        import accelerate  # noqa: F401, PLC0415 - transformers asks for it, and it is optional
-        from gguf import GGUFReader  # noqa: PLC0415 - it is optional
+        import accelerate  # noqa: F401, PLC0415 - optional; transformers requires it
+        from gguf import GGUFReader  # noqa: PLC0415 - optional
     except ImportError as error:
         raise ValueError(
             f"{path} is a GGUF file, and reading it takes more packages ({error}): "
@@ -118,7 +118,7 @@ def _refusals(name: str, values: Mapping[str, Any], tensors: Iterable[str]) -> I
             yield f"{name}.{key}: {value!r:.80}: {_DROPPED}"
     sizes = {key: values[key] for key in _HEAD_SIZES if key in values}
     if len({str(size) for size in sizes.values()}) > 1:
-        yield f"heads of several sizes are not computed: {sizes}; take another model"
+        yield f"heads of several sizes are not supported: {sizes}; use another model"
 
 
 def _convert(alone: Path, directory: Path, precision: Precision, values: Mapping[str, Any]) -> None:
@@ -132,7 +132,7 @@ def _convert(alone: Path, directory: Path, precision: Precision, values: Mapping
     config = AutoConfig.from_pretrained(folder, gguf_file=gguf_file)
     sizes = [values[key] for key in _HEAD_SIZES if key in values]
     if sizes:
-        # Of some architectures transformers leaves it out, and takes a default.
+        # For some architectures transformers omits it and uses a default.
         config.head_dim = sizes[0]
     dtype = DTYPES[precision]
     model = AutoModelForCausalLM.from_pretrained(
@@ -149,9 +149,9 @@ def _convert(alone: Path, directory: Path, precision: Precision, values: Mapping
 
 
 def _leave_out_defaults(path: Path, tokens: int) -> None:
-    """Drop the token that transformers adds for its default of an unknown one.
+    """Drop the token that transformers adds by default for unknown tokens.
 
-    It is beyond the model's vocabulary, and a tokenizer of bytes never needs it.
+    It exceeds the model's vocabulary, and a byte-level tokenizer never needs it.
     """
     values = json.loads(path.read_bytes())
     values["added_tokens"] = [one for one in values["added_tokens"] if one["id"] < tokens]
@@ -164,14 +164,14 @@ def _published(config: Config, model: nn.Module, dtype: object) -> dict[str, Any
         "architectures": [type(model).__name__],
         "dtype": str(dtype).removeprefix("torch."),
     }
-    # That it was quantised, where it was read from, and a name.
+    # Quantisation, the source path, and a name.
     for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         values.pop(key, None)
     return {key: _shortest(value) for key, value in values.items()}
 
 
 def _shortest(value: Any) -> Any:
-    """Return floats, which the file holds in float32, with as few digits as name them there."""
+    """Return float32 values with the fewest digits that identify them."""
     if isinstance(value, dict):
         return {key: _shortest(item) for key, item in value.items()}
     return float(str(np.float32(value))) if isinstance(value, float) else value

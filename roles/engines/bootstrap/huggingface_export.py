@@ -1,7 +1,7 @@
-"""Policies as Hugging Face directories: what ``published`` reads, written again.
+"""Export of policies to Hugging Face directories, the inverse of ``huggingface_import``.
 
-Tensors keep the names that Hugging Face gives them. The policy's digest is computed from what is
-written, so a directory that is whole holds the policy bit for bit.
+Tensors keep Hugging Face's names. The digest is computed from the written tensors, so a complete
+directory holds the policy bit for bit.
 """
 
 import json
@@ -22,7 +22,7 @@ from roles.engines.files.policy import DTYPES
 from roles.engines.files.safetensors import write_tensors
 
 SHARD_BYTES_MAX = 5 * 10**9
-"""Most bytes of tensors in one file, as transformers 4 writes models; each loader reads both."""
+"""Maximum tensor bytes per file, as transformers 4 writes models; every loader supports shards."""
 
 _WHOLE, _PART = "model.safetensors", "model-{:05d}-of-{:05d}.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -33,11 +33,10 @@ _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 def export_weights(
     policy: Path, digest: Digest, directory: Path, shard_bytes_max: int = SHARD_BYTES_MAX
 ) -> int:
-    """Write the tensors of a policy's file to ``directory``; return how many bytes they take.
+    """Write the tensors of a policy's file to ``directory``; return their bytes.
 
-    They are one file, or several and an index where they exceed ``shard_bytes_max``. Raises
-    ``ValueError`` for a file that cannot be read or holds another policy than ``digest``;
-    ``StorageFullError``.
+    Writes one file, or several and an index above ``shard_bytes_max``. Raises ``ValueError`` for a
+    file that is unreadable or holds another policy than ``digest``; ``StorageFullError``.
     """
     tensors = _tensors(policy)
     parts = [*_packed(tensors, shard_bytes_max)]
@@ -59,9 +58,9 @@ def export_weights(
 
 
 def config_of(model: ModelSection, published: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the ``config.json`` of a model, from the ``published`` one where there is one.
+    """Return a model's ``config.json``, based on the ``published`` one if there is one.
 
-    The dtype is that of the policy, by which transformers and vLLM load it.
+    The dtype is the policy's; transformers and vLLM load in it.
     """
     if published is None:
         config = configuration(model.architecture, model.config)
@@ -72,7 +71,7 @@ def config_of(model: ModelSection, published: Mapping[str, Any] | None = None) -
         "architectures": [architecture_of(model.architecture).model.__name__],
         "dtype": dtype,
     }
-    if "torch_dtype" in values:  # the same key in older words
+    if "torch_dtype" in values:  # the key's older name
         values["torch_dtype"] = dtype
     return values
 
@@ -83,7 +82,7 @@ def generation_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensors(policy: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file; they are its pages, and stay when its name is deleted."""
+    """Return a file's tensors, memory-mapped: they remain valid after the file is unlinked."""
     try:
         with safe_open(policy, framework="pt") as file:
             return {name: file.get_tensor(name) for name in sorted(file.keys())}
@@ -92,7 +91,7 @@ def _tensors(policy: Path) -> dict[str, Tensor]:
 
 
 def _packed(tensors: Mapping[str, Tensor], bytes_max: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors in files of at most ``bytes_max``, unless one alone takes more."""
+    """Yield the tensors in files of at most ``bytes_max``, unless a single one is larger."""
     part: dict[str, Tensor] = {}
     part_bytes = 0
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
-"""Published models: a Hugging Face directory becomes a manifest's model and the policy of a run.
+"""Import of a Hugging Face directory: the manifest's model section and the run's policy.
 
-Weights are read from safetensors alone, because the other formats run code. A file's tensors are
-its pages: only what has another dtype is copied, and one copy of each tensor is all there is.
+Weights are read only from safetensors, because other formats run code. Tensors are memory-mapped:
+only those with another dtype are copied, and at most one copy of each exists.
 """
 
 import json
@@ -29,38 +29,38 @@ _JSON_BYTES_MAX = 16 * 1024 * 1024
 """A guess: the index of a model with thousands of tensors takes a few hundred thousand."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What holds plain weights; others are of quantised ones."""
+"""Dtypes of plain weights; others mean quantised weights."""
 
 _DERIVED = ".rotary_emb.inv_freq"
-"""Old files hold these angles, which follow from the configuration; Hugging Face leaves them."""
+"""Angles in old files, which follow from the configuration; Hugging Face ignores them."""
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _POINTER = b"version https://git-lfs"
-"""The first bytes of a file that Git LFS has not downloaded."""
+"""First bytes of a file that Git LFS has not downloaded."""
 
 _NAMED_MAX = 5
 
 _PIECE_ELEMENTS = 4 * 2**20
-"""Rounded and checked at once: 16 MB of float32. A guess."""
+"""Elements rounded and checked at once: 16 MB of float32. A guess."""
 
 _INCOMPLETE = (
     "config.json and weights belong to different models, or files are missing: download all again"
 )
 _OTHER_TENSORS = (
-    "the model has other parts than config.json says: take its text model, merge its adapter, or "
+    "the model has other parts than config.json says: use its text model, merge its adapter, or "
     "save it anew with transformers"
 )
 _UNTIED = "set tie_word_embeddings to false if the model has an output layer of its own"
 _QUANTISED = "save the weights in float32, float16 or bf16"
-_DIVERGED = "take an earlier checkpoint, or dtype fp32 if only rounding makes them infinite"
-"""Advice for each kind of fault of tensors."""
+_DIVERGED = "use an earlier checkpoint, or dtype fp32 if only rounding makes them infinite"
+"""Advice for each kind of tensor fault."""
 
 
 def section_of(directory: Path, section: ModelSection) -> ModelSection:
-    """Return the model of a Hugging Face directory, in the precisions that ``section`` asks for.
+    """Return the model section of a Hugging Face directory, with the precisions of ``section``.
 
-    Raises ``ValueError``, an ``UnsupportedModelError`` for what the engines do not compute.
+    Raises ``ValueError``, or ``UnsupportedModelError`` for an unsupported model.
     """
     config, _ = _examined(directory)
     values = {
@@ -75,7 +75,7 @@ def section_of(directory: Path, section: ModelSection) -> ModelSection:
 
 
 def notes_of(directory: Path) -> tuple[str, ...]:
-    """Return a line for each way in which keys of the directory's ``config.json`` are ignored.
+    """Return a line for each ignored key of the directory's ``config.json``.
 
     Raises ``ValueError`` as ``section_of``.
     """
@@ -83,11 +83,10 @@ def notes_of(directory: Path) -> tuple[str, ...]:
 
 
 def import_pretrained(directory: Path, path: Path, precision: Precision) -> Digest:
-    """Write the policy of a Hugging Face directory; ``path`` gets one safetensors file.
+    """Write the policy of a Hugging Face directory to ``path``, one safetensors file.
 
-    Raises ``ValueError`` as ``section_of``; an ``UnsupportedModelError`` also for tensors that are
-    missing, too many, wrong or not finite, by their names; ``StorageFullError`` as
-    ``write_policy``.
+    Raises ``ValueError`` as ``section_of``. Raises ``UnsupportedModelError`` also for missing,
+    unexpected, misshapen or non-finite tensors, by name; ``StorageFullError`` as ``write_policy``.
     """
     config, _ = _examined(directory)
     tensors = _weights(directory, config, DTYPES[precision])
@@ -97,10 +96,10 @@ def import_pretrained(directory: Path, path: Path, precision: Precision) -> Dige
 def import_directory(
     directory: Path, model: ModelSection, path: Path, *, in_text: bool
 ) -> tuple[ModelSection, Digest]:
-    """Write the policy of a directory to ``path``; return its section and the policy's digest.
+    """Write a directory's policy to ``path``; return the model section and the policy's digest.
 
-    Configuration, weights and, for a task ``in_text``, tokenizer and chat template are all checked
-    before anything is written. Raises ``UnsupportedModelError`` with everything that is refused;
+    Configuration, weights and, for a task ``in_text``, tokenizer and chat template are checked
+    before anything is written. Raises ``UnsupportedModelError`` with all faults;
     ``StorageFullError`` as ``write_policy``.
     """
     refusals: list[str] = []
@@ -125,9 +124,9 @@ def config_of_directory(directory: Path) -> Config:
 
 
 def read_directory(directory: Path, precision: Precision) -> tuple[Config, dict[str, Tensor]]:
-    """Return the configuration and the tensors of a Hugging Face directory, as they are stored.
+    """Return configuration and tensors of a Hugging Face directory in their stored dtype.
 
-    They were checked as ``precision`` rounds them. Raises ``ValueError`` as ``import_pretrained``.
+    They are checked as rounded to ``precision``. Raises ``ValueError`` as ``import_pretrained``.
     """
     config, _ = _examined(directory)
     return config, _weights(directory, config, DTYPES[precision])
@@ -135,7 +134,7 @@ def read_directory(directory: Path, precision: Precision) -> tuple[Config, dict[
 
 @contextmanager
 def _collecting(refusals: list[str]) -> Iterator[None]:
-    """Add what a check refuses to ``refusals``."""
+    """Collect the errors of a check in ``refusals``."""
     try:
         yield
     except UnsupportedModelError as error:
@@ -145,7 +144,7 @@ def _collecting(refusals: list[str]) -> Iterator[None]:
 
 
 def _name(directory: Path) -> str:
-    """Return a model's name: its directory's, or that of its repository in the hub's cache."""
+    """Return a model's name: its directory, or its repository in the hub's cache."""
     cached = directory.resolve()
     if cached.parent.name == "snapshots" and cached.parents[1].name.startswith("models--"):
         return cached.parents[1].name.rpartition("--")[2]
@@ -153,9 +152,9 @@ def _name(directory: Path) -> str:
 
 
 def _examined(directory: Path) -> tuple[Config, tuple[str, ...]]:
-    """Return the configuration in ``config.json``, and notes on keys of it that are ignored.
+    """Return the configuration in ``config.json``, and notes on its ignored keys.
 
-    End tokens are those of ``generate`` in Hugging Face: ``generation_config.json`` wins.
+    End tokens are those of Hugging Face's ``generate``: ``generation_config.json`` wins.
     """
     values = _json(directory / "config.json")
     generation = directory / "generation_config.json"
@@ -165,7 +164,7 @@ def _examined(directory: Path) -> tuple[Config, tuple[str, ...]]:
 
 
 def _require_chat(directory: Path, vocabulary_max: int | None) -> None:
-    """Raise ``ValueError`` unless a question can be asked in the directory's chat template."""
+    """Raise ``ValueError`` unless the directory's chat template can render a question."""
     tokenizer = HuggingFaceTokenizer(
         directory, vocabulary_max or sys.maxsize, datetime.fromtimestamp(0, UTC)
     )
@@ -173,9 +172,9 @@ def _require_chat(directory: Path, vocabulary_max: int | None) -> None:
 
 
 def _weights(directory: Path, config: Config | None, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of a policy; without ``config``, all those of the files.
+    """Return the tensors of a policy; without ``config``, all tensors of the files.
 
-    Raises ``UnsupportedModelError``: a line for each kind of fault, with the tensors' names.
+    Raises ``UnsupportedModelError``: a line per kind of fault, with the tensors' names.
     """
     tensors = dict(_tensors(directory))
     if config is not None and config.tie_word_embeddings:
@@ -193,7 +192,7 @@ def _weights(directory: Path, config: Config | None, dtype: torch.dtype) -> dict
 
 
 def _tie(tensors: dict[str, Tensor]) -> None:
-    """Keep one of two equal tensors, which some files hold both; leave what contradicts."""
+    """Keep one of two equal tied tensors, where files hold both; keep differing ones."""
     head = tensors.get(_HEAD)
     if head is not None and torch.equal(tensors.setdefault(_EMBEDDING, head), head):
         del tensors[_HEAD]
@@ -202,7 +201,7 @@ def _tie(tensors: dict[str, Tensor]) -> None:
 def _faults(
     tensors: dict[str, Tensor], config: Config | None, dtype: torch.dtype
 ) -> Iterator[tuple[str, str]]:
-    """Yield faults of tensors, each after the advice for its kind."""
+    """Yield (advice, fault) for each faulty tensor."""
     shapes = {name: tuple(one.shape) for name, one in tensors.items()}
     expected = shapes if config is None else shapes_of(config)
     for name in sorted(expected.keys() | tensors.keys()):
@@ -223,11 +222,11 @@ def _faults(
 
 
 def _infinite(tensor: Tensor, dtype: torch.dtype) -> int:
-    """Return how many numbers of a tensor are not finite once they are rounded to ``dtype``."""
+    """Return how many values of a tensor are not finite after rounding to ``dtype``."""
     count = 0
     for piece in torch.split(tensor.reshape(-1), _PIECE_ELEMENTS):
         rounded = piece.to(dtype)
-        # A sum is finite only if each number is, and takes a tenth of the time of looking at each.
+        # A sum is finite only if all values are; it takes a tenth of the time of ``isfinite``.
         if not torch.isfinite(rounded.sum(dtype=torch.float32)):
             count += int(torch.isfinite(rounded).logical_not().sum())
     return count
@@ -238,7 +237,7 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     for path in _files(directory):
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                for name in file.keys():  # noqa: SIM118 - not a mapping
                     if name in seen:
                         raise ValueError(f"{path}: {name} is in another file, too; remove one")
                     seen.add(name)
@@ -251,7 +250,7 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _mended(path: Path) -> str:
-    """Return what to do about a file that holds no tensors."""
+    """Return advice for a file without tensors."""
     with suppress(OSError), path.open("rb") as file:
         if file.read(len(_POINTER)) == _POINTER:
             return "it is a Git LFS pointer: run git lfs pull in the directory"
@@ -259,7 +258,7 @@ def _mended(path: Path) -> str:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return the files of the weights: one, or those that an index names."""
+    """Return the files of the weights: a single one, or those of the index."""
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if whole.exists():
         return [whole]
@@ -279,7 +278,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _instead(directory: Path) -> str:
-    """Return what to do with a directory that holds no safetensors, from what else it holds."""
+    """Return advice for a directory without safetensors, by its other files."""
     if (directory / "adapter_config.json").exists():
         return "it is an adapter: merge it into its model (merge_and_unload) and save that"
     for path in sorted(directory.glob("*.gguf")):

@@ -1,8 +1,8 @@
-"""A small model for a task in text, made on the spot: what a run can learn with on any machine.
+"""A small model for a task in text, made locally, so that a run can learn on any machine.
 
-Nobody publishes a model of half a million weights. This one has all that published ones have: a
-byte-level BPE tokenizer, learned from the task's own texts, a chat template, and weights from a
-cold start. It is written as a Hugging Face directory.
+Models of half a million weights are not published. This one is a complete Hugging Face directory: a
+byte-level BPE tokenizer trained on the task's texts, a chat template, and weights from a cold
+start.
 """
 
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""ChatML, as Qwen's models have it."""
+"""ChatML, as in Qwen's models."""
 
 PADDING, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 """The first three tokens; a recipe names the last one as an end token."""
@@ -35,17 +35,17 @@ LEARNING_RATE = 2e-3
 BATCH_PROBLEMS = 64
 PROBLEMS_MEASURED = 256
 CHECK_EVERY_STEPS = 16
-"""Some 500 steps, 150 s of a core, for the recipe ``tiny-qwen3-bpe`` (measured)."""
+"""Training takes some 500 steps, 150 s of a core, for the recipe ``tiny-qwen3-bpe`` (measured)."""
 
 RIGHT_SHARE = 0.4
-"""Of the answers of the teacher."""
+"""Share of the teacher's answers that are right."""
 
 TEXTS = 2000
-"""Solved problems that the tokenizer is learned from."""
+"""Solved problems for training the tokenizer."""
 
 
 class Solved(SolvedTask):
-    """Problems of reasoning-gym with the answers that the library knows."""
+    """Problems of reasoning-gym with the library's own answers."""
 
     def __init__(self, recipe: Recipe, tokenizer: HuggingFaceTokenizer) -> None:
         self._recipe = recipe
@@ -68,11 +68,12 @@ class Solved(SolvedTask):
 
 
 class Unsure(Solved):
-    """The same problems, most of them with the answer to another one.
+    """The same problems, most with the answer to another one.
 
-    Who learns from it finds out how to solve them, and is as unsure of it: a reward of 0.35 became
-    0.72 in 60 versions. Who learned from right answers alone, until it was right as often, did not
-    know how yet: 0.35 became 0.49 (measured, at the recipe's rate and at twice that).
+    A model trained on these learns to solve the problems but stays uncertain: RL raised its reward
+    from 0.35 to 0.72 in 60 versions. A model trained on right answers alone, stopped at the same
+    accuracy, had not learned the method: 0.35 became 0.49 (measured, at the recipe's learning rate
+    and at twice that).
     """
 
     @override
@@ -84,9 +85,9 @@ class Unsure(Solved):
 
 
 def make_small_model(recipe: Recipe, seed: int, directory: Path, target_accuracy: float) -> None:
-    """Write a model of the recipe's shape that solves its task now and then, as a cold start says.
+    """Write a model of the recipe's shape that sometimes solves its task, by a cold start.
 
-    Raises ``ValueError`` for a task that knows no solutions.
+    Raises ``ValueError`` for a task without known solutions.
     """
     directory.mkdir(parents=True)
     make_tokenizer(recipe, seed).save_pretrained(directory)
@@ -110,10 +111,10 @@ def make_small_model(recipe: Recipe, seed: int, directory: Path, target_accuracy
 
 
 def make_tokenizer(recipe: Recipe, seed: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer with a chat template, learned from the recipe's task.
+    """Return a byte-level BPE tokenizer with a chat template, trained on the recipe's task.
 
     It has at most as many tokens as the recipe's model; ``seed`` draws the texts. Raises
-    ``ValueError`` for a task that knows no solutions.
+    ``ValueError`` for a task without known solutions.
     """
     draws = Rng(seed.to_bytes(8, "big")).child("tokenizer")
     texts = (solution_of(recipe.environment, draws.bits64()) for _ in range(TEXTS))

@@ -1,1 +1,1 @@
-"""The built-in engines: decode loop, generation, verification, and policies on disk."""
+"""Built-in engines: decoder, continuous batching, generation and verification."""

@@ -1,10 +1,10 @@
-"""Continuous batching: sequences of several calls are decoded together, and come and go one by one.
+"""Continuous batching: sequences of several calls are decoded together and finish one by one.
 
-Sequences that begin together are a *cohort* and share a cache; all cohorts share every product of
-the model. How many run at once follows from a budget of memory for caches: each is expected to
-become as long as the last ones did, and the others wait. When that was too few, the youngest give
-up their places, and are prefilled with what they have when there is room again: what a sequence
-becomes follows from its seed.
+Sequences that begin together are a *cohort* and share a cache; all cohorts share each matrix
+product of the model. A memory budget for caches bounds how many run at once. Each sequence is
+expected to become as long as recent ones; the others wait. If sequences become longer, the youngest
+are evicted and prefilled again when there is room, with the tokens they have. The result is the
+same: a sequence follows from its seed.
 """
 
 from collections import deque
@@ -22,24 +22,24 @@ from roles.engines.builtin.decoder import Decoder
 from roles.engines.sampling.gumbel_noise import Draws
 
 Noise = Callable[[NDArray[np.uint64], NDArray[np.int64]], Draws | None]
-"""(seeds, positions) -> what is added to the scaled logits; None is zero: greedy decoding."""
+"""(seeds, positions) -> noise to add to the scaled logits; None is greedy decoding."""
 
 COHORTS_MAX = 4
-"""Each has an attention of its own in every layer; more are joined by twos. A guess."""
+"""Each needs its own attention in every layer; above this, two are joined. A guess."""
 
 PREFILL_TOKENS_MAX = 1 << 14
-"""Of one prefill, padding included, unless one sequence alone is longer."""
+"""Tokens of one prefill, padding included, unless a single sequence is longer."""
 
 EXPECTED_SHARE = 0.25
-"""Of the most tokens that a sequence may have, before any has ended; a guess."""
+"""Expected length as a share of a sequence's maximum, before any has ended; a guess."""
 
 EXPECTED_WEIGHT = 1 / 64
-"""Of one sequence that ends in what the next ones are expected to become."""
+"""Weight of each ended sequence in the moving average of lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Tokens in a row: ``[n]``, their log-probabilities ``[n]``, the states behind them ``[n, h]``.
+    """Generated tokens ``[n]``, log-probabilities ``[n]`` and hidden states ``[n, h]``.
 
     State ``i`` is the final hidden state, after the last norm, from which token ``i`` was drawn.
     """
@@ -51,7 +51,7 @@ class Decoded:
 
 @dataclass(eq=False, slots=True)
 class Continuation:
-    """One prompt that is continued until an end token, or for ``tokens_max`` tokens."""
+    """One prompt, continued until an end token or for ``tokens_max`` tokens."""
 
     prompt: tuple[int, ...]
     seed: int
@@ -59,33 +59,33 @@ class Continuation:
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
     parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Log-probabilities and states behind the tokens, as ``DecodeBatch.collect`` brought them."""
+    """Log-probabilities and states of the tokens, filled by ``DecodeBatch.collect``."""
 
     @property
     def left(self) -> int:
-        """How many tokens it may have besides."""
+        """Remaining tokens."""
         return self.tokens_max - len(self.tokens)
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities and states that were collected, and forget them."""
+        """Return and drop the collected log-probabilities and states."""
         logprobs, states = (torch.cat(part) for part in zip(*self.parts, strict=True))
         self.parts.clear()
         return logprobs, states
 
 
 class Lengths:
-    """How long sequences become, from those that have ended."""
+    """Expected sequence length, a moving average over ended sequences."""
 
     def __init__(self) -> None:
         self._mean: float | None = None
 
     def note(self, tokens: int) -> None:
-        """Note a sequence that has ended."""
+        """Record the length of an ended sequence."""
         mean = tokens if self._mean is None else self._mean
         self._mean = mean + (tokens - mean) * EXPECTED_WEIGHT
 
     def expected(self, one: Continuation) -> int:
-        """Return how many tokens a sequence will have; a block more than now, if it may."""
+        """Return the expected length in tokens: at least a block more than now, if allowed."""
         mean = one.tokens_max * EXPECTED_SHARE if self._mean is None else self._mean
         return min(one.tokens_max, max(len(one.tokens) + COLUMNS_PER_BLOCK, round(mean)))
 
@@ -100,10 +100,10 @@ class _Cohort:
 
 
 class DecodeBatch:
-    """What one engine computes at the same time.
+    """Sequences that one engine decodes together.
 
-    ``cache_bytes_max`` bounds the caches, unless one sequence alone takes more. ``steps`` tokens of
-    each row are computed before anybody looks at them: on a GPU each look waits for it.
+    ``cache_bytes_max`` bounds the caches, unless a single sequence needs more. ``steps`` tokens of
+    each row are computed between two reads of the results: each read synchronises with the GPU.
     """
 
     def __init__(
@@ -126,23 +126,23 @@ class DecodeBatch:
         self._waiting: deque[Continuation] = deque()
         self._cohorts: list[_Cohort] = []
         self._log: list[tuple[list[Continuation], list[int], Tensor, Tensor]] = []
-        """Rows, how many of their tokens count, log-probabilities and states ``[steps, rows]``."""
+        """Rows, their valid token counts, log-probabilities and states ``[steps, rows]``."""
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(len(cohort.rows) for cohort in self._cohorts)
 
     @property
     def uncollected_steps(self) -> int:
-        """Tokens of a row that ``collect`` has not brought yet."""
+        """Tokens per row that ``collect`` has not fetched yet."""
         return len(self._log) * self._steps
 
     def add(self, sequences: Iterable[Continuation]) -> None:
-        """Let sequences take their turn."""
+        """Queue sequences."""
         self._waiting.extend(sequences)
 
     @torch.inference_mode()
     def drop(self, sequences: Iterable[Continuation]) -> None:
-        """Give up sequences."""
+        """Cancel sequences."""
         dropped = {id(one) for one in sequences}
         self._waiting = deque(one for one in self._waiting if id(one) not in dropped)
         for cohort in list(self._cohorts):
@@ -150,7 +150,7 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def advance(self, temperature: float) -> int:
-        """Add up to ``steps`` tokens to every row that runs; return how many in all.
+        """Add up to ``steps`` tokens to every running row; return how many in total.
 
         Each token is ``argmax(logits / temperature + noise)``.
         """
@@ -159,7 +159,7 @@ class DecodeBatch:
         if self._cohorts:
             last = torch.cat([cohort.tokens for cohort in self._cohorts])
             states.append(self._decoder.step(last, self._caches()))
-        if not evicted:  # else they would come and go
+        if not evicted:  # otherwise rows would alternate between eviction and admission
             states += self._admit()
         rows = [one for cohort in self._cohorts for one in cohort.rows]
         sampled: list[Tensor] = []
@@ -179,14 +179,14 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def collect(self) -> None:
-        """Bring the log-probabilities and states of all tokens so far to their sequences."""
+        """Move log-probabilities and states of all tokens so far to their sequences."""
         if not self._log:
             return
         known = {id(one): one for rows, *_ in self._log for one in rows}
         names = []
         for rows, counts, *_ in self._log:
             steps = np.arange(self._steps)[:, None]
-            # What came after an end counts nowhere.
+            # Tokens after an end token do not count.
             names.append(np.where(steps < counts, np.array([id(one) for one in rows]), 0).ravel())
         owners = np.concatenate(names)
         order = np.argsort(owners, kind="stable")[np.count_nonzero(owners == 0) :]
@@ -204,7 +204,7 @@ class DecodeBatch:
         return [cohort.cache for cohort in self._cohorts]
 
     def _draws(self, rows: Sequence[Continuation]) -> list[Draws | None]:
-        """Return the draws of the next steps; on a GPU only their keys go there, all at once."""
+        """Return the draws of the next steps; only their keys are copied to a GPU, all at once."""
         seeds = np.array([one.seed for one in rows], dtype=np.uint64)
         positions = np.array([len(one.tokens) for one in rows], dtype=np.int64)
         if self._steps == 1:
@@ -216,7 +216,7 @@ class DecodeBatch:
         return [replace(drawn, keys=own) for own in torch.split(drawn.keys, len(rows))]
 
     def _look(self, rows: Sequence[Continuation], sampled: list[list[int]]) -> list[int]:
-        """Give each row its tokens up to its end; return how many those are."""
+        """Append to each row its tokens up to its end; return how many per row."""
         counts = []
         for place, one in enumerate(rows):
             before = len(one.tokens)
@@ -231,7 +231,7 @@ class DecodeBatch:
         return counts
 
     def _settle(self, last: Tensor) -> None:
-        """Note the last tokens of all rows, and let those go that have ended."""
+        """Keep the last tokens of all rows; remove the rows that have ended."""
         lengths = [len(cohort.rows) for cohort in self._cohorts]
         for cohort, tokens in zip(list(self._cohorts), torch.split(last, lengths), strict=True):
             cohort.tokens = tokens
@@ -248,7 +248,7 @@ class DecodeBatch:
             cohort.tokens = cohort.tokens[torch.tensor(order, device=cohort.tokens.device)]
 
     def _join(self) -> None:
-        """Make one cohort of the two that waste the least: the shorter one is padded."""
+        """Join the two cohorts that need the least padding; the shorter one is padded."""
 
         def waste(pair: tuple[_Cohort, _Cohort]) -> int:
             low, high = sorted(pair, key=lambda cohort: cohort.cache.filled)
@@ -263,7 +263,7 @@ class DecodeBatch:
     # Memory
 
     def _make_room(self) -> bool:
-        """Let caches grow for the next steps; tell whether rows had to give up their places."""
+        """Grow caches for the next steps; tell whether rows had to be evicted."""
         evicted = False
         while self._held() > self._columns_max and sum(len(c.rows) for c in self._cohorts) > 1:
             self._evict()
@@ -273,7 +273,7 @@ class DecodeBatch:
         return evicted
 
     def _held(self) -> int:
-        """Return rows times columns of all caches when they have grown."""
+        """Return rows times columns of all caches after growing."""
         return sum(
             max(cohort.cache.held, len(cohort.rows) * self._columns(cohort))
             for cohort in self._cohorts
@@ -286,18 +286,18 @@ class DecodeBatch:
         return cache.filled + self._room(max(one.left for one in cohort.rows))
 
     def _room(self, left: int) -> int:
-        """Return how many columns to add at once: those of a block, or all that may be filled."""
+        """Return how many columns to add at once: a block, or as many as can be filled."""
         return min(left, COLUMNS_PER_BLOCK) + self._steps
 
     def _evict(self) -> None:
-        """Let the second half of the youngest cohort wait again."""
+        """Return the second half of the youngest cohort to the queue."""
         cohort = self._cohorts[-1]
         kept = len(cohort.rows) // 2
         self._waiting.extendleft(reversed(cohort.rows[kept:]))
         self._leave(cohort, range(kept, len(cohort.rows)))
 
     def _admit(self) -> list[Tensor]:
-        """Begin as many sequences as there is room for; return their states."""
+        """Start as many sequences as fit; return their states."""
         states = []
         while wave := self._wave():
             contexts = [(*one.prompt, *one.tokens) for one in wave]
@@ -308,7 +308,7 @@ class DecodeBatch:
         return states
 
     def _wave(self) -> list[Continuation]:
-        """Take those from the queue that begin next, for one prefill."""
+        """Take the next sequences from the queue for one prefill."""
         wave: list[Continuation] = []
         if not self._waiting:
             return wave
@@ -344,7 +344,7 @@ def decode(
     *,
     steps: int = 1,
 ) -> list[Decoded]:
-    """Continue every prompt until an end token or its ``tokens_max``; its place is its seed."""
+    """Continue every prompt until an end token or its ``tokens_max``; its seed is its index."""
     sequences = [
         Continuation(tuple(prompt), place, most)
         for place, (prompt, most) in enumerate(zip(prompts, tokens_max, strict=True))

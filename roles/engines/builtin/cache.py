@@ -1,7 +1,7 @@
-"""Keys and values of sequences that are decoded together: they grow by blocks of columns.
+"""Key-value cache of sequences that are decoded together; it grows by blocks of columns.
 
-The rows of a cache are at the same column: shorter ones have padding on their left. What a row
-takes is what it has, rounded up to a block, and not what it might have at its longest.
+The rows of a cache are at the same column: shorter ones are padded on the left. A row's memory
+follows its current length, rounded up to a block, not its maximum.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 COLUMNS_PER_BLOCK = 256
-"""Growing copies a cache, which as many steps have read as often as a block has columns."""
+"""Growing copies the cache once per block; the block's decode steps read it 256 times."""
 
 
 class Cache:
     """``keys`` and ``values`` of each layer, ``[rows, key heads, columns, head]``.
 
-    The first ``filled`` columns are set; of these the first ``padding[rows]`` mean nothing.
+    The first ``filled`` columns are set; the first ``padding[rows]`` of them are padding.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Cache:
         dtype: torch.dtype,
         device: str,
     ) -> "Cache":
-        """Return a cache with room for ``columns``, and a row for each of ``paddings``."""
+        """Return a cache with room for ``columns`` and a row for each of ``paddings``."""
         shape = (len(paddings), heads, columns, head_size)
 
         def made() -> list[Tensor]:
@@ -65,7 +65,7 @@ class Cache:
         def joined(parts: tuple[Tensor, Tensor]) -> Tensor:
             wide = max(part.shape[2] for part in parts)
             rows = sum(len(part) for part in parts)
-            # Zeros: what has no weight still must be a number.
+            # Zeros: values of weight zero must still be finite.
             whole = parts[0].new_zeros(rows, parts[0].shape[1], wide, parts[0].shape[3])
             first = 0
             for part, cache in zip(parts, (one, other), strict=True):
@@ -81,21 +81,21 @@ class Cache:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return len(self.padding)
 
     @property
     def columns(self) -> int:
-        """How many a row has room for."""
+        """Allocated columns of a row."""
         return self.keys[0].shape[2]
 
     @property
     def held(self) -> int:
-        """Rows times columns that memory is taken for."""
+        """Allocated rows times columns."""
         return self._rows_held * self.columns
 
     def grow(self, columns: int) -> None:
-        """Have room for so many columns; one layer is copied after another."""
+        """Allocate ``columns``; layers are copied one after another."""
         if columns <= self.columns:
             return
         for tensors in (self.keys, self.values):
@@ -105,7 +105,7 @@ class Cache:
         self._rows_held = self.rows
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep copies of these rows, in this order; one may be kept several times."""
+        """Keep copies of these rows, in this order; a row may be repeated."""
         chosen = torch.tensor(rows, device=self.padding.device)
         for tensors in (self.keys, self.values):
             for index, old in enumerate(tensors):
@@ -114,10 +114,10 @@ class Cache:
         self._rows_held = len(rows)
 
     def drop(self, rows: Sequence[int]) -> list[int]:
-        """Forget some rows; return which of the old ones the rows are then, in their order.
+        """Remove rows; return the old indices of the remaining rows, in their new order.
 
-        The last ones take the places of those, so that little is copied; memory is given back when
-        half of it has no row.
+        The last rows move into the gaps, so little is copied. Memory is freed when half of the rows
+        are unused.
         """
         count = self.rows - len(rows)
         dropped = set(rows)
@@ -141,7 +141,7 @@ class Cache:
         return order
 
     def extend(self, count: int) -> None:
-        """Make the next ``count`` columns the ones that ``put`` sets."""
+        """Advance by ``count`` columns, which ``put`` then sets."""
         self._new = count
         self.filled += count
 
@@ -153,16 +153,16 @@ class Cache:
         return own_keys[:, :, : self.filled], own_values[:, :, : self.filled]
 
     def positions(self) -> Tensor:
-        """Return those of the newest columns: ``[rows, n]``, or ``[1, n]`` without padding."""
+        """Return the positions of the newest columns: ``[rows, n]``; ``[1, n]`` without padding."""
         columns = torch.arange(self.filled - self._new, self.filled, device=self.padding.device)
         if not self.padded:
             return columns[None]
         return (columns - self.padding[:, None]).clamp(min=0)
 
     def mask(self) -> Tensor | None:
-        """Return which columns ``[rows, 1, n, filled]`` each new one may see; None without padding.
+        """Return the attention mask ``[rows, 1, n, filled]`` of new columns; None without padding.
 
-        Padding sees itself, because a softmax over nothing is NaN and a NaN value spoils every row.
+        Padding attends to itself: a softmax over nothing is NaN, and a NaN value spoils every row.
         """
         if not self.padded:
             return None

@@ -1,9 +1,9 @@
-"""A dense decoder with a key-value cache: prompts in, then one token after another.
+"""Dense decoder with a key-value cache: prefill prompts, then decode token by token.
 
-The mathematics of Hugging Face's module in fewer, larger operations: queries, keys and values are
-one product, so are gate and up; one decode step is one small attention per key head. Prompts are
-padded on the left, which keeps every row's next slot in the same column. Rows of several caches
-share every product; each cache has an attention of its own.
+The mathematics of Hugging Face's module in fewer, larger operations. Queries, keys and values are
+one product, and so are gate and up; a decode step is one small attention per key head. Prompts are
+padded on the left, so every row's next slot is in the same column. Rows of several caches share
+every product; each cache has its own attention.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from roles.engines.builtin.cache import Cache
 from roles.engines.builtin.head import Head, HeadPrecision
 
 _EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-"""What is in no layer; a tied output layer is the embedding, and not there."""
+"""Tensors outside the layers; a tied output layer is the embedding and absent here."""
 
 _PREFIX = "model.layers.{}."
 
@@ -34,8 +34,8 @@ _PREFIX = "model.layers.{}."
 class Decoder:
     """A model's weights packed for decoding, in memory of their own.
 
-    One that is ``streamed`` computes once: each layer is packed when it is reached, so that one is
-    held at a time, and the other tensors are those given.
+    A ``streamed`` decoder computes once: each layer is packed when it is reached, so only one
+    packed layer exists at a time; the other tensors are the given ones.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Decoder:
         self._embedding, self._norm, *_ = outer.values()
         self._is_tied = _HEAD not in outer
         self.head = Head(outer.get(_HEAD, self._embedding), head, self._scales.logits)
-        # One after another: what is packed is no longer held beside its parts.
+        # One layer at a time, so that packed weights and their originals do not coexist.
         layers = (
             architecture_of(config.model_type).pack(
                 {name: tensor.to(device, dtype) for name, tensor in _within(tensors, index)}, config
@@ -76,9 +76,9 @@ class Decoder:
         self._layers: Iterable[Layer] = layers if streamed else list(layers)
 
     def places(self) -> dict[str, list[Tensor]]:
-        """Return where each tensor is that it was made of; once only, if it is ``streamed``.
+        """Return the packed views of each original tensor; once only if ``streamed``.
 
-        A place has the dimensions of its tensor, and more before them if it repeats it.
+        A view has the dimensions of its tensor, with leading ones if it holds several copies.
         """
         places = {_EMBEDDING: [self._embedding], _NORM: [self._norm]}
         if not self._is_tied:
@@ -91,21 +91,21 @@ class Decoder:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """After any of them a sequence has ended."""
+        """Tokens that end a sequence."""
         end = self.config.eos_token_id
         return frozenset([end] if isinstance(end, int) else end or ())
 
     @property
     def bytes_per_column(self) -> int:
-        """What one token of one row takes in a cache."""
+        """Cache bytes of one token of one row."""
         values = self.config.num_hidden_layers * self._key_heads * self._head_size
         return 2 * values * self.dtype.itemsize
 
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Tensor]:
-        """Return a cache with room for so many more columns than the longest prompt has.
+        """Return a cache with room for ``room`` more columns than the longest prompt.
 
-        And the state ``[rows, hidden]`` at each prompt's last token. Equal prompts are computed
-        once.
+        Also returns the state ``[rows, hidden]`` at each prompt's last token. Equal prompts are
+        computed once.
         """
         different = list(dict.fromkeys(tuple(prompt) for prompt in prompts))
         cache, every = self._begin(different, room)
@@ -115,7 +115,7 @@ class Decoder:
             rows = [places[tuple(one)] for one in prompts]
             cache.keep(rows)
             states = states[rows]
-        # A view would keep the states of the whole prompts.
+        # A view would keep the whole prompts' states in memory.
         return cache, states.clone()
 
     @torch.inference_mode()
@@ -125,7 +125,7 @@ class Decoder:
         return [row[-len(own) :] for row, own in zip(states, sequences, strict=True)]
 
     def _begin(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Tensor]:
-        """Return the cache after the prompts and all their states, both padded on the left."""
+        """Return the prompts' cache and all their states, both padded on the left."""
         width = max(len(prompt) for prompt in prompts)
         cache = Cache.empty(
             self.config.num_hidden_layers,
@@ -202,7 +202,7 @@ class Decoder:
         rows, _, length, _ = queries.shape
         scale = self._scales.attention
         if length == 1:
-            # The query heads of one key head become its query positions: no key is copied.
+            # Fold the query heads of a key head into query positions: no key is copied.
             folded = queries.reshape(rows, self._key_heads, -1, self._head_size)
             mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
             return mixed.reshape(rows, 1, -1)
@@ -215,7 +215,7 @@ class Decoder:
     def _normed(self, states: Tensor, weight: Tensor | None) -> Tensor:
         """Return the RMS norm, computed in float32 and rounded where Hugging Face does.
 
-        The states themselves where the architecture has no norm.
+        Returns ``states`` unchanged where the architecture has no norm.
         """
         if weight is None:
             return states
@@ -226,7 +226,7 @@ class Decoder:
 
 
 def _within(tensors: Mapping[str, Tensor], index: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a layer with their names within it."""
+    """Yield a layer's tensors with their names within it."""
     prefix = _PREFIX.format(index)
     for name, tensor in tensors.items():
         if name.startswith(prefix):
@@ -238,8 +238,8 @@ def _scaled(states: Tensor, factor: float) -> Tensor:
 
 
 def _rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate each head's halves against each other by the angle of the position."""
+    """Rotate the halves of each head by the angle of the position."""
     first, second = states.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
-    # OLMo 2 has float32 angles in every precision.
+    # OLMo 2 keeps float32 angles in every precision.
     return (states * cosine[:, None] + turned * sine[:, None]).to(states.dtype)

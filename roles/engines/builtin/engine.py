@@ -1,4 +1,4 @@
-"""What every engine is made of: the model's shape, a device, and one thread that computes."""
+"""Base of all engines: the model's shape, a device, and one computing thread."""
 
 import asyncio
 import ctypes
@@ -22,11 +22,10 @@ T = TypeVar("T")
 
 
 class BuiltinEngine:
-    """Computes with one model; its calls run one after another in one thread of its own.
+    """Compute with one model; calls run one after another in the engine's own thread.
 
-    A cancelled call still runs to its end there: state is never left half changed. One torch
-    operation uses one CPU thread: two processes with two each on two cores ran 8 to 20 times slower
-    (measured).
+    A cancelled call still runs to its end, so state is never half changed. A torch operation uses
+    one CPU thread: two processes with two each on two cores ran 8 to 20 times slower (measured).
     """
 
     def __init__(
@@ -47,11 +46,11 @@ class BuiltinEngine:
         return await asyncio.wrap_future(self._executor.submit(function, *args, **kwargs))
 
     def close(self) -> None:
-        """Drop what waits and let the running call end; idempotent."""
+        """Drop queued calls and let the running one end; idempotent."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, policy: Policy) -> dict[str, Tensor]:
-        """Return the tensors of a policy; raises ``ValueError`` as ``read_policy``."""
+        """Return a policy's tensors; raises ``ValueError`` as ``read_policy``."""
         return read_policy(policy.path, policy.digest, self._shapes)
 
     def _model_of(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> CausalLM:
@@ -60,10 +59,10 @@ class BuiltinEngine:
 
 
 def prepare_thread() -> None:
-    """Set what torch would choose otherwise; all but the threads holds for the whole process.
+    """Override torch's defaults; all but the thread count hold for the whole process.
 
-    On Hopper it prefers cuDNN's attention, which builds a plan of some 30 ms for every length of
-    the keys, so for every step of a decode. And some images let float32 products be TF32.
+    On Hopper torch prefers cuDNN's attention, which builds a plan of some 30 ms for every key
+    length, so for every decode step. Some images also allow TF32 for float32 products.
     """
     torch.set_num_threads(1)
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
@@ -71,12 +70,12 @@ def prepare_thread() -> None:
 
 
 def give_back_memory() -> None:
-    """Give memory that is free within the process back to the system, where libc can.
+    """Return free heap memory to the system, where libc supports it.
 
-    glibc keeps pieces between larger ones: after a few steps 1.8 of 5.0 GB of a trainer of 135
-    million weights (measured). It takes less than half a second there.
+    glibc keeps fragments: after a few steps 1.8 of the 5.0 GB of a trainer of 135 million weights
+    (measured). The call takes less than 0.5 s there.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
@@ -87,9 +86,9 @@ E = TypeVar("E", bound=BuiltinEngine)
 def computed(
     method: Callable[Concatenate[E, P], T],
 ) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]:
-    """Return the method as a coroutine function that runs it in the engine's thread.
+    """Wrap a method as a coroutine function that runs it in the engine's thread.
 
-    Whatever breaks in it is an ``EngineError``.
+    Any exception in it becomes an ``EngineError``.
     """
     return computed_telling()(method)
 
@@ -99,7 +98,7 @@ def computed_telling(
 ) -> Callable[
     [Callable[Concatenate[E, P], T]], Callable[Concatenate[E, P], Coroutine[Any, Any, T]]
 ]:
-    """Do what ``computed`` does, but for the errors ``told``: they come as they are."""
+    """Do as ``computed``, but pass exceptions of the types ``told`` through unchanged."""
 
     def decorated(
         method: Callable[Concatenate[E, P], T],
@@ -118,9 +117,9 @@ def computed_telling(
 def guarded(
     method: Callable[Concatenate[E, P], T], *told: type[Exception]
 ) -> Callable[Concatenate[E, P], T]:
-    """Return the method with an ``EngineError`` for whatever breaks in it but the errors ``told``.
+    """Wrap a method: exceptions other than ``told`` become an ``EngineError``.
 
-    It is for the engine's own thread.
+    For calls in the engine's own thread.
     """
     passed_on: tuple[type[BaseException], ...] = (KeyboardInterrupt, *told)
 
@@ -129,10 +128,10 @@ def guarded(
             return method(engine, *args, **kwargs)
         except passed_on:
             raise
-        except BaseException as error:  # noqa: BLE001 - libraries raise what they like
+        except BaseException as error:  # noqa: BLE001 - libraries raise many types
             broken = EngineError.of(error)
-        # Out here nothing refers to the frames that failed, so what they held can be given
-        # back: to the next try, and to whoever else computes on this device.
+        # The failed frames are no longer referenced here, so their device memory can be freed for
+        # the next try and for other processes.
         torch.cuda.empty_cache()
         raise broken
 

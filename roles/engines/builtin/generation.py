@@ -1,4 +1,4 @@
-"""The built-in generation engine: Hugging Face weights, our decode loop, replayable sampling."""
+"""Built-in generation engine: Hugging Face weights, own decode loop, replayable sampling."""
 
 import asyncio
 import threading
@@ -39,29 +39,29 @@ from roles.runtime.shared_lock import SharedLock
 
 STEPS_PER_LOOK = {"cpu": 1}
 STEPS_PER_LOOK_ELSEWHERE = 16
-"""Tokens of a row between two looks at them, for each of which a GPU is waited for. What comes
-after an end is computed for nothing: half of these for each sequence. A guess."""
+"""Decode steps between two reads of the results on a GPU; each read waits for the device. Steps
+after an end token are wasted, half of this number per sequence on average. A guess."""
 
 STEPS_PER_PROOF = 256
-"""After which the proofs of complete chunks are built, and the states behind them forgotten."""
+"""Steps after which proofs of complete chunks are built and their states dropped."""
 
 
 @dataclass(eq=False, slots=True)
 class SampledSequence:
-    """A sequence of a call, with what is already proved of it."""
+    """A sequence of a call, with the proofs built so far."""
 
     sequence: Continuation
     logprobs: list[float] = field(default_factory=list)
     proofs: list[bytes] = field(default_factory=list)
 
     def made(self) -> Generation:
-        """Return what its caller gets of it."""
+        """Return the result for the caller."""
         return Generation(tuple(self.sequence.tokens), tuple(self.logprobs), tuple(self.proofs))
 
 
 @dataclass(eq=False, slots=True)
 class _GenerationCall:
-    """What one caller waits for."""
+    """One pending call of ``generate``."""
 
     sampled: list[SampledSequence]
     temperature: float
@@ -73,10 +73,10 @@ class _GenerationCall:
 
 
 class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
-    """Generates on a CPU or one GPU, computing in the precision of the proofs.
+    """Generate on a CPU or one GPU, computing in the precision of the proofs.
 
-    At most ``batch_sequences_max`` are decoded together, and no more than caches of
-    ``cache_bytes_max`` hold; without it, than the device has memory for.
+    Decodes at most ``batch_sequences_max`` sequences together, in caches of at most
+    ``cache_bytes_max`` (default: from the device's free memory).
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         self._cache_bytes = 0
         self._decoder: Decoder | None = None
         self._weights: PatchedWeights | None = None
-        """Those of the decoder, unless their file is laid out as nobody's patch could be of."""
+        """Patchable weights of the decoder; None if its file's layout cannot be patched."""
         self._weights_lock = threading.Lock()
         self._stager = ThreadPoolExecutor(1, "stage", prepare_thread)
         self._lengths = Lengths()
         self._turns = SharedLock()
         self._arrived: deque[_GenerationCall] = deque()
         self._calls: list[_GenerationCall] = []
-        """Those that are computed, in their order; of the engine's thread alone."""
+        """Calls in progress, in order; used only in the engine's thread."""
         self._tokens_sampled = 0
         self._first_token = FirstTokenWatch()
 
@@ -175,7 +175,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         call = _GenerationCall(sampled, temperature)
         async with self._turns.together():
             self._arrived.append(call)
-            # Whoever computes already takes it in; if nobody does, this one begins.
+            # A running computation takes the call in; otherwise this submission starts one.
             self._executor.submit(self._run)
             return await asyncio.wrap_future(call.done)
 
@@ -190,7 +190,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
 
     @guarded
     def _compute_calls(self) -> None:
-        """Compute until there is nothing left, whatever comes meanwhile."""
+        """Compute until no call is left, including calls that arrive meanwhile."""
         batch: DecodeBatch | None = None
         while self._arrived or self._calls:
             arrived = self._arrivals()
@@ -210,7 +210,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
             self._deliver(batch)
 
     def _arrivals(self) -> list[_GenerationCall]:
-        """Take the calls that can be computed now: all have one temperature."""
+        """Take the queued calls that can run now: all have one temperature."""
         taken: list[_GenerationCall] = []
         while self._arrived:
             first = (self._calls or taken or [self._arrived[0]])[0]
@@ -230,7 +230,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         )
 
     def _deliver(self, batch: DecodeBatch) -> None:
-        """Answer the calls that are complete."""
+        """Return the results of complete calls."""
         complete = [call for call in self._calls if all(one.ended for one in call.sequences)]
         if complete or batch.uncollected_steps >= STEPS_PER_PROOF:
             batch.collect()
@@ -241,7 +241,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
                 call.done.set_result([one.made() for one in call.sampled])
 
     def _prove(self, sampled: Iterable[SampledSequence]) -> None:
-        """Prove whole chunks of what was collected, and all that there is of what has ended."""
+        """Prove complete chunks of the collected states, and all states of ended sequences."""
         chunk_tokens, own, states = self._toploc.chunk_tokens, [], []
         for one in sampled:
             if not one.sequence.parts:
@@ -260,10 +260,9 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
 
 
 def weights_of(decoder: Decoder, policy: Policy) -> PatchedWeights | None:
-    """Return the weights of a decoder that was made of a policy; None when no patch can be of it.
+    """Return the weights of a decoder made from a policy; None if no patch can apply to it.
 
-    Files of the same policy may differ in the order of their tensors, so this is to be read while
-    the file is the one that was loaded.
+    Files of one policy may differ in tensor order, so call this while the loaded file is in place.
     """
     try:
         return PatchedWeights(policy.digest, read_layout(policy.path), decoder.places())

@@ -1,9 +1,9 @@
-"""The output layer, and the tokens that are drawn from it: the same for workers and validators.
+"""Output layer and sampling from it, shared by workers and validators.
 
 A log-probability is that of the log-softmax of logits / temperature over the whole vocabulary;
-Granite's logits are divided by a constant of the model, too. It
-is defined by the manifest's ``model.head``, because two honest engines differ by what they round:
-from bf16 states the logits of a bf16 product are 0.06 apart where they are near 16.
+Granite also divides the logits by a constant. The manifest's ``model.head`` defines the precision,
+because honest engines that round differently disagree: from bf16 states, logits of a bf16 product
+are 0.06 apart where they are near 16.
 """
 
 from typing import Literal
@@ -21,8 +21,8 @@ HeadPrecision = Literal["fp32", "model"]
 class Head:
     """The unembedding ``[vocabulary, hidden]`` in the precision of its products.
 
-    A float32 copy is made here, once, and only of weights in another precision. The logits are the
-    products divided by ``scaling``.
+    Makes one float32 copy if the weights have another precision. The logits are the products
+    divided by ``scaling``.
     """
 
     def __init__(self, unembedding: Tensor, precision: HeadPrecision, scaling: float = 1.0) -> None:
@@ -33,7 +33,7 @@ class Head:
     def sample(
         self, states: Tensor, temperature: float, draws: Draws | None, claimed: Tensor | None = None
     ) -> Sampled:
-        """Draw the tokens that follow ``states[n, hidden]``; judge the claimed ones."""
+        """Draw the tokens that follow ``states[n, hidden]``; evaluate the claimed ones."""
         states = states.to(self.weight.dtype)
 
         def logits(block: slice) -> Tensor:
@@ -48,8 +48,8 @@ class Head:
 def _product(states: Tensor, weight: Tensor) -> Tensor:
     """Return ``states @ weight.T``.
 
-    torch gives float32 on a CPU to MKL, which runs AMD's at half of what oneDNN gets from them
-    (measured: 1.1 and 0.6 ms a token for 64 of them); bf16 it gives to oneDNN by itself.
+    On a CPU torch runs float32 in MKL, which is half as fast as oneDNN on AMD: 1.1 and 0.6 ms a
+    token for 64 tokens (measured). It runs bf16 in oneDNN already.
     """
     on_cpu = states.device.type == "cpu" and states.dtype == torch.float32
     if on_cpu and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

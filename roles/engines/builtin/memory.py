@@ -1,4 +1,4 @@
-"""How much memory a device has left for the caches of what is decoded."""
+"""Free memory of a device, for key-value caches."""
 
 import resource
 
@@ -6,17 +6,17 @@ import psutil
 import torch
 
 SHARE = 0.5
-"""Of a machine's memory that is free: others use it, too. A guess."""
+"""Share of a machine's free memory; other processes use it, too. A guess."""
 
 DEVICE_SHARE = 0.8
-"""Of a GPU's memory: the rest is for a prefill, for logits and for what is copied. A guess."""
+"""Share of a GPU's memory; the rest is for prefill, logits and copies. A guess."""
 
 
 def cache_bytes(device: str) -> int:
     """Return how many bytes caches may take, at least one."""
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch holds and does not use is free for us.
+        # Memory that torch has reserved but not allocated is available.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(1, int(DEVICE_SHARE * (free + unused)))
     free = psutil.virtual_memory().available

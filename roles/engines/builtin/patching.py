@@ -1,9 +1,9 @@
-"""Weights in an engine's memory, and patches of them: read beside what runs, written in between.
+"""Weight patches in an engine's memory: read during generation, written between sequences.
 
-A version differs from the one before in about one weight of a hundred, so its patch is read into
-positions and values of each tensor (``stage``) while sequences of the old weights go on, and then
-takes milliseconds to be written (``swap``). A patch is what the daemon made the version's file of,
-so nothing is digested again but the patch itself.
+Successive versions differ in about 1 % of the weights. ``stage`` reads a patch into positions and
+values of each tensor while sequences of the old policy continue; ``swap`` then writes it within
+milliseconds. The daemon made the version's file from the same patch, so only the patch is digested
+again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from roles.engines.files.safetensors import DTYPES, read_layout
 from roles.ports.engines import Patch, Policy
 
 CHANGED_SHARE_MAX = 0.05
-"""Of all elements, in the patches that are staged: reading more takes longer than reading the file
+"""Maximum share of changed elements to stage: above it, reading the file is faster
 (docs/shardcast.md)."""
 
 _READ_BYTES = 1 << 20
@@ -35,13 +35,13 @@ _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.floa
 
 @dataclass(slots=True)
 class _Changes:
-    """What patches change in one tensor: at flat ``positions[n]``, ascending, ``words[n]``."""
+    """Changes of one tensor: ``words[n]`` at flat ``positions[n]``, ascending."""
 
     positions: NDArray[Any]
     words: Words
 
     def overlay(self, positions: Positions, words: Words) -> None:
-        """Replace those of ``words``, the bit patterns at ``positions``, that are others now."""
+        """Apply these changes to ``words``, the bit patterns at ``positions``."""
         places = np.searchsorted(self.positions, positions).clip(max=len(self.positions) - 1)
         own = self.positions[places] == positions
         words[own] = self.words[places[own]]
@@ -49,22 +49,22 @@ class _Changes:
 
 @dataclass(slots=True)
 class _Staged:
-    """A policy, and how it differs from the one before: changes by the names of tensors."""
+    """A policy and its changes against the one before, by tensor name."""
 
     policy: Digest
     changes: dict[str, _Changes] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """How many elements it sets."""
+        """Number of changed elements."""
         return sum(len(own.positions) for own in self.changes.values())
 
 
 class PatchedWeights:
-    """The weights of ``policy`` where they are in memory; used in one thread at a time.
+    """The weights of ``policy`` in memory; use from one thread at a time.
 
-    ``layout`` is that of its file, ``places`` say where each of the file's tensors is: it has the
-    dimensions of the tensor, and more before them if it repeats it.
+    ``layout`` is that of the policy's file. ``places`` are the views of each of its tensors, with
+    leading dimensions if the tensor has several copies.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class PatchedWeights:
         )
         self._changes_max = CHANGED_SHARE_MAX * sum(tensor.count for tensor in layout.places)
         self._staged: list[_Staged] = []
-        """Each a patch of the one before it, the first of what is held."""
+        """A chain of patches; the first applies to the loaded weights."""
 
     def has_staged(self, policy: Digest) -> bool:
-        """Return whether ``swap`` can bring a policy."""
+        """Return whether ``swap`` can switch to a policy."""
         return any(one.policy == policy for one in self._staged)
 
     def stage(self, policy: Policy) -> None:
         """Read the patch that makes ``policy``.
 
-        Stages nothing where there is no patch of what is held or staged, where that is missing,
-        damaged or dense, and where the weights are held less exactly than in their file.
+        Stages nothing if the patch is missing, damaged or dense, or has another base. The same
+        holds if the weights in memory are less precise than in their file.
         """
         patch = policy.patch
         known = [self._policy, *(one.policy for one in self._staged)]
@@ -106,16 +106,16 @@ class PatchedWeights:
             return
         del self._staged[known.index(patch.base) :]  # another branch
         try:
-            # A patch is of a file: its tensors are in the order in which that one has them.
+            # A patch's positions follow the tensor order of its file.
             if read_layout(policy.path).header == self._layout.header:
                 self._staged += self._read(patch, policy.digest)
-        except (OSError, EncodingError):  # the file is loaded
+        except (OSError, EncodingError):  # the file will be loaded instead
             return
 
     def swap(self, policy: Digest) -> None:
-        """Write the patches up to a policy that is staged.
+        """Apply the patches up to a staged policy.
 
-        When something breaks in here, nobody knows what the weights are.
+        After an exception the weights are undefined.
         """
         count = [one.policy for one in self._staged].index(policy) + 1
         for one in self._staged[:count]:
@@ -126,7 +126,7 @@ class PatchedWeights:
         del self._staged[:count]
 
     def _read(self, patch: Patch, policy: Digest) -> list[_Staged]:
-        """Return what a patch changes; nothing when that is too much."""
+        """Return the changes of a patch; an empty list if there are too many."""
         reader, hasher = PatchReader(patch.base, self._layout, self._words), blake3()
         left = self._changes_max - sum(one.count for one in self._staged)
         parts: dict[TensorPlace, list[_Changes]] = {}
@@ -141,9 +141,9 @@ class PatchedWeights:
                     parts.setdefault(change.tensor, []).append(_Changes(narrow, change.words))
         reader.finish()
         if hasher.digest() != patch.digest:
-            raise EncodingError("another patch than was decoded")
+            raise EncodingError("the patch differs from the decoded one")
         staged = _Staged(policy)
-        while parts:  # what is joined is no longer held beside its parts
+        while parts:  # free each part as soon as it is joined
             tensor, own = parts.popitem()
             staged.changes[tensor.name] = _Changes(
                 np.concatenate([part.positions for part in own]),
@@ -152,7 +152,7 @@ class PatchedWeights:
         return [staged]
 
     def _words(self, tensor: TensorPlace, positions: Positions) -> Words:
-        """Return the bit patterns that a tensor has at positions after all that is staged."""
+        """Return a tensor's bit patterns at positions, after all staged changes."""
         words = _read_words(self._places[tensor.name][0], positions, tensor)
         for one in self._staged:
             if tensor.name in one.changes:
@@ -161,7 +161,7 @@ class PatchedWeights:
 
 
 def _holds(held: torch.dtype, filed: torch.dtype | None) -> bool:
-    """Tell whether each value of a file has one of its own in memory, and bits can be compared."""
+    """Return whether the dtype in memory keeps every value of the file, so bits can be compared."""
     return held == filed or (held == torch.float32 and filed == torch.bfloat16)
 
 
@@ -170,16 +170,16 @@ def _index_type(count: int) -> type[np.signedinteger[Any]]:
 
 
 def _read_words(place: Tensor, positions: Positions, tensor: TensorPlace) -> Words:
-    """Return the bit patterns that the file has where ``place[copies, count]`` has values."""
+    """Return the bit patterns in the file's dtype at positions of ``place[copies, count]``."""
     found = place[0][torch.from_numpy(positions).to(place.device)]
     bits = found.view(_INTEGERS[place.dtype]).cpu()
     if place.dtype.itemsize > tensor.element_bytes:
-        bits = (bits >> 16).to(torch.int16)  # a float32 of a bf16 has nothing in its lower half
+        bits = (bits >> 16).to(torch.int16)  # a bf16 in float32 has a zero lower half
     return bits.numpy().view(f"<u{tensor.element_bytes}")
 
 
 def _write(place: Tensor, changes: _Changes) -> None:
-    """Set ``place[copies, count]`` to what changes say, which is of its type or bf16."""
+    """Write changes, of its own type or bf16, to ``place[copies, count]``."""
     width = changes.words.dtype.itemsize
     bits = torch.from_numpy(changes.words.view(f"<i{width}"))
     kind = place.dtype if place.dtype.itemsize == width else torch.bfloat16

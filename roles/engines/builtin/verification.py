@@ -1,8 +1,8 @@
-"""The built-in verification engine: one Hugging Face prefill per batch of claimed sequences.
+"""Built-in verification engine: one Hugging Face prefill per batch of claimed sequences.
 
-Hugging Face's own module computes here, not the decode loop of the generation engine, so a mistake
-in the loop shows as a rejected rollout instead of being repeated by the validator. What is drawn
-from the states is the protocol's definition, and one module computes it for both.
+It runs Hugging Face's own module, not the generation engine's decode loop, so a bug in the loop
+shows as a rejected rollout; the validator does not repeat it. Sampling from the states is defined
+by the protocol, and one module computes it for both engines.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,22 +28,22 @@ from roles.engines.sampling.gumbel_noise import NoiseSource
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
 _SCORES_PER_BLOCK = 1 << 24
-"""Logits (positions x vocabulary) that a GPU holds at once: 64 MB in float32."""
+"""Logits (positions x vocabulary) in a GPU's memory at once: 64 MB in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Policy:
-    """A policy without its own output layer, and that."""
+    """A policy's model and its separate output layer."""
 
     model: torch.nn.Module
     head: Head
 
 
 class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
-    """Checks on a CPU or one GPU, computing in the precision of the proofs.
+    """Verify on a CPU or one GPU, computing in the precision of the proofs.
 
-    A prefill holds at most ``batch_tokens_max`` tokens, padding included, unless one sequence alone
-    is longer. All probabilities are those under the sampling temperature.
+    A prefill holds at most ``batch_tokens_max`` tokens, padding included, unless a single sequence
+    is longer. All probabilities are at the sampling temperature.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
     def recompute(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Recomputed | str]:
-        """Return what ``measure`` measures with, or why it could not be computed."""
+        """Return the inputs of ``measure``, or the reason why they could not be computed."""
         return self._recompute(version, requests, temperature)
 
     def _recompute(
@@ -118,11 +118,11 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
         return [results[index] for index in range(len(requests))]
 
     def _fault(self, request: VerificationRequest) -> str | None:
-        """Return what makes a request impossible to compute, before anything is computed."""
+        """Return why a request is invalid, before computing anything."""
         if not request.prompt or not request.tokens:
             return "empty sequence"
         if len(request.logprobs) != len(request.tokens):
-            return "as many log-probabilities as tokens are needed"
+            return "the numbers of log-probabilities and tokens differ"
         ids = request.prompt + request.tokens
         if min(ids) < 0 or max(ids) >= self._config.vocab_size:
             return "token outside the vocabulary"
@@ -139,7 +139,7 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
     def _batches(
         self, requests: Sequence[VerificationRequest], indices: Sequence[int]
     ) -> Iterator[list[int]]:
-        """Yield the indices in batches of similar length, so that little is padding."""
+        """Yield the indices in batches of similar length, to limit padding."""
         lengths = {i: len(requests[i].prompt) + len(requests[i].tokens) for i in indices}
         batch: list[int] = []
         for index in sorted(indices, key=lengths.__getitem__):
@@ -174,9 +174,9 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
     def _prefill(self, model: _Policy, requests: Sequence[VerificationRequest]) -> Tensor:
         """Return the states that produced each claimed token, all sequences joined ``[n, h]``.
 
-        Padding is on the right, where causal attention never looks: no mask is needed.
+        Padding is on the right, which causal attention never reads, so no mask is needed.
         """
-        # The last token produces nothing that was claimed.
+        # The last token produces no claimed token.
         rows = [request.prompt + request.tokens[:-1] for request in requests]
         width = max(len(row) for row in rows)
         tokens = torch.tensor([row + (0,) * (width - len(row)) for row in rows])

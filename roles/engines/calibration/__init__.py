@@ -1,6 +1,6 @@
-"""Calibration: how far honest engines are apart on a machine, and what lies then go unnoticed.
+"""Calibration: measure the error between honest engines on a machine, and undetected lies.
 
-``workbench`` generates honest and dishonest sequences and recomputes them, ``proposal`` turns the
-honest ones into the thresholds of a recipe, ``power`` tells how many tokens each lie takes until
-they catch it, and ``picture`` draws both. Nothing here is part of a node.
+``workbench`` generates honest and dishonest sequences and recomputes them. ``proposal`` derives a
+recipe's thresholds from the honest ones, ``power`` the tokens until each lie is caught, and
+``picture`` plots both. No part of a node.
 """

@@ -1,4 +1,4 @@
-"""One calibration: honest pairs, lies, thresholds, and how well those tell them apart."""
+"""One calibration: honest pairs, lies, thresholds, and detection rates."""
 
 import platform
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy
 
 PROMPT_TOKENS = 16
-"""Of a prompt of arbitrary tokens, where the recipe's task has none for this vocabulary."""
+"""Length of arbitrary prompts, used where the recipe's task does not fit the vocabulary."""
 
 LIAR_BATCH = 64
 _KEPT = ("precision", "chunk_tokens", "top_k", "false_reject_rate", "slash_rate",
@@ -32,7 +32,7 @@ _KEPT = ("precision", "chunk_tokens", "top_k", "false_reject_rate", "slash_rate"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured, and what follows from it."""
+    """Measurements, and the thresholds derived from them."""
 
     rules: ToplocSection
     pairs: tuple[ClaimRecording, ...]
@@ -49,10 +49,10 @@ async def calibrate(
     margin: float,
     progress: Progress,
 ) -> Calibration:
-    """Measure honest pairs in the file ``path``, or go on with it; return what they ask for.
+    """Measure honest pairs into the file ``path``, or resume it; return the resulting thresholds.
 
-    Errors are taken ``margin`` times, for machines that are not measured. Raises ``ValueError``
-    when the file is of something else or its tokens are too few, ``EngineError``, ``OSError``.
+    Errors are multiplied by ``margin``, for machines that are not measured. Raises ``ValueError``
+    for a file of another subject or with too few tokens, ``EngineError``, ``OSError``.
     """
     on = measured_on(bench.model.name, bench.model.dtype, bench.device)
     file = MeasurementFile(path, MeasuredEngine.of(bench.recipe, bench.policy.digest), on)
@@ -69,7 +69,7 @@ async def calibrate(
 
 
 async def with_lies(found: Calibration, bench: Bench, prompts: Prompts, say: Say) -> Calibration:
-    """Return a calibration that also says how many tokens each lie takes until it is caught."""
+    """Return a calibration that includes the tokens until each lie is caught."""
     told = replace(bench, prompts=await prompts("/lies", LIAR_SEQUENCES), lot="/lies")
     return judged(found.rules, found.pairs, await lies(told, LIAR_BATCH, say))
 
@@ -83,9 +83,9 @@ def bench_of(
     tokens_max: int,
     lot: str = "",
 ) -> Bench:
-    """Return what to measure with a model, whose policy is written to ``folder``.
+    """Return the bench for a model; its policy is written to ``folder``.
 
-    Its ``sequences`` prompts are of a task over characters, or of arbitrary tokens.
+    The ``sequences`` prompts are of a task over characters, or of arbitrary tokens.
     """
     model = section_of(directory, recipe.model)
     path = folder / "policy.safetensors"
@@ -102,14 +102,14 @@ def bench_of(
 
 
 def kept(recipe: Recipe) -> dict[str, object]:
-    """Return the settings of a recipe that its calibration leaves as they are."""
+    """Return the settings of a recipe that its calibration does not change."""
     return {name: getattr(recipe.toploc, name) for name in _KEPT}
 
 
 def judged(
     rules: ToplocSection, pairs: Sequence[ClaimRecording], told: Sequence[ClaimRecording]
 ) -> Calibration:
-    """Return how often ``rules`` reject each recording."""
+    """Return the rejection rates of each recording under ``rules``."""
     rng = np.random.default_rng(0)
     return Calibration(
         rules,
@@ -136,7 +136,7 @@ def prompts_of(
 
 
 def measured_on(names: str, dtype: str, device: str) -> str:
-    """Return what a recipe says of where its thresholds come from."""
+    """Return a recipe's note on where its thresholds were measured."""
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
     return f"{names} in {dtype} on {device} ({machine}), {libraries}"

@@ -1,4 +1,4 @@
-"""Honest pairs of engines on the run's own prompts, part by part, until there are enough tokens."""
+"""Measure honest engine pairs on the run's prompts, in parts, until there are enough tokens."""
 
 import asyncio
 import os
@@ -14,31 +14,30 @@ from roles.engines.calibration.workbench import Bench, pairs_of_batch
 from roles.ports.engines import EngineError, Environment
 
 BATCHES = ((64, 64), (16, 32), (1, 8))
-"""Sequences that a worker decodes at once, and how many of them a part has: a batch of one is an
-order of magnitude slower."""
+"""(Decode batch size, sequences per part): a batch of one is an order of magnitude slower."""
 
 ATTENTIONS = ("sdpa", "eager")
 
 PART_TOKENS_MAX = 16_384
-"""Prompts and answers of a part: with long prompts a part has fewer sequences, or one would take
-half an hour on a CPU."""
+"""Tokens of prompts and answers of a part. Long prompts mean fewer sequences; otherwise a part
+would take half an hour on a CPU."""
 
 PART_SEQUENCES_MIN = 8
 
 Prompts = Callable[[str, int], Awaitable[list[tuple[int, ...]]]]
-"""Returns so many prompts of a lot."""
+"""(lot, count) -> that many prompts of the lot."""
 
 Progress = Callable[[int, int, float], None]
-"""Is given tokens, tokens that are enough, and the seconds so far."""
+"""(tokens, sufficient tokens, elapsed seconds) -> None."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeBudget:
-    """When a calibration ends: with enough tokens, or when its time is over."""
+    """End of a calibration: at enough tokens, or at its time limit."""
 
     tokens_enough: int = 131_072
     tokens_min: int = 16_384
-    """Measured however long it takes: fewer say little of the tails."""
+    """Measured regardless of time: fewer give little data on the tails."""
     seconds_max: float = 480.0
 
     def spent(self, tokens: int, seconds: float) -> bool:
@@ -48,7 +47,7 @@ class TimeBudget:
 
 
 def task_prompts(environment: Environment, sampling: SamplingSection) -> Prompts:
-    """Return what draws prompts of a run's task, as workers are asked them."""
+    """Return a source of prompts of a run's task, as workers sample them."""
 
     async def prompts(lot: str, number: int) -> list[tuple[int, ...]]:
         draws, targets = Rng(f"calibration prompts{lot}".encode()), sampling.length_targets
@@ -69,10 +68,10 @@ async def measure(
     progress: Progress,
     batches: Sequence[tuple[int, int]] = BATCHES,
 ) -> None:
-    """Add parts to ``file`` until the budget is spent; ``bench`` without prompts says with what.
+    """Add parts to ``file`` until the budget is spent; ``bench`` without prompts has the settings.
 
-    Raises ``EngineError`` when an engine breaks or there is no prompt, and ``OSError`` when a part
-    cannot be written.
+    Raises ``EngineError`` if an engine fails or there is no prompt, ``OSError`` if a part cannot be
+    written.
     """
     engines = asyncio.Semaphore(min(2, os.cpu_count() or 1) if bench.device == "cpu" else 1)
     began = time.monotonic()
@@ -91,7 +90,7 @@ async def measure(
 
 
 def _affordable(prompts: Sequence[Sequence[int]], tokens_max: int) -> int:
-    """Return how many of the prompts a part has."""
+    """Return how many of the prompts fit in a part."""
     tokens = 0
     for place, prompt in enumerate(prompts):
         tokens += len(prompt) + tokens_max

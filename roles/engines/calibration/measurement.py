@@ -1,8 +1,8 @@
-"""The file of a calibration: what honest pairs differed by, one part a line.
+"""Calibration file: the differences of honest pairs, one part a line.
 
-A calibration takes minutes and may be interrupted. Each part is written when it is complete; a line
-that a crash has cut short is dropped, and the same command goes on behind it. Thresholds follow
-from the file alone, so somebody else can bring one.
+A calibration takes minutes and may be interrupted. Each part is written when complete; a line cut
+by a crash is dropped, and the same command resumes. Thresholds follow from the file alone, so it
+may come from another machine.
 """
 
 import json
@@ -21,12 +21,12 @@ from roles.engines.calibration.recording import ClaimRecording
 FORMAT = "prime-node-calibration/1"
 
 FILE_BYTES_MAX = 1 << 30
-"""A million tokens with four validators each take about 400 MB."""
+"""A million tokens with four validators take about 400 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEngine:
-    """The computation that a calibration is about; thresholds hold for no other one."""
+    """The calibrated computation; thresholds hold for no other one."""
 
     policy: str
     """Digest of the weights, hexadecimal."""
@@ -37,11 +37,11 @@ class MeasuredEngine:
     top_k: int
     temperature: float
     task: str
-    """Prompts come from it."""
+    """Source of the prompts."""
 
     @classmethod
     def of(cls, recipe: Recipe, policy: Digest) -> "MeasuredEngine":
-        """Return what a calibration of ``recipe`` with a policy is about."""
+        """Return the subject of a calibration of ``recipe`` with a policy."""
         model, proofs = recipe.model, recipe.toploc
         return cls(
             policy=policy.hex(),
@@ -56,12 +56,12 @@ class MeasuredEngine:
 
 
 class MeasurementFile:
-    """A calibration of one subject, on disk; parts are numbered in the order of their making."""
+    """A calibration of one subject, on disk; parts are numbered in order of creation."""
 
     def __init__(self, path: Path, subject: MeasuredEngine, measured_on: str) -> None:
-        """Open or begin a file; raises ``ValueError`` for one of another subject, or none at all.
+        """Open or create a file; raises ``ValueError`` if it is invalid or of another subject.
 
-        ``measured_on`` names model, machine and libraries; that of the file stays.
+        ``measured_on`` names model, machine and libraries; an existing file keeps its own.
         """
         self._path = path
         self.measured_on = measured_on
@@ -82,12 +82,12 @@ class MeasurementFile:
 
     @property
     def tokens(self) -> int:
-        """Number of honest tokens, each counted as often as it was recomputed."""
+        """Number of honest tokens, counted once per recomputation."""
         return sum(recording.tokens for part in self._parts for recording in part)
 
     @property
     def recordings(self) -> list[ClaimRecording]:
-        """The recordings of each pair of engines, all parts together."""
+        """The recordings of each pair of engines, over all parts."""
         pairs: dict[str, list[ClaimRecording]] = {}
         for part in self._parts:
             for recording in part:
@@ -95,12 +95,12 @@ class MeasurementFile:
         return [joined(name, recordings) for name, recordings in pairs.items()]
 
     def add(self, part: Sequence[ClaimRecording]) -> None:
-        """Write a part that is complete; raises ``OSError``."""
+        """Append a complete part; raises ``OSError``."""
         self._append({"pairs": [_values(recording) for recording in part]})
         self._parts.append(list(part))
 
     def _read(self) -> list[dict[str, Any]]:
-        """Return the values of whole lines, and leave nothing behind them."""
+        """Parse the complete lines, and truncate the rest."""
         if not self._path.exists():
             return []
         if self._path.stat().st_size > FILE_BYTES_MAX:
@@ -141,7 +141,7 @@ class MeasurementFile:
 
 
 def joined(name: str, recordings: Iterable[ClaimRecording]) -> ClaimRecording:
-    """Return recordings of one pair of engines as one."""
+    """Join recordings of one pair of engines."""
     known = list(recordings)
     claimed = [one for recording in known for one in recording.claimed]
     return ClaimRecording(
@@ -178,5 +178,5 @@ def _recording(values: dict[str, Any]) -> ClaimRecording:
     ]
     claimed = [[float(value) for value in one] for one in values["claimed"]]
     if len(claimed) != len(recomputed):
-        raise TypeError("not as many claims as checks")
+        raise TypeError("the numbers of claims and checks differ")
     return ClaimRecording(str(values["name"]), claimed, recomputed)

@@ -1,4 +1,4 @@
-"""A picture of a calibration: where honest and dishonest sequences lie in every statistic."""
+"""Plot of a calibration: distribution of honest and dishonest sequences per statistic."""
 
 from collections.abc import Sequence
 from html import escape
@@ -13,13 +13,13 @@ WIDTH, LABEL_WIDTH, ROW, TOP = 980, 230, 16, 34
 HONEST, LIE, BOUND = "#2f7d4f", "#b3402e", "#333333"
 QUANTILES = (0.05, 0.5, 0.95)
 ROLLOUT_TOKENS = 1024
-"""The bound that is drawn is that of a rollout of so many tokens."""
+"""Length of the rollout whose bound is drawn."""
 
 
 def draw(calibration: Calibration) -> str:
     """Return an SVG: for each statistic the means of sequences, and the bound of a rollout.
 
-    A bar is from the 5 % to the 95 % quantile, a dot the median; scales are logarithmic.
+    A bar spans the 5 % to 95 % quantiles, a dot is the median; scales are logarithmic.
     """
     rows = [(one, HONEST) for one in calibration.pairs] + [(one, LIE) for one in calibration.lies]
     height = TOP + len(rows) * ROW + 20
@@ -75,7 +75,7 @@ def _text(x: float, y: float, said: str) -> str:
 
 
 def _quantiles(calibration: Calibration, recording: ClaimRecording, place: int) -> list[float]:
-    """Return quantiles over sequences of the size of the mean of one statistic."""
+    """Return quantiles over sequences of the absolute mean of one statistic."""
     sequences = recording.by_chunk(calibration.rules)
     means = [abs(added(one.sums for one in chunks).means[place]) for chunks in sequences]
     return [float(value) for value in np.quantile(means, QUANTILES)]

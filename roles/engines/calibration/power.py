@@ -1,6 +1,6 @@
-"""How many tokens a lie takes until an audit catches it, and how often an honest rollout fails.
+"""Tokens until an audit catches a lie, and false rejections of honest rollouts.
 
-Rollouts are put together from the chunks of recorded sequences, drawn again and again.
+Rollouts are resampled from the chunks of recorded sequences (bootstrap).
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ from protocol.run.recipe import ToplocSection
 from roles.engines.calibration.recording import ClaimRecording
 
 TOKENS = tuple(32 << doubling for doubling in range(14))
-"""Lengths of rollouts that are tried: 32 to 262,144 tokens."""
+"""Tested rollout lengths: 32 to 262,144 tokens."""
 
 ROLLOUTS = 200
-"""Of each length; a rate of 1 in 200 is the least that is seen."""
+"""Rollouts per length; the resolution of a rate is 1 in 200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class Power:
     tokens: int
     rejected: tuple[float, ...]
     reasons: tuple[str, ...]
-    """What caught it most often, at each length."""
+    """The most frequent reason of rejection at each length."""
 
     def tokens_until(self, share: float) -> int | None:
-        """Return how long a rollout must be for this share to be caught, None beyond all tried."""
+        """Return the rollout length at which this share is caught; None beyond all tested."""
         for tokens, rejected in zip(TOKENS, self.rejected, strict=True):
             if rejected >= share:
                 return tokens
         return None
 
     def summary(self) -> dict[str, object]:
-        """Return it in numbers for a table."""
+        """Return the numbers for a table."""
         return {
             "name": self.name,
             "tokens": self.tokens,
@@ -57,7 +57,7 @@ class Power:
 
 
 def power(rules: ToplocSection, recording: ClaimRecording, rng: np.random.Generator) -> Power:
-    """Return how often rollouts of a recording are rejected under ``rules``."""
+    """Return the rejection rates of a recording's rollouts under ``rules``."""
     chunks = [chunk for sequence in recording.by_chunk(rules) for chunk in sequence]
     table = np.array([one.sums.values for one in chunks])
     tokens = np.array([one.sums.tokens for one in chunks])
@@ -80,13 +80,13 @@ def power(rules: ToplocSection, recording: ClaimRecording, rng: np.random.Genera
 
 
 def _allowed(rules: ToplocSection, tokens: int, chunks: int) -> NDArray[np.float64]:
-    """Return what the sums of a rollout of so many tokens may come to."""
+    """Return the bounds on the sums of a rollout of ``tokens`` tokens."""
     nothing = Sums(tokens, chunks)
     found = compared(rules, nothing, rules.false_reject_rate)
     return np.array([one.allowed * nothing.count(one.name) for one in found])
 
 
 def _outside(rules: ToplocSection, measurement: Measurement) -> int:
-    """Return the place of an extreme that is beyond its limit, -1 when none is."""
+    """Return the index of an extreme that exceeds its limit; -1 if there is none."""
     limits = compared_extremes(rules, measurement.extremes)
     return max((place for place, one in enumerate(limits) if one.outside), default=-1)

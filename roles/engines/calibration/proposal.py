@@ -1,10 +1,10 @@
-"""From honest recordings to the thresholds of a recipe.
+"""Thresholds of a recipe from honest recordings.
 
-A statistic's clip is where a doubling of all errors shows most, in units of what the bound allows
-at ``TYPICAL_TOKENS``. Its mean is the largest of any honest pair, three standard errors up. Its
-variance is that of a whole sequence's sum per value, because the errors of one sequence depend on
-each other, and at least what a value of full size once in all recordings would make it. Pairs with
-too few tokens to have a mean of their own are one pair.
+A statistic's clip is chosen where a doubling of all errors is most visible, in units of the bound
+at ``TYPICAL_TOKENS``. Its mean is the largest over honest pairs plus three standard errors. Its
+variance is that of a sequence's sum per value, because errors within a sequence are correlated. It
+is at least the variance of one value at the clip in all recordings. Pairs with too few tokens for a
+mean of their own are joined.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,17 +19,17 @@ from protocol.toploc.results import ChunkResult
 from roles.engines.calibration.recording import ClaimRecording
 
 EXTREME_MARGIN = 2.0
-"""By which the worst single values are raised: they are loose limits, the statistics decide."""
+"""Factor on the worst single values: these limits are loose, the statistics detect lies."""
 
 UNRELATED_SHARE = 0.75
-"""Of the covered values; another model's differ in nearly all (127 of 128 measured)."""
+"""Share of the covered values; another model differs in nearly all (127 of 128 measured)."""
 
 CLIP_MIN = {"exponent_mismatches": 1.0, "mantissa_error": 1.0, "sampling_surprise": 1.0}
-"""One mismatch, one unit in the last place and one nat are no less than that."""
+"""Minimum clips: one mismatch, one unit in the last place, one nat."""
 
 SHARES = frozenset({"logprob_outliers", "replay_mismatches"})
 COUNTED = SHARES | {"sampling_surprise"}
-"""Errors of another machine are not larger ones here but more of them."""
+"""On another machine these errors are more frequent, not larger."""
 
 TYPICAL_TOKENS = 1024
 CLIP_QUANTILES = (0.9, 0.99, 0.999, 0.9999, 1.0)
@@ -44,10 +44,10 @@ Values = list[NDArray[np.float64]]
 def propose(
     recordings: Sequence[ClaimRecording], layout: dict[str, object], measured_on: str, margin: float
 ) -> ToplocSection:
-    """Return the thresholds that honest ``recordings`` ask for; ``layout`` is that of the proofs.
+    """Return thresholds from honest ``recordings``; ``layout`` is the layout of the proofs.
 
-    Errors, and how often there are any, are taken ``margin`` times for machines that were not
-    measured. Raises ``ValueError`` when there is too little to rest on.
+    Errors and their frequency are multiplied by ``margin`` for machines that were not measured.
+    Raises ``ValueError`` for too few tokens.
     """
     recordings = _large_enough(recordings)
     errors = [_errors(recording) for recording in recordings]
@@ -128,9 +128,9 @@ def _honest(pairs: Sequence[Values], name: str, margin: float) -> HonestValue:
 
 
 def _fitted(pairs: Sequence[Values], clip: float, margin: float, *, counted: bool) -> HonestValue:
-    """Return mean and variance of the values cut at ``clip``: the largest of any pair.
+    """Return the largest mean and variance over pairs of the values clipped at ``clip``.
 
-    With a margin what is ``counted`` happens more often, and everything else is larger.
+    The margin raises the frequency of a ``counted`` statistic, and the size of any other.
     """
     means, variances = [], []
     least = clip**2 / sum(len(values) for part in pairs for values in part)
@@ -177,12 +177,12 @@ def _mapped(
 
 
 def _positive(value: float) -> float:
-    """Return ``value``, or where honest engines agree to the bit the least that can differ."""
+    """Return ``value``; where honest engines agree to the bit, the least possible difference."""
     return max(value, float(np.finfo(np.float32).eps))
 
 
 def _rounded(value: float) -> float:
-    """Return ``value`` with three digits, rounded up: a recipe is read by people."""
+    """Round ``value`` up to three digits, for readable recipes."""
     if value <= 0:
         return 0.0
     step = 10.0 ** (np.floor(np.log10(value)) - 2)

@@ -1,4 +1,4 @@
-"""What a validator recomputed of the sequences of one kind of worker."""
+"""A validator's recomputation of the sequences of one kind of worker."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from protocol.run.recipe import ToplocSection
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecording:
-    """Sequences as claimed, each a list of log-probabilities, and as recomputed."""
+    """Claimed log-probabilities of sequences, and their recomputation."""
 
     name: str
     claimed: Sequence[Sequence[float]]
@@ -17,7 +17,7 @@ class ClaimRecording:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return sum(map(len, self.claimed))
 
     def by_chunk(self, rules: ToplocSection) -> list[list[Measurement]]:

@@ -1,7 +1,7 @@
-"""Honest sequences and lies, generated and recomputed on one device.
+"""Generate honest sequences and lies on one device, and recompute them.
 
-A lie is what a worker would really do: other weights are generated with, tokens are changed after
-their proofs were made. The validator knows the true policy alone.
+A lie is a realistic cheat: generating with other weights, or changing tokens after the proofs were
+made. The validator knows only the true policy.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ from roles.ports.engines import (
 Say = Callable[[str], None]
 
 SEQUENCES_PER_ROW = 8
-"""At least so many batches of every size; small ones take longer, so they get fewer sequences."""
+"""Minimum batches of every size; small batches are slower, so they get fewer sequences."""
 
 PREFILL_TOKENS = 1 << 14
-"""Of many sequences at once: the default of the verification engine."""
+"""Tokens of a prefill of many sequences; the default of the verification engine."""
 
 LIAR_SEQUENCES = 64
 STALE_STEPS = (1, 10)
@@ -50,20 +50,20 @@ SHIFTS = (-0.05, -0.45)
 CHOICES = 4
 WEIGHT_NOISE = 1e-3
 KNUTH_MULTIPLIER = 2_654_435_761
-"""Of multiplicative hashing; it decides which weights are raised and which lowered."""
+"""Multiplicative hashing decides which weights are raised and which lowered."""
 
 INT8_LEVELS, INT4_LEVELS = 127, 7
-"""Above zero, and as many below."""
+"""Levels above zero; there are as many below."""
 
 TRAINED_SEQUENCES = 16
 
 ANY_RUN = RunId(bytes(32))
-"""A policy that is off by rounding is, whichever run's thresholds round it."""
+"""Any run id: rounding errors do not depend on which run's thresholds round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is measured with: a model, its policy, and how sequences are drawn.
+    """Test setup: a model, its policy, and the sampling of sequences.
 
     Another ``lot`` has other prompts and other noise.
     """
@@ -79,12 +79,12 @@ class Bench:
 
     @property
     def toploc(self) -> ToplocSection:
-        """How proofs are made."""
+        """Settings of the proofs."""
         return self.recipe.toploc
 
     @property
     def temperature(self) -> float:
-        """That of the samples."""
+        """The sampling temperature."""
         return self.recipe.sampling.temperature
 
 
@@ -107,8 +107,8 @@ async def pairs_of_batch(
 ) -> list[ClaimRecording]:
     """Record the pairs of a worker that decodes ``batch`` sequences at once.
 
-    Each validator has another attention kernel, or takes another number of sequences in a prefill:
-    one, and many. At most ``engines`` compute at a time.
+    Validators differ in attention kernel and in sequences per prefill: one, or many. At most
+    ``engines`` compute at a time.
     """
     async with engines:
         claims = await _claims(bench, bench.policy, batch)
@@ -129,7 +129,7 @@ async def pairs_of_batch(
 
 
 async def lies(bench: Bench, batch: int, say: Say) -> list[ClaimRecording]:
-    """Record every lie, about the first ``LIAR_SEQUENCES`` prompts."""
+    """Record every lie, on the first ``LIAR_SEQUENCES`` prompts."""
     bench = replace(bench, prompts=bench.prompts[:LIAR_SEQUENCES])
     honest = await _claims(bench, bench.policy, batch)
     truth = bench.policy
@@ -180,7 +180,7 @@ async def _claims(
     tokens_max: Sequence[int] | None = None,
     engine_type: type[TransformersGenerationEngine] = TransformersGenerationEngine,
 ) -> list[VerificationRequest]:
-    """Return what a worker with ``policy`` claims; ``draw`` is another choice of its noise."""
+    """Return the claims of a worker with ``policy``; ``draw`` selects other sampling noise."""
     engine = engine_type(bench.model, bench.toploc, device=bench.device, batch_sequences_max=batch)
     limits = tokens_max or [bench.tokens_max] * len(bench.prompts)
     requests = [
@@ -240,8 +240,8 @@ def _recording(
 
 
 async def _trained(bench: Bench, claims: Sequence[VerificationRequest]) -> dict[int, Policy]:
-    """Return the policies after some steps that learn from ``claims`` with arbitrary rewards."""
-    # A warm-up would make the first steps smaller than those of the run.
+    """Return the policies after training steps on ``claims`` with arbitrary rewards."""
+    # A warm-up would make the first steps smaller than the run's.
     grpo = bench.recipe.grpo.model_copy(update={"warmup_steps": 0, "updates_per_version": 1})
     engine = TorchTrainingEngine(
         bench.model, bench.recipe.sampling, grpo, run=ANY_RUN, device=bench.device
@@ -282,14 +282,14 @@ def _noisy(weight: Tensor) -> Tensor:
 
 
 def _rounded(values: Tensor, levels: int) -> Tensor:
-    """Return ``values`` with ``2 * levels + 1`` steps along the last axis, as wide as needed."""
+    """Quantise ``values`` to ``2 * levels + 1`` levels, scaled per row."""
     scale = values.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
     rounded: Tensor = (values / scale).round() * scale
     return rounded
 
 
 class QuantisedCacheDecoder(Decoder):
-    """Keeps keys and values with 8 bits, a scale for each head and column."""
+    """Decoder with an 8-bit key-value cache, one scale per head and column."""
 
     @override
     def _forward(self, tokens: Tensor, caches: Sequence[Cache]) -> Tensor:
@@ -302,7 +302,7 @@ class QuantisedCacheDecoder(Decoder):
 
 
 class QuantisedCacheEngine(TransformersGenerationEngine):
-    """Decodes with a quantised cache."""
+    """Generation engine with a quantised cache."""
 
     @override
     def _made(self, policy: Policy) -> Decoder:
@@ -316,11 +316,11 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
     "int8 weights": partial(_rounded, levels=INT8_LEVELS),
     "int4 weights": partial(_rounded, levels=INT4_LEVELS),
 }
-"""What a cheaper or another copy of the weights is, by name; quantised per row."""
+"""Changed copies of the weights by name; quantised per row."""
 
 
 def _altered(prompt: tuple[int, ...], bench: Bench) -> tuple[int, ...]:
-    """Return a prompt with one token replaced, half way."""
+    """Replace the middle token of a prompt."""
     place = len(prompt) // 2
     return (
         *prompt[:place],
@@ -338,7 +338,7 @@ def _edited(claim: VerificationRequest, share: float, bench: Bench) -> Verificat
 def _longest(
     honest: Sequence[VerificationRequest], others: Sequence[Sequence[VerificationRequest]]
 ) -> list[VerificationRequest]:
-    """Return of each sequence the most probable of several draws, as the one that was assigned."""
+    """Return for each sequence the most probable of several draws, claimed as the assigned one."""
     return [
         max(drawn, key=lambda one: sum(one.logprobs) / len(one.logprobs))
         for drawn in zip(honest, *others, strict=True)
@@ -346,5 +346,5 @@ def _longest(
 
 
 def _stopped(claim: VerificationRequest, bench: Bench) -> VerificationRequest:
-    """Claim that a sequence ended where it did not."""
+    """Claim that a sequence ended early."""
     return replace(claim, tokens=(*claim.tokens[:-1], bench.model.end_tokens[0]))

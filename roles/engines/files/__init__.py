@@ -1,1 +1,1 @@
-"""Files of models: safetensors, tokenizers, policies."""
+"""Model files: safetensors, tokenizers, policies."""

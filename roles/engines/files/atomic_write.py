@@ -1,4 +1,4 @@
-"""How engines write files: whole and durable or not at all, and what a full disk looks like."""
+"""Atomic, durable file writes, and detection of a full disk."""
 
 import errno
 import os
@@ -13,9 +13,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which becomes ``path`` at the end, also after a power loss.
+    """Yield a temporary path; rename it to ``path`` at the end, durable over a power loss.
 
-    After an error ``path`` is as it was. Raises ``StorageFullError`` when the disk is full.
+    On an error ``path`` is unchanged. Raises ``StorageFullError`` when the disk is full.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -39,7 +39,7 @@ def _sync(path: Path) -> None:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it came from, is that of a full disk."""
+    """Return whether an error, or one of its causes, is a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True

@@ -1,6 +1,6 @@
-"""Policies on disk: weights as one safetensors file, known by the digest of its tensors.
+"""Policies on disk: one safetensors file, identified by the digest of its tensors.
 
-Tensor names are those of Hugging Face; a tied output layer is stored as the embedding.
+Tensor names are Hugging Face's; a tied output layer is stored as the embedding.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ DTYPES: Mapping[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.
 def digest_of(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Digest:
     """Return the policy digest of tensors, rounded to ``dtype`` if given.
 
-    Raises ``ValueError`` for a dtype without a name.
+    Raises ``ValueError`` for a dtype that policies do not support.
     """
     return policy_digest(entries_of(tensors, dtype))
 
@@ -31,9 +31,9 @@ def digest_of(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -
 def read_policy(
     path: Path, digest: Digest, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Return the tensors of a policy file, on the CPU.
+    """Read a policy file to the CPU.
 
-    Raises ``ValueError`` unless they have ``digest`` and are exactly those that ``shapes`` names.
+    Raises ``ValueError`` unless the tensors match ``digest`` and exactly those of ``shapes``.
     """
     tensors, _ = read_tensors(path, shapes)
     if digest_of(tensors) != digest:
@@ -44,7 +44,7 @@ def read_policy(
 def write_policy(
     tensors: Mapping[str, Tensor], path: Path, dtype: torch.dtype | None = None
 ) -> Digest:
-    """Write a policy, rounded to ``dtype`` if given, whole or not at all; return its digest.
+    """Write a policy atomically, rounded to ``dtype`` if given; return its digest.
 
     Raises ``StorageFullError``.
     """

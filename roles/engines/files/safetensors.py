@@ -1,8 +1,8 @@
-"""Safetensors files: what others made is read with care, what we make is written piece by piece.
+"""Safetensors files: validated reads of untrusted files, and writes in pieces.
 
-The library writes from tensors that are all there at once. A policy in bf16 made from float32
-weights would need its own size once more, and a trainer's first state twice that. Here several
-threads write tensors, or hash them, and each holds one piece of one of them.
+The safetensors library writes only from tensors that are all in memory. A bf16 policy rounded from
+float32 masters would need its own size again, and a trainer's first checkpoint twice that. Here
+several threads write or hash tensors, and each holds one piece of one tensor.
 """
 
 import json
@@ -25,40 +25,40 @@ from protocol.shardcast.encodings import tensor_file
 from protocol.shardcast.encodings.tensor_file import TensorFile
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Tensors by name."""
 
 _ELEMENT_BYTES_MAX = 4
-"""Weights and moments are float32 or shorter."""
+"""Weights and moments are at most float32."""
 
 _LENGTH_BYTES = tensor_file.LENGTH_BYTES
-"""What a file begins with; its header is padded to as many."""
+"""Length of the header's size field; the header is padded to a multiple of it."""
 
 _PIECE_ELEMENTS = 4 * 2**20
-"""Rounded, copied from the device, hashed and written at once: 16 MB of float32. A guess."""
+"""Elements rounded, copied from the device, hashed and written at once: 16 MB of float32. A
+guess."""
 
 THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
-"""BLAKE3, copies and writes let other threads run; the other half of the cores computes."""
+"""BLAKE3, copies and writes release the interpreter lock; the other half of the cores computes."""
 
 _HEADER_BYTES = 4096
 _HEADER_BYTES_PER_TENSOR = 512
-"""Name, dtype, shape and place of a tensor take about 150 in a header."""
+"""Header bytes per tensor: name, dtype, shape and offsets take about 150."""
 
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
-"""Of weights, by their names in files."""
+"""Dtypes of weights, by their names in files."""
 
 
 def file_bytes_max(shapes: Shapes) -> int:
-    """Return the most bytes that a file of such tensors takes."""
+    """Return the maximum bytes of a file of such tensors."""
     elements = sum(math.prod(shape) for shape in shapes.values())
     header_bytes = _HEADER_BYTES + len(shapes) * _HEADER_BYTES_PER_TENSOR
     return elements * _ELEMENT_BYTES_MAX + header_bytes
 
 
 def read_tensors(path: Path, shapes: Shapes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a file, on the CPU, and its metadata.
+    """Read a file's tensors to the CPU, and its metadata.
 
-    Raises ``ValueError`` when it is absent or damaged or holds other tensors than ``shapes`` names.
+    Raises ``ValueError`` if it is absent, damaged, or holds other tensors than ``shapes``.
     """
     other = f"{path} does not hold the tensors of the configured model"
     try:
@@ -74,7 +74,7 @@ def read_tensors(path: Path, shapes: Shapes) -> tuple[dict[str, Tensor], dict[st
 
 
 def read_layout(path: Path) -> TensorFile:
-    """Return where the tensors of a file are; raises ``EncodingError`` and ``OSError``."""
+    """Return the layout of a file's tensors; raises ``EncodingError`` and ``OSError``."""
     with path.open("rb") as file:
         start = file.read(_LENGTH_BYTES)
         return tensor_file.parse(start + file.read(tensor_file.header_bytes(start) - len(start)))
@@ -86,11 +86,11 @@ def write_tensors(
     dtype: torch.dtype | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> list[TensorEntry]:
-    """Write tensors of any device to a file, rounded to ``dtype`` if given; return what is in it.
+    """Write tensors of any device to a file, rounded to ``dtype`` if given; return its entries.
 
-    Raises ``ValueError`` for a dtype without a name, and ``OSError``.
+    Raises ``ValueError`` for a dtype that policies do not support, and ``OSError``.
     """
-    # The longest elements first, so that all begin at multiples of their length.
+    # The longest elements first, so that each tensor begins at a multiple of its element size.
     names = sorted(tensors, key=lambda name: (-(dtype or tensors[name].dtype).itemsize, name))
     table = _table({name: tensors[name] for name in names}, dtype)
     header = _header(table, metadata)
@@ -107,15 +107,15 @@ def write_tensors(
 def entries_of(
     tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
 ) -> list[TensorEntry]:
-    """Return what names tensors in a policy, rounded to ``dtype`` if given.
+    """Return the policy digest's entries of tensors, rounded to ``dtype`` if given.
 
-    Raises ``ValueError`` for a dtype without a name.
+    Raises ``ValueError`` for a dtype that policies do not support.
     """
     return _in_threads(lambda name: _entry(name, tensors[name], dtype), tensors)
 
 
 def pieces(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor of any device, rounded to ``dtype`` if given, in its order."""
+    """Yield the bytes of a tensor of any device in order, rounded to ``dtype`` if given."""
     flat = tensor.reshape(-1)
     for begin in range(0, flat.numel(), _PIECE_ELEMENTS):
         piece = flat[begin : begin + _PIECE_ELEMENTS]
@@ -134,7 +134,7 @@ def _entry(
     dtype: torch.dtype | None,
     each: Callable[[memoryview], object] = len,
 ) -> TensorEntry:
-    """Return what names a tensor, and call ``each`` with its pieces."""
+    """Return the digest entry of a tensor, and call ``each`` with its pieces."""
     hasher = blake3()
     for piece in pieces(tensor, dtype):
         each(piece)
@@ -144,7 +144,7 @@ def _entry(
 
 
 def _table(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, dict[str, Any]]:
-    """Return the table of contents of tensors that follow each other."""
+    """Return the header's table of contiguous tensors."""
     table: dict[str, dict[str, Any]] = {}
     end = 0
     for name, tensor in tensors.items():
@@ -159,7 +159,7 @@ def _table(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str
 
 
 def _header(table: Mapping[str, Any], metadata: Mapping[str, str] | None) -> bytes:
-    """Return a table of contents as it is written, padded with blanks as the format asks."""
+    """Encode a header, padded with blanks as the format requires."""
     told = {} if metadata is None else {"__metadata__": dict(metadata)}
     text = json.dumps({**told, **table}).encode()
     return text + b" " * (-len(text) % _LENGTH_BYTES)

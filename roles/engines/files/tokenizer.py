@@ -1,4 +1,4 @@
-"""The run's tokenizer, from the files that Hugging Face models come with."""
+"""The run's tokenizer, loaded from a Hugging Face model's files."""
 
 import tempfile
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from protocol.run.model_files import decode_bundle
 from roles.ports.text import ChatMessage, Tokenizer
 
 _KEPT = ("<think>", "</think>")
-"""Special in some vocabularies; they part thoughts from answers."""
+"""Special tokens in some vocabularies; kept in text because they delimit reasoning."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
     """``tokenizer.json``, ``tokenizer_config.json`` and the chat template of a directory.
 
-    The template is rendered as ``apply_chat_template`` of transformers does, in jinja's sandbox.
-    Nothing is fetched, and no code of the directory runs. ``strftime_now``, by which the templates
-    of Llama ask for the date, formats ``founded_at``, so that all machines render the same text on
-    all days. Raises ``ValueError`` for a directory without any of them, a template that jinja
-    cannot read, or a vocabulary of more than ``vocabulary_max`` tokens.
+    Renders the template as transformers' ``apply_chat_template`` does, in jinja's sandbox. It
+    fetches nothing and runs no code of the directory. Llama's templates read the date through
+    ``strftime_now``; here that formats ``founded_at``, so the text is equal on all machines and
+    days. Raises ``ValueError`` if a file is missing, jinja cannot parse the template, or the
+    vocabulary has more than ``vocabulary_max`` tokens.
     """
 
     def __init__(self, directory: Path, vocabulary_max: int, founded_at: datetime) -> None:
         from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - takes seconds
 
         if not (directory / "tokenizer.json").is_file():
-            # transformers would ask for libraries that do not help.
+            # Without this check transformers asks for unrelated libraries.
             raise ValueError(
                 "the model has no tokenizer: there is no tokenizer.json; download it, or save one "
                 "with AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
@@ -39,30 +39,30 @@ class HuggingFaceTokenizer(Tokenizer):
             self._tokenizer = PreTrainedTokenizerFast.from_pretrained(
                 directory, local_files_only=True
             )
-        except Exception as error:  # noqa: BLE001 - the library raises this class itself
+        except Exception as error:  # noqa: BLE001 - the library raises the base class
             raise ValueError(f"the model has no tokenizer: {_line(error)}") from None
         self._template = self._compiled(founded_at)
         if len(self._tokenizer) > vocabulary_max:
             raise ValueError(
                 f"the tokenizer has {len(self._tokenizer)} tokens, the model {vocabulary_max}; "
-                "take the tokenizer of this model"
+                "use the tokenizer of this model"
             )
         kept = set(self._tokenizer.convert_tokens_to_ids(list(_KEPT)))
         self._left_out = set(self._tokenizer.all_special_ids) - kept
 
     def _compiled(self, founded_at: datetime) -> Any:
-        """Return the default template, compiled; ``apply_chat_template`` takes no other clock."""
+        """Compile the default template; ``apply_chat_template`` accepts no other clock."""
         from transformers.utils import chat_template_utils  # noqa: PLC0415 - takes seconds
 
         if not self._tokenizer.chat_template:
             raise ValueError(
-                "the model has no chat template; take its instruct version, or write a "
+                "the model has no chat template; use its instruct version, or write a "
                 "chat_template.jinja"
             )
         try:
             text = self._tokenizer.get_chat_template()
             template = chat_template_utils._cached_compile_jinja_template(text)  # noqa: SLF001
-        except Exception as error:  # noqa: BLE001 - jinja raises what it likes
+        except Exception as error:  # noqa: BLE001 - jinja raises many types
             raise ValueError(
                 f"the chat template cannot be read: {_line(error)}; correct chat_template.jinja"
             ) from None
@@ -79,9 +79,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return self.encode(self.render_chat(question, before))
 
     def render_chat(self, question: str, before: Sequence[ChatMessage] = ()) -> str:
-        """Return the text of a chat, up to where the assistant answers.
+        """Return the text of a chat, up to the start of the assistant's answer.
 
-        Raises ``ValueError`` when the template raises, such as for a role that it does not know.
+        Raises ``ValueError`` if the template raises, such as for an unknown role.
         """
         try:
             return str(
@@ -89,19 +89,19 @@ class HuggingFaceTokenizer(Tokenizer):
                     messages=[
                         message._asdict() for message in (*before, ChatMessage("user", question))
                     ],
-                    # As transformers passes them: a template may ask whether they are none.
+                    # As transformers passes them: a template may test whether they are None.
                     tools=None,
                     documents=None,
                     add_generation_prompt=True,
                     **self._tokenizer.special_tokens_map,
                 )
             )
-        except Exception as error:  # noqa: BLE001 - a template raises what it likes
+        except Exception as error:  # noqa: BLE001 - templates raise many types
             kind = type(error).__name__
             raise ValueError(f"the chat template raised {kind}: {_line(error)}") from None
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text, and no others around them."""
+        """Return the tokens of a text, without special tokens around them."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     @override
@@ -112,7 +112,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def of_bundle(path: Path, vocabulary_max: int, founded_at: datetime) -> HuggingFaceTokenizer:
-    """Return the tokenizer of a run's bundle; raises ``ValueError`` as its class does."""
+    """Load the tokenizer of a run's bundle; raises ``ValueError`` as its class does."""
     files = decode_bundle(path.read_bytes())
     if isinstance(files, Fault):
         raise ValueError(f"{path}: {files}")  # noqa: TRY004 (a value, ours)

@@ -1,1 +1,1 @@
-"""Sampling of tokens with assigned noise."""
+"""Replayable token sampling with seeded Gumbel noise."""

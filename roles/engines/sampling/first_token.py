@@ -1,4 +1,4 @@
-"""How long after its load a policy is first used."""
+"""Seconds from a policy's load to its first token."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,18 @@ from roles.ports.engines import FirstToken
 
 
 class FirstTokenWatch:
-    """Is told of loads and of tokens, in whichever thread; ``found`` is that of the last load."""
+    """Timer, called from any thread; ``found`` is the result for the last load."""
 
     def __init__(self) -> None:
         self.found: FirstToken | None = None
         self._awaited: tuple[Version, float, Callable[[], float]] | None = None
 
     def loaded(self, version: Version, now: Callable[[], float]) -> None:
-        """Note a load that ends now."""
+        """Record a load that ends now."""
         self.found, self._awaited = None, (version, now(), now)
 
     def sampled(self) -> None:
-        """Note that there are tokens of what was loaded."""
+        """Record that the loaded policy has produced tokens."""
         if self._awaited is not None:
             version, loaded_at, now = self._awaited
             self.found, self._awaited = FirstToken(version, now() - loaded_at), None

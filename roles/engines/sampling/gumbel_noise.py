@@ -1,7 +1,7 @@
-"""The sampling noise of ``protocol.toploc.sampling``, drawn by torch where the logits are.
+"""Sampling noise of ``protocol.toploc.sampling``, computed by torch on the logits' device.
 
-The integers are those of the protocol's reference. torch has no arithmetic of unsigned 32-bit
-integers, so they are signed ones here: products wrap alike, and shifts are masked.
+The integers equal those of the protocol's reference. torch has no unsigned 32-bit arithmetic, so
+they are signed here: products wrap alike, and shifts are masked.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ from protocol.toploc.sampling import (
 
 CHECKED_ROWS = 4
 CHECKED_TOKENS = 1 << 16
-"""Of the draws that are compared with the reference at the start; together some milliseconds."""
+"""Draws compared with the reference at the start; some milliseconds in total."""
 
 NOISE_ERROR_MAX = 1e-4
-"""By which a device's logarithms may be off, in nats: a hundred units in the last place."""
+"""Maximum error of a device's logarithms in nats: about a hundred units in the last place."""
 
 _SIGNED_MULTIPLIERS = tuple(value - (value >> 31 << 32) for value in MULTIPLIERS)
 _MASKS = tuple((1 << (32 - shift)) - 1 for shift in SHIFTS)
@@ -34,17 +34,17 @@ _MASKS = tuple((1 << (32 - shift)) - 1 for shift in SHIFTS)
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """One draw for each of ``n`` rows: noise is computed for those tokens that are asked for.
+    """One draw for each of ``n`` rows; noise is computed only for the requested tokens.
 
-    Tokens and keys are kept as the first shift of the mix leaves them. It is linear, so what it
-    makes of their sum is the sum of what it makes of each, and it is done once.
+    Tokens and keys are stored after the first shift of the mix. The shift is linear, so it can be
+    applied to each once, before their sum.
     """
 
     tokens: Tensor
     """``[vocabulary]``, int32."""
 
     keys: Tensor
-    """``[n, 2]``, int32; the second key comes after that shift."""
+    """``[n, 2]``, int32; the second key is added after that shift."""
 
     def bits(self, block: slice) -> Tensor:
         """Return the integers ``[n, tokens of the block]`` behind the noise, as int32."""
@@ -64,9 +64,9 @@ class Draws:
 
 
 class NoiseSource:
-    """Draws for one vocabulary on one device.
+    """Noise for one vocabulary on one device.
 
-    Raises ``RuntimeError`` when the device computes anything else than the protocol.
+    Raises ``RuntimeError`` if the device's noise differs from the protocol's.
     """
 
     def __init__(self, vocabulary: int, device: str) -> None:
@@ -77,7 +77,7 @@ class NoiseSource:
     def at(self, seeds: NDArray[np.uint64], positions: int | NDArray[np.int64]) -> Draws:
         """Return the draws of ``seeds[n]`` at ``positions``.
 
-        Only the keys, eight bytes a draw, go to the device.
+        Only the keys, 8 bytes a draw, are copied to the device.
         """
         return self._draws(self._tokens, noise_keys(seeds, positions))
 
@@ -120,13 +120,12 @@ def mixed(words: Tensor, keys: tuple[int, int]) -> Tensor:
 
 
 def gumbel(bits: Tensor) -> Tensor:
-    """Return the noise of the integers that ``Draws`` gives, in float32; it falls as they grow."""
+    """Convert the integers of ``Draws`` to noise in float32; it decreases as they grow."""
     noise = bits.view(torch.uint32).to(torch.float32)
     noise.add_(0.5).mul_(-(2.0**-32)).clamp_(min=-UNIFORM_MAX)
     return noise.log1p_().neg_().log_().neg_()
 
 
 def _shifted(integers: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return what the first shift of the mix leaves."""
     shifted: NDArray[np.uint32] = integers ^ integers >> np.uint32(SHIFTS[0])
     return shifted

@@ -1,11 +1,11 @@
-"""Tokens by their logits and the sampling noise, without most of the logarithms.
+"""Gumbel-max sampling from logits that skips most of the logarithms.
 
-The score of a token is its scaled logit plus its noise, and a row's token is that of its highest
-score. On a CPU that is one pass over blocks of the vocabulary, each of which stays in the cache.
-The integer behind a token's noise, as a float, has its logarithm in its exponent but for a tenth:
-that bounds the score, and only blocks of a row with a bound above the best score so far are
-computed: 7 in 100 (measured). The result is exactly that of the plain form, which a GPU computes in
-few kernels and without waiting for one.
+A token's score is its scaled logit plus its noise; a row's token is the one with the highest score.
+On a CPU this is one pass over blocks of the vocabulary, each of which stays in the cache. The
+exponent of a noise integer, read as a float, gives its logarithm to within 0.1. That bounds the
+score, and only blocks whose bound exceeds the best score so far are computed: 7 in 100 (measured).
+The result equals the plain form exactly; a GPU uses the plain form, in few kernels without a
+synchronisation.
 """
 
 import math
@@ -19,29 +19,29 @@ from torch import Tensor
 from roles.engines.sampling.gumbel_noise import NOISE_ERROR_MAX, Draws, gumbel
 
 BLOCK_TOKENS = 1 << 11
-"""Scores of 64 rows are half a megabyte then, and torch's price of a call is small beside them. The
-same for any number of rows, so that the sums of a row do not depend on its company."""
+"""Scores of 64 rows then take half a megabyte, and torch's overhead per call is small. Constant for
+any number of rows, so the sums of a row do not depend on the other rows."""
 
 _LOG_OF_STEP = math.log(2) / 2**23
 _LOG_OF_ZERO = (127 + 32) * math.log(2) + 2 * NOISE_ERROR_MAX
-"""-log(bits / 2**32) of the pattern zero, and what noise and the rounding of this may be off."""
+"""-log(bits / 2**32) of the pattern zero, plus the error of noise and of this rounding."""
 
 Logits = Callable[[slice], Tensor]
-"""(tokens) -> their logits ``[n, tokens]`` over the temperature, in float32."""
+"""(tokens) -> logits over temperature ``[n, tokens]``, in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was drawn for ``n`` rows; each is ``[n]``, on the device of the logits."""
+    """Result for ``n`` rows; each field is ``[n]``, on the device of the logits."""
 
     tokens: Tensor
-    """Of the highest score, the lowest among equals."""
+    """Token of the highest score; the lowest token among equals."""
 
     logprobs: Tensor
-    """Of the claimed tokens, or of those drawn where none are claimed."""
+    """Log-probabilities of the claimed tokens, or of the drawn ones if none are claimed."""
 
     gaps: Tensor
-    """By how much the scores of these are below the highest."""
+    """Highest score minus the score of these tokens."""
 
 
 def sample_whole(scaled: Tensor, draws: Draws | None, claimed: Tensor | None = None) -> Sampled:
@@ -57,7 +57,7 @@ def sample_whole(scaled: Tensor, draws: Draws | None, claimed: Tensor | None = N
 def sample_blocks(
     logits: Logits, rows: int, vocabulary: int, draws: Draws | None, claimed: Tensor | None = None
 ) -> Sampled:
-    """Return what ``sample_whole`` does, on a CPU, from one block of logits after another."""
+    """Return the result of ``sample_whole`` on a CPU, one block of logits at a time."""
     best, judged = _Scored.nothing(rows), _Scored.nothing(rows)
     totals = []
     for start in range(0, vocabulary, BLOCK_TOKENS):
@@ -66,7 +66,7 @@ def sample_blocks(
         highest = scaled.amax(-1)
         totals.append(_total(scaled, highest))
         bits = None if draws is None else draws.bits(block)
-        # A NaN bounds nothing: its rows stay open, so that it becomes their best score.
+        # A NaN bound excludes nothing: its row stays open, and NaN becomes its best score.
         is_open = (_bound(scaled, highest, bits) <= best.scores).logical_not_()
         if claimed is not None:
             is_claimed = (claimed >= block.start) & (claimed < block.stop)
@@ -92,7 +92,7 @@ def sample_blocks(
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """A token of each row with its score and logit, of the blocks that were seen."""
+    """One token per row with its score and logit, over the blocks so far."""
 
     tokens: Tensor
     scores: Tensor
@@ -100,29 +100,29 @@ class _Scored:
 
     @classmethod
     def nothing(cls, rows: int) -> Self:
-        """Return a score for each row that is above no other."""
+        """Return an initial score below every other."""
         lowest = torch.full((rows,), -torch.inf)
         return cls(torch.zeros(rows, dtype=torch.int64), lowest, lowest.clone())
 
     def put(self, rows: Tensor, start: int, places: Tensor, scores: Tensor, logits: Tensor) -> None:
-        """Note what is at ``places[n]`` of the scores and logits ``[n, tokens]`` of a block."""
+        """Store the scores and logits ``[n, tokens]`` of a block at ``places[n]``."""
         self.tokens[rows] = places + start
         self.scores[rows] = scores.gather(1, places[:, None])[:, 0]
         self.logits[rows] = logits.gather(1, places[:, None])[:, 0]
 
 
 def _bound(scaled: Tensor, highest: Tensor, bits: Tensor | None) -> Tensor:
-    """Return what no score of each row is above. Rounding keeps the order of sums."""
+    """Return an upper bound of each row's scores. Rounding keeps the order of sums."""
     if bits is None:
         return highest
-    # Noise is -log(-log1p(-v)), at most -log(v). The pattern of a float is, over 2**23 and but for
-    # the offset of its exponent, its logarithm to base 2 or up to 0.09 less.
+    # Noise is -log(-log1p(-v)), at most -log(v). A float's bit pattern over 2**23, minus the
+    # exponent bias, is its logarithm to base 2 or up to 0.09 less.
     patterns = bits.view(torch.uint32).to(torch.float32).view(torch.int32)
     noise = patterns.to(torch.float32).mul_(-_LOG_OF_STEP).add_(_LOG_OF_ZERO)
     return noise.add_(scaled).amax(-1)
 
 
 def _total(scaled: Tensor, highest: Tensor) -> Tensor:
-    """Return the ``logsumexp`` of each row, in half of torch's time: highest less what is left."""
+    """Return each row's ``logsumexp``, in half of torch's time."""
     total = highest - scaled.log_softmax(-1).amax(-1)
     return torch.where(highest.isfinite(), total, highest)

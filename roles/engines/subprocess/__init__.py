@@ -1,8 +1,7 @@
-"""Engines in processes of their own: the daemon holds no tensors, and outlives what computes.
+"""Engines in separate processes: the daemon holds no tensors and survives an engine crash.
 
-An engine process is forked by a *fork server* that has imported torch once (``forkserver``), runs
-one engine of ``roles.engines.factory`` and serves it on a socket (``server``). On the daemon's side
-``process`` starts and ends such processes, ``conversation`` talks to one, ``supervisor`` replaces
-it when it dies, and ``engines`` makes of that the ports that roles use. ``wire`` and ``methods``
-are what both sides say.
+A *fork server* imports torch once and forks engine processes (``forkserver``). Each runs one engine
+of ``roles.engines.factory`` and serves it on a socket (``server``). In the daemon, ``process``
+starts and kills them, ``connection`` calls one, ``supervisor`` replaces a dead one, and ``client``
+implements the ports that roles use. Both sides share ``wire`` and ``rpc_methods``.
 """

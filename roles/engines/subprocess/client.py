@@ -1,6 +1,6 @@
-"""The engines of a live daemon: the ports of ``roles.ports.engines``, computed in other processes.
+"""Engines of a live daemon: the ports of ``roles.ports.engines``, computed in other processes.
 
-No answer is taken on the word of the process beyond its numbers: it has to fit its question.
+Every response is validated against its request; only its numbers are trusted.
 """
 
 from collections.abc import Sequence
@@ -39,12 +39,12 @@ from roles.runtime.shared_lock import SharedLock
 
 
 class ChildGeneration(GenerationEngine):
-    """Generates in another process; one that is replaced has the last policy."""
+    """Generate in another process; a replacement process gets the last policy."""
 
     def __init__(self, processes: EngineProcesses, make: wire.Make, patience: CallTimeouts) -> None:
         self._policy: Policy | None = None
         self._turns = SharedLock()
-        """Questions are written down beside each other, so one may overtake another."""
+        """Requests are encoded concurrently, so one may overtake another."""
         self.supervisor = EngineSupervisor(processes, make, patience, self._restore)
 
     @property
@@ -85,18 +85,18 @@ class ChildGeneration(GenerationEngine):
         for one, request in zip(made, requests, strict=True):
             fits = 1 <= len(one.tokens) <= request.tokens_max
             if not fits or len(one.logprobs) != len(one.tokens) or min(one.tokens) < 0:
-                raise EngineError("the engine process generated what was not asked for")
+                raise EngineError("the engine process generated other sequences than requested")
         return made
 
     async def _restore(self, conversation: EngineConnection) -> None:
         if self._policy is not None:
-            # Without it ``generate`` says that nothing is loaded.
+            # Without a policy ``generate`` raises that none is loaded.
             with suppress(ValueError):
                 await conversation.call("load", (self._policy,), 0, 0)
 
 
 class ChildVerification(VerificationEngine):
-    """Measures in another process; one that is replaced has the policies that were kept."""
+    """Verify in another process; a replacement process gets the kept policies."""
 
     def __init__(
         self, processes: EngineProcesses, make: wire.Make, patience: CallTimeouts, kept: int
@@ -131,11 +131,10 @@ class ChildVerification(VerificationEngine):
 
 
 class ChildTraining(TrainingEngine):
-    """Learns in another process; one that is replaced has nothing loaded, and says so."""
+    """Train in another process; a replacement process has nothing loaded and reports so."""
 
     def __init__(self, processes: EngineProcesses, make: wire.Make, patience: CallTimeouts) -> None:
         self._step_tokens = 0
-        """What the step that has begun is to learn from."""
         self.supervisor = EngineSupervisor(processes, make, patience, self._restore)
 
     @override
@@ -199,15 +198,14 @@ class ChildTraining(TrainingEngine):
         )
 
     async def _restore(self, conversation: EngineConnection) -> None:
-        """Restore nothing: what training goes on from is for its flow to choose."""
+        """Restore nothing: the trainer's flow chooses the state to resume from."""
 
 
 class ChildEngines(Engines):
-    """Makes engines in processes of their own.
+    """Make engines in separate processes.
 
-    ``engine``, ``device`` and ``gpus`` are as ``engines_of`` takes them; ``memory_bytes_max``
-    bounds what each engine may write to, of the machine's memory; ``runtimes`` are directories of
-    installed scoring runtimes.
+    ``engine``, ``device`` and ``gpus`` are as in ``engines_of``. ``memory_bytes_max`` bounds each
+    engine's writable memory; ``runtimes`` are directories of installed scoring runtimes.
     """
 
     def __init__(

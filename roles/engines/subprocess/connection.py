@@ -1,8 +1,8 @@
-"""A conversation with one engine process: its calls in flight, its signs of life, and its end.
+"""Connection to one engine process: calls in flight, heartbeats, and failure.
 
-It ends for one reason, which every call in flight gets as an ``EngineError``: the process died, was
-silent for too long, made no progress with a call, or said what nobody may say. In the last three
-cases it is killed: nobody could rely on its state.
+It ends for one reason, which every call in flight gets as an ``EngineError``: the process died,
+sent nothing for too long, made no progress with a call, or sent an invalid message. In the last
+three cases it is killed, because its state cannot be trusted.
 """
 
 import asyncio
@@ -23,28 +23,28 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class CallTimeouts:
-    """How long an engine process may take, in seconds."""
+    """Timeouts of an engine process, in seconds."""
 
     start_seconds: float = 180.0
-    """Until it has imported its libraries and made the engine: 6 s on an idle machine, 50 when
-    eight processes did it at once on two cores (measured), more with a cold disk."""
+    """To import its libraries and make the engine: 6 s on an idle machine, 50 s when eight
+    processes did it at once on two cores (measured), more with a cold disk."""
     silence_seconds: float = 20.0
-    """Without any word; heartbeats come ten times as often. A guess: the serving thread may wait
-    for one that computes in Python, or for a core of an overloaded machine."""
+    """Without any message; heartbeats come ten times as often. A guess: the serving thread may
+    wait for the interpreter lock or for a core of an overloaded machine."""
     call_seconds: float = 300.0
-    """For a call, beside its tokens: loading a large policy from a slow disk. A guess."""
+    """For a call, plus the time of its tokens: to load a large policy from a slow disk. A guess."""
     tokens_per_second_min: float = 1.0
-    """No engine that is of use computes more slowly; a call gets the time for its tokens."""
+    """A call gets the time for its tokens at this rate; every useful engine is faster."""
 
     @property
     def heartbeat_seconds(self) -> float:
-        """Pause between heartbeats."""
+        """Interval between heartbeats."""
         return self.silence_seconds / 10
 
 
 @dataclass(slots=True)
 class _PendingCall:
-    """A call in flight; ``items_expected`` are its result."""
+    """A call in flight; its result has ``items_expected`` items."""
 
     method: Method
     items_expected: int
@@ -54,7 +54,7 @@ class _PendingCall:
 
 
 class EngineConnection:
-    """Calls to one engine process; made by ``begin``."""
+    """RPC connection to one engine process; made by ``begin``."""
 
     def __init__(
         self, process: EngineProcess, methods: Mapping[str, Method], patience: CallTimeouts
@@ -65,16 +65,16 @@ class EngineConnection:
         self._pending: dict[int, _PendingCall] = {}
         self._calls = 0
         self._progress_at = self._now()
-        """When the oldest call became the oldest, or had an item of its result."""
+        """Time when the oldest call became the oldest, or received an item of its result."""
         self.pid = process.pid
         self.memory_bytes = 0
-        """Of the process, as it said last."""
+        """Resident memory in the last heartbeat."""
         self.tokens = 0
-        """That it had computed by then."""
+        """Tokens computed, in the last heartbeat."""
         self.first_token: FirstToken | None = None
-        """Of a policy that it loaded."""
+        """Time to the first token of the last policy loaded."""
         self.reason = ""
-        """Why it has ended; empty while it goes on."""
+        """Reason of the end; empty while the connection is open."""
         self._listening: asyncio.Task[None] | None = None
 
     @classmethod
@@ -85,7 +85,7 @@ class EngineConnection:
         methods: Mapping[str, Method],
         patience: CallTimeouts,
     ) -> "EngineConnection":
-        """Have the engine made; raises ``EngineError``, and the process is killed then."""
+        """Make the engine; on failure the process is killed and ``EngineError`` raised."""
         conversation = cls(process, methods, patience)
         try:
             async with asyncio.timeout(patience.start_seconds):
@@ -99,16 +99,16 @@ class EngineConnection:
         return conversation
 
     async def call(self, name: str, arguments: tuple[Any, ...], items: int, tokens: int) -> Any:
-        """Return the ``items`` of a call's result; ``tokens`` are what it has to compute at most.
+        """Return the ``items`` of a call's result; it computes at most ``tokens``.
 
-        Raises what the port documents, else ``EngineError``.
+        Raises the errors that the port documents; any other failure is an ``EngineError``.
         """
         method, patience = self._methods[name], self._patience
         self._calls += 1
         id_ = self._calls
         question = wire.Call(id=id_, method=name, arguments=arguments)
         try:
-            # Batches have millions of numbers: they are written down beside the event loop.
+            # A batch has millions of numbers: encode it outside the event loop.
             frame = await asyncio.to_thread(wire.encode, question, wire.QUESTION_BYTES_MAX)
         except wire.WireError as error:
             raise EngineError(str(error)) from None
@@ -123,14 +123,14 @@ class EngineConnection:
         try:
             return await answer
         except asyncio.CancelledError:
-            # It stays in flight: what computes goes on, and has its deadline as before.
+            # The call stays in flight with its deadline: the process continues to compute.
             if not self.reason:
                 cancel = wire.encode(wire.CancelCall(id=id_), wire.QUESTION_BYTES_MAX)
                 self._process.writer.write(cancel)
             raise
 
     async def close(self, reason: str = "the engine process was closed") -> None:
-        """End the process; calls in flight fail for ``reason``. Idempotent."""
+        """Kill the process; calls in flight fail with ``reason``. Idempotent."""
         if self._listening is not None and not self._listening.done():
             self._listening.cancel()
             await asyncio.wait([self._listening])
@@ -140,10 +140,10 @@ class EngineConnection:
     async def _make(self, make: wire.Make) -> None:
         hello = await self._next()
         if not isinstance(hello, wire.Hello):
-            raise wire.WireError("it does not say its version")
+            raise wire.WireError("its first message is not Hello")
         if hello.version != wire.VERSION:
             raise EngineError(
-                f"the engine process is of another version ({hello.software}, wire "
+                f"the engine process has another version ({hello.software}, wire "
                 f"{hello.version}; ours is {wire.VERSION}); check --engine-python"
             )
         self._process.writer.write(wire.encode(make, wire.QUESTION_BYTES_MAX))
@@ -156,7 +156,7 @@ class EngineConnection:
                 case wire.Heartbeat() as beat:
                     self._take(beat)
                 case other:
-                    raise wire.WireError(f"{type(other).__name__} before there is an engine")
+                    raise wire.WireError(f"{type(other).__name__} before Made")
 
     async def _next(self) -> wire.EngineMessage:
         return await wire.read(self._process.reader, wire.ANSWERS, wire.ANSWER_BYTES_MAX)
@@ -171,7 +171,7 @@ class EngineConnection:
                 self._check_progress()
         except TimeoutError:
             await self._end(EngineError(f"no heartbeat for {silence_seconds:g} s"))
-        except Exception as error:  # noqa: BLE001 - who waits is told of any end
+        except Exception as error:  # noqa: BLE001 - calls in flight fail with any error
             await self._end(error)
 
     def _take(self, message: wire.EngineMessage) -> None:
@@ -181,7 +181,7 @@ class EngineConnection:
                 computed = message.tokens - self.tokens
                 self.tokens = message.tokens
                 log.debug(
-                    "engine process",
+                    "engine process heartbeat",
                     pid=self.pid,
                     memory_bytes=message.memory_bytes,
                     tokens_per_second=round(computed / self._patience.heartbeat_seconds),
@@ -208,20 +208,20 @@ class EngineConnection:
 
     def _take_item(self, call: _PendingCall, value: Any) -> None:
         if call.method.item is None or len(call.items) >= call.items_expected:
-            raise wire.WireError("more items than a result has")
+            raise wire.WireError("more items than expected")
         try:
             call.items.append(call.method.item.validate_python(value))
         except ValueError as error:
             raise wire.WireError(" ".join(str(error).split())[:200]) from None
 
     def _check_progress(self) -> None:
-        """Raise ``EngineError`` when the oldest call takes too long; heartbeats bring us here."""
+        """Raise ``EngineError`` when the oldest call takes too long; runs with each heartbeat."""
         oldest = next(iter(self._pending.values()), None)
         if oldest is not None and self._now() > self._progress_at + oldest.seconds:
             raise EngineError(f"no progress for {oldest.seconds:g} s")
 
     async def _end(self, error: Exception) -> EngineError:
-        """Kill the process, fail what is in flight, and return why."""
+        """Kill the process, fail all calls in flight, and return the error."""
         how = await self._process.kill()
         self.reason = self._why(error, how)
         lines = "\n".join(self._process.errors.lines)
@@ -233,11 +233,11 @@ class EngineConnection:
         return failure
 
     def _why(self, error: Exception, how: str) -> str:
-        """Return one line: what was wrong with what it said, or how it ended by itself."""
+        """Return one line: the protocol error, or how the process ended by itself."""
         if isinstance(error, EngineError):
             return str(error)
         if isinstance(error, wire.WireError):
-            return f"the engine process spoke nonsense: {error}"[:200]
+            return f"the engine process sent an invalid message: {error}"[:200]
         if not isinstance(error, EOFError | OSError):
             return str(EngineError.of(error))
         if isinstance(error, TimeoutError):

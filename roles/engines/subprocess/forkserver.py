@@ -1,12 +1,12 @@
-"""The fork server: has imported what engines need, and forks engine processes in milliseconds.
+"""Fork server: imports the engines' libraries once and forks engine processes in milliseconds.
 
-Importing torch and transformers takes seconds and some 300 MB; forked processes share both. That is
-safe while this process has one thread and no device: it computes nothing and imports only.
+Importing torch and transformers takes seconds and some 300 MB; forked processes share both. Forking
+is safe because this process has one thread and no device: it only imports.
 
-Whoever may ask holds a *client* socket, and passes three descriptors with each byte that it sends:
-the channel that the new process serves, a leash, and its standard error. The leash says the process
-id and at the end how the process ended, a line each; anything written to it, or its end, kills.
-When the socket that it was started with ends, so does the fork server, with all that it forked.
+A client sends one byte and three descriptors per fork: the channel that the new process serves, a
+lifeline socket, and its standard error. The lifeline carries the process id and, at the end, the
+exit status, a line each; a write to it, or its close, kills the process. When the starter's socket
+closes, the fork server exits and kills all that it forked.
 
     python -m roles.engines.subprocess.forkserver DESCRIPTOR ENGINE [SOCKET TO LISTEN ON]
 """
@@ -29,11 +29,11 @@ from roles.engines.subprocess.server import serve
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE_ADJUSTMENT = 500
-"""When memory runs out the kernel takes an engine, and not the daemon; half of what is possible."""
+"""Out of memory, the kernel kills an engine before the daemon; half of the maximum of 1000."""
 
 
 class ForkServer:
-    """Forks for its clients, in the one thread of this process."""
+    """Fork for its clients, in the one thread of this process."""
 
     def __init__(self, starter: socket.socket, listener: socket.socket | None = None) -> None:
         self._starter = starter
@@ -50,7 +50,7 @@ class ForkServer:
             self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def run(self) -> None:
-        """Serve until the starter's socket ends."""
+        """Serve until the starter's socket closes."""
         while self._starter.fileno() >= 0:
             for key, _ in self._selector.select():
                 if isinstance(key.fileobj, socket.socket) and key.fileobj.fileno() >= 0:
@@ -63,7 +63,7 @@ class ForkServer:
         self._selector.register(client, selectors.EVENT_READ, self._fork_for)
 
     def _fork_for(self, client: socket.socket) -> None:
-        """Fork one process for a client; forget a client that is gone."""
+        """Fork one process for a client; drop a client that has disconnected."""
         try:
             data, descriptors, _, _ = socket.recv_fds(client, 1, 3)
         except ConnectionError:
@@ -90,12 +90,12 @@ class ForkServer:
         self._tell(pid, str(pid))
 
     def _become_engine(self, parent: int, channel: int, errors: int) -> None:
-        """Go on as the engine process: never returns."""
+        """Become the engine process; never returns."""
         try:
             _leave_with(parent)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the daemon
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C
             with suppress(OSError):
                 Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJUSTMENT))
             self._close_inherited()
@@ -103,13 +103,13 @@ class ForkServer:
             os.dup2(errors, 2)
             os.close(errors)
             serve(socket.socket(fileno=channel))
-        except BaseException:  # noqa: BLE001 - nothing may go on as the fork server
+        except BaseException:  # noqa: BLE001 - the child must not continue as a fork server
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
 
     def _close_inherited(self) -> None:
-        """Close what is the fork server's: a leash held elsewhere would never end."""
+        """Close the fork server's sockets: a lifeline held elsewhere would never close."""
         registered = [key.fileobj for key in self._selector.get_map().values()]
         for held in (*registered, *self._leashes.values(), self._wakes):
             if isinstance(held, socket.socket):
@@ -117,7 +117,7 @@ class ForkServer:
         self._selector.close()
 
     def _kill(self, leash: socket.socket) -> None:
-        """Kill the process at the end of a leash; ``_reap`` follows."""
+        """Kill the process of a lifeline; ``_reap`` follows."""
         self._selector.unregister(leash)
         for pid, held in self._leashes.items():
             if held is leash:
@@ -136,29 +136,29 @@ class ForkServer:
             leash.close()
 
     def _tell(self, pid: int, line: str) -> None:
-        with suppress(OSError):  # who does not listen does not want to know
+        with suppress(OSError):  # the client has disconnected
             self._leashes[pid].send(f"{line}\n".encode())
 
 
 def _leave_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, also when that was killed."""
-    with suppress(AttributeError, OSError):  # Linux only; the channel's end tells it elsewhere
+    """Have the kernel kill this process when its parent dies, even by SIGKILL."""
+    with suppress(AttributeError, OSError):  # Linux only; elsewhere the closed channel ends it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def preload(engine: EngineName) -> None:
-    """Import what engines need."""
+    """Import the engines' libraries."""
     for module in modules_of(engine):
         import_module(module)
-    # What exists now is never garbage; a collection in a child would only unshare its pages.
+    # Exclude current objects from garbage collection: it would unshare the children's pages.
     gc.collect()
     gc.freeze()
 
 
 def main() -> None:
-    """Serve the client whose socket is the descriptor given, and whoever connects."""
+    """Serve the starter's socket, given as a descriptor, and clients that connect."""
     starter = socket.socket(fileno=int(sys.argv[1]))
     (engine,) = (name for name in get_args(EngineName) if name == sys.argv[2])
     listener = None

@@ -1,7 +1,7 @@
-"""Engine processes as the daemon sees them: forked, watched at their leash, killed.
+"""Engine processes seen from the daemon: forked, watched by a lifeline socket, killed.
 
-``EngineProcesses`` is the daemon's side of a fork server, its own one or one that several daemons
-of a machine share. An own one is started when a process is first asked for, and again if it died.
+``EngineProcesses`` is the client of a fork server: its own, or one shared by several daemons of a
+machine. Its own starts with the first fork, and again if it died.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from roles.ports.engines import EngineError
 log = structlog.get_logger()
 
 KILL_SECONDS = 5.0
-"""A killed process is gone within milliseconds, unless a driver holds it; nobody waits longer."""
+"""A killed process is gone within milliseconds, unless a driver blocks it."""
 
 _LAST_LINES_SECONDS = 0.5
 
@@ -36,11 +36,11 @@ _PASSED_ON = (
     "VIRTUAL_ENV",
 )  # fmt: skip
 _PASSED_ON_PREFIXES = ("CUDA_", "NVIDIA_", "PYTORCH_", "TORCH_", "NCCL_")
-"""What an engine may need of the environment; tokens and passwords of a person stay here."""
+"""Environment variables that an engine may need; a user's tokens and passwords are not passed."""
 
 
 class ErrorLines:
-    """The last lines that processes wrote to their standard error, which is ``socket``."""
+    """Last lines that a process wrote to its standard error, which is ``socket``."""
 
     def __init__(self) -> None:
         self._ours, self.socket = socket.socketpair()
@@ -49,17 +49,17 @@ class ErrorLines:
 
     @property
     def last(self) -> str:
-        """The last line, short enough for a reason; empty when there is none."""
+        """The last line, cut for an error message; empty if there is none."""
         return self.lines[-1][:_SHOWN_CHARACTERS_MAX] if self.lines else ""
 
     async def end(self) -> None:
-        """Read what is left of processes that have ended, for a moment, and no more then."""
+        """Read the remaining output of an ended process for a moment, then close."""
         self.socket.close()
         await asyncio.wait([self._reading], timeout=_LAST_LINES_SECONDS)
         self.close()
 
     def close(self) -> None:
-        """Read no more; idempotent."""
+        """Stop reading; idempotent."""
         self._reading.cancel()
         self.socket.close()
 
@@ -69,7 +69,7 @@ class ErrorLines:
             while True:
                 try:
                     line = await reader.readline()
-                except ValueError:  # longer than the reader's limit: dropped, the next one follows
+                except ValueError:  # longer than the reader's limit: drop the line
                     continue
                 except OSError:
                     return
@@ -78,7 +78,7 @@ class ErrorLines:
                 text = line.decode(errors="replace").strip()[:_LINE_CHARACTERS_MAX]
                 if text:
                     self.lines.append(text)
-                    log.debug("engine process", line=text)
+                    log.debug("engine process output", line=text)
         finally:
             writer.close()
 
@@ -100,9 +100,9 @@ class EngineProcess:
         self._ended = asyncio.create_task(_ending(leash[0]))
 
     async def kill(self) -> str:
-        """Kill the process if it lives, close all; return how it had ended before, or nothing.
+        """Kill the process and close its sockets; return how it had ended by itself, or nothing.
 
-        Waits for at most ``KILL_SECONDS``. A process that closed its channel gets a moment to end.
+        Waits for at most ``KILL_SECONDS``. A process that closed its channel gets a moment to exit.
         """
         try:
             await asyncio.wait([self._ended], timeout=KILL_SECONDS / 10)
@@ -114,16 +114,16 @@ class EngineProcess:
         finally:
             self._ended.cancel()
             self.writer.close()
-            self._leash.close()  # with it the process goes, also when we are cancelled
+            self._leash.close()  # kills the process, also when this task is cancelled
             await self.errors.end()
         return own
 
 
 class EngineProcesses:
-    """Forks engine processes.
+    """Fork engine processes.
 
-    ``python`` is the interpreter of an own fork server, which imports what ``engine`` needs;
-    ``shared`` is the socket of another's.
+    ``python`` is the interpreter of its own fork server, which imports the modules of ``engine``;
+    ``shared`` is the socket of another fork server.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class EngineProcesses:
         self._errors: ErrorLines | None = None
 
     async def fork(self, seconds: float) -> EngineProcess:
-        """Return a new process; raises ``EngineError`` when there is none within ``seconds``."""
+        """Return a new process; raises ``EngineError`` if there is none within ``seconds``."""
         try:
             errors = ErrorLines()
             ours, channel = socket.socketpair()
@@ -168,18 +168,18 @@ class EngineProcesses:
             errors.close()
             raise EngineError(reason) from None
         except asyncio.CancelledError:
-            writer.close()  # with its leash the process goes, if it is there
+            writer.close()  # closing the lifeline kills the process, if it exists
             ours.close()
             errors.close()
             raise
 
     def close(self) -> None:
-        """End an own fork server with all that it forked; idempotent, and ``fork`` begins anew."""
+        """End its own fork server and all its children; idempotent. ``fork`` starts a new one."""
         if self._client is not None:
             self._client.close()
         if self._server is not None:
             self._server.kill()
-            self._server.wait()  # at once: it was killed
+            self._server.wait()  # returns at once: it was killed
         if self._errors is not None:
             self._errors.close()
         self._client = self._server = self._errors = None
@@ -197,23 +197,22 @@ class EngineProcesses:
             self._server, client = start_fork_server(
                 self._python, errors.fileno(), engine=self._engine
             )
-        client.setblocking(False)  # a fork server that hangs must not hold up a daemon
+        client.setblocking(False)  # a hanging fork server must not block the daemon
         return client
 
     def _why(self, error: Exception) -> str:
-        """Return why there is no process."""
         if self._shared is not None:
             return f"no engine process from {self._shared}: {type(error).__name__}"
         code = None if self._server is None else self._server.poll()
         last = "" if self._errors is None else self._errors.last
         if isinstance(error, TimeoutError):
-            return f"{self._python} gave no engine process in time: {last}"
+            return f"{self._python} started no engine process in time: {last}"
         how = str(error) if code is None and not last else last or f"exit code {code}"
-        return f"{self._python} gave no engine process: {how}"[:200]
+        return f"{self._python} started no engine process: {how}"[:200]
 
 
 def _connect(path: Path) -> socket.socket:
-    """Return a client's socket of a shared fork server, at once; raises ``OSError``."""
+    """Connect to a shared fork server without waiting; raises ``OSError``."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     client.setblocking(False)
     try:
@@ -227,16 +226,16 @@ def _connect(path: Path) -> socket.socket:
 def start_fork_server(
     python: Path, errors: int, listen: Path | None = None, engine: EngineName = "builtin"
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Return a new fork server, out of reach of the terminal's signals, and its starter's socket.
+    """Start a fork server out of reach of terminal signals; return it and its starter's socket.
 
-    It lives until that is closed, forks for whoever connects to ``listen``, and writes to the
-    descriptor ``errors``. Raises ``OSError``.
+    It lives until that socket closes, forks for clients that connect to ``listen``, and writes to
+    the descriptor ``errors``. Raises ``OSError``.
     """
     client, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     arguments = [str(theirs.fileno()), engine, *([] if listen is None else [str(listen)])]
     with theirs:
         try:
-            server = subprocess.Popen(  # noqa: S603 - the interpreter that a person named
+            server = subprocess.Popen(  # noqa: S603 - the operator configured the interpreter
                 [str(python), "-P", "-m", "roles.engines.subprocess.forkserver", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
@@ -252,7 +251,7 @@ def start_fork_server(
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what an engine gets of the daemon's environment; it computes in one CPU thread.
+    """Return an engine's environment variables; it computes in one CPU thread.
 
     Two processes with two threads each on two cores ran 8 to 20 times slower (measured).
     """
@@ -261,8 +260,8 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
     }
-    # Libraries ask at import whether there is a GPU: torch's own way to find out would leave CUDA
-    # unusable in forked processes, where asking the driver's library does not.
+    # Libraries look for a GPU at import: torch's default check would make CUDA unusable in forked
+    # processes; the check through NVML does not.
     own = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return passed_on | own | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
@@ -271,7 +270,7 @@ async def _ending(leash: asyncio.StreamReader) -> str:
     """Wait until a process has ended; return how, in words."""
     try:
         code = int(await leash.readline())
-    except (OSError, ValueError):  # reset, or closed without a word
+    except (OSError, ValueError):  # reset, or closed without a status
         return "lost its fork server"
     if code == -9:
         return "was killed by signal 9, perhaps because memory ran out"

@@ -1,6 +1,6 @@
-"""The methods of the ports that an engine process serves: the types of arguments and of results.
+"""Methods of the ports that an engine process serves: types of arguments and results.
 
-A result travels as its items, one in a frame: a list's elements, or the one value that there is.
+A result is sent as items, one per frame: the elements of a list, or the single value.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from roles.ports.engines import (
 )
 
 SEQUENCES_MAX = 1 << 16
-"""Of one call; a guess, far above the batches of any recipe here."""
+"""Sequences per call; a guess, far above the batches of any recipe here."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _Digest = Annotated[Digest, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -32,7 +32,7 @@ _Training = Annotated[tuple[TrainingSequence, ...], _Many]
 
 
 class Method(NamedTuple):
-    """The types of a method's arguments, as a tuple, and of one item of its result, if any."""
+    """Types of a method's arguments (a tuple), and of one item of its result, if it has any."""
 
     arguments: TypeAdapter[Any]
     item: TypeAdapter[Any] | None = None

@@ -1,7 +1,7 @@
-"""The engine process: makes the one engine that it is asked for, and serves it on a socket.
+"""Engine process: makes one engine on request and serves it on a socket.
 
-The thread that serves computes nothing (an engine has a thread of its own), so the heartbeat goes
-on through a computation of any length. The process ends when the daemon's end of the socket closes.
+The serving thread computes nothing (an engine has its own thread), so heartbeats continue through
+any computation. The process ends when the daemon closes its end of the socket.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def _serve(channel: socket.socket) -> None:
     try:
         await server.run()
     except (EOFError, ConnectionError):
-        os._exit(0)  # whatever computes now, nobody waits for it
+        os._exit(0)  # nothing waits for the computation in progress
 
 
 class _Server:
@@ -42,16 +42,16 @@ class _Server:
         self._process = psutil.Process()
         self._tokens = 0
         self._first_token: FirstToken | None = None
-        """Of which the daemon was told last."""
+        """The last value sent to the daemon."""
         self._engine: Any = None
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Serve until the stream ends: raises ``EOFError`` then."""
+        """Serve until the stream ends; raises ``EOFError`` then."""
         await self._say(wire.Hello(version=wire.VERSION, software=_software()))
         make = await self._next()
         if not isinstance(make, wire.Make):
-            raise wire.WireError("the first question is which engine to make")
+            raise wire.WireError("the first message is not Make")
         beating = asyncio.create_task(self._beat(make.heartbeat_seconds))
         try:
             engine = self._engine = await asyncio.to_thread(_made, make)
@@ -81,7 +81,7 @@ class _Server:
     async def _beat(self, seconds: float) -> None:
         while True:
             memory_bytes = self._process.memory_info().rss
-            # Calls that generate may take long, and are counted while they run.
+            # Long generate calls are counted while they run.
             tokens = getattr(self._engine, "tokens_sampled", self._tokens)
             await self._say(wire.Heartbeat(memory_bytes=memory_bytes, tokens=tokens))
             await self._tell_first_token()
@@ -102,7 +102,7 @@ class _Server:
             if method.item is not None:
                 for item in items:
                     await self._say(wire.Item(id=call.id, value=item))
-            await self._tell_first_token()  # before who waits may load another policy
+            await self._tell_first_token()  # before the caller can load another policy
             await self._say(wire.CallDone(id=call.id))
         except asyncio.CancelledError:
             await self._fail(call.id, EngineError("cancelled"))
@@ -126,10 +126,10 @@ class _Server:
 
 
 def _made(make: wire.Make) -> Any:
-    """Return the engine, in memory of at most ``memory_bytes_max``.
+    """Return the engine, limited to ``memory_bytes_max`` of memory.
 
-    RLIMIT_DATA counts private memory that can be written to, which is what grows; RLIMIT_AS would
-    count the address space that CUDA reserves, and the libraries' files.
+    RLIMIT_DATA counts private writable memory, the kind that grows; RLIMIT_AS would also count
+    CUDA's reserved address space and mapped libraries.
     """
     if make.memory_bytes_max is not None:
         limit = make.memory_bytes_max
@@ -141,7 +141,7 @@ def _made(make: wire.Make) -> Any:
 
 
 def _checked(method: Method, call: wire.Call) -> tuple[Any, ...]:
-    """Return the arguments of a call, whose own ``ValueError`` would mean a wrong policy."""
+    """Return a call's arguments; their own ``ValueError`` would be read as a wrong policy."""
     try:
         arguments: tuple[Any, ...] = method.arguments.validate_python(call.arguments)
     except ValueError as error:
@@ -154,7 +154,6 @@ def _sequences(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def _tokens(item: Any) -> int:
-    """Return the tokens of a sequence that was measured or learned from."""
     counted = isinstance(item, VerificationRequest | TrainingSequence)
     return len(item.tokens) if counted else 0
 

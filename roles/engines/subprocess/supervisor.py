@@ -1,8 +1,8 @@
-"""A supervisor keeps one engine process there: a dead one is replaced before the next call.
+"""Supervisor of one engine process: replace a dead process before the next call.
 
-What the engine had is given to the new process first (``restore``), so callers see one failed call
-and never an engine that has forgotten. A process that keeps dying is replaced after longer and
-longer pauses; roles pause besides (``roles.runtime.retry``).
+The new process first gets back the engine's state (``restore``), so callers see one failed call and
+never an engine without its policy. Restarts of a process that keeps dying back off exponentially;
+roles also back off (``roles.runtime.retry``).
 """
 
 import asyncio
@@ -21,19 +21,19 @@ log = structlog.get_logger()
 
 PAUSE_SECONDS_MIN = 0.5
 PAUSE_SECONDS_MAX = 30.0
-"""Between two starts when the last one brought no call that ended well; guesses."""
+"""Maximum backoff between starts while no call succeeds; a guess."""
 
 FAILURES_TO_REPLACE = 2
-"""In a row, and then the process is replaced: a device that an illegal access has left unusable
-comes back for a new process only. Once may be a call that asked for too much memory; a guess."""
+"""Consecutive failures after which the process is replaced: only a new process recovers a device
+after an illegal access. A single one may be a call that needed too much memory; a guess."""
 
 Restore = Callable[[EngineConnection], Awaitable[None]]
 
 
 class EngineSupervisor:
-    """Calls to an engine that ``make`` describes, whichever process has it now.
+    """Calls to an engine that ``make`` describes, in whichever process has it now.
 
-    Its first process is started at once, beside whatever else the node begins with.
+    The first process starts at once, while the node starts up.
     """
 
     def __init__(
@@ -46,47 +46,47 @@ class EngineSupervisor:
         self._starting = asyncio.Lock()
         self._conversation: EngineConnection | None = None
         self._fruitless = 0
-        """Starts since the last call that ended well."""
+        """Starts since the last successful call."""
         self._failures = 0
-        """Calls in a row that broke, in whichever process."""
+        """Consecutive failed calls, over all processes."""
         self._first = asyncio.create_task(self._begin())
 
     async def start(self) -> None:
-        """Return when a process lives and has what it should have; raises ``EngineError``."""
+        """Return when a process is alive and its state restored; raises ``EngineError``."""
         await self._alive()
 
     async def call(self, name: str, *arguments: Any, items: int = 0, tokens: int = 0) -> list[Any]:
-        """Call a method as ``EngineConnection.call`` does, in a process that lives."""
+        """Call a method as ``EngineConnection.call`` does, in a live process."""
         conversation = await self._alive()
         failures = self._failures
         try:
             result: list[Any] = await conversation.call(name, arguments, items, tokens)
         except EngineError as error:
-            # Calls that run together break together, which is one failure.
+            # Concurrent calls fail together: that is one failure.
             self._failures = max(self._failures, failures + 1)
             if self._failures >= FAILURES_TO_REPLACE:
                 await conversation.close(f"replaced after {self._failures} failures: {error}")
             raise
         except Exception:
-            self._failures = 0  # what a port documents is an answer
+            self._failures = 0  # an error that the port documents is a valid response
             raise
         self._failures = self._fruitless = 0
         return result
 
     @property
     def pid(self) -> int | None:
-        """The process that has the engine now, if any."""
+        """The current process's id, if there is one."""
         known = self._conversation
         return known.pid if known is not None and not known.reason else None
 
     @property
     def tokens(self) -> int:
-        """What the present process had computed when it said so last."""
+        """Tokens computed by the current process, from its last report."""
         return 0 if self._conversation is None else self._conversation.tokens
 
     @property
     def first_token(self) -> FirstToken | None:
-        """What the present process has said of the policy that it loaded last."""
+        """The current process's report for the last policy it loaded."""
         return None if self._conversation is None else self._conversation.first_token
 
     async def close(self) -> None:
@@ -99,8 +99,8 @@ class EngineSupervisor:
     async def _begin(self) -> None:
         try:
             await self._alive()
-        except EngineError as error:  # the first call tries again, and tells its role
-            log.warning("no engine process", engine=self._make.kind, reason=str(error))
+        except EngineError as error:  # the first call tries again and raises to its role
+            log.warning("engine process start failed", engine=self._make.kind, reason=str(error))
 
     async def _alive(self) -> EngineConnection:
         async with self._starting:
@@ -120,13 +120,13 @@ class EngineSupervisor:
                 await fresh.close()
                 raise
             self._conversation = fresh
-            log.info("engine process", engine=self._make.kind, pid=fresh.pid)
+            log.info("engine process started", engine=self._make.kind, pid=fresh.pid)
             return fresh
 
 
 def pause_seconds(fruitless: int) -> float:
-    """Return how long to wait before a start after so many in vain."""
+    """Return the backoff before a start after ``fruitless`` starts without a successful call."""
     if not fruitless:
         return 0.0
-    doublings = min(fruitless - 1, 16)  # a bound, so that nothing overflows
+    doublings = min(fruitless - 1, 16)  # bounded against overflow
     return min(PAUSE_SECONDS_MIN * (1 << doublings), PAUSE_SECONDS_MAX)

@@ -1,7 +1,7 @@
-"""What a daemon and its engine process say to each other: framed msgpack, every message bounded.
+"""Wire protocol between a daemon and its engine process: framed msgpack with bounded messages.
 
-A frame is four bytes of length, big-endian, and ``[name of the message, its fields]``. The engine
-process speaks first, with the version of this module, because it may be of another installation.
+A frame is a big-endian length of four bytes and ``[message name, fields]``. The engine process
+sends first, with the version of this module, because it may belong to another installation.
 """
 
 import asyncio
@@ -18,47 +18,47 @@ from roles.engines.factory import EngineName
 from roles.ports.storage import StorageFullError
 
 VERSION = 5
-"""To be raised with any change to a message here or to a type in ``methods``."""
+"""Increase with any change to a message here or to a type in ``rpc_methods``."""
 
 QUESTION_BYTES_MAX = 1 << 30
 """A step's batch of 16 million tokens takes 20 bytes each."""
 
 ANSWER_BYTES_MAX = 1 << 26
-"""One sequence travels in one frame: a million tokens at 20 bytes, and their proofs."""
+"""A frame holds one sequence: a million tokens at 20 bytes, and their proofs."""
 
 _LENGTH_BYTES = 4
 _ANSWERING_MAX = 1 << 62
 
 CallId = Annotated[int, Field(ge=1, le=_ANSWERING_MAX)]
 Kind = Literal["generation", "verification", "training"]
-"""The engines that a process may be asked to make, named like the methods of ``Engines``."""
+"""The engines that a process can make, named like the methods of ``Engines``."""
 
 ErrorName = Literal["ValueError", "LookupError", "StorageFullError", "EngineError"]
-"""What the ports document; everything else is an ``EngineError``."""
+"""Errors that the ports document; every other one is an ``EngineError``."""
 
 TOLD: Mapping[ErrorName, type[Exception]] = {
     "ValueError": ValueError,
     "LookupError": LookupError,
     "StorageFullError": StorageFullError,
 }
-"""What those that are no ``EngineError`` are here."""
+"""Exception types of the names other than ``EngineError``."""
 
 REASON_CHARACTERS_MAX = 1000
 TRACE_CHARACTERS_MAX = 8000
 
 
 class WireError(Exception):
-    """The other side says what nobody may say."""
+    """Invalid message from the other side."""
 
 
 class EngineMessage(BaseModel):
-    """What travels in one frame."""
+    """Contents of one frame."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Hello(EngineMessage):
-    """The engine process is here; nothing else is understood before the versions are equal."""
+    """First message of an engine process; all others require equal versions."""
 
     version: Annotated[int, Field(ge=0, le=2**31)]
     software: Annotated[str, Field(max_length=100)]
@@ -67,8 +67,8 @@ class Hello(EngineMessage):
 class Make(EngineMessage):
     """Make the one engine of this process.
 
-    ``manifest`` is the canonical run manifest; ``engine``, ``device`` and ``gpus`` are as
-    ``engines_of`` takes them.
+    ``manifest`` is the canonical run manifest; ``engine``, ``device`` and ``gpus`` are as in
+    ``engines_of``.
     """
 
     kind: Kind
@@ -81,7 +81,7 @@ class Make(EngineMessage):
 
 
 class Call(EngineMessage):
-    """Call a method of the engine; ``arguments`` are checked by ``methods``."""
+    """Call a method of the engine; ``rpc_methods`` validates ``arguments``."""
 
     id: CallId
     method: Annotated[str, Field(max_length=100)]
@@ -89,30 +89,30 @@ class Call(EngineMessage):
 
 
 class CancelCall(EngineMessage):
-    """Nobody waits for a call any more: it need not go on."""
+    """Cancel a call; its result is no longer needed."""
 
     id: CallId
 
 
 class Made(EngineMessage):
-    """The engine is there."""
+    """The engine is ready."""
 
 
 class Item(EngineMessage):
-    """A part of a call's result, in order; ``value`` is checked by ``methods``."""
+    """One item of a call's result, in order; ``rpc_methods`` validates ``value``."""
 
     id: CallId
     value: Any
 
 
 class CallDone(EngineMessage):
-    """A call has ended well."""
+    """A call succeeded."""
 
     id: CallId
 
 
 class Failed(EngineMessage):
-    """A call has raised; ``id`` is None when the engine could not be made."""
+    """A call raised; ``id`` is None if the engine could not be made."""
 
     id: CallId | None
     error: ErrorName
@@ -121,14 +121,14 @@ class Failed(EngineMessage):
 
 
 class Heartbeat(EngineMessage):
-    """The process lives: its resident memory, and the tokens computed since its start."""
+    """Heartbeat: resident memory, and the tokens computed since the process started."""
 
     memory_bytes: Annotated[int, Field(ge=0)]
     tokens: Annotated[int, Field(ge=0)]
 
 
 class FirstTokenNotice(EngineMessage):
-    """A policy that was loaded had its first token so many seconds after its load."""
+    """Seconds from the load of a policy to its first token."""
 
     version: Annotated[int, Field(ge=0, le=_ANSWERING_MAX)]
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -142,19 +142,19 @@ def _named(*messages: type[M]) -> Mapping[str, type[M]]:
 
 
 QUESTIONS: Mapping[str, type[EngineMessage]] = _named(Make, Call, CancelCall)
-"""What the daemon says."""
+"""Messages that the daemon sends."""
 
 ANSWERS: Mapping[str, type[EngineMessage]] = _named(
     Hello, Made, Item, CallDone, Failed, Heartbeat, FirstTokenNotice
 )
-"""What the engine process says."""
+"""Messages that the engine process sends."""
 
 
 def encode(message: EngineMessage, bytes_max: int) -> bytes:
-    """Return the frame of ``message``; raises ``WireError`` when it is too long, or unwritable."""
+    """Return the frame of ``message``; raises ``WireError`` if it is too long or not encodable."""
     try:
         body = msgpack.packb([type(message).__name__, dict(message)], default=_plain)
-    except ValueError as error:  # a path that is no text
+    except ValueError as error:  # a path that is not valid text
         raise WireError(f"a {type(message).__name__} cannot be written: {error}") from None
     if len(body) > bytes_max:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too long")
@@ -163,9 +163,9 @@ def encode(message: EngineMessage, bytes_max: int) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Return what msgpack knows for a path or one of the ports' data classes.
+    """Convert a path or a data class of the ports for msgpack.
 
-    Their fields are mostly tuples of numbers, which it writes 7 times faster than pydantic would
+    The fields are mostly tuples of numbers, which msgpack encodes 7 times faster than pydantic
     (measured).
     """
     if is_dataclass(value):
@@ -174,21 +174,21 @@ def _plain(value: object) -> object:
 
 
 def decode(body: bytes, known: Mapping[str, type[EngineMessage]]) -> EngineMessage:
-    """Return the message in a frame's body; raises ``WireError`` unless it is one of ``known``."""
+    """Decode a frame's body; raises ``WireError`` unless the message is one of ``known``."""
     try:
         codec.require_whole(body)
         match msgpack.unpackb(body, use_list=False):
             case (str(name), dict(values)) if name in known:
                 return known[name].model_validate(values)
-    except ValueError as error:  # msgpack's and pydantic's errors are
+    except ValueError as error:  # the base of msgpack's and pydantic's errors
         raise WireError(" ".join(str(error).split())[:200]) from None
-    raise WireError("not a message of this side")
+    raise WireError("unknown message")
 
 
 async def read(
     reader: asyncio.StreamReader, known: Mapping[str, type[EngineMessage]], bytes_max: int
 ) -> EngineMessage:
-    """Return the next message; ``EOFError`` at the end of the stream, else as ``decode``."""
+    """Read the next message; ``EOFError`` at the end of the stream, else as ``decode``."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     if length > bytes_max:
         raise WireError(f"a frame of {length} bytes is too long")

@@ -1,1 +1,1 @@
-"""GRPO on one device: objective, batches, optimiser, durable state."""
+"""GRPO training on one device: objective, batches, optimizer, checkpoints."""

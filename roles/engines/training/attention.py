@@ -1,8 +1,8 @@
-"""Causal attention inside each of many sequences that lie one after another in one row.
+"""Causal attention within each of many sequences packed into one row.
 
-A mask over such a row would be dense, width x width. Neighbours of equal length are attended to as
-one batch instead, and sorted by length they are nearly all neighbours: no mask and no padding, on
-every device and in every precision, in memory that grows with the tokens.
+A mask over such a row would be dense, width x width. Instead, neighbouring sequences of equal
+length are one batch of attention, and sorting by length makes nearly all of them neighbours. It
+needs no mask and no padding on any device, and memory linear in the tokens.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 PACKED = "prime_packed"
-"""Name of this attention among those of transformers."""
+"""Name under which transformers knows this attention."""
 
 _WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache"})
-"""Arguments of transformers' layers that change no score here: there is no dropout."""
+"""Arguments of transformers' layers that change no score: there is no dropout."""
 
 Run = tuple[int, int]
-"""Length of neighbouring sequences, and how many of them there are."""
+"""(length, count) of neighbouring sequences of equal length."""
 
 
 def packed_attention(
@@ -34,17 +34,17 @@ def packed_attention(
     runs: Sequence[Run],
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend inside each sequence of ``[1, heads, width, size]``; transformers' interface.
+    """Attend within each sequence of ``[1, heads, width, size]``; transformers' interface.
 
-    Raises ``ValueError`` for a mask or an argument that changes the scores: a window, sinks,
-    soft-capping. Dropping it would give wrong numbers.
+    Raises ``ValueError`` for a mask or an argument that changes the scores (window, sinks,
+    soft-capping): ignoring it would give wrong numbers.
     """
     given = {name for name, argument in others.items() if argument is not None}
     unknown = given - _WITHOUT_EFFECT
     if attention_mask is not None or unknown:
         names = ", ".join(sorted(unknown)) or "a mask"
         raise ValueError(f"packed attention does not compute {names}; train another model")
-    # Of the kernels that need no matrix of scores, some know no groups of query heads.
+    # Some kernels that avoid the score matrix do not support grouped query heads.
     repeats = query.shape[1] // key.shape[1]
     heads = query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     sizes = [length * count for length, count in runs]

@@ -1,7 +1,7 @@
-"""From verified sequences to passes of the model: filter, advantages, minibatches, packing.
+"""Batches for the model: filter verified sequences, compute advantages, split and pack.
 
-The sequences of a pass lie one after another in one row, without padding. Positions restart with
-each and attention stays inside each, so the loss is that of sequences on their own.
+The sequences of a forward pass are packed into one row without padding. Positions restart with each
+sequence and attention stays within it, so the loss equals that of separate sequences.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from roles.ports.engines import TrainingSequence
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """A sequence that teaches something, with its advantage; ``place`` is that in its batch."""
+    """A sequence with a non-zero advantage; ``place`` is its index in the batch."""
 
     place: int
     group: int
@@ -35,10 +35,10 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One row of tokens ``[1, width]`` for the model, and what is learned of it ``[n]``.
+    """One packed row of tokens ``[1, width]``, and its targets ``[n]``.
 
-    ``predictors`` are the places of what predicts ``targets``, in order; ``runs`` says where
-    sequences begin (``attention``).
+    ``predictors`` are the positions that predict ``targets``, in order; ``runs`` are the lengths of
+    the sequences (see ``attention``).
     """
 
     tokens: Tensor
@@ -51,7 +51,7 @@ class Pass:
 
 
 def select(sequences: Sequence[TrainingSequence]) -> list[TrainingSample]:
-    """Return the sequences whose advantage is not zero: the others have no gradient."""
+    """Return the sequences with a non-zero advantage; the others have no gradient."""
     rewards = torch.tensor([sequence.reward for sequence in sequences], dtype=torch.float64)
     groups = torch.tensor([sequence.group for sequence in sequences], dtype=torch.int64)
     advantages = group_advantages(rewards, groups).tolist()
@@ -63,9 +63,9 @@ def select(sequences: Sequence[TrainingSequence]) -> list[TrainingSample]:
 
 
 def minibatches(samples: Sequence[TrainingSample], count: int) -> list[list[TrainingSample]]:
-    """Return ``count`` parts of whole groups, or fewer when there are fewer groups.
+    """Split into ``count`` minibatches of whole groups, or fewer if there are fewer groups.
 
-    The groups are dealt out in their order, which in a batch is drawn by lot.
+    Groups are dealt round-robin in batch order, which is random.
     """
     groups: dict[int, list[TrainingSample]] = {}
     for sample in samples:
@@ -76,9 +76,9 @@ def minibatches(samples: Sequence[TrainingSample], count: int) -> list[list[Trai
 
 
 def pack(samples: Sequence[TrainingSample], pass_tokens: int) -> list[list[TrainingSample]]:
-    """Distribute samples over passes of ``pass_tokens``, or of one longer sample: first fit.
+    """Pack samples into passes of ``pass_tokens`` by first fit; a longer sample is a pass alone.
 
-    The longest come first, so those of equal length are neighbours.
+    The longest come first, so samples of equal length are neighbours.
     """
     passes: list[list[TrainingSample]] = []
     free: list[int] = []
@@ -94,7 +94,7 @@ def pack(samples: Sequence[TrainingSample], pass_tokens: int) -> list[list[Train
 
 
 def collate(samples: Sequence[TrainingSample], device: str) -> Pass:
-    """Return the samples of a pass as tensors."""
+    """Return one pass as tensors."""
     tokens: list[int] = []
     positions: list[int] = []
     predictors: list[int] = []

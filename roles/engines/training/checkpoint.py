@@ -1,7 +1,7 @@
-"""The trainer's durable state: weights, AdamW's moments and progress in one safetensors file.
+"""Trainer checkpoint: weights, AdamW's moments and progress in one safetensors file.
 
-Another trainer's file is read, too, and everything in it is checked; the optimiser's settings are
-not in it, because they are the manifest's.
+It may come from another trainer, so everything in it is checked. The optimizer's settings are not
+in it: they are in the manifest.
 """
 
 import math
@@ -20,15 +20,15 @@ _FORMAT = "2"
 _KINDS = ("weights", "first_moments", "second_moments")
 
 _ROUNDING = 1.01
-"""What rounding may add to a moment's bound; a guess, far above what float32 needs."""
+"""Tolerance for rounding on a moment's bound; a guess, far above what float32 needs."""
 
 _NEGLIGIBLE = 1e-18
-"""A moment below it moves nothing, and its square may have been rounded to zero."""
+"""A smaller moment moves nothing, and its square may have been rounded to zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What training goes on from; all tensors are float32 and known by their parameter's name."""
+    """Checkpoint contents; all tensors are float32, keyed by parameter name."""
 
     weights: dict[str, Tensor]
     first_moments: dict[str, Tensor]
@@ -37,12 +37,12 @@ class TrainingState:
 
 
 def checkpoint_bytes_max(shapes: Shapes) -> int:
-    """Return what the state of a model with such parameters takes on disk at most."""
+    """Return the maximum bytes of a checkpoint of a model with such parameters."""
     return file_bytes_max(_layout(shapes))
 
 
 def save_checkpoint(state: TrainingState, path: Path) -> None:
-    """Write ``state`` whole or not at all; raises ``StorageFullError``."""
+    """Write ``state`` atomically; raises ``StorageFullError``."""
     groups = (state.weights, state.first_moments, state.second_moments)
     tensors = {
         f"{kind}/{name}": tensor
@@ -56,7 +56,7 @@ def save_checkpoint(state: TrainingState, path: Path) -> None:
 
 
 def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:
-    """Return what was saved, on the CPU; ``ValueError`` unless it is whole and of such a model."""
+    """Load a checkpoint to the CPU; ``ValueError`` if it is damaged or of another model."""
     tensors, metadata = read_tensors(path, _layout(shapes))
     if metadata.get("format") != _FORMAT:
         raise ValueError(f"{path} has another checkpoint format")
@@ -69,9 +69,9 @@ def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:
 
 
 def check_moments(state: TrainingState, betas: tuple[float, float]) -> None:
-    """Raise ``ValueError`` for moments that no gradients make, which could move a weight anywhere.
+    """Raise ``ValueError`` for moments that no gradients produce: they move a weight anywhere.
 
-    By Cauchy and Schwarz the first is bounded by the root of the second.
+    By Cauchy-Schwarz the first moment is bounded by the root of the second.
     """
     bound = _ROUNDING * _moment_ratio_max(*betas)
     for name, first in state.first_moments.items():
@@ -80,11 +80,11 @@ def check_moments(state: TrainingState, betas: tuple[float, float]) -> None:
         if not finite or bool((second < 0).any()):
             raise ValueError(f"the moments of {name} are not finite, or negative")
         if bool((first.abs() > bound * second.sqrt() + _NEGLIGIBLE).any()):
-            raise ValueError(f"the moments of {name} do not belong together")
+            raise ValueError(f"the moments of {name} are inconsistent")
 
 
 def _moment_ratio_max(first: float, second: float) -> float:
-    """Return the largest ``|m| / sqrt(v)`` of AdamW, infinite when there is none.
+    """Return the largest possible ``|m| / sqrt(v)`` of AdamW; infinite if it is unbounded.
 
     With ``m = (1 - b1) sum(b1^k g_k)`` and ``v = (1 - b2) sum(b2^k g_k^2)``, ``m^2 / v`` is at most
     ``(1 - b1)^2 / (1 - b2) sum((b1^2 / b2)^k)``.

@@ -1,4 +1,4 @@
-"""The training engine: one model, one AdamW, batches of verified sequences."""
+"""Training engine: one model and one AdamW, trained on batches of verified sequences."""
 
 import asyncio
 import math
@@ -49,18 +49,18 @@ from roles.ports.engines import Policy, StepMetrics, TrainingEngine, TrainingSeq
 from roles.ports.storage import StorageFullError
 
 _keeping_inputs = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-"""Calls a function so that only its arguments are kept; none here draws at random."""
+"""Activation checkpointing: keep only the arguments; no such function draws random numbers."""
 
 _KEPT_BYTES_MAX = 2**30
-"""What a pass may keep for its backward pass before recomputing it pays: a third more computing
-frees what further tokens need, and on a tiny model nothing does. The bound is a guess."""
+"""Activations that a pass may keep before recomputation pays. Recomputing costs a third more
+compute and frees memory for more tokens; on a tiny model it frees nothing. A guess."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What one update did; totals over its tokens."""
+    """Totals over the tokens of one update."""
 
     tokens: int
     loss: float = 0.0
@@ -69,23 +69,23 @@ class _Sums:
     entropy: float = 0.0
     kl: float = 0.0
     norm: float = 0.0
-    """Of the gradient, before it is clipped."""
+    """Gradient norm before clipping."""
     updated: bool = False
     learning_rate: float = 0.0
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step whose first gradient is there: what it did so far, and the parts that wait."""
+    """A step whose first gradient is computed: its totals so far, and the remaining minibatches."""
 
     first: _Sums | None
-    """None when there is nothing to learn from."""
+    """None when the batch has nothing to learn from."""
     parts: list[list[TrainingSample]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What learns; ``masters`` by name are the model's own parameters if policies are float32."""
+    """Model and optimizer; ``masters`` are the model's own parameters for float32 policies."""
 
     model: CausalLM
     masters: dict[str, Parameter]
@@ -93,16 +93,16 @@ class _Loaded:
 
 
 class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
-    """Trains on a CPU or one GPU; the loss of an update is the mean over its tokens.
+    """Train on a CPU or one GPU; the loss of an update is the mean over its tokens.
 
-    Masters, optimizer and output layer are float32; the model's ``dtype`` is that of the policies
-    it writes and of the decoder's forward pass. The model computes with the weights of the policy,
-    so a ratio is 1 before the first update. Where they are rounded, masters are kept beside them,
-    and take gradients as if they had been computed with. Sequences are packed to forward passes of
-    ``pass_tokens``, and with ``checkpointing`` a decoder layer keeps its input alone and is
-    computed again in the backward pass (None: where all of it would take too much); neither
-    changes the result beyond rounding. What is written is written in another thread, beside the
-    first gradient of a step.
+    Master weights, optimizer and output layer are float32; the model's ``dtype`` is that of the
+    policies it writes and of the decoder's forward pass. The model computes with the policy's
+    weights, so a ratio is 1 before the first update. Where these are rounded, separate masters take
+    the gradients, as if they had been used in the computation. Sequences are packed into passes of
+    ``pass_tokens``. With ``checkpointing`` a decoder layer keeps only its input and is recomputed
+    in the backward pass (None: only if the activations would be too large). Neither changes the
+    result beyond rounding. Files are written in another thread while a step computes its first
+    gradient.
     """
 
     def __init__(
@@ -149,11 +149,11 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         return model
 
     def _policy_of(self, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights of the policy that masters of any precision make."""
+        """Round master weights of any precision to the policy's weights."""
         return {name: self._round(name, tensor.float()) for name, tensor in masters.items()}
 
     def _adopt(self, tensors: dict[str, Tensor]) -> _Loaded:
-        """Return a model of the policy of ``tensors``, which become masters, and an optimizer."""
+        """Make a model and an optimizer; ``tensors`` become the master weights."""
         model = self._packing_model(self._policy_of(tensors))
         if self._checkpointing:
             for layer in model.model.layers:
@@ -188,7 +188,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     def recompute(
         self, policy: Policy, sequences: Sequence[TrainingSequence]
     ) -> list[TrainingSequence]:
-        self._forget_gradients()  # these weights take their place
+        self._forget_gradients()  # frees memory for these weights
         model = self._packing_model(self._read(policy))
         found = list(sequences)
         for packed in pack(select(sequences), self._pass_tokens):
@@ -240,7 +240,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
     @contextmanager
     def _whole_or_unloaded(self) -> Iterator[None]:
-        """Unload on an error: what is loaded next needs the memory, and weights may be half new."""
+        """Unload on an error: weights may be half updated, and the next load needs the memory."""
         try:
             yield
         except BaseException:
@@ -254,7 +254,6 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         self._step = None
 
     def _gradient(self, samples: Sequence[TrainingSample]) -> _Sums:
-        """Leave the gradient of one update."""
         self._forget_gradients()
         model = self._loaded().model
         sums = _Sums(tokens=sum(len(sample.tokens) for sample in samples))
@@ -278,7 +277,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         sums.entropy += float(entropies.detach().sum())
 
     def _target_logprobs(self, model: CausalLM, packed: Pass) -> tuple[Tensor, Tensor]:
-        """Return the log-probability of each target and the entropy of its place, ``[n]``."""
+        """Return each target's log-probability and the entropy at its position, ``[n]``."""
         return target_logprobs(
             self._states(model, packed),
             model.lm_head.weight,
@@ -288,7 +287,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         )
 
     def _states(self, model: CausalLM, packed: Pass) -> Tensor:
-        """Return the decoder's output ``[n, hidden]`` at the places that predict."""
+        """Return the decoder's output ``[n, hidden]`` at the predicting positions."""
         reduced = self._dtype != torch.float32
         with torch.autocast(torch.device(self._device).type, self._dtype, enabled=reduced):
             states: Tensor = model.model(
@@ -300,7 +299,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         return states[0, packed.predictors]
 
     def _update(self, sums: _Sums) -> None:
-        """Step the optimizer if everything is finite; note the gradient norm before clipping."""
+        """Step the optimizer if everything is finite; record the gradient norm before clipping."""
         loaded = self._loaded()
         parameters = list(loaded.model.parameters())
         total = get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -316,7 +315,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
     @torch.no_grad()
     def _move(self, loaded: _Loaded) -> None:
-        """Step the masters by the model's gradients, and the model to the policy they make."""
+        """Step the masters by the model's gradients, then round them to the model's weights."""
         rounded = {
             name: parameter
             for name, parameter in loaded.model.named_parameters()
@@ -379,7 +378,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     ) -> list[tuple[int, ...]]:
         if not prompts:
             return []
-        # In the precision of the policies, so that the report is about what workers run.
+        # In the policies' precision: the report is about the model that workers run.
         decoder = Decoder(
             self._config,
             {name: one.to(self._dtype) for name, one in tensors_of(self._loaded().model).items()},
@@ -392,7 +391,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
 
 def _moments(loaded: _Loaded, key: str) -> dict[str, Tensor]:
-    """Return one of AdamW's moments for every parameter; zero before the first step."""
+    """Return one of AdamW's moments for each parameter; zero before the first step."""
     zero = torch.zeros(())
     return {
         name: loaded.optimizer.state[master].get(key, zero.expand(master.shape))
@@ -401,9 +400,9 @@ def _moments(loaded: _Loaded, key: str) -> dict[str, Tensor]:
 
 
 def _kept_bytes_per_token(config: Config) -> int:
-    """Return what autograd keeps of a token's way through the decoder, in float32.
+    """Return the bytes that autograd keeps per token in the decoder, in float32.
 
-    Measured where all heads together are as wide as the hidden states; else a guess.
+    Measured where all heads together are as wide as the hidden states; otherwise a guess.
     """
     heads = config.num_attention_heads * head_size(config)
     layer = 6 * (config.hidden_size + heads) + 4 * config.intermediate_size

@@ -1,13 +1,13 @@
 """GRPO with two-sided clipping, as pure functions of tensors.
 
-Per token, with ``r`` the probability ratio of the current policy against the one that generated:
+Per token, with ``r`` the probability ratio of the current policy to the generating policy:
 
     maximise  min( min(r, delta) * A,  clip(r, 1 - epsilon, 1 + epsilon) * A )
 
-INTELLECT-2 (arXiv 2505.07291): ``delta`` bounds what one token with a negative advantage can do.
-Differences from its code, each of which is a bug there: the ratio is against **the policy that
-generated**, where its trainer takes its newest, so staleness counts; it is capped in log space
-before ``exp``, so infinity times zero cannot make a NaN gradient; and advantages are computed here.
+INTELLECT-2 (arXiv 2505.07291): ``delta`` bounds the effect of one token with a negative advantage.
+Three differences from its code, each a bug there. The ratio is against **the policy that
+generated**, not the trainer's newest, so staleness counts. It is capped in log space before
+``exp``, so infinity times zero gives no NaN gradient. Advantages are computed here.
 """
 
 import math
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 ADVANTAGE_EPSILON = 1e-6
-"""Added to the deviation of a group's rewards, as in INTELLECT-2's code; TRL adds 1e-4."""
+"""Added to the standard deviation of a group's rewards, as in INTELLECT-2; TRL adds 1e-4."""
 
 
 def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return ``(R - mean) / (deviation + 1e-6)`` of each reward within its group, all ``[n]``.
 
-    The deviation is the sample's, with ``n - 1``, as in ``compute_advantages_grpo`` of prime-rl at
-    4bb0ff01f, which trained INTELLECT-2, and in TRL. With the population's advantages would be
-    ``sqrt(n / (n - 1))`` times larger: 1.15 times for 4 answers, 1.03 times for 16. A group whose
-    rewards are all equal gets exactly zero, and so does a single answer, where theirs is NaN.
+    The deviation is the sample's (``n - 1``), as in TRL and in ``compute_advantages_grpo`` of
+    prime-rl at 4bb0ff01f, which trained INTELLECT-2. The population's would give advantages
+    ``sqrt(n / (n - 1))`` times larger: 1.15 times for 4 answers, 1.03 times for 16. A group of
+    equal rewards gets exactly zero, and so does a single answer, where both others give NaN.
     """
     _, member_of = torch.unique(groups, return_inverse=True)
     counts = torch.bincount(member_of).to(rewards.dtype)
@@ -40,7 +40,7 @@ def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 def two_sided_losses(
     logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, delta: float, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of each token, and whether clipping took away its gradient, all ``[n]``."""
+    """Return each token's loss, and whether clipping removed its gradient, all ``[n]``."""
     log_ratio = logprobs - behaviour_logprobs
     capped = log_ratio.clamp(max=math.log(delta)).exp() * advantages
     near = log_ratio.clamp(math.log(1 - epsilon), math.log(1 + epsilon)).exp() * advantages
@@ -49,7 +49,7 @@ def two_sided_losses(
 
 
 def _range(rewards: Tensor, member_of: Tensor, groups: int) -> Tensor:
-    """Return for each reward the difference of its group's extremes."""
+    """Return, for each reward, the maximum minus the minimum of its group."""
     zeros = torch.zeros(groups, dtype=rewards.dtype, device=rewards.device)
     highest = zeros.scatter_reduce(0, member_of, rewards, "amax", include_self=False)
     lowest = zeros.scatter_reduce(0, member_of, rewards, "amin", include_self=False)

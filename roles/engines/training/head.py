@@ -1,9 +1,9 @@
-"""Output layer and softmax in chunks: a few logits live at once instead of tokens x vocabulary.
+"""Output layer and softmax in chunks: never materialise tokens x vocabulary logits.
 
-At a vocabulary of 151,936 one token's logits take 0.6 MB in float32, and a softmax whose gradient
-autograd takes keeps them several times over: 2.96 MB a token (measured). Here only the states and
-one number per token are kept, and the backward pass computes each chunk's logits again: one more
-product of states and weights. Liger and prime-rl do the same.
+At a vocabulary of 151,936 one token's logits take 0.6 MB in float32, and autograd through a softmax
+keeps several copies: 2.96 MB a token (measured). This keeps only the states and one number per
+token; the backward pass recomputes each chunk's logits, one more product of states and weights.
+Liger and prime-rl do the same.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 LOGITS_MAX = 2**24
-"""Logits of a chunk: 64 MiB in float32, of which two copies live at once."""
+"""Logits of a chunk: 64 MiB in float32, of which two copies exist at once."""
 
 
 def target_logprobs(
@@ -26,11 +26,11 @@ def target_logprobs(
     entropy_gradient: bool = False,
     logits_max: int = LOGITS_MAX,
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each target and the entropy of its place in nats, ``[n]``.
+    """Return each target's log-probability and the entropy at its position in nats, ``[n]``.
 
-    The logits are ``states @ weight.T / temperature`` in the precision of ``weight``, float32 in a
-    trainer, whatever the rest of the model computes in. The entropies have a gradient only if it is
-    asked for: it costs a second pass over the logits.
+    The logits are ``states @ weight.T / temperature`` in the precision of ``weight``: float32 in a
+    trainer, whatever the rest of the model uses. Entropies have a gradient only on request: it
+    costs a second pass over the logits.
     """
     arguments = (states.to(weight.dtype), weight, targets, temperature)
     result = _ChunkedHead.apply(*arguments, entropy_gradient, logits_max)  # type: ignore[no-untyped-call]

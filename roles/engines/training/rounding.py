@@ -1,6 +1,6 @@
-"""From float32 masters to the weights of a policy: to nearest, or dithered.
+"""Rounding of float32 master weights to a policy's weights: to nearest, or dithered.
 
-The thresholds are those of ``protocol.run.policy``, computed where the masters are.
+The thresholds are those of ``protocol.run.policy``, computed on the masters' device.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from roles.engines.files.policy import DTYPES
 from roles.engines.sampling.gumbel_noise import mixed
 
 Rounding = Callable[[str, Tensor], Tensor]
-"""Returns the policy's weights of a tensor's name and float32 masters."""
+"""(tensor name, float32 masters) -> the policy's weights."""
 
 _SLICE_WEIGHTS = 2**17
-"""Rounded at once, half a megabyte of masters: what is between stays in the processor's cache."""
+"""Weights rounded at once: half a megabyte of masters, so intermediates stay in the CPU cache."""
 
 _FRACTION = (1 << THRESHOLD_BITS) - 1
 _LARGEST = float(np.uint32(LARGEST).view(np.float32))
 
 
 def rounding_of(model: ModelSection, run: RunId | None) -> Rounding:
-    """Return how policies are rounded; ``ValueError`` for dithered ones without the id of a run."""
+    """Return the rounding of policies; ``ValueError`` for dithered ones without a run id."""
     if model.rounding == "dither":
         if run is None:
             raise ValueError("thresholds of a dithered policy need the id of its run")
@@ -36,15 +36,15 @@ def rounding_of(model: ModelSection, run: RunId | None) -> Rounding:
 
 
 class Dither:
-    """Rounds to bf16 by the thresholds of one run."""
+    """Round to bf16 by the thresholds of one run."""
 
     def __init__(self, run: RunId) -> None:
         self._run = run
 
     def __call__(self, name: str, masters: Tensor) -> Tensor:
-        """Return float32 masters of any device as bf16 weights of the tensor ``name``.
+        """Round float32 masters on any device to the bf16 weights of the tensor ``name``.
 
-        Beyond the result it takes a few slices of memory.
+        Needs memory for the result and a few slices.
         """
         flat = masters.detach().reshape(-1)
         policy = torch.empty_like(flat, dtype=torch.bfloat16)
@@ -63,7 +63,7 @@ class Dither:
         return policy.view(masters.shape)
 
     def thresholds(self, name: str, begin: int, count: int, device: torch.device) -> Tensor:
-        """Return thresholds of ``count`` weights from a flat index on, int32 below ``2**16``."""
+        """Return ``count`` thresholds from flat index ``begin``, int32 below ``2**16``."""
         words = torch.arange(begin // 2, (begin + count + 1) // 2, device=device).to(torch.int32)
         bits = mixed(words, threshold_keys(self._run, name))
         halves = bits.view(torch.int16)[begin % 2 :][:count]

@@ -1,12 +1,11 @@
-"""vLLM as the engine of an inference node: its scheduler and kernels, the protocol's sampling.
+"""vLLM as the generation engine: vLLM's scheduler and kernels with the protocol's sampling.
 
-vLLM runs the model; what the protocol defines stays ours and is computed where the logits are. A
-*logits processor* (``sampling``) divides by the temperature, adds the protocol's noise and leaves
-vLLM one token to take. Beside it ``records`` keeps what a rollout has to state of each token: its
-log-probability and, of the final states, the values that proofs cover. ``worker`` is what runs in
-vLLM's workers, ``launch`` starts them, ``engine`` is the port.
+A *logits processor* (``sampling``) divides by the temperature, adds the protocol's noise and leaves
+vLLM one token to take. ``records`` keeps the rollout's data per token: its log-probability, and the
+values of the final states that proofs cover. ``worker`` runs in vLLM's workers, ``launch`` starts
+them, ``engine`` implements the port.
 
-Weights are swapped in place. vLLM keeps packed copies of some, and with a tied output layer it kept
-an old one (0.32, measured), so after each swap a ``probe`` compares with the policy's file. A
-validator has the built-in engine: see docs/adr/0022.
+Weights are swapped in place. vLLM keeps packed copies of some, and version 0.32 kept a stale tied
+output layer (measured). So after each swap a ``probe`` compares with the policy's file. Validators
+use the built-in engine: see docs/adr/0022.
 """

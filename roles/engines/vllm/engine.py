@@ -1,7 +1,7 @@
-"""The generation engine on vLLM: concurrent calls are one batch, a swap of weights waits for them.
+"""Generation engine on vLLM: concurrent calls share one batch; a weight swap waits for them.
 
-vLLM's scheduler decides which sequences are computed together, so a call need not wait for another
-one: whatever arrives joins at the next step, and each call ends with its own last sequence.
+vLLM's scheduler batches sequences, so calls do not wait for each other: new sequences join at the
+next step, and each call ends with its own last sequence.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ from roles.ports.engines import (
 )
 
 SWAPS_MAX = 2
-"""Tries to load a policy before the engine is given up: the second one is the repair."""
+"""Attempts to load a policy before the engine fails; the second one is the repair."""
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call of ``generate`` and what it has of its result; ``made`` is in order of requests."""
+    """A call of ``generate`` and its results so far; ``made`` is in request order."""
 
     requests: Sequence[GenerationRequest]
     temperature: float
@@ -49,7 +49,7 @@ class _Call:
 
 
 class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
-    """Generates with vLLM on a CPU, or on ``gpus`` GPUs by tensor parallelism."""
+    """Generate with vLLM on a CPU, or on ``gpus`` GPUs by tensor parallelism."""
 
     def __init__(
         self, model: ModelSection, toploc: ToplocSection, *, device: str = "auto", gpus: int = 1
@@ -66,10 +66,10 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         self._first_token = FirstTokenWatch()
         self._numbers = 0
         self._under_way: dict[int, tuple[_Call, int]] = {}
-        """Sequences that vLLM computes, by number: their call, and which of it they are."""
+        """Running sequences by number: their call, and their index in it."""
         self._arrived: list[_Call] = []
         self._order = asyncio.Lock()
-        """Calls and swaps take effect in the order in which they came."""
+        """Calls and swaps take effect in order of arrival."""
         self._stepping: asyncio.Task[None] | None = None
 
     @property
@@ -84,13 +84,13 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
 
     @override
     async def stage(self, policy: Policy) -> bool:
-        """Stage nothing: vLLM's weights are loaded from files."""
+        """Stage nothing: vLLM loads weights from files."""
         return False
 
     @override
     async def load(self, policy: Policy) -> None:
         async with self._order:
-            if self._stepping is not None:  # a sequence is of one policy
+            if self._stepping is not None:  # a sequence belongs to one policy
                 await asyncio.wait([self._stepping])
             await self._load(policy)
             self._first_token.loaded(policy.version, asyncio.get_running_loop().time)
@@ -111,7 +111,7 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         return await call.answer
 
     async def _step_until_idle(self) -> None:
-        """Compute until nothing is left to do, also for calls that nobody waits for any more."""
+        """Compute until no sequence is left, including those of cancelled calls."""
         while self._arrived or self._under_way:
             arrived, self._arrived = self._arrived, []
             try:
@@ -129,7 +129,7 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
 
     @computed
     def _step(self, arrived: Sequence[_Call]) -> list[_Call]:
-        """Let calls join, compute one step, and return the calls that have ended with it."""
+        """Add new calls, compute one step, and return the calls that it completed."""
         if not self._is_loaded:
             raise RuntimeError("no policy is loaded")
         try:
@@ -143,7 +143,7 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
                 if len(call.made) == len(call.requests):
                     ended.append(call)
         except BaseException:
-            # Nobody knows what of it is left; the next policy begins anew.
+            # vLLM's state is undefined now; the next policy starts afresh.
             self._is_loaded = False
             with suppress(Exception):
                 self._llm.abort_request([str(number) for number in self._under_way])
@@ -158,18 +158,18 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         return self._numbers
 
     def _advance(self) -> dict[int, Generation]:
-        """Compute one step; return the sequences that have ended with it."""
+        """Compute one step; return the sequences that it completed."""
         if not self._llm.has_unfinished_requests():
             return {}
         stepped = self._llm.step()
-        if self._is_loaded:  # what the probe asks for is not counted
+        if self._is_loaded:  # the probe's tokens are not counted
             self._tokens_sampled += len(stepped)
             self._first_token.sampled()
         outputs = {int(one.request_id): one for one in stepped if one.finished}
         records: list[Record] = self._ask("take_records", list(outputs))
         for record, output in zip(records, outputs.values(), strict=True):
             if record.tokens != list(output.outputs[0].token_ids):
-                raise RuntimeError("vLLM gives other tokens than were drawn")
+                raise RuntimeError("vLLM returned other tokens than were drawn")
         chunks = [chunk for record in records for chunk in record.chunks]
         variant, top_k = Variant(self._toploc.precision), self._toploc.top_k
         proofs = iter(build_covered_proofs(chunks, variant, top_k=top_k))
@@ -190,7 +190,7 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         for _ in range(SWAPS_MAX):
             self._ask("swap_policy", str(policy.path))
             if not self._llm.reset_prefix_cache():
-                raise EngineError("vLLM keeps what it computed with the policy before")
+                raise EngineError("vLLM did not reset its prefix cache")
             fault = self._probe.head_fault(tensors, self._ask("unembed", self._probe.columns))
             fault = fault or self._probe.fault(tensors, self._try_out())
             if fault is None:
@@ -199,7 +199,6 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         raise EngineError(f"vLLM does not compute the policy that it was given: {fault}")
 
     def _try_out(self) -> list[Generation]:
-        """Return what vLLM makes of the probe's requests."""
         numbers = [self._add(request, TEMPERATURE) for request in self._probe.requests]
         made: dict[int, Generation] = {}
         while self._llm.has_unfinished_requests():
@@ -207,7 +206,7 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         return [made[number] for number in numbers]
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Return what the first worker answers; the others, if any, answer the same."""
+        """Call all workers; return the first one's result, which equals the others'."""
         return self._llm.collective_rpc(method, args=arguments)[0]
 
 

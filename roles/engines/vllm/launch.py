@@ -1,4 +1,4 @@
-"""Starts vLLM on the run's model: in this process, with weights that mean nothing yet."""
+"""Start vLLM on the run's model, in this process and with dummy weights."""
 
 import json
 import logging
@@ -20,24 +20,24 @@ from roles.engines.files.policy import DTYPES
 from roles.engines.vllm.sampling import OPTIONS
 
 SEQUENCES_MAX = 256
-"""Decoded together, as by the built-in engine."""
+"""Sequences decoded together, as in the built-in engine."""
 
 CPU_CACHE_BYTES_MAX = 4 << 30
-"""Of keys and values on a CPU; vLLM's own choice would be most of the machine's memory. A guess."""
+"""Key-value cache on a CPU; vLLM's default is most of the machine's memory. A guess."""
 
 GPU_MEMORY_SHARE = 0.9
-"""Of a GPU's memory, which vLLM takes at the start; its own default."""
+"""Share of a GPU's memory that vLLM takes at the start; its own default."""
 
 _ENVIRONMENT = {
-    # vLLM's scheduler runs in this process: the daemon supervises one process, and sees it die.
+    # vLLM's scheduler runs in this process, so the daemon supervises one process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # The other runner takes no logits processors of this interface.
+    # The V2 runner does not support this interface of logits processors.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
-    # Its workers meet on a port; nobody else has to reach it.
+    # Its workers meet on a port; only this machine may reach it.
     "VLLM_HOST_IP": "127.0.0.1",
-    # It would tell its makers what runs here.
+    # No usage reports to vLLM's authors.
     "VLLM_NO_USAGE_STATS": "1",
-    # It warns of much that is meant so, and the last words of a process should say why it died.
+    # Its many warnings would hide why a process died.
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
@@ -45,12 +45,12 @@ _ENVIRONMENT = {
 def launch(
     model: ModelSection, toploc: ToplocSection, config: Config, device: str, gpus: int
 ) -> LLMEngine:
-    """Return vLLM's engine on ``gpus`` GPUs from ``device`` on; or on the CPU, as it was built for.
+    """Start vLLM on ``gpus`` GPUs from ``device`` on, or on the CPU, as it was built for.
 
-    Raises ``ValueError`` when it was built for something else than ``device``.
+    Raises ``ValueError`` if it was built for another kind of device.
     """
     os.environ.update(_ENVIRONMENT)
-    logging.getLogger("vllm").setLevel(logging.ERROR)  # it has read its level already
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # it has already read its level
     _place(device, gpus)
     with tempfile.TemporaryDirectory(prefix="prime-node-vllm-") as directory:
         (Path(directory) / "config.json").write_text(json.dumps(_hugging_face(config)))
@@ -69,21 +69,20 @@ def launch(
                 additional_config={
                     OPTIONS: {"chunk_tokens": toploc.chunk_tokens, "top_k": toploc.top_k}
                 },
-                # Tokens are drawn one step after the other: with a step ahead their number in
-                # a request would not be their position.
+                # Without asynchronous steps, the token count of a request is its position when a
+                # token is drawn.
                 async_scheduling=False,
                 disable_log_stats=True,
                 **_memory(config, toploc),
             )
         )
     if engine.vllm_config.use_v2_model_runner:
-        raise RuntimeError(f"vLLM {version('vllm')} takes its other model runner")
+        raise RuntimeError(f"vLLM {version('vllm')} uses its V2 model runner")
     engine.collective_rpc("watch_states")
     return engine
 
 
 def _hugging_face(config: Config) -> dict[str, Any]:
-    """Return the ``config.json`` of a model."""
     return explicit(config) | {
         "model_type": config.model_type,
         "architectures": [architecture_of(config.model_type).model.__name__],
@@ -91,10 +90,10 @@ def _hugging_face(config: Config) -> dict[str, Any]:
 
 
 def _place(device: str, gpus: int) -> None:
-    """Have vLLM find the devices that it shall use, before it looks for any."""
+    """Select vLLM's devices before it enumerates them."""
     on_cpu = current_platform.is_cpu()
     if device != "auto" and (device == "cpu") != on_cpu:
-        raise ValueError(f"this vLLM computes on {current_platform.device_type}, not on {device}")
+        raise ValueError(f"this vLLM was built for {current_platform.device_type}, not {device}")
     if on_cpu:
         return
     first = int(device.partition(":")[2] or 0)
@@ -104,9 +103,9 @@ def _place(device: str, gpus: int) -> None:
 
 
 def _memory(config: Config, toploc: ToplocSection) -> dict[str, Any]:
-    """Return how much vLLM may take for keys and values; its longest sequence is what fits.
+    """Return vLLM's settings for cache memory; its longest sequence is the longest that fits.
 
-    On a CPU it computes step by step as it is written: compiling takes minutes, and a compiler.
+    On a CPU it runs eagerly: compilation takes minutes and needs a compiler.
     """
     longest = {"max_model_len": -1}
     if not current_platform.is_cpu():
@@ -120,4 +119,4 @@ def _memory(config: Config, toploc: ToplocSection) -> dict[str, Any]:
 
 
 _CPU_BLOCK_TOKENS = 128
-"""vLLM's unit of its cache on a CPU."""
+"""Block size of vLLM's cache on a CPU."""

@@ -1,17 +1,17 @@
-"""Whether vLLM computes what a policy's file says, asked after each swap of weights.
+"""Check after each weight swap that vLLM computes with the policy's file.
 
-There are two checks, both with tensors whose digest was verified:
+There are two checks, both against tensors whose digest was verified:
 
-* The output layer's weights are read out of what vLLM computes with, a few columns of the whole
-  vocabulary, and are **equal** to the file's. So a stale output layer shows in every precision,
-  also when it is one optimizer step old: a column has an element of every token.
-* A few short sequences are generated and judged as a validator would, against the built-in
-  decoder's states for the same file and with the run's own limits. That shows stale layers as far
-  as a validator could see them, and whatever else would make honest work be rejected: another
-  rotary embedding, another precision, a cache that is still of the policy before.
+* The output layer's weights are read out of vLLM, a few columns of the whole vocabulary, and must
+  be **equal** to the file's. This detects a stale output layer in every precision, even one
+  optimizer step old: a column has an element of every token.
+* A few short sequences are generated and verified as a validator would: against the built-in
+  decoder's states for the same file, under the run's own limits. This detects stale layers as well
+  as a validator can. It also detects other causes of rejected honest work: another rotary
+  embedding, another precision, or a cache of the previous policy.
 
-The second check computes on the CPU, one layer after another: it takes no memory of a GPU and
-shares no kernel with what it checks. It costs one reading of the weights.
+The second check runs on the CPU, one layer at a time: it needs no GPU memory and shares no kernel
+with the code it checks. It reads the weights once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,16 +35,16 @@ from roles.ports.engines import Generation, GenerationRequest
 SEQUENCES = 4
 PROMPT_TOKENS = 8
 TOKENS = 4
-"""Few, for the CPU computes them: a model of 7 billion weights some seconds."""
+"""Few, because the CPU computes them: some seconds for 7 billion weights."""
 
 TEMPERATURE = 1.0
 
 COLUMNS = 16
-"""Of the output layer that are compared."""
+"""Columns of the output layer to compare."""
 
 
 class Probe:
-    """Asks for sequences and judges them; the same ones after every swap."""
+    """Requests sequences and verifies them; the same ones after every swap."""
 
     def __init__(self, model: ModelSection, toploc: ToplocSection, config: Config) -> None:
         self._head = model.head
@@ -63,11 +63,11 @@ class Probe:
         ]
 
     def head_fault(self, tensors: Mapping[str, Tensor], unembedded: Tensor) -> str | None:
-        """Say how the weights ``unembedded[columns, vocabulary]`` differ from the policy's."""
+        """Describe how the weights ``unembedded[columns, vocabulary]`` differ from the policy's."""
         dtype = DTYPES[self._toploc.precision]
         name = "model.embed_tokens.weight"
         own = tensors.get("lm_head.weight", tensors[name])[:, self.columns].to(dtype)
-        # vLLM multiplies logits of the head's precision by the reciprocal of Granite's constant.
+        # vLLM multiplies logits in the head's precision by the reciprocal of Granite's constant.
         own = own.float() if self._head == "fp32" else own
         own = (own * (1 / scales_of(self._config).logits)).float()
         wrong = int((unembedded.float() != own.T).sum())
@@ -75,7 +75,7 @@ class Probe:
 
     @torch.inference_mode()
     def fault(self, tensors: Mapping[str, Tensor], made: Sequence[Generation]) -> str | None:
-        """Say what a validator of this policy would find in ``made`` of the requests."""
+        """Describe what a validator of this policy would reject in ``made``."""
         claims = list(zip(self.requests, made, strict=True))
         decoder = Decoder(
             self._config, tensors, DTYPES[self._toploc.precision], head=self._head, streamed=True
@@ -108,9 +108,9 @@ class Probe:
         return self._judged(found)
 
     def _judged(self, found: Sequence[Extremes]) -> str | None:
-        """Return what is outside in most sequences.
+        """Return the reason why most sequences fail.
 
-        Prompts of random tokens are no task's, so a single one may be outside by a little.
+        A single failure is tolerated: prompts of random tokens are unlike any task's.
         """
         outside = [
             [one for one in compared_extremes(self._toploc, extremes) if one.outside]

@@ -1,7 +1,7 @@
-"""What vLLM has drawn, of sequences under way: the numbers that a rollout states of each token.
+"""Records of vLLM's running sequences: the numbers that a rollout contains for each token.
 
-States stay on the device. Those of a chunk are kept until it is full or its sequence ends; then its
-largest values are selected there, as ``protocol.toploc.selection`` does, and only they leave.
+States stay on the device. A chunk's states are kept until it is full or its sequence ends. Then its
+largest values are selected there, as in ``protocol.toploc.selection``, and only those are copied.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from protocol.toploc.proof import Covered
 
 _ROWS_PER_PASS = 16
-"""Chunks that are ranked at once: of 32 x 8192 values the keys take 34 MB then."""
+"""Chunks ranked at once: the keys of 32 x 8192 values each take 34 MB then."""
 
 _INDEX_MASK = (1 << 32) - 1
 _PATTERNS = {torch.bfloat16: (torch.int16, 0xFFFF), torch.float32: (torch.int32, 0xFFFF_FFFF)}
@@ -21,7 +21,7 @@ _PATTERNS = {torch.bfloat16: (torch.int16, 0xFFFF), torch.float32: (torch.int32,
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One sequence: its tokens, their log-probabilities, and what the proofs of it cover."""
+    """One sequence: tokens, log-probabilities, and the values that its proofs cover."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -30,7 +30,7 @@ class Record:
 
 @dataclass(slots=True)
 class _OpenRecord:
-    """A sequence under way; ``slot`` is where its states are."""
+    """A running sequence; ``slot`` is the index of its states."""
 
     slot: int
     record: Record = field(default_factory=lambda: Record([], [], []))
@@ -56,10 +56,10 @@ class Records:
         tokens: Tensor,
         logprobs: Tensor,
     ) -> None:
-        """Note one token of each sequence, drawn from ``states[n, hidden]``.
+        """Record one token of each sequence, drawn from ``states[n, hidden]``.
 
-        What is noted again replaces what was: vLLM also draws after a part of a prompt, and
-        discards that token.
+        A later record of a token replaces the earlier one: vLLM also samples after a partial prompt
+        and discards that token.
         """
         rows = [self._row(number) for number in numbers]
         columns = [position % self._chunk_tokens for position in positions]
@@ -68,7 +68,7 @@ class Records:
         for row, position, token, logprob in drawn:
             known = row.record
             if position > len(known.tokens):
-                raise RuntimeError("vLLM has drawn a token that was not noted")
+                raise RuntimeError("vLLM has a token that was not recorded")
             del known.tokens[position:], known.logprobs[position:]
             del known.chunks[position // self._chunk_tokens :]
             known.tokens.append(token)
@@ -76,14 +76,14 @@ class Records:
         self._cover([row for row in rows if not len(row.record.tokens) % self._chunk_tokens])
 
     def take(self, numbers: Sequence[int]) -> list[Record]:
-        """Return sequences that have ended, and forget them."""
+        """Return and remove ended sequences."""
         rows = [self._open.pop(number) for number in numbers]
         self._cover([row for row in rows if len(row.record.tokens) % self._chunk_tokens])
         self._free += [row.slot for row in rows]
         return [row.record for row in rows]
 
     def forget(self) -> None:
-        """Forget all sequences."""
+        """Remove all sequences."""
         self._free += [row.slot for row in self._open.values()]
         self._open.clear()
 
@@ -95,7 +95,7 @@ class Records:
         return self._open[number]
 
     def _grow(self) -> None:
-        """Double the room: sequences that vLLM has put off keep their places."""
+        """Double the capacity: preempted sequences keep their slots."""
         count = len(self._states)
         self._states = torch.cat([self._states, self._states.new_empty(self._shape(count))])
         self._free += range(count, len(self._states))
@@ -104,7 +104,7 @@ class Records:
         return (max(1, count), *self._states.shape[1:])
 
     def _cover(self, rows: Sequence[_OpenRecord]) -> None:
-        """Select what the proofs of the last chunks cover."""
+        """Select the values that the proofs of the last chunks cover."""
         for start in range(0, len(rows), _ROWS_PER_PASS):
             block = rows[start : start + _ROWS_PER_PASS]
             lengths = [(len(row.record.tokens) - 1) % self._chunk_tokens + 1 for row in block]
@@ -116,8 +116,8 @@ class Records:
 def covered(chunks: Tensor, lengths: Sequence[int], top_k: int) -> list[Covered]:
     """Return the ``top_k`` largest of the first ``lengths[n]`` states of ``chunks[n, tokens, h]``.
 
-    Magnitude and inverted index are joined into one key, as in the protocol's selection: the result
-    is that one's, ties included.
+    Magnitude and inverted index form one key, so the result equals the protocol's selection, ties
+    included.
     """
     integer, pattern = _PATTERNS[chunks.dtype]
     bits = chunks.flatten(1).view(integer).long() & pattern
@@ -129,7 +129,7 @@ def covered(chunks: Tensor, lengths: Sequence[int], top_k: int) -> list[Covered]
     keys.masked_fill_(indices >= ends[:, None], -1)
     top = keys.topk(min(top_k, bits.shape[1])).values
     found = _INDEX_MASK - (top & _INDEX_MASK)
-    # What lies beyond a chunk's end comes last, and its index is made one that sorts last.
+    # Values beyond a chunk's end come last; their index is replaced by one that sorts last.
     found, _ = found.masked_fill_(top < 0, bits.shape[1]).sort()
     values = bits.gather(1, found.clamp(max=bits.shape[1] - 1))
     counts = [min(top_k, size) for size in sizes]

@@ -1,7 +1,7 @@
-"""The protocol's sampling as a logits processor of vLLM: token = argmax(logits / T + noise).
+"""The protocol's sampling as a vLLM logits processor: token = argmax(logits / T + noise).
 
-vLLM's own noise is no protocol: it changed between versions. Requests are greedy for vLLM, so it
-takes the argmax of what ``apply`` leaves: the one token that was drawn here.
+vLLM's own noise is not specified and changed between versions. Requests are greedy for vLLM: it
+takes the argmax of the output of ``apply``, the one token that was drawn here.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from roles.engines.vllm.records import Records
 from roles.ports.engines import GenerationRequest
 
 OPTIONS = "prime-node"
-"""The key of vLLM's ``additional_config`` with what the processor has to know of the run."""
+"""Key of vLLM's ``additional_config`` for the processor's settings of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A request in vLLM's batch; vLLM appends to ``drawn``, its tokens so far."""
+    """A request in vLLM's batch; vLLM appends its tokens to ``drawn``."""
 
     number: int
     seed: int
@@ -36,7 +36,7 @@ class _Row:
 
 
 class ReplayableSampling(LogitsProcessor):  # type: ignore[misc]
-    """Draws the tokens of vLLM's batch, and notes what it drew and from which states."""
+    """Draw the tokens of vLLM's batch; record the tokens and their states."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         del is_pin_memory
@@ -52,7 +52,7 @@ class ReplayableSampling(LogitsProcessor):  # type: ignore[misc]
             options["top_k"],
         )
         self.states: Tensor | None = None
-        """``[n, hidden]`` that the next logits are computed from; the worker's hook puts them."""
+        """Inputs ``[n, hidden]`` of the next logits; set by the worker's hook."""
 
     @override
     def is_argmax_invariant(self) -> bool:
@@ -66,7 +66,7 @@ class ReplayableSampling(LogitsProcessor):  # type: ignore[misc]
     def apply(self, logits: Tensor) -> Tensor:
         states, self.states = self.states, None
         if states is None or len(states) != len(logits):
-            raise RuntimeError("vLLM's logits are not those of the states that were seen")
+            raise RuntimeError("vLLM's logits do not belong to the recorded states")
         rows = [self._rows[index] for index in range(len(logits))]
         positions = [len(row.drawn) for row in rows]
         temperatures = torch.tensor([row.temperature for row in rows], device=logits.device)
@@ -87,7 +87,7 @@ class ReplayableSampling(LogitsProcessor):  # type: ignore[misc]
 def parameters(
     request: GenerationRequest, temperature: float, number: int, end_tokens: tuple[int, ...]
 ) -> SamplingParams:
-    """Return how vLLM has to continue a request; ``number`` is its name in the records."""
+    """Return vLLM's parameters of a request; ``number`` identifies it in the records."""
     return SamplingParams(
         temperature=0.0,
         top_p=1.0,

@@ -1,7 +1,7 @@
-"""What this engine adds to vLLM's workers; vLLM mixes it into their class and calls it by name.
+"""Extension of vLLM's workers; vLLM mixes it into their class and calls it by name.
 
-With tensor parallelism every worker has a part of the weights, and all of them draw the same
-tokens: the logits and the final states are whole in each.
+With tensor parallelism every worker holds a part of the weights, and all draw the same tokens: each
+has the whole logits and final states.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from roles.engines.vllm.sampling import ReplayableSampling
 
 
 class PolicyWorker:
-    """Methods of a worker of vLLM; ``model_runner`` is vLLM's."""
+    """Methods of a vLLM worker; ``model_runner`` is vLLM's."""
 
     model_runner: Any
 
     def watch_states(self) -> None:
-        """Show the sampling the states from which vLLM computes logits."""
+        """Pass the states from which vLLM computes logits to the sampling."""
         sampling = self._sampling()
 
         def show(_module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -37,18 +37,18 @@ class PolicyWorker:
         self.renew_head()
 
     def renew_head(self) -> None:
-        """Have the output layer packed anew.
+        """Pack the output layer again.
 
-        vLLM does it with weights that it loads. A tied output layer loads none, and its packed copy
-        stays that of the policy before (0.32 on a CPU, measured).
+        vLLM does so with weights that it loads. A tied output layer loads none, and its packed copy
+        stays that of the previous policy (version 0.32 on a CPU, measured).
         """
         head = self.model_runner.model.lm_head
         head.quant_method.process_weights_after_loading(head)
 
     def unembed(self, columns: Sequence[int]) -> Tensor:
-        """Return what the output layer computes from unit states, ``[columns, vocabulary]``.
+        """Return the output layer's products with unit states, ``[columns, vocabulary]``.
 
-        That is its weights themselves, exactly in every precision: all else is multiplied by zero.
+        These are its weights exactly, in every precision: all other terms are zero.
         """
         runner = self.model_runner
         hidden = runner.model_config.get_hidden_size()
@@ -59,7 +59,7 @@ class PolicyWorker:
         return logits.cpu()
 
     def take_records(self, numbers: Sequence[int]) -> list[Record]:
-        """Return what was noted of sequences that have ended."""
+        """Return the records of ended sequences."""
         return self._sampling().records.take(numbers)
 
     def _sampling(self) -> ReplayableSampling:
@@ -69,7 +69,7 @@ class PolicyWorker:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a file layer by layer, in which order vLLM needs no room for parts."""
+    """Yield a file's tensors layer by layer; in this order vLLM buffers no parts."""
     with safe_open(path, framework="pt") as file:
         for name in sorted(file.keys()):
             yield name, file.get_tensor(name)

@@ -212,7 +212,7 @@ REFUSED = [
     ({"rope_scaling": {"type": "linear"}}, "factor"),
     ({"rope_scaling": "yarn"}, "not a table"),
     ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type: [['yarn']]"),
-    ({"num_hidden_layers": 1 << 40}, "config.num_hidden_layers must not exceed 4096; take"),
+    ({"num_hidden_layers": 1 << 40}, "config.num_hidden_layers must not exceed 4096; use"),
     ({"partial_rotary_factor": 0.5}, "config.partial_rotary_factor: 0.5"),
     ({"num_attention_heads": 3}, "config"),
     ({"num_key_value_heads": 3}, "config.num_key_value_heads"),
@@ -242,7 +242,7 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, changes, message):
 
 
 def test_a_manifest_does_not_contradict_itself():
-    with pytest.raises(ValueError, match=r"config\.model_type: 'qwen3' is not computed"):
+    with pytest.raises(ValueError, match=r"config\.model_type: 'qwen3' is not supported"):
         configuration("qwen2", VALUES | {"model_type": "qwen3"})
 
 
@@ -268,7 +268,7 @@ def test_keys_that_are_ignored_are_noted():
     _, notes = examine("qwen2", VALUES | {"vision_config": None, "use_cache": True, "dtype": "x"})
     assert notes == (
         "config.vision_config: None is ignored, qwen2 has no such key",
-        "config: without effect on what is computed: dtype, use_cache",
+        "config: no effect on the computation: dtype, use_cache",
     )
 
 

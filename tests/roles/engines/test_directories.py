@@ -26,7 +26,7 @@ SIZES = {
 }
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 NORM = "model.norm.weight"
-SAVED = "config: without effect on what is computed: "
+SAVED = "config: no effect on the computation: "
 
 
 def config(**values):
@@ -96,11 +96,11 @@ NOTED = [
 
 REFUSED = [
     ("a key that may compute", [config(logit_scale=0.5)], "config.logit_scale: 0.5 is no key"),
-    ("window of llama", [config(sliding_window=64)], "config.sliding_window: attention in windows"),
+    ("window of llama", [config(sliding_window=64)], "config.sliding_window: sliding windows"),
     (
         "some layers in windows",
         [config(layer_types=["full_attention", "sliding_attention"])],
-        "config.sliding_window: attention in windows",
+        "config.sliding_window: sliding windows",
     ),
     (
         "positions that differ",
@@ -126,10 +126,10 @@ REFUSED = [
     ("truncated", [file("model.safetensors", b"12345678")], "not a readable file of tensors"),
     ("no tokenizer", [without("tokenizer.json")], "there is no tokenizer.json; download it"),
     ("half a tokenizer", [file("tokenizer.json", b"{")], "the model has no tokenizer: "),
-    ("no template", [without(TEMPLATE)], "the model has no chat template; take its instruct"),
+    ("no template", [without(TEMPLATE)], "the model has no chat template; use its instruct"),
     ("unreadable template", [file(TEMPLATE, b"{% if %}")], "the chat template cannot be read: "),
     ("template that refuses", [file(TEMPLATE, b"{{ raise_exception('no') }}")], "raised Template"),
-    ("few tokens", [config(vocab_size=257)], "tokens, the model 257; take the tokenizer"),
+    ("few tokens", [config(vocab_size=257)], "tokens, the model 257; use the tokenizer"),
 ]
 
 

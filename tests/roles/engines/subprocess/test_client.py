@@ -315,8 +315,8 @@ def test_a_fork_server_has_one_thread(fork_server):
     ("python", "told"),
     [
         (Path("/no/such/python"), "No such file"),
-        (Path("/bin/false"), "gave no engine process"),
-        (Path("/usr/bin/python3"), "No module named|gave no engine process"),
+        (Path("/bin/false"), "started no engine process"),
+        (Path("/usr/bin/python3"), "No module named|started no engine process"),
     ],
 )
 async def test_an_interpreter_without_the_engines_is_told(python, told, monkeypatch):
@@ -349,7 +349,7 @@ async def test_an_engine_that_the_interpreter_does_not_have_is_told_by_its_role_
 async def test_a_fork_server_that_cannot_import_its_engine_is_told(engine):
     processes = EngineProcesses(engine=engine)
     try:
-        with pytest.raises(EngineError, match="gave no engine process"):
+        with pytest.raises(EngineError, match="started no engine process"):
             await processes.fork(60)
     finally:
         processes.close()

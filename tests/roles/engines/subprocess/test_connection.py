@@ -137,10 +137,10 @@ async def test_nonsense_ends_the_process_and_fails_what_is_in_flight(name):
     call = generate(talk)
     for message in NONSENSE[name](await played.hear()):
         played.say(message)
-    with pytest.raises(EngineError, match="spoke nonsense"):
+    with pytest.raises(EngineError, match="sent an invalid message"):
         await call
     assert played.killed
-    with pytest.raises(EngineError, match="spoke nonsense"):
+    with pytest.raises(EngineError, match="sent an invalid message"):
         await generate(talk)
 
 

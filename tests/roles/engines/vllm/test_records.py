@@ -133,5 +133,5 @@ def test_places_are_used_again(records):
 
 def test_a_token_that_was_not_noted_is_an_error(records):
     add(records, [1], 0, states_of(1, 1, torch.float32))
-    with pytest.raises(RuntimeError, match="not noted"):
+    with pytest.raises(RuntimeError, match="not recorded"):
         add(records, [1], 2, states_of(1, 1, torch.float32))
