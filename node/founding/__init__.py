@@ -1,1 +1,1 @@
-"""Founding a run: from a recipe and a model to a signed manifest and directories of its nodes."""
+"""Founding of a run: from a recipe and a model to a signed manifest and data directories."""

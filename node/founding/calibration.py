@@ -1,4 +1,4 @@
-"""Thresholds that fit the run: honest engines are compared on its own model and prompts."""
+"""Calibration of a run's thresholds: comparison of honest engines on its model and prompts."""
 
 import asyncio
 import os
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from roles.engines.calibration.workbench import Bench
 
 ANSWER_TOKENS = 128
-"""Longest answer that a calibration generates: on two cores 64 answers of 128 tokens by a model of
-135 million weights take a minute. Longer ones ask for a GPU."""
+"""Longest answer that a calibration generates: a model of 135 million weights takes 1 min for 64
+answers of 128 tokens on two cores. Longer ones need a GPU."""
 
 MARGIN = 1.5
-"""Room for machines that are not measured; one tenth of the lies that are small pass with it
+"""Margin for machines that are not measured; with it one tenth of the small lies pass
 (docs/verification.md)."""
 
 MINUTES = 8.0
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int, float], None]
-"""Is given tokens, tokens that are enough, and the seconds so far."""
+"""Callback with the tokens so far, the tokens required, and the seconds so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
-    """Options of a calibration; an interrupted one resumes from its file ``path``."""
+    """Options of a calibration; after an interruption it resumes from its file ``path``."""
 
     path: Path
     device: str = "cpu"
@@ -53,10 +53,10 @@ def calibrate_run(
     progress: Progress,
     say_lies: Say | None = None,
 ) -> "Calibration":
-    """Measure what honest machines differ by in a run whose first policy is the file ``policy``.
+    """Measure the differences of honest machines in a run with the first policy ``policy``.
 
-    ``task`` is the directory of the run's files. With ``say_lies`` lies are recorded, too, and each
-    is reported by a line. Raises ``ValueError`` when this cannot be measured.
+    ``task`` is the directory of the run's files. With ``say_lies``, lies are measured too and
+    reported, one per line. Raises ``ValueError`` when the calibration fails.
     """
     from roles.engines.calibration.calibrate import (  # noqa: PLC0415 - torch takes seconds
         calibrate,
@@ -82,7 +82,7 @@ def calibrate_run(
     except OSError as error:
         raise ValueError(f"{plan.path}: {error.strerror}") from None
     except EngineError as error:
-        raise ValueError(f"the calibration broke: {error}") from None
+        raise ValueError(f"the calibration failed: {error}") from None
 
 
 def _bench(manifest: RunManifest, policy: Path, plan: CalibrationPlan) -> "Bench":

@@ -1,4 +1,4 @@
-"""A run in the making: model, task and keys in a staging directory, then thresholds and a trial."""
+"""Creation of a run: model, task and keys in a staging directory, then thresholds and a trial."""
 
 import tempfile
 import time
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 MANIFEST = "run.toml"
 
 CALIBRATION = "calibration.jsonl"
-"""File of the measurement behind the thresholds, in the directory of a run."""
+"""File of the measurement behind the thresholds, in a run's directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Trainers and validators: how many get a new key, and the keys of those that have one."""
+    """Trainers and validators: the numbers of new keys, and the existing keys."""
 
     trainers: int
     validators: int
@@ -49,7 +49,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class TaskRows:
-    """The data set of a run as it comes, if it has one."""
+    """Source data set of a run, if it has one."""
 
     path: Path | None
     skip_bad: bool = False
@@ -57,7 +57,7 @@ class TaskRows:
 
 @contextmanager
 def staging(out: Path) -> Iterator[Path]:
-    """Yield a directory beside ``out`` that is gone afterwards, whatever happens."""
+    """Yield a temporary directory beside ``out``, which is always removed."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as directory:
@@ -67,9 +67,9 @@ def staging(out: Path) -> Iterator[Path]:
 
 
 class Creation:
-    """A run in a staging directory; nothing of it is anywhere else before ``keep``.
+    """Run in a staging directory; only ``keep`` writes outside of it.
 
-    Methods raise ``NodeError`` for what a person can mend.
+    Methods raise ``NodeError`` for errors that the user can fix.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Creation:
 
     @property
     def manifest(self) -> RunManifest:
-        """The manifest as it is now."""
+        """Current manifest."""
         return self.signed.manifest
 
     @property
@@ -131,7 +131,7 @@ class Creation:
         return needs_of_run(self.manifest)
 
     def calibrate(self, plan: CalibrationPlan, background: Background, progress: Progress) -> None:
-        """Give the run thresholds that are measured with its model, and sign it anew."""
+        """Measure thresholds with the run's model, and sign the manifest again."""
         policy, task = self._directory / "genesis.safetensors", self._directory / "task"
         try:
             measured = calibrate_run(self.manifest, policy, task, plan, background, progress)
@@ -142,7 +142,7 @@ class Creation:
         write_atomically(self._directory / MANIFEST, manifest_toml(self.signed).encode())
 
     def attempt(self, device: str, background: Background, say: Callable[[str], None]) -> Trial:
-        """Try the run with its own thresholds, which must not reject its own honest answers."""
+        """Run a trial, in which the thresholds must not reject honest answers."""
         policy, task = self._directory / "genesis.safetensors", self._directory / "task"
         try:
             trial = run_trial(self.manifest, policy, task, device, background, say)
@@ -158,9 +158,9 @@ class Creation:
         return trial
 
     def keep(self, out: Path, calibration: Path | None) -> None:
-        """Move everything to ``out``, the manifest last: with it the run is whole.
+        """Move everything to ``out``, the manifest last: it marks the run as complete.
 
-        ``calibration`` is what the thresholds rest on, where it is not to stay.
+        ``calibration`` is the measurement file to move along, None to leave it.
         """
         out.mkdir(mode=0o700, exist_ok=True)
         if calibration is not None and calibration.exists():
@@ -171,7 +171,7 @@ class Creation:
 
 
 class Imported(NamedTuple):
-    """A recipe with the model of a run, the digest of its first policy (hexadecimal), its task."""
+    """Recipe with the run's model, digest of the first policy (hexadecimal), and task."""
 
     recipe: Recipe
     policy: str
@@ -181,10 +181,10 @@ class Imported(NamedTuple):
 def import_run(
     model: str, rows: TaskRows, recipe: Recipe, policy: Path, task: Path, say: Callable[[str], None]
 ) -> Imported:
-    """Write the first policy and the files of the task of a run; ``say`` gets notes.
+    """Write a run's first policy and task files; report notes to ``say``.
 
-    ``model`` is a Hugging Face directory, a GGUF file or a hub id. Raises ``ValueError`` for what
-    is refused; ``say`` gets each refusal of a model with more than one.
+    ``model`` is a Hugging Face directory, a GGUF file or a hub id. Raises ``ValueError`` for an
+    unsupported model; if there are several reasons, ``say`` gets each.
     """
     from roles.engines.architectures.configuration import (  # noqa: PLC0415 - torch takes seconds
         UnsupportedModelError,

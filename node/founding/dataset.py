@@ -1,4 +1,4 @@
-"""The data set of a run: every row of a file looked at once, and the usable ones as parquet."""
+"""Preparation of a run's data set: check every row of a file, write the usable ones as parquet."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +23,16 @@ from roles.ports.engines import EngineError
 BAD_ROWS_NAMED = 5
 
 _GROUP_ROWS = 128
-"""Rows are written, and read by nodes, in groups of so many: 128 MiB where all are the largest."""
+"""Rows per row group, in which nodes read them: at most 128 MiB."""
 
 _ROWS_PER_LINE = 5_000
 _ANSWERS_PER_LINE = 250
-"""After how much a line tells how far it is: some seconds."""
+"""Scored answers per progress line, some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that the run cannot use."""
+    """Row that the run cannot use."""
 
     place: RowLocation
     reason: str
@@ -48,29 +48,28 @@ class DatasetReport:
     path: str
     format: Format
     rows: int = 0
-    """All of them."""
     rows_kept: int = 0
     rows_outside: int = 0
-    """Outside of the recipe's pass rates; nothing else of them was looked at."""
+    """Rows outside of the recipe's pass rates; they are not checked further."""
     rows_bad: int = 0
     bad_rows: list[BadRow] = field(default_factory=list)
-    """The first ones of the file."""
+    """First bad rows of the file."""
     prompt_tokens_max: int = 0
     answers_scored: int = 0
-    """Different answers that were scored against themselves."""
+    """Number of different answers that were scored against themselves."""
     bytes_kept: int = 0
 
     def add_bad(self, place: RowLocation, reason: str) -> None:
         """Count a row that cannot be used."""
         self.rows_bad += 1
-        # Scores come after what is seen at once, and so not in the order of the file.
+        # Scoring follows the other checks, so bad rows are not reported in file order.
         line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(reason.split()))
         named = [*self.bad_rows, BadRow(place, line[:200])]
         self.bad_rows = sorted(named, key=lambda bad: bad.place.number)[:BAD_ROWS_NAMED]
 
 
 class DatasetError(ValueError):
-    """A data set with rows that a run cannot use."""
+    """Data set with rows that a run cannot use."""
 
     def __init__(self, message: str, report: DatasetReport) -> None:
         super().__init__(message)
@@ -86,12 +85,12 @@ def prepare_dataset(
     skip_bad_rows: bool = False,
     say: Callable[[str], None],
 ) -> DatasetReport:
-    """Write the rows of ``source`` that a run can use to ``target``, as its nodes read them.
+    """Write the usable rows of ``source`` to ``target``, in the format that nodes read.
 
-    ``say`` gets a line now and then, and one for each of the first bad rows. Raises ``ValueError``
-    for a file that is no data set of the recipe's task, and ``DatasetError`` for one without a row
-    that can be used, with one that cannot unless ``skip_bad_rows`` leaves those out, or with too
-    few to hold one out for evaluations. Runs an event loop.
+    ``say`` gets progress lines, and one line for each of the first bad rows. Raises ``ValueError``
+    for a file that is not a data set of the recipe's task. Raises ``DatasetError`` without usable
+    rows, for a bad row unless ``skip_bad_rows``, or with too few rows to hold one out for
+    evaluations. Runs an event loop.
     """
     report = DatasetReport(str(source), format_of(source))
     try:
@@ -151,7 +150,7 @@ async def _copy(
     report: DatasetReport,
     say: Callable[[str], None],
 ) -> None:
-    """Look at all rows, and write those that can be used."""
+    """Check all rows, and write the usable ones."""
     section = recipe.environment
     family = section.name.partition("/")[0]
     rates = (PASS_RATE,) if section.pass_rates else ()
@@ -187,7 +186,7 @@ def _usable(
     pass_rates: Sequence[float],
     report: DatasetReport,
 ) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
-    """Yield the rows that pass every check that scores no answer."""
+    """Yield the rows that pass every check except scoring."""
     for place, raw in rows:
         report.rows += 1
         try:
@@ -204,7 +203,7 @@ def _usable(
 
 
 def _columns(raw: Row, family: str, pass_rates: Sequence[float]) -> dict[str, Any] | None:
-    """Return a row as it is written, None where it is outside of the pass rates."""
+    """Return a row in the format to write, None if it is outside of the pass rates."""
     if isinstance(raw, str):
         raise UnusableRowError(raw)
     if not pass_rates:

@@ -1,4 +1,4 @@
-"""Each expected answer of a data set against itself, as the run would score it."""
+"""Check that each expected answer of a data set scores 1 against itself in the run's task."""
 
 import asyncio
 import os
@@ -21,21 +21,18 @@ T = TypeVar("T")
 
 
 class AnswerCheck:
-    r"""Score ``\boxed{answer}`` against ``answer`` with the task and the tokenizer of the run.
+    r"""Score ``\boxed{answer}`` against ``answer`` with the run's task and tokenizer.
 
-    Each different answer is scored once. They share the jails of one checker, which has as many as
-    this machine has places for.
+    Each different answer is scored once, in the jails of one checker.
     """
 
     def __init__(self, recipe: Recipe, tokenizer: HuggingFaceTokenizer) -> None:
-        """Raise ``ValueError`` where answers cannot be scored on this machine."""
+        """Raise ``ValueError`` if this machine cannot score answers."""
         try:
             runtimes = runtime_directories(os.environ)
             self._checker = math_checker(scoring_interpreter(recipe.environment, runtimes))
         except NoJailError as error:
-            raise ValueError(
-                f"{error}: the answers of a data set are scored in one, so repair that first"
-            ) from None
+            raise ValueError(f"{error}: answers are scored in a jail, so fix this first") from None
         self._recipe = recipe
         self._tokenizer = tokenizer
         self._faults: dict[bytes, str | None] = {}
@@ -52,7 +49,7 @@ class AnswerCheck:
         return len(self._faults)
 
     async def faults(self, answers: Sequence[str]) -> list[str | None]:
-        """Return what is wrong with each answer, None for one that scores 1."""
+        """Return the fault of each answer, None for one that scores 1."""
         keys = [digest(answer.encode()) for answer in answers]
         new = {key: one for key, one in zip(keys, answers, strict=True) if key not in self._faults}
         found = await asyncio.gather(*(self._fault(answer) for answer in new.values()))
@@ -94,7 +91,7 @@ class _OneRow(Rows):
 
 
 class _Here(Background):
-    """Runs functions at once: nothing else waits for this loop."""
+    """Runs functions directly: nothing else uses this event loop."""
 
     @override
     async def run(self, function: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Rows of the files that data sets come in: parquet, JSON lines and csv, told by their content."""
+"""Reader of data set files in parquet, JSON lines or csv, detected by content."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 RAW_ROW_BYTES_MAX = 64 << 20
-"""A row as it comes: data sets of programs bring solutions, which a run does not need."""
+"""Largest source row: programming data sets include solutions, which a run does not need."""
 
 _BATCH_ROWS = 64
 _HEAD_BYTES = 64 << 10
@@ -23,7 +23,7 @@ _FORMS = "a data set is a parquet file, JSON lines, or csv with a header"
 Format = Literal["parquet", "JSON lines", "csv"]
 
 Row = Mapping[str, Any] | str
-"""The columns of a row; or, for what is none, why."""
+"""Columns of a row, or the reason why it is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class RowLocation:
     """Position of a row in its file."""
 
     unit: Literal["row", "line"]
-    """Rows of parquet count from 0; lines of text, as editors do, from 1."""
+    """Parquet rows count from 0, text lines from 1 as in editors."""
     number: int
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class RowLocation:
 
 
 def format_of(path: Path) -> Format:
-    """Return the format of a file by its first bytes; raises ``ValueError`` for another one."""
+    """Detect the format of a file by its first bytes; raises ``ValueError`` for another format."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -51,7 +51,7 @@ def format_of(path: Path) -> Format:
         raise ValueError(f"{path} is compressed: unpack it first")
     if b"\0" in head:
         raise ValueError(
-            f"{path} is no data set: it is neither text in UTF-8 nor parquet; {_FORMS}"
+            f"{path} is not a data set: it is neither text in UTF-8 nor parquet; {_FORMS}"
         )
     first = head.removeprefix(_BOM).lstrip()[:1]
     if not first:
@@ -67,9 +67,9 @@ def format_of(path: Path) -> Format:
 def read_rows(
     path: Path, format_: Format, required: Sequence[str], optional: Sequence[str]
 ) -> Iterator[tuple[RowLocation, Row]]:
-    """Yield the rows of a data set with their places, a few of them in memory.
+    """Yield the rows of a data set with their positions, a few of them in memory.
 
-    Raises ``ValueError`` for a file that is not what it should be or lacks a ``required`` column.
+    Raises ``ValueError`` for an invalid file or one that lacks a ``required`` column.
     """
     try:
         match format_:
@@ -109,7 +109,7 @@ def _parquet(
                     number += 1
     except ArrowException as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} is no whole parquet file, row {number}: {reason}") from None
+        raise ValueError(f"{path} is not a complete parquet file, row {number}: {reason}") from None
 
 
 def _values(one: Any) -> Row:
@@ -124,7 +124,7 @@ def _values(one: Any) -> Row:
         return "text that is not UTF-8, or a value that Python does not have"
     for name, kind in zip(one.schema.names, one.schema.types, strict=True):
         if types.is_floating(kind) and values[name] is not None:
-            # The shortest number that the column's own precision tells apart.
+            # The shortest decimal that is exact in the column's own precision.
             values[name] = float(one.column(name).cast("string")[0].as_py())
     return values
 
@@ -139,7 +139,7 @@ def _json_lines(path: Path) -> Iterator[tuple[RowLocation, Row]]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines; of a longer one than a row may be, only its beginning."""
+    """Yield lines, truncated one byte above the size limit of a row."""
     while line := file.readline(RAW_ROW_BYTES_MAX + 1):
         rest = line
         while len(rest) > RAW_ROW_BYTES_MAX and not rest.endswith(b"\n"):
@@ -155,8 +155,8 @@ def _object(line: bytes) -> Row:
     except UnicodeDecodeError:
         return "text that is not UTF-8"
     except (ValueError, ArithmeticError, RecursionError) as error:
-        return f"no JSON: {' '.join(str(error).split())[:80]}"
-    return row if isinstance(row, dict) else "no JSON object"
+        return f"not JSON: {' '.join(str(error).split())[:80]}"
+    return row if isinstance(row, dict) else "not a JSON object"
 
 
 def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[RowLocation, Row]]:
@@ -176,12 +176,12 @@ def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[RowLocation, Row
                 elif fields:
                     yield place, f"{len(fields)} fields where the header has {len(names)}"
         except csv.Error as error:
-            raise ValueError(f"{path} is no csv, line {reader.line_num}: {error}") from None
+            raise ValueError(f"{path} is not valid csv, line {reader.line_num}: {error}") from None
 
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Let a field of csv be as long as a row may be: the module has one limit for everybody."""
+    """Raise the csv module's global field limit to the size limit of a row."""
     limit = csv.field_size_limit(RAW_ROW_BYTES_MAX)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A row as it comes, in the text columns that a run has."""
+"""Conversion of a source row into a run's text columns."""
 
 import json
 import math
@@ -15,16 +15,16 @@ from roles.environments.rows import (
 )
 
 _EXPONENT_MAX = 400
-"""Beyond every number of binary64."""
+"""Exponent limit, above every binary64 number."""
 
 _STANDARD_STREAMS = (("type", "stdin_stdout"), ("testtype", "stdin"))
-"""With what some data sets mark tests that have an input and an output."""
+"""Fields with which some data sets mark tests with input and output."""
 
 
 def run_row(raw: Mapping[str, Any], family: str) -> dict[str, str]:
-    """Return the columns of a row in a run's data set; those that it lacks are absent.
+    """Return the columns of a row in a run's data set, without missing ones.
 
-    Raises ``UnusableRowError`` for a row that cannot be in one.
+    Raises ``UnusableRowError`` for an unusable row.
     """
     row = _prompt(raw)
     if family == "code":
@@ -45,7 +45,7 @@ def pass_rate(raw: Mapping[str, Any]) -> float | None:
     except (TypeError, ValueError):
         rate = math.nan
     if not 0 <= rate <= 1:
-        raise UnusableRowError(f"{PASS_RATE} is no number from 0 to 1: {str(given)[:40]!r}")
+        raise UnusableRowError(f"{PASS_RATE} is not a number from 0 to 1: {str(given)[:40]!r}")
     return rate
 
 
@@ -58,7 +58,7 @@ def _value(raw: Mapping[str, Any], name: str) -> Any:
 
 
 def _prompt(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Return the columns of a prompt, which is text or a chat that ends with a user's message."""
+    """Return the columns of a prompt: text, or a chat that ends with a user's message."""
     prompt = _value(raw, "prompt")
     before = raw.get(CHAT_BEFORE)
     if isinstance(prompt, str):
@@ -67,7 +67,7 @@ def _prompt(raw: Mapping[str, Any]) -> dict[str, str]:
         return {"prompt": prompt} | ({CHAT_BEFORE: _text(CHAT_BEFORE, before)} if before else {})
     if not isinstance(prompt, list):
         raise UnusableRowError(f"prompt is {_kind(prompt)}, neither text nor a chat")
-    # Structs of parquet have all their fields, null where JSON would leave one out.
+    # Parquet structs contain all fields, with null where JSON would omit one.
     given = [_present(item) if isinstance(item, dict) else item for item in prompt]
     *earlier, last = read_messages(given) or (None,)
     if before or last is None or last.role != "user":
@@ -78,7 +78,7 @@ def _prompt(raw: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_text(text: str) -> list[Any] | None:
-    """Return the chat that a text holds as JSON, as data sets have them in csv."""
+    """Return the chat in a text of JSON, as in csv data sets."""
     if not text.lstrip().startswith("["):
         return None
     try:
@@ -92,13 +92,12 @@ def _chat_text(text: str) -> list[Any] | None:
 
 
 def _tests(value: Any) -> str:
-    """Return tests as a run has them; see ``roles.environments.code``."""
     if isinstance(value, str):
         try:
             value = json.loads(value, parse_float=Decimal)
         except (ValueError, ArithmeticError, RecursionError) as error:
             reason = " ".join(str(error).split())[:80]
-            raise UnusableRowError(f"tests are no JSON: {reason}") from None
+            raise UnusableRowError(f"tests are not JSON: {reason}") from None
     if isinstance(value, dict):
         value = _pairs(_present(value))
     if not isinstance(value, list):
@@ -107,7 +106,7 @@ def _tests(value: Any) -> str:
 
 
 def _pairs(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return tests of the form of APPS, whose inputs and outputs are two lists."""
+    """Convert tests from the APPS format, in which inputs and outputs are two lists."""
     if "fn_name" in value:
         raise UnusableRowError(
             f"tests call the function {str(value['fn_name'])[:40]!r}: write them as asserts, "
@@ -126,7 +125,7 @@ def _test(item: Any) -> Any:
     if isinstance(item, str):  # as MBPP has them
         return {"assert": item}
     if not isinstance(item, dict):
-        raise UnusableRowError(f"no test: {str(item)[:80]}")
+        raise UnusableRowError(f"invalid test: {str(item)[:80]}")
     test = _present(item)
     for mark in _STANDARD_STREAMS:
         if mark in test.items():
@@ -135,14 +134,14 @@ def _test(item: Any) -> Any:
 
 
 def _stream(name: str, value: Any) -> str:
-    """Return what a program reads or writes: text, a number, or a list of lines."""
+    """Return a program's input or output, given as text, a number or a list of lines."""
     if isinstance(value, list):
         return "\n".join(_text(f"a line of {name}", line) for line in value)
     return _text(f"{name} of a test", value)
 
 
 def _text(name: str, value: Any) -> str:
-    """Return text as it is, and a number in decimal."""
+    """Return text unchanged, and a number in decimal."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):

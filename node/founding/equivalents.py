@@ -1,9 +1,9 @@
-"""Names of recipe keys in other trainers, for people who come from one.
+"""Names of recipe keys in other trainers, for users of those.
 
-They were read in the sources of prime-rl 0.8.0 (559b447, 2026-08-21; ``rl.toml``), TRL 1.10.0.dev0
-(f2cd577, 2026-07-24; ``GRPOConfig`` with what it inherits from transformers' ``TrainingArguments``)
-and verl 0.8.0.dev (b178a3c, 2026-01-29; ``ppo_trainer.yaml``). Words in brackets say where the
-meaning differs. A trainer without a counterpart is left out.
+Sources: prime-rl 0.8.0 (559b447, 2026-08-21; ``rl.toml``), TRL 1.10.0.dev0 (f2cd577, 2026-07-24;
+``GRPOConfig`` with the keys inherited from transformers' ``TrainingArguments``) and verl 0.8.0.dev
+(b178a3c, 2026-01-29; ``ppo_trainer.yaml``). Brackets note differences in meaning. Trainers without
+a counterpart are omitted.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a run of a recipe should come to: the curve that it states, and whether it was met."""
+"""Expected reward curve of a recipe, and its comparison with a run."""
 
 import tomllib
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from statistics import fmean
 from node.founding.recipes import expected_file
 
 WINDOW_VERSIONS = 5
-"""A point is about the mean of so many versions, up to its own."""
+"""Number of versions, up to a point's own, whose mean reward a point limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The least mean reward that a run should have by a version."""
+    """Least mean reward of a run by a version."""
 
     version: int
     reward: float
@@ -21,19 +21,19 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class LearningOutcome:
-    """The last point that a run came to, and its reward there."""
+    """Last point that a run reached, and its reward there."""
 
     point: Point
     reward: float
 
     @property
     def met(self) -> bool:
-        """Whether the run learned as its recipe says."""
+        """True if the run learned as its recipe states."""
         return self.reward >= self.point.reward
 
 
 def expected_curve(recipe: str, environment: str) -> tuple[Point, ...]:
-    """Return what is stated of a recipe, by its name, and a task; nothing for anybody's own."""
+    """Return the expected curve of a packaged recipe and a task; empty for other recipes."""
     stated = tomllib.loads(expected_file().read_text()).get(recipe, {}).get(environment, {})
     points = (Point(int(version), float(reward)) for version, reward in stated.items())
     return tuple(sorted(points, key=lambda point: point.version))

@@ -1,6 +1,6 @@
-"""A recipe as annotated TOML: each key with its meaning, and the keys that it leaves out.
+"""Annotated TOML of a recipe: each key with its meaning, including omitted keys.
 
-The text loads as the same recipe. Values and comments behind them are those of the given text.
+The text loads as the same recipe and keeps the values with their trailing comments.
 """
 
 import textwrap
@@ -24,7 +24,7 @@ NOTE = (
 
 
 def explained_toml(text: str) -> str:
-    """Return the TOML of a recipe, which was validated, with an explanation of every key."""
+    """Return the TOML of a valid recipe with an explanation of every key."""
     document = tomlkit.parse(text)
     note, own = "\n".join(_comment(NOTE)), leading_comment(text)
     heads = [note] if own in {"", note} else [own, note]
@@ -32,12 +32,12 @@ def explained_toml(text: str) -> str:
 
 
 def leading_comment(text: str) -> str:
-    """Return the comment lines that a text begins with."""
+    """Return the comment lines at the start of a text."""
     return "\n".join(takewhile(lambda line: line.startswith("#"), text.lstrip().splitlines()))
 
 
 def _table(table: RecipeTable, values: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield paragraphs: the table's header and meaning, its keys, then the tables in it."""
+    """Yield paragraphs: the table's header and meaning, its keys, then its subtables."""
     if table.path:
         header = f"[{'.'.join(table.path)}]"
         header = f"#{header}" if values is None else f"{header}{_comment_behind(values)}"
@@ -65,7 +65,7 @@ def _explanation(key: RecipeKey) -> Iterator[str]:
 
 
 def _assignment(key: RecipeKey, item: Any) -> str:
-    """Return the line that sets a key, as a comment where the recipe leaves it out."""
+    """Return the line that sets a key, as a comment if the recipe omits it."""
     name = key.path[-1]
     if item is not None:
         return f"{name} = {_written(item)}"
@@ -74,30 +74,29 @@ def _assignment(key: RecipeKey, item: Any) -> str:
 
 
 def _free_table(key: RecipeKey, table: Any) -> Iterator[str]:
-    """Yield a table whose keys are not a recipe's own, such as a model's configuration."""
+    """Yield a table with free keys, such as a model's configuration."""
     yield f"[{key.name}]{_comment_behind(table)}"
     for name in table:
         yield f"{tomlkit.key(name).as_string()} = {_written(_item(table, name))}"
 
 
 def _is_table(item: Any) -> bool:
-    """Return whether an item is a table with a header of its own."""
     return isinstance(item, Mapping) and not isinstance(item, InlineTable)
 
 
 def _item(table: Mapping[str, Any], name: str) -> Any:
-    """Return an item of a table with its comment, None where it is not; mappings unwrap some."""
+    """Return an item of a table with its comment, None if missing; mappings unwrap some."""
     if name not in table:
         return None
     container = table.value if isinstance(table, AbstractTable) else table
-    if not isinstance(container, Container):  # a table that is written in several places
+    if not isinstance(container, Container):  # a table split over several places
         return table[name]
     found = container.item(name)
     return found if isinstance(found, Item) else table[name]
 
 
 def _written(item: Any) -> str:
-    """Return a value as it stands in the text, with the comment behind it."""
+    """Return a value as written in the text, with its trailing comment."""
     if isinstance(item, Item) and not _is_table(item) and not isinstance(item, AoT):
         return f"{item.as_string().strip()}{_comment_behind(item)}"
     return _toml(item.unwrap() if hasattr(item, "unwrap") else item)
@@ -109,7 +108,6 @@ def _comment_behind(item: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a value on one line."""
     if isinstance(value, Mapping):
         inner = (f"{tomlkit.key(name).as_string()} = {_toml(one)}" for name, one in value.items())
         return f"{{ {', '.join(inner)} }}" if value else "{}"

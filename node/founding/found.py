@@ -1,4 +1,4 @@
-"""The beginning of a run: its signed manifest, and data directories for nodes that it names."""
+"""Signed manifest of a new run, and data directories for the nodes that it names."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ from protocol.run.toml import ManifestError
 def draft(
     recipe: Recipe, policy: str, files: Mapping[RunFileName, RunFile], created_at: int
 ) -> RunManifest:
-    """Return a manifest to compute with before a run has members; no node takes part in it."""
+    """Return a preliminary manifest, without members, for computations before a run exists."""
     nobody = Identity(os.urandom(32)).peer_id
     genesis = Genesis(
         creator=nobody,
@@ -48,13 +48,13 @@ def found(
     validators: Sequence[PeerId],
     created_at: int | None = None,
 ) -> SignedManifest:
-    """Return the manifest of a run that begins now with the policy of a digest (hexadecimal).
+    """Return the manifest of a new run with the first policy of a digest (hexadecimal).
 
-    Policies in bf16 are dithered unless the recipe says otherwise. ``files`` are those that every
-    node has; ``created_at`` is in unix seconds, now if not given.
+    Policies in bf16 are dithered unless the recipe disables that. ``files`` are the files of every
+    node; ``created_at`` is in unix seconds, by default now.
 
-    Raises ``ManifestError`` for a run that could certify nothing, and ``ValueError`` for members
-    that are no keys.
+    Raises ``ManifestError`` for too few validators to certify rollouts, and ``ValueError`` for
+    invalid keys of members.
     """
     needed = max(recipe.committee.roster_min, recipe.committee.size)
     if len(validators) < needed:
@@ -83,12 +83,12 @@ def manifest_toml(signed: SignedManifest) -> str:
 
 
 def create_member(root: Path) -> PeerId:
-    """Make a data directory with a key; return whose it is."""
+    """Create a data directory with a key; return its peer id."""
     return load_or_create_identity(open_data_dir(root).identity).peer_id
 
 
 def give(source: Path, target: Path) -> None:
-    """Let ``target`` be the file ``source``, without a copy where the disk allows it."""
+    """Link ``target`` to the file ``source``; copy it only where the disk cannot link."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,7 +1,7 @@
-"""Invites to a run: each has a number, and one number is never given to two keys.
+"""Numbered invites to a run; a number is never given to two keys.
 
-Two invites of one number prove that who signed them cheats, and admit nobody. So the numbers that a
-key has given are in a file beside it, one line for each, written before the invite is shown.
+Two invites with one number prove that their signer cheats, and admit no node. So the numbers that a
+key has issued are in a file beside it, one line each, written before the invite is printed.
 """
 
 import fcntl
@@ -18,13 +18,13 @@ from protocol.run.manifest import RunManifest
 def invite(
     manifest: RunManifest, inviter: Identity, numbers: Path, guest: PeerId, now: float, days: float
 ) -> Signed[Invite]:
-    """Return an invite of ``guest`` from ``now`` on; ``numbers`` is the file of those given.
+    """Return an invite of ``guest`` from ``now`` on; ``numbers`` is the file of issued numbers.
 
-    Who is invited again keeps the number. Raises ``NodeError``.
+    A repeated invite keeps its number. Raises ``NodeError``.
     """
     rules, key = manifest.admission, public_key_from_peer_id(guest)
     if rules.rule != "invite":
-        raise NodeError(f"this run is {rules.rule!r}: nobody needs an invite", ExitCode.USAGE)
+        raise NodeError(f"this run is {rules.rule!r}: it needs no invites", ExitCode.USAGE)
     if key is None:
         raise NodeError(f"{guest!r} is not a peer id; prime-node id shows one", ExitCode.USAGE)
     is_creator = inviter.peer_id == manifest.genesis.creator
@@ -41,17 +41,17 @@ def invite(
 
 
 def _number(path: Path, guest: PeerId, quota: int | None) -> int:
-    """Return the number of a guest, written down if it is a new one."""
+    """Return the number of a guest; a new number is recorded first."""
     try:
         with path.open("a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             text = file.read()
-            guests = text.splitlines()  # a line that a crash has cut short is a number, too
+            guests = text.splitlines()  # a line truncated by a crash counts, too
             if guest in guests:
                 return guests.index(guest)
             if quota is not None and len(guests) >= quota:
-                raise NodeError(f"all {quota} invites of this key are given", ExitCode.CONFIG)
+                raise NodeError(f"all {quota} invites of this key are used", ExitCode.CONFIG)
             file.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{guest}\n")
             file.flush()
             os.fsync(file.fileno())

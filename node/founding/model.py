@@ -1,4 +1,4 @@
-"""The model of a run: from a directory, a GGUF file or a hub id to its section and first policy."""
+"""Import of a run's model from a directory, a GGUF file or a hub id."""
 
 import re
 import shlex
@@ -15,13 +15,12 @@ from protocol.run.manifest import RunManifest
 from protocol.run.recipe import ModelSection, Recipe
 
 _GGUF = b"GGUF"
-"""The first bytes of a GGUF file."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class LocatedModel(NamedTuple):
-    """A Hugging Face directory, and a line for each thing that people should know of it."""
+    """Hugging Face directory, with notes for the user, one per line."""
 
     directory: Path
     notes: tuple[str, ...]
@@ -29,11 +28,11 @@ class LocatedModel(NamedTuple):
 
 @contextmanager
 def located(given: Path | str, recipe: Recipe, scratch: Path) -> Iterator[LocatedModel]:
-    """Yield the directory of a model that a person named; a converted one is deleted afterwards.
+    """Yield the directory of a model; a converted one is deleted afterwards.
 
     ``given`` is a Hugging Face directory, a GGUF file or a hub id. A GGUF file is converted in a
     new directory below ``scratch``; a hub id is looked up in the hub's cache on this machine.
-    Nothing is downloaded. Raises ``ValueError`` for everything else, with what to do.
+    Nothing is downloaded. Raises ``ValueError``, with a remedy, for everything else.
     """
     path = Path(given)
     if path.is_dir():
@@ -53,17 +52,17 @@ def located(given: Path | str, recipe: Recipe, scratch: Path) -> Iterator[Locate
 
 
 def require_model(directory: Path) -> None:
-    """Raise ``ValueError`` for what is no Hugging Face directory."""
+    """Raise ``ValueError`` unless ``directory`` is a Hugging Face directory."""
     if not (directory / "config.json").is_file():
-        raise ValueError(f"{directory}: no Hugging Face model, it has no config.json")
+        raise ValueError(f"{directory}: not a Hugging Face model: config.json is missing")
 
 
 def import_model(directory: Path, recipe: Recipe, path: Path) -> tuple[ModelSection, Digest]:
     """Write the first policy to ``path``; return the model's section and the policy's digest.
 
-    Configuration, weights and, for a task in text, tokenizer and chat template are checked before
-    anything is written. Raises ``UnsupportedModelError``, a ``ValueError`` whose ``refusals`` has a
-    line for each thing that is refused.
+    Configuration, weights and, for a text task, tokenizer and chat template are checked before
+    anything is written. Raises ``UnsupportedModelError``, a ``ValueError`` whose ``refusals`` list
+    each unsupported feature.
     """
     require_model(directory)
     from roles.engines.bootstrap.huggingface_import import import_directory  # noqa: PLC0415 - torch takes seconds
@@ -72,7 +71,7 @@ def import_model(directory: Path, recipe: Recipe, path: Path) -> tuple[ModelSect
 
 
 def notes_of_model(directory: Path) -> tuple[str, ...]:
-    """Return a line for each way in which keys of a model's ``config.json`` are ignored.
+    """Return a note on each ignored part of a model's ``config.json``.
 
     Raises ``ValueError`` as ``import_model``.
     """
@@ -84,8 +83,8 @@ def notes_of_model(directory: Path) -> tuple[str, ...]:
 def prompt_tokens_max(recipe: Recipe) -> int:
     """Return the longest prompt that leaves room for ``tokens_max`` in the model's positions.
 
-    vLLM refuses a longer sequence, while the built-in engine computes it: nodes would differ.
-    Raises ``ValueError`` when no prompt does.
+    vLLM rejects a longer sequence, but the built-in engine computes it: nodes would disagree.
+    Raises ``ValueError`` when no prompt fits.
     """
     positions = int(recipe.model.config["max_position_embeddings"])
     tokens_max = recipe.sampling.tokens_max
@@ -109,7 +108,7 @@ def require_positions(recipe: Recipe, prompt_tokens: int) -> None:
 
 
 def needs_of_run(manifest: RunManifest) -> Needs:
-    """Return what a run needs; raises ``NodeError`` for a model that is not computed here."""
+    """Return the needs of a run; raises ``NodeError`` for a model that no engine supports."""
     from roles.engines.architectures.model import weights_of  # noqa: PLC0415 - torch takes seconds
 
     try:
@@ -119,7 +118,7 @@ def needs_of_run(manifest: RunManifest) -> Needs:
 
 
 def _cached(given: str) -> Path:
-    """Return the directory of a hub id in the hub's cache, which is read and never filled."""
+    """Return the directory of a hub id in the hub's cache; nothing is downloaded."""
     if not _HUB_ID.fullmatch(given):
         raise ValueError(f"{given}: no such directory or GGUF file, and no hub id (OWNER/NAME)")
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - it reads the environment

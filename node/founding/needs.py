@@ -1,6 +1,6 @@
-"""What a run asks of a machine, worked out from its manifest alone: an estimate to choose by.
+"""Estimate of the memory, disk and compute that a run needs, from its manifest alone.
 
-Figures without a source are sums of what the built-in engines allocate.
+Figures without a source are sums of the built-in engines' allocations.
 """
 
 import math
@@ -18,27 +18,27 @@ from roles.engines.factory import policies_kept
 GIB = 2**30
 
 PASS_TOKENS = 16_384
-"""Of a validator's prefill and of a trainer's pass: the engines' default."""
+"""Tokens of a validator's prefill and of a trainer's pass: the engines' default."""
 
 ENGINE_BYTES = GIB
-"""Of an engine's process before it has a model; torch's libraries on a CPU take half of it."""
+"""Memory of an engine's process without a model; on a CPU torch's libraries take half of it."""
 
 ADAM_BYTES_PER_WEIGHT = 16
 """Float32 masters, gradients and two moments."""
 
 ROUNDED_BYTES_PER_WEIGHT = 4
-"""The weights of a bf16 policy, which a trainer computes with in float32, beside their masters."""
+"""Weights of a bf16 policy, with which a trainer computes in float32, beside their masters."""
 
 STATE_BYTES_PER_WEIGHT = 12
-"""What of it is written to disk after each version."""
+"""Part that is written to disk after each version."""
 
 HEAD_BYTES = 2**28
-"""Logits of a chunk of the trainer's output layer and what is computed from them."""
+"""Logits of a chunk of the trainer's output layer, and values derived from them."""
 
 
 PATCH_SHARE = {"bf16": 0.05, "fp32": 0.6}
-"""Of a version's file: what its patch takes. 1 to 2.5 % and 30 % were measured on a model of 135
-million weights at a learning rate of 1e-5, and 60 % on the testnet's."""
+"""Size of a patch relative to the version's file. Measured: 1 to 2.5 % and 30 % for 135 million
+weights at a learning rate of 1e-5, and 60 % for the testnet's model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,17 @@ class Needs:
     disk_bytes: int
     trainer_disk_bytes: int
     blob_bytes: int
-    """Of the disk's: what others are fed with, and what a quota limits."""
+    """Part of the disk space for blobs served to peers, which a quota limits."""
     trainer_blob_bytes: int
     rollout_tokens: int
-    """At most: every sequence as long as it may be."""
+    """Upper bound: every sequence at its maximum length."""
     step_tokens: int
     rollout_flop: int
-    """Of generating a rollout; checking it takes as many, in one prefill."""
+    """Operations to generate a rollout; a check takes as many, in one prefill."""
     step_flop: int
 
     def memory_of(self, role: Role) -> int:
-        """Return the bytes of memory that a role takes, on the device that computes."""
+        """Return the bytes of memory of a role, on its compute device."""
         of_role = {
             Role.INFERENCE: self.worker_bytes,
             Role.VALIDATOR: self.validator_bytes,
@@ -72,16 +72,16 @@ class Needs:
         return of_role.get(role, 0)
 
     def disk_of(self, roles: Collection[Role]) -> int:
-        """Return the bytes of disk that a node with these roles fills."""
+        """Return the bytes of disk of a node with these roles."""
         return self.trainer_disk_bytes if Role.TRAINER in roles else self.disk_bytes
 
     def blobs_of(self, roles: Collection[Role]) -> int:
-        """Return the bytes of blobs that a node with these roles has to keep."""
+        """Return the bytes of blobs that a node with these roles must keep."""
         return self.trainer_blob_bytes if Role.TRAINER in roles else self.blob_bytes
 
 
 def estimate(manifest: RunManifest) -> Needs | None:
-    """Return what a run needs, without an engine; None for a model that lacks a size."""
+    """Return the needs of a run, without an engine; None for a model that lacks a size."""
     try:
         return needs_of(manifest, weights_in(manifest.model))
     except ValueError:
@@ -89,7 +89,7 @@ def estimate(manifest: RunManifest) -> Needs | None:
 
 
 def needs_of(manifest: RunManifest, weights: int) -> Needs:
-    """Return what a run with a model of so many ``weights`` needs."""
+    """Return the needs of a run with a model of ``weights`` parameters."""
     model, sampling, grpo = manifest.model, manifest.sampling, manifest.grpo
     width = 4 if model.dtype == "fp32" else 2
     version_bytes = weights * width
@@ -117,34 +117,33 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
         + width * passed
         + ENGINE_BYTES,
         trainer_bytes=training_bytes + 4 * passed + HEAD_BYTES + ENGINE_BYTES,
-        # A file is kept as what engines read and as the blobs that others are fed with.
+        # A file is stored twice: for engines and as blobs for peers.
         disk_bytes=2 * (versions + files),
         trainer_disk_bytes=2 * (versions + files + states),
         blob_bytes=files
         + _form_bytes(manifest, version_bytes, math.ceil(rules.versions_kept / rules.full_every)),
-        # A trainer offers the file of each version that it makes, and its state to the next one.
+        # A trainer serves the file of each of its versions, and its state to its successor.
         trainer_blob_bytes=files
         + _form_bytes(manifest, version_bytes, _forms_kept_max(rules))
         + heirs * states,
         rollout_tokens=rollout_tokens,
         step_tokens=step_tokens,
         rollout_flop=2 * weights * rollout_tokens,
-        # Forward and twice that backward, and a forward pass under the policies that generated.
+        # Forward, backward (twice that), and a forward pass under the generating policies.
         step_flop=(6 + 2 * (model.dtype != "fp32")) * weights * step_tokens,
     )
 
 
 def _form_bytes(manifest: RunManifest, version_bytes: int, whole: int) -> int:
-    """Return what the forms of versions take of which ``whole`` ones are files.
+    """Return the bytes of the encodings of versions, ``whole`` of which are complete files.
 
-    Beside them the next file arrives, the first version is kept as it came, and all have patches.
+    They also include the next file in download, the first version's encoding, and all patches.
     """
     patches = PATCH_SHARE[manifest.model.dtype] * _forms_kept_max(manifest.shardcast)
     return round((whole + 1 + ENCODING_PAYS + patches) * version_bytes)
 
 
 def _forms_kept_max(rules: ShardcastSection) -> int:
-    """Return how many versions ``rules.forms_kept`` has at most."""
     return max(rules.versions_kept, rules.full_every)
 
 
@@ -156,7 +155,7 @@ def _cache_bytes_per_token(model: ModelSection, width: int) -> int:
 
 
 def _pass_bytes(model: ModelSection) -> int:
-    """Return the values of a pass that live at once: a state per layer, and one layer's own."""
+    """Return the number of live values in a pass: a state per layer, and those of one layer."""
     hidden, inner = number_of(model, "hidden_size"), number_of(model, "intermediate_size")
     layers = number_of(model, "num_hidden_layers")
     return PASS_TOKENS * (layers * hidden + 12 * hidden + 4 * inner)

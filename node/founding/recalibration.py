@@ -1,10 +1,10 @@
-"""Thresholds from the swarm's own measurements, for a run whose thresholds do not fit.
+"""Recalibration of a run's thresholds from the verdicts of its own swarm.
 
-Verdicts state the means and the extremes of every rollout. What is proposed is the largest value of
-the workers that agree: those within twice the median of all workers. A worker's value is the median
-of what its validators find, and of an even number the lower middle counts. So a minority of
-dishonest workers or validators raises a threshold to twice the honest value at most. Values that
-fit stay as they are. A mean near its clip is refused: what the clip cuts off was not measured.
+Verdicts state means and extremes of every rollout. A worker's value is the (lower) median of its
+validators' measurements. Workers within twice the median of all workers agree, and the proposal is
+their largest value. So a minority of dishonest workers or validators raises a threshold to at most
+twice the honest value. Values that fit stay unchanged. A mean near its clip is rejected: values
+above the clip were not measured.
 """
 
 from collections import defaultdict
@@ -27,18 +27,18 @@ from protocol.run.sections import HonestValue
 WORKERS_MIN, VALIDATORS_MIN = 2, 2
 
 ROLLOUTS_MIN, TOKENS_MIN = 16, 4096
-"""Less says too little of how much honest means vary."""
+"""Minimum sample: fewer measurements do not show the variance of honest means."""
 
 AGREE = 2.0
-"""Workers agree whose means are at most so many times the median."""
+"""Workers agree if their means are at most this multiple of the median."""
 
 AGREEING_SHARE = 2 / 3
 
 CUT_SHARE = 0.5
-"""Of its clip, a mean that is too near to it: what is cut off is not measured."""
+"""Largest mean relative to its clip: values above the clip are not measured."""
 
 EXTREME_MARGIN = 2.0
-"""Factor on the worst single values, as in a calibration: the statistics decide."""
+"""Factor on the worst single values, as in a calibration: mostly the statistics decide."""
 
 STANDARD_ERRORS = 3.0
 
@@ -54,13 +54,13 @@ class MeasuredRollout(NamedTuple):
     values: dict[str, float]
 
     def count(self, name: str) -> int:
-        """Return how many values the mean ``name`` is of."""
+        """Return the number of values in the mean ``name``."""
         return self.chunks if name in PER_CHUNK else self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Recalibration:
-    """A proposal, what it rests on, and the keys of ``rules`` that are new."""
+    """Proposed rules, their changed keys, and the size of the sample."""
 
     rules: ToplocSection
     changed: tuple[str, ...]
@@ -74,7 +74,7 @@ def samples(
     commits: Iterable[Signed[RolloutCommit]],
     certificates: Iterable[tuple[Signed[Certificate], Sequence[Signed[Verdict]]]],
 ) -> list[MeasuredRollout]:
-    """Return what was measured of the rollouts of workers that were caught in no plain lie."""
+    """Return the measurements of workers without a rejection for a plain lie."""
     known = {commit.digest: commit for commit in commits}
     found: list[MeasuredRollout] = []
     liars: dict[PeerId, None] = {}
@@ -101,7 +101,7 @@ def samples(
 def recalibrated(
     manifest: RunManifest, found: Sequence[MeasuredRollout], margin: float
 ) -> Recalibration:
-    """Return thresholds that fit the ``found`` samples; raises ``ValueError`` saying why not."""
+    """Return thresholds that fit the ``found`` samples; raises ``ValueError`` if none do."""
     workers = {one.worker for one in found}
     validators = {one.validator for one in found}
     lengths = {one.commit: one.tokens for one in found}
@@ -181,7 +181,7 @@ def _limit(
             )
         return min(most, int(raised))
     if not isfinite(raised) or raised > 2**23:
-        raise ValueError(f"{name}: {worst:.3g} is no rounding; no threshold helps")
+        raise ValueError(f"{name}: {worst:.3g} exceeds rounding errors; no threshold helps")
     return _rounded(raised)
 
 
@@ -191,9 +191,9 @@ def _agreeing(
     value: Callable[[Sequence[MeasuredRollout]], float],
     known: float,
 ) -> dict[PeerId, float]:
-    """Return the values of the workers that agree, each the median of its validators'.
+    """Return the values of the agreeing workers, each the median of its validators' values.
 
-    Raises ``ValueError`` when too few workers, or too few pairs of a worker and a validator, agree.
+    Raises ``ValueError`` when too few workers, or too few worker-validator pairs, agree.
     """
     pairs: defaultdict[PeerId, defaultdict[PeerId, list[MeasuredRollout]]] = defaultdict(
         lambda: defaultdict(list)
@@ -221,13 +221,13 @@ def _mean(name: str, part: Sequence[MeasuredRollout]) -> float:
 
 
 def _variance(name: str, part: Sequence[MeasuredRollout]) -> float:
-    """Return the variance of one value, such that that of a sum of ``n`` is ``n`` times it."""
+    """Return the variance per value: a sum of ``n`` values has ``n`` times it."""
     mean = _mean(name, part)
     squares = [(one.values[name] - mean) ** 2 * one.count(name) for one in part]
     return sum(squares) / max(1, len(squares) - 1)
 
 
 def _rounded(value: float) -> float:
-    """Return ``value`` with three digits, rounded up: a recipe is read by people."""
+    """Return ``value`` with three digits, rounded up, for readable recipes."""
     short = float(f"{value:.3g}")
     return short if short >= value else float(f"{value * 1.005:.3g}")

@@ -1,8 +1,8 @@
-"""Keys of a recipe: meaning, type, limits and default of each.
+"""Reference of recipe keys: meaning, type, limits and default of each.
 
-Meanings are the docstrings of sections and of their fields, read from the source when a command
-asks for them: ``use_attribute_docstrings`` of pydantic would read them in every process, which
-takes 35 ms. Types and limits are those of the sections' JSON schema.
+Meanings are the docstrings of sections and fields, read from the source only for commands that need
+them: pydantic's ``use_attribute_docstrings`` would take 35 ms in every process. Types and limits
+come from the sections' JSON schema.
 """
 
 import ast
@@ -20,7 +20,7 @@ from protocol.run.recipe import Recipe
 from protocol.run.sections import HonestValue, RecipeModel
 
 LARGE = 2**20
-"""Limits from here on are written as powers of two."""
+"""Limits from this value on are written as powers of two."""
 
 _TYPES = {
     "array": "list",
@@ -34,7 +34,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class RecipeKey:
-    """Key of a recipe. ``default`` and ``example`` are TOML values, None where there is none."""
+    """Key of a recipe. ``default`` and ``example`` are TOML values, None if absent."""
 
     path: tuple[str, ...]
     meaning: str
@@ -43,15 +43,15 @@ class RecipeKey:
     required: bool
     default: Any
     example: Any
-    """A value for a key without a default that a recipe may leave out."""
+    """Example of an optional key without a default."""
 
     @property
     def name(self) -> str:
-        """Return the path with dots."""
+        """Dotted path."""
         return ".".join(self.path)
 
     def value_in(self, values: Mapping[str, Any]) -> Any:
-        """Return the key's value in those of a recipe, None where it is left out."""
+        """Return the key's value in a recipe, None if omitted."""
         found: Any = values
         for name in self.path:
             found = found.get(name) if isinstance(found, Mapping) else None
@@ -59,13 +59,13 @@ class RecipeKey:
 
     @property
     def elsewhere(self) -> Mapping[str, str]:
-        """Return the key's names in other trainers."""
+        """Names of the key in other trainers."""
         return EQUIVALENTS.get(self.name, {})
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeTable:
-    """Table of a recipe, with its keys and the tables in it."""
+    """Table of a recipe, with its keys and subtables."""
 
     path: tuple[str, ...]
     meaning: str
@@ -73,7 +73,7 @@ class RecipeTable:
     tables: tuple["RecipeTable", ...]
 
     def every_key(self) -> Iterator[RecipeKey]:
-        """Yield its keys and those of the tables in it."""
+        """Yield its keys and those of its subtables."""
         yield from self.keys
         for table in self.tables:
             yield from table.every_key()
@@ -128,7 +128,6 @@ def _table(
 
 
 def _section_of(field: FieldInfo) -> type[RecipeModel] | None:
-    """Return the section that a field holds, if it does."""
     kind = field.annotation
     kinds = (kind, *(get_args(kind) if get_origin(kind) in {Union, UnionType} else ()))
     found = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RecipeModel))
@@ -140,7 +139,7 @@ def _prose(docstring: str) -> str:
 
 
 def _plain(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what is left of a schema when null, which TOML lacks, is no option."""
+    """Return a schema without the option null, which TOML lacks."""
     options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     return {**schema, **options[0]} if options else schema
 
@@ -150,7 +149,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def _constraints(schema: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the limits of a value in words; empty where it has none."""
+    """Return the limits of a value in words; empty without limits."""
     if "$ref" in schema:
         properties = schemas[schema["$ref"].rpartition("/")[2]]["properties"]
         return f"with {', '.join(properties)}"
@@ -181,6 +180,6 @@ def _range(schema: Mapping[str, Any], least: str, most: str, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a limit; a large power of two as such."""
+    """Return a limit as text, a large power of two as ``2^n``."""
     bits = int(value).bit_length() - 1
     return f"2^{bits}" if value >= LARGE and value == 2**bits else f"{value}"

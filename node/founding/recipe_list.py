@@ -1,4 +1,4 @@
-"""The recipes that come with the package, each with its model, its task and the memory it takes."""
+"""List of the packaged recipes with model, task and memory."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from protocol.run.recipe import EnvironmentSection, Recipe
 
 @dataclass(frozen=True, slots=True)
 class ListedRecipe:
-    """A recipe. Memory is an estimate in bytes for one node of a role; None: not known."""
+    """Recipe in the list; memory is an estimate in bytes per role, None if unknown."""
 
     recipe: str
     model: str
@@ -26,12 +26,12 @@ class ListedRecipe:
 
 
 def listed_recipes() -> list[ListedRecipe]:
-    """Return the recipes of the package by name."""
+    """Return the packaged recipes, sorted by name."""
     return [_listed(name) for name in recipe_names()]
 
 
 def first_sentence(comment: str) -> str:
-    """Return the first sentence of a comment, without what stands in brackets."""
+    """Return the first sentence of a comment, without text in brackets."""
     text = " ".join(line.removeprefix("#").strip() for line in comment.splitlines())
     text = re.sub(r"\s*\([^()]*\)", "", text)
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
@@ -54,6 +54,6 @@ def _listed(name: str) -> ListedRecipe:
 
 
 def _over_characters(recipe: Recipe) -> Recipe:
-    """Return a recipe with a task that needs no scoring runtime; memory does not depend on it."""
+    """Return a recipe with a task without a scoring runtime; memory does not depend on the task."""
     task = EnvironmentSection(name="arithmetic")
     return recipe.model_copy(update={"environment": task})

@@ -1,4 +1,4 @@
-"""Recipes of runs: those that come with the package, by name, and anybody's, by file."""
+"""Loading of recipes: packaged ones by name, others by file."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ DIRECTORY = "configs/runs"
 
 
 def read_recipe(recipe: str) -> Recipe:
-    """Return a recipe by its name, or from its file; raises ``NodeError`` naming what is wrong."""
+    """Return a recipe by name or from a file; raises ``NodeError`` naming the fault."""
     return read_recipe_text(recipe)[0]
 
 
 def read_recipe_text(recipe: str) -> tuple[Recipe, str]:
-    """Return a recipe and its TOML; takes and raises what ``read_recipe`` does."""
+    """Return a recipe and its TOML; otherwise as ``read_recipe``."""
     path = recipe_path(recipe)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -35,14 +35,14 @@ def read_recipe_text(recipe: str) -> tuple[Recipe, str]:
 
 
 def recipe_path(recipe: str) -> Path:
-    """Return the file of a recipe, which need not be there."""
+    """Return the path of a packaged recipe, which may be missing."""
     if recipe.endswith(".toml") or "/" in recipe:
         return Path(recipe)
     return _directory() / f"{recipe}.toml"
 
 
 def recipe_names() -> list[str]:
-    """Return the names of those that come with the package."""
+    """Return the names of the packaged recipes."""
     return sorted(path.stem for path in _directory().glob("*.toml"))
 
 
@@ -56,10 +56,9 @@ def toploc_toml(rules: ToplocSection) -> str:
 
 
 def expected_file() -> Path:
-    """Return the file that says what runs of these recipes should come to."""
+    """Return the file with the expected curves of the packaged recipes."""
     return _directory().parent / "expected.toml"
 
 
 def _directory() -> Path:
-    """Return where recipes are, beside our packages."""
     return Path(__file__).resolve().parents[2] / DIRECTORY

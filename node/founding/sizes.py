@@ -1,15 +1,15 @@
-"""Number of weights of a model, from its section of a manifest and without torch.
+"""Number of weights of a model, from its manifest section and without torch.
 
-A daemon needs it before it joins a run, and imports no engine.
+A daemon, which imports no engine, needs it before it joins a run.
 """
 
 from protocol.run.recipe import ModelSection
 
 
 def weights_in(model: ModelSection) -> int:
-    """Return how many weights the engines make of a section.
+    """Return the number of weights of a model section.
 
-    Raises ``ValueError`` for a configuration that lacks a size; engines refuse it by name.
+    Raises ``ValueError`` for a configuration that lacks a size; engines reject it, naming the key.
     """
     hidden, inner = number_of(model, "hidden_size"), number_of(model, "intermediate_size")
     layers, heads = number_of(model, "num_hidden_layers"), number_of(model, "num_attention_heads")
@@ -35,7 +35,7 @@ def weights_in(model: ModelSection) -> int:
 
 
 def number_of(model: ModelSection, key: str, default: int | None = None) -> int:
-    """Return an integer of a configuration; raises ``ValueError`` for what is none."""
+    """Return an integer of a configuration; raises ``ValueError`` for another value."""
     value = model.config.get(key) or default
     if not isinstance(value, int):
         raise ValueError(f"model.config.{key} must be an integer")  # noqa: TRY004 (a value, ours)

@@ -1,4 +1,4 @@
-"""A run in words: what it trains, by which rules, and what it asks of those who join."""
+"""Summary of a run for people: model, rules, and the needs of its nodes."""
 
 import math
 from collections.abc import Iterator
@@ -13,21 +13,21 @@ from node.local.units import bytes_text, duration_text
 from protocol.run.manifest import RunManifest
 
 LINE_BITS_PER_SECOND = 100e6
-"""An ordinary line, to tell what a version takes on it."""
+"""Bandwidth of an ordinary connection, for download times."""
 
 FLOPS = 50e12
-"""What a GPU of a gaming machine gets out of a model, to tell what a rollout takes; a guess."""
+"""Effective speed of a gaming GPU, for the duration of a rollout; a guess."""
 
 
 TEACHING_SHARE_LOW = 0.25
-"""Below it most of what is generated teaches nothing; a guess."""
+"""Share of groups with an advantage below which most rollouts are useless; a guess."""
 
 PATCH_SHARE_HIGH = 0.1
-"""Of a version's file. A bf16 policy changes by about one weight in a hundred at each step."""
+"""Patch size relative to a version's file; a step changes about 1 % of a bf16 policy's weights."""
 
 
 def describe(manifest: RunManifest, needs: Needs, trial: Trial | None = None) -> RenderableType:
-    """Return the manifest, its needs, and what a trial measured, as tables."""
+    """Return tables of the manifest, its needs, and a trial's measurements."""
     facts = Table(box=None, show_header=False)
     facts.add_column(style="bold")
     for name, value in run_words(manifest):
@@ -53,7 +53,7 @@ def _measured(needs: Needs, trial: Trial) -> Table:
 
 
 def trial_words(manifest: RunManifest, needs: Needs, trial: Trial) -> Iterator[str]:
-    """Yield what a trial showed of the run, in sentences."""
+    """Yield sentences on the results of a trial."""
     yield (
         f"Measured with version 0: mean reward {trial.reward_mean:.3f} of {trial.samples} answers "
         f"of {trial.answer_tokens_mean:.0f} tokens, {trial.cut_share:.0%} of them cut off; "
@@ -73,7 +73,7 @@ def trial_words(manifest: RunManifest, needs: Needs, trial: Trial) -> Iterator[s
 
 
 def version_seconds(manifest: RunManifest, trial: Trial, workers: int) -> float:
-    """Return the seconds that a version takes with ``workers``, all machines like this one."""
+    """Return the seconds per version with ``workers``, if all machines are like this one."""
     rollouts, validators = manifest.grpo.rollouts_per_step, len(manifest.genesis.validators)
     generated = rollouts * trial.worker.seconds / workers
     checked = rollouts * trial.validator.seconds * manifest.committee.size / validators
@@ -81,13 +81,13 @@ def version_seconds(manifest: RunManifest, trial: Trial, workers: int) -> float:
 
 
 def workers_to_wait_for(manifest: RunManifest, trial: Trial) -> int:
-    """Return how many workers like this machine make a batch while the trainer takes a step."""
+    """Return the number of workers like this machine that fill a batch during a training step."""
     step_seconds = max(trial.trainer.seconds, 1e-3)
     return max(1, math.ceil(manifest.grpo.rollouts_per_step * trial.worker.seconds / step_seconds))
 
 
 def warnings_of(manifest: RunManifest, needs: Needs, trial: Trial) -> Iterator[str]:
-    """Yield why a run may not be worth its work, each with what to do."""
+    """Yield problems of a run, each with a remedy."""
     if trial.unscored:
         yield (
             f"{len(trial.unscored)} rollouts have no score ({trial.unscored[0]}): workers will "
@@ -118,7 +118,7 @@ def warnings_of(manifest: RunManifest, needs: Needs, trial: Trial) -> Iterator[s
 
 
 def _easier(manifest: RunManifest) -> str:
-    """Return the settings that make a task easier, by what the run has of them."""
+    """Return the settings of this run's task that make it easier."""
     environment = manifest.environment
     if environment.name.startswith("reasoning-gym/"):
         return (

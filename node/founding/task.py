@@ -1,4 +1,4 @@
-"""The task of a run: the files that its nodes need for it, checked before anybody has them."""
+"""Import of a run's task: check and write the files that its nodes need."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class RunTask(NamedTuple):
-    """The files of a run's task by name, and what was found in its data set, if it has one."""
+    """Files of a run's task by name, and the report on its data set, if it has one."""
 
     files: dict[RunFileName, RunFile]
     dataset: "DatasetReport | None" = None
 
 
 def pin_task(recipe: Recipe) -> Recipe:
-    """Return the recipe with the package and the scoring runtime of its task, if it has them.
+    """Return the recipe with its task's package and scoring runtime pinned, if it has them.
 
-    What the recipe leaves out is as it is installed here. Raises ``ValueError`` where it names
-    something else than what is installed.
+    Omitted versions become those installed here. Raises ``ValueError`` where the recipe names other
+    versions than the installed ones.
     """
     if not recipe.environment.in_text:
         return recipe
@@ -40,17 +40,14 @@ def pin_task(recipe: Recipe) -> Recipe:
 
 
 def pin_section(section: EnvironmentSection) -> EnvironmentSection:
-    """Return a task in text with its package and scoring runtime; raises as ``pin_task``."""
+    """Return a text task with its package and scoring runtime pinned; raises as ``pin_task``."""
     from roles.environments.registry import pinned_task  # noqa: PLC0415 - tasks may be heavy
 
     return pinned_task(section, runtime_directories(os.environ))
 
 
 def pinned_recipe(recipe: str) -> Recipe:
-    """Return a recipe, by its name or file, with its task as it is installed here.
-
-    Raises ``NodeError``.
-    """
+    """Return a recipe, by name or file, with its task pinned; raises ``NodeError``."""
     from roles.environments.runtime import NoRuntimeError  # noqa: PLC0415 - tasks may be heavy
 
     try:
@@ -70,11 +67,11 @@ def import_task(
     skip_bad_rows: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> RunTask:
-    """Write what a run's nodes need for its task to ``directory``.
+    """Write the files of a run's task to ``directory``.
 
-    ``model`` is a Hugging Face directory; ``say`` gets lines on the way through a data set. Raises
-    ``ValueError`` for a task that is not there, that the model cannot do, or whose files are not
-    what they should be; ``DatasetError`` is one.
+    ``model`` is a Hugging Face directory; ``say`` gets progress lines on a data set. Raises
+    ``ValueError`` (such as ``DatasetError``) for an unknown task, one that does not fit the model,
+    or invalid files.
     """
     if not recipe.environment.in_text:
         if dataset is not None:
@@ -90,7 +87,7 @@ def import_task(
 
 
 def give_task(directory: Path, member: Path) -> None:
-    """Let a member have the files that ``import_task`` wrote, in its directory of them."""
+    """Link the files that ``import_task`` wrote into a member's directory."""
     if directory.exists():
         member.mkdir(parents=True, exist_ok=True)
         for path in sorted(directory.iterdir()):
@@ -111,7 +108,7 @@ def _run_file(path: Path, rules: ShardcastSection) -> RunFile:
 
 
 def _require_characters(recipe: Recipe) -> None:
-    """Raise ``ValueError`` for a task that is not there or whose tokens the model lacks."""
+    """Raise ``ValueError`` for an unknown task or one whose tokens the model lacks."""
     from roles.environments.base import END, environment  # noqa: PLC0415 - tasks may be heavy
 
     task, model = environment(recipe.environment.name), recipe.model
@@ -135,7 +132,7 @@ def _import_text(
     skip_bad_rows: bool,
     say: Callable[[str], None],
 ) -> "DatasetReport | None":
-    """Raise ``ValueError`` unless the model can be asked the task; write its data set."""
+    """Check that the model's chat template fits the task (else ``ValueError``); write its data."""
     from roles.engines.files.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
     from roles.environments.preamble import primed  # noqa: PLC0415 - the same
     from roles.environments.registry import require_task  # noqa: PLC0415 - tasks may be heavy
@@ -146,7 +143,7 @@ def _import_text(
     chat = require_task(recipe.environment, has_dataset=dataset is not None)
     try:
         tokenizer.encode_chat(*chat)
-    except Exception as error:  # noqa: BLE001 - a template raises what it likes
+    except Exception as error:  # noqa: BLE001 - a template may raise anything
         reason = " ".join(str(error).split())
         raise ValueError(f"the model's chat template cannot hold the task: {reason}") from None
     if dataset is None:

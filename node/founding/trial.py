@@ -1,7 +1,7 @@
-"""A trial of a run before it begins: version 0 generates, is judged, and a step is taken.
+"""Trial of a run before its start: generate rollouts of version 0, verify them, train a step.
 
-It runs the engines that nodes run, in processes of their own, on this machine: rollouts are judged
-by the run's thresholds, rewards are the task's, and memory and seconds are measured.
+It runs the engines of nodes in separate processes on this machine. It verifies rollouts by the
+run's thresholds, scores them with its task, and measures memory and time.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from roles.engines.subprocess.client import ChildEngines, ChildGeneration, ChildVerification
 
 SAMPLES = 64
-"""Answers that are sampled, at least: a mean reward of a half is then known within 0.12."""
+"""Minimum number of sampled answers: a mean reward of 0.5 is then known within 0.12."""
 
 ROLLOUTS_MIN = 2
 STEPS = 2
-"""The first one allocates the optimiser's moments, so the second one is timed."""
+"""The first step allocates the optimiser's moments, so the second one is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +70,23 @@ class Trial:
     reward_mean: float
     groups: int
     groups_that_teach: int
-    """Those whose rewards are not all equal: the others have no advantage."""
+    """Groups with unequal rewards: the others have no advantage."""
     answer_tokens_mean: float
     cut_share: float
-    """Of the answers, how many reached the limit without an end token."""
+    """Share of answers that reached the limit without an end token."""
     rejected: tuple[str, ...]
-    """Why rollouts of version 0 were rejected by the run's own thresholds; honest all of them."""
+    """Reasons of the run's thresholds for rejecting rollouts of version 0, all of them honest."""
     unscored: tuple[str, ...]
-    """Why rollouts have no rewards."""
+    """Reasons for rollouts without rewards."""
     worker: Cost
     validator: Cost
     trainer: Cost
     patch_bytes: int
-    """A version as it travels, made by one step."""
+    """Size of the patch of one step."""
 
     @property
     def teaching_share(self) -> float:
-        """The share of groups that teach."""
+        """Share of groups with unequal rewards."""
         return self.groups_that_teach / self.groups if self.groups else 0.0
 
 
@@ -106,9 +106,9 @@ def run_trial(
     background: Background,
     say: Say,
 ) -> Trial:
-    """Try a run whose first policy is the file ``policy`` and whose files are in ``task``.
+    """Run a trial with the first policy in ``policy`` and the run's files in ``task``.
 
-    Raises ``ValueError`` when an engine or the task breaks.
+    Raises ``ValueError`` when an engine or the task fails.
     """
     from roles.engines.subprocess.client import ChildEngines  # noqa: PLC0415 - only for a trial
     from roles.engines.subprocess.process import EngineProcesses  # noqa: PLC0415 - the same
@@ -125,7 +125,7 @@ def run_trial(
     try:
         return asyncio.run(tried())
     except EngineError as error:
-        raise ValueError(f"the trial broke: {error}") from None
+        raise ValueError(f"the trial failed: {error}") from None
 
 
 class _Trying:
@@ -171,7 +171,6 @@ class _Trying:
         )
 
     async def _generate(self) -> tuple[list[_Rollout], Cost]:
-        """Generate enough rollouts one after another, and score them."""
         sampling = self._manifest.sampling
         count = math.ceil(SAMPLES / (sampling.prompts_per_rollout * sampling.group_size))
         count = max(ROLLOUTS_MIN, count)
@@ -214,7 +213,7 @@ class _Trying:
         return _Rollout(slot, assignments, prompts, sequences), took
 
     async def _judge(self, rollouts: Sequence[_Rollout]) -> tuple[list[str], Cost]:
-        """Judge the rollouts as a validator does, rewards anew; return why some were rejected."""
+        """Verify the rollouts as a validator does; return the reasons for rejections."""
         engine = self._engines.verification(self._manifest)
         seconds: list[float] = []
         rejected: list[str] = []
@@ -255,10 +254,10 @@ class _Trying:
         return found if isinstance(found, AuditResult) else AuditResult("unscorable", str(found))
 
     async def _train(self, rollouts: Sequence[_Rollout]) -> tuple[Cost, int]:
-        """Take steps as large as those of the run; return their cost and a version's bytes.
+        """Train steps of the run's size; return the cost and the bytes of a version's patch.
 
-        What is learned is thrown away, so rewards alternate: every group then takes part, as none
-        might whose rewards are all equal.
+        The result is discarded, so the rewards alternate: groups with equal rewards would take no
+        part in a step.
         """
         if not rollouts:
             return Cost(0.0, 0), 0

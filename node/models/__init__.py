@@ -1,1 +1,1 @@
-"""Trained models: the versions that a node holds, exported, chatted with and evaluated, offline."""
+"""Offline use of the versions that a node holds: export, chat and evaluation."""

@@ -1,4 +1,4 @@
-"""The model card of an exported version: ``README.md`` as the hub of Hugging Face reads it."""
+"""Model card of an exported version: ``README.md`` in the format of the Hugging Face hub."""
 
 import json
 import re
@@ -23,7 +23,7 @@ _ABOUT = (
 )
 
 REWARDS_MAX = 40
-"""Rows of the table of rewards; of more versions, evenly many are left out."""
+"""Rows of the table of rewards; more versions are sampled evenly."""
 
 LICENCES = ("LICENSE", "LICENSE.txt", "NOTICE")
 
@@ -33,7 +33,7 @@ _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE
 
 
 def card_of(held: HeldRun, version: HeldVersion, files: Mapping[str, bytes]) -> str:
-    """Return the model card of a version; ``files`` are those of the run's bundle."""
+    """Return the model card of a version; ``files`` are the run's bundle."""
     manifest = held.manifest
     facts = {
         "run": manifest.name,
@@ -65,7 +65,7 @@ def card_of(held: HeldRun, version: HeldVersion, files: Mapping[str, bytes]) -> 
 
 
 def licence_of(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return what the front matter of the base model's card says of its licence."""
+    """Return the licence fields in the front matter of the base model's card."""
     text = files.get("README.md", b"").decode("utf-8", "replace").replace("\r\n", "\n")
     found = _FRONT_MATTER.search(text)
     lines = found[1].splitlines() if found else []
@@ -81,9 +81,9 @@ def _front_matter(held: HeldRun, files: Mapping[str, bytes]) -> str:
         "tags": ["prime-node", "reinforcement-learning", "grpo"],
         **licence_of(files),
     }
-    if "/" in held.manifest.model.name:  # the hub takes nothing but its own ids there
+    if "/" in held.manifest.model.name:  # the hub accepts only its own ids
         values["base_model"] = held.manifest.model.name
-    # JSON is YAML, and quotes whatever a name holds.
+    # JSON is valid YAML, and quotes any name safely.
     return "\n".join(["---", *(f"{key}: {json.dumps(one)}" for key, one in values.items()), "---"])
 
 
@@ -136,5 +136,4 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text that stays in its cell, whatever a name holds."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""A conversation with a model, on a terminal or for a script."""
+"""Chat with a model, on a terminal or for a script."""
 
 import sys
 import unicodedata
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from roles.engines.local_model import LocalModel
 
 TOKENS_MAX = 512
-"""Of an answer, where the run's own limit is lower and its task in text."""
+"""Default length limit of an answer, if the run's own limit is lower and its task is in text."""
 
 _CONTROL = "\N{REPLACEMENT CHARACTER}"
-"""Shown in place of a control character."""
+"""Replacement of control characters."""
 
 HELP = "/reset forgets the conversation; /exit or Ctrl-D ends; Ctrl-C stops an answer"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How answers are drawn; a ``temperature`` of 0 is greedy.
+    """Sampling options; a ``temperature`` of 0 is greedy.
 
-    ``tokens_max`` is the most tokens of an answer, None for a usual number. ``system`` replaces the
-    messages that the run puts before a question, unless it is None.
+    ``tokens_max`` limits the tokens of an answer, None for the default. ``system`` replaces the
+    run's messages before a question, unless it is None.
     """
 
     tokens_max: int | None = None
@@ -42,7 +42,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer as far as it was computed; one that is ``cut`` has no end token."""
+    """Answer, as far as it was computed; a ``cut`` answer has no end token."""
 
     text: str
     tokens: int
@@ -51,7 +51,7 @@ class Reply:
 
 
 class ChatSession:
-    """A conversation: each question is asked after all those before it."""
+    """Conversation: each prompt includes all questions and answers before it."""
 
     def __init__(self, subject: EvaluatedModel, options: ChatOptions) -> None:
         """Load the model; raises ``NodeError``."""
@@ -62,16 +62,15 @@ class ChatSession:
         self._history: list[ChatMessage] = []
         self._seed = options.seed
         self.reply = Reply("", 0, 0, cut=False)
-        """The last answer."""
 
     def reset(self) -> None:
-        """Forget the conversation."""
+        """Clear the conversation."""
         self._history.clear()
 
     def ask(self, question: str) -> Iterator[str]:
-        """Return the answer piece by piece, as it is computed.
+        """Stream the answer, piece by piece.
 
-        Raises ``ValueError`` for a question that the model cannot be asked.
+        Raises ``ValueError`` for a question that the model's prompt cannot hold.
         """
         prompt = self._dialogue.prompt(question, self._history)
         room = self._model.positions - len(prompt)
@@ -94,7 +93,7 @@ class ChatSession:
 
         try:
             yield from pieces_of(self._dialogue, computed())
-        finally:  # also of an answer that was stopped
+        finally:  # also when the answer was interrupted
             cut = not self._model.has_ended(tokens)
             text = self._dialogue.text(tokens)
             self.reply = Reply(text, len(tokens), len(request.prompt), cut)
@@ -102,7 +101,7 @@ class ChatSession:
 
 
 def converse(chat: ChatSession) -> None:
-    """Answer what is typed until it ends; where no terminal types, each line is a question."""
+    """Answer typed questions until the input ends; without a terminal, each line is a question."""
     typed = sys.stdin.isatty()
     if typed:
         with suppress(ImportError):
@@ -145,7 +144,7 @@ def _answer(chat: ChatSession, question: str) -> None:
 
 
 def answer_once(chat: ChatSession, question: str, *, shown: bool) -> Reply:
-    """Answer one question, piece by piece on standard output if ``shown``; raises ``NodeError``."""
+    """Answer one question, streamed to standard output if ``shown``; raises ``NodeError``."""
     try:
         pieces = chat.ask(question)
     except ValueError as error:
@@ -155,7 +154,7 @@ def answer_once(chat: ChatSession, question: str, *, shown: bool) -> Reply:
             if shown:
                 _write(piece)
     except EngineError as error:
-        raise NodeError(f"the answer broke: {error}", ExitCode.CONFIG) from None
+        raise NodeError(f"the answer failed: {error}", ExitCode.CONFIG) from None
     if shown:
         _write("\n")
     return chat.reply
@@ -170,7 +169,7 @@ def _tokens_max(subject: EvaluatedModel) -> int:
 
 
 def harmless(text: str) -> str:
-    """Return text without control characters, which could give a terminal commands."""
+    """Replace control characters, which could control a terminal."""
     return "".join(
         one if one in "\n\t" or unicodedata.category(one) != "Cc" else _CONTROL for one in text
     )
@@ -182,6 +181,5 @@ def _write(text: str) -> None:
 
 
 def _note(line: str) -> None:
-    """Tell the person something that is no answer."""
     sys.stdout.flush()
     sys.stderr.write(f"{line}\n")

@@ -1,4 +1,4 @@
-"""The models and tasks of an evaluation, from what a person typed."""
+"""Models and tasks of an evaluation, from command line options."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,16 +9,14 @@ from node.models.subject import EvaluatedModel, directory_subject, held_subject
 from node.models.tasks import GENERATORS, OWN, EvaluationTask, generated_task, own_task
 
 ROWS = ("math", "code")
-"""Families of tasks over rows."""
 
 
 def subjects_of(
     held: HeldRun | None, versions: str | None, models: Sequence[Path]
 ) -> list[EvaluatedModel]:
-    """Return the versions, those before the directories; the newest one where none is named.
+    """Return the versions, then the directories; the newest version if none is named.
 
-    A directory without a manifest of its own is asked by the rules of the run that is ``held``.
-    Raises ``NodeError``.
+    A directory without its own manifest uses the rules of the ``held`` run. Raises ``NodeError``.
     """
     numbers: list[int | None] = [] if models else [None]
     if versions is not None:
@@ -45,7 +43,7 @@ def tasks_of(
 ) -> list[EvaluationTask]:
     """Return the tasks of ``names``; a converted ``dataset`` goes to ``scratch``.
 
-    The run is that of the first ``subject``. Raises ``NodeError``.
+    The rules are those of the first subject's run. Raises ``NodeError``.
     """
     run = subject.run
     found = []

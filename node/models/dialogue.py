@@ -1,4 +1,4 @@
-"""A dialogue with a model: what is typed becomes a prompt, and tokens become text as they come."""
+"""Conversion between text and tokens in a chat: questions to prompts, streamed tokens to text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -10,11 +10,11 @@ from node.models.subject import EvaluatedModel
 from roles.ports.text import ChatMessage, Tokenizer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer writes for the first bytes of a character whose last ones are to come."""
+"""Output of a tokenizer for an incomplete UTF-8 character."""
 
 
 class Dialogue(Protocol):
-    """The texts of a model."""
+    """Converter between a model's tokens and text."""
 
     def prompt(self, question: str, before: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Return the tokens of a question after other messages; raises ``ValueError``."""
@@ -24,7 +24,7 @@ class Dialogue(Protocol):
 
 
 class TextDialogue(Dialogue):
-    """A chat in the model's template, after the messages ``opening``."""
+    """Chat in the model's template, after the messages ``opening``."""
 
     def __init__(self, tokenizer: Tokenizer, opening: Sequence[ChatMessage]) -> None:
         self._tokenizer = tokenizer
@@ -40,7 +40,7 @@ class TextDialogue(Dialogue):
 
 
 class CharacterDialogue(Dialogue):
-    """Questions in the characters of a task, each by itself."""
+    """Independent questions in the characters of a task."""
 
     def __init__(self, name: str) -> None:
         from roles.environments.base import (  # noqa: PLC0415 - for a task over characters alone
@@ -71,8 +71,8 @@ class CharacterDialogue(Dialogue):
 def dialogue_of(subject: EvaluatedModel, system: str | None) -> Dialogue:
     """Return the dialogue of a model.
 
-    It opens with the messages that the run puts before each problem, or with ``system`` alone,
-    which may be empty. Raises ``NodeError``.
+    It opens with the run's messages before each problem, or with ``system`` alone, which may be
+    empty. Raises ``NodeError``.
     """
     run = subject.run
     if run is not None and not run.environment.in_text:
@@ -91,7 +91,7 @@ def dialogue_of(subject: EvaluatedModel, system: str | None) -> Dialogue:
 
 
 def pieces_of(dialogue: Dialogue, tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of tokens as they come, each piece as soon as no token can change it."""
+    """Stream the text of tokens, each piece as soon as later tokens cannot change it."""
     seen: list[int] = []
     shown = ""
     for token in tokens:

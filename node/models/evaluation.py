@@ -1,4 +1,4 @@
-"""Evaluation of models on the same problems: pass@1 by greedy decoding, by sampling, or both."""
+"""Evaluation of models on the same problems: pass@1 with greedy decoding, sampling, or both."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from roles.engines.local_model import LocalModel
 
 DRAWS_PER_PROBLEM = 16
-"""Seeds that are tried for a problem that is not there yet: a task may have few."""
+"""Seeds tried per new problem: a task may have few different ones."""
 
 SCORED_TOGETHER = 64
-"""Answers, about as many as a rollout has."""
+"""Answers per scoring batch, about as many as in a rollout."""
 
 Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How answers are drawn: ``samples`` for each problem, greedy at a temperature of 0."""
+    """Decoding: ``samples`` per problem, greedy at a temperature of 0."""
 
     temperature: float
     samples: int = 1
 
     @property
     def name(self) -> str:
-        """The name in tables."""
+        """Name in tables."""
         if not self.temperature:
             return "greedy"
         return f"{self.samples} at T={self.temperature:g}"
@@ -52,7 +52,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """How much is asked, and how; ``tokens_max`` is the longest answer."""
+    """Size and decodings of an evaluation; ``tokens_max`` limits each answer."""
 
     decodings: Sequence[Decoding]
     problems: int
@@ -63,46 +63,46 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """One model on one task in one decoding."""
+    """Result of one model on one task in one decoding."""
 
     task: EvaluationTask
     decoding: Decoding
     subject: EvaluatedModel
     passes: tuple[float, ...]
-    """The share of the answers to each problem that score 1."""
+    """Share of answers that score 1, per problem."""
     pass_at_1: Estimate
     score_mean: float
     tokens_mean: float
     cut_share: float
-    """Of the answers, how many have no end token."""
+    """Share of answers without an end token."""
     held_out: bool
-    """Whether the run learned from none of the problems, as far as can be told."""
+    """True if the run learned from none of the problems, as far as known."""
     unscored: int
-    """Answers on which honest machines may differ; they do not pass."""
+    """Number of answers on which honest machines may disagree; they do not pass."""
     versus: Estimate | None = None
-    """The difference to the first model, if this is another one."""
+    """Difference to the first model, for other models."""
 
 
 class Problem(NamedTuple):
-    """A problem of a task: its seed, and the length that it asks for, if any."""
+    """Problem of a task: its seed and length target, if any."""
 
     seed: int
     length_target: int | None
 
 
 class Problems(NamedTuple):
-    """The different problems of a task; ``repeats`` seeds gave one of them again."""
+    """Different problems of a task; ``repeats`` counts the seeds that repeated one."""
 
     different: list[Problem]
     repeats: int
 
     def are_held_out(self, task: EvaluationTask) -> bool:
-        """Return whether a run meets none of them: one that seeds repeat is met by a run, too."""
+        """Return whether a run trains on none of them: if seeds repeat problems, a run does."""
         return task.held_out and not (task.is_generated and self.repeats)
 
 
 class Evaluation:
-    """The models and tasks of one evaluation."""
+    """Evaluation of models on tasks."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Evaluation:
         try:
             return asyncio.run(self._run())
         except (EngineError, ValueError) as error:
-            raise NodeError(f"the evaluation broke: {error}", ExitCode.CONFIG) from None
+            raise NodeError(f"the evaluation failed: {error}", ExitCode.CONFIG) from None
 
     async def _run(self) -> list[EvaluationResult]:
         self._began_at = _now()
@@ -143,7 +143,7 @@ class Evaluation:
     async def _results(
         self, subject: EvaluatedModel, problems: Sequence[Problems]
     ) -> dict[tuple[int, int], EvaluationResult]:
-        """Return the results of a model by task and decoding; it is in memory meanwhile."""
+        """Return the results of a model by task and decoding; it is loaded only meanwhile."""
         model = subject.loaded(self._plan.device)
         found = {}
         for place, task in enumerate(self._tasks):
@@ -157,7 +157,7 @@ class Evaluation:
     async def _opened(
         self, task: EvaluationTask, subject: EvaluatedModel
     ) -> AsyncIterator[Environment]:
-        """Yield a task with a model's tokenizer, ready to be asked."""
+        """Yield an opened task with a model's tokenizer."""
         from roles.environments.text import TextTask  # noqa: PLC0415 - tasks may be heavy
 
         environment = task.environment(subject.read_tokenizer, self._background)
@@ -169,7 +169,7 @@ class Evaluation:
                 await environment.close()
 
     async def _problems(self, task: EvaluationTask) -> Problems:
-        """Draw different problems, fewer than the plan has where there are fewer."""
+        """Draw different problems: the plan's number, or all if there are fewer."""
         wanted, targets = self._plan.problems, cycle(task.length_targets)
         drawn = 0
         found: dict[tuple[int, ...], Problem] = {}
@@ -188,8 +188,6 @@ class Evaluation:
 
 
 class _Asking:
-    """One model and one task in one decoding."""
-
     def __init__(
         self,
         environment: Environment,
@@ -207,7 +205,7 @@ class _Asking:
     async def result(
         self, task: EvaluationTask, subject: EvaluatedModel, problems: Problems
     ) -> EvaluationResult:
-        """Ask all problems and score the answers."""
+        """Generate and score the answers to all problems."""
         samples = self._decoding.samples
         asked = [one for one in problems.different for _ in range(samples)]
         answers = self._answers(await self._requests(problems.different))
@@ -229,7 +227,7 @@ class _Asking:
         )
 
     async def _requests(self, problems: Sequence[Problem]) -> list[GenerationRequest]:
-        """Return what to generate; the same noise for all models, so that they are comparable."""
+        """Return the generation requests, with the same noise for all models."""
         requests = []
         for place, problem in enumerate(problems):
             prompt = await self._environment.prompt(*problem)
@@ -265,7 +263,7 @@ class _Asking:
 
 
 def _compared(result: EvaluationResult, before: Sequence[EvaluationResult]) -> EvaluationResult:
-    """Return a result with its difference to the first one, if there is one."""
+    """Return a result with its difference to the first model's, if there is one."""
     if not before:
         return result
     samples = result.decoding.samples

@@ -1,4 +1,4 @@
-"""The results of an evaluation: values for programs, and a table for people."""
+"""Report of an evaluation: JSON values for programs, and a table for people."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ def table_of(results: Sequence[EvaluationResult]) -> "Table":
 
 
 def notes_of(results: Sequence[EvaluationResult]) -> list[str]:
-    """Return what people should know of the results, a line each."""
+    """Return notes on the results, one per line."""
     lines = []
     tasks = {id(one.task): one for one in results}
     for one in tasks.values():

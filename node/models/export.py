@@ -15,12 +15,12 @@ from node.storage.files import write_synced
 from roles.ports.storage import StorageFullError
 
 _CONFIG, _GENERATION, _CARD = "config.json", "generation_config.json", "README.md"
-"""Files that are written anew; the others are those of the run's bundle."""
+"""Generated files; all others come from the run's bundle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A directory that was written."""
+    """Exported directory."""
 
     out: Path
     version: int
@@ -30,10 +30,10 @@ class Exported:
 
 
 def export(held: HeldRun, version: HeldVersion, out: Path) -> Exported:
-    """Write a version to ``out``, whole or not at all.
+    """Write a version to ``out``, atomically.
 
-    Raises ``NodeError`` where ``out`` is there already, and for weights that are not those that
-    the run's trainer signed.
+    Raises ``NodeError`` if ``out`` exists, and if the weights differ from those that the run's
+    trainer signed.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NodeError(f"{out} exists; --out takes a new directory", ExitCode.USAGE)
@@ -75,7 +75,7 @@ def _write_weights(version: HeldVersion, directory: Path) -> int:
 
 
 def _others(held: HeldRun, version: HeldVersion, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return all files but the weights by name."""
+    """Return all files except the weights, by name."""
     from roles.engines.bootstrap.huggingface_export import config_of, generation_config_of  # noqa: PLC0415 - as above
 
     published = json.loads(files[_CONFIG].decode("utf-8-sig")) if _CONFIG in files else None

@@ -1,4 +1,4 @@
-"""The run of a data directory and the versions held there, read only, also while its node runs."""
+"""Read-only access to the run and versions of a data directory, also while its node runs."""
 
 import math
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from protocol.shardcast.index import encode
 from roles.ports.storage import weights_name
 
 MANIFEST = "run.toml"
-"""Signed manifest in a directory that ``run create`` made, and in an exported one."""
+"""Signed manifest in a directory from ``run create``, and in an exported one."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldVersion:
-    """A version whose file is here: ``digest`` is the signed one, of the policy in ``path``."""
+    """Version in a data directory; ``digest`` is the signed digest of the policy in ``path``."""
 
     version: Version
     digest: Digest
@@ -38,7 +38,7 @@ class HeldVersion:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The certified rollouts of one key, as far as this node knows them."""
+    """Certified rollouts of one key, as far as this node knows them."""
 
     peer: PeerId
     rollouts: int
@@ -46,7 +46,7 @@ class Contribution:
 
 
 class HeldRun:
-    """A run and what is held of it in the directory ``root``."""
+    """Run and its versions in the directory ``root``."""
 
     def __init__(self, root: Path, signed: SignedManifest, ledger: Ledger) -> None:
         self.root = root
@@ -57,16 +57,16 @@ class HeldRun:
 
     @property
     def manifest(self) -> RunManifest:
-        """The manifest of the run."""
+        """Manifest of the run."""
         return self.signed.manifest
 
     @property
     def versions(self) -> Mapping[int, HeldVersion]:
-        """The versions here by number, ascending."""
+        """Versions in the directory by number, ascending."""
         return self._versions
 
     def version(self, number: int | None = None) -> HeldVersion:
-        """Return a version, the newest one without a ``number``; raises ``NodeError``."""
+        """Return a version, by default the newest one; raises ``NodeError``."""
         if not self._versions:
             raise NodeError(
                 f"{self.root} holds no version yet; start its node and wait until prime-node "
@@ -92,7 +92,7 @@ class HeldRun:
         ]
 
     def contributions(self) -> list[Contribution]:
-        """Return what each key contributed, most certified rollouts first."""
+        """Return the contributions of all keys, most certified rollouts first."""
         found = [
             Contribution(peer, counts.certified, counts.tokens_certified)
             for peer, counts in self._ledger.workers.items()
@@ -101,7 +101,7 @@ class HeldRun:
         return sorted(found, key=lambda one: (-one.rollouts, one.peer))
 
     def small_files(self) -> dict[str, bytes]:
-        """Return the files of the run's bundle by name, none for a task over characters.
+        """Return the files of the run's bundle by name; empty for a task over characters.
 
         Raises ``NodeError``.
         """
@@ -114,7 +114,7 @@ class HeldRun:
         return files
 
     def run_file(self, name: RunFileName) -> Path:
-        """Return a file of the run, compared with what the creator signed; raises ``NodeError``."""
+        """Return a file of the run, verified against the manifest; raises ``NodeError``."""
         path, rules = self._datadir.task / name, self.manifest.shardcast
         try:
             found = digest(encode(index_of(path, rules.shard_bytes, rules.chunk_bytes)))
@@ -151,9 +151,9 @@ class HeldRun:
 
 
 def open_held_run(root: Path) -> HeldRun:
-    """Return the run of a data directory, or of one that ``run create`` made.
+    """Return the run of a data directory, or of a directory from ``run create``.
 
-    Raises ``NodeError`` where there is none.
+    Raises ``NodeError`` if there is none.
     """
     datadir = DataDir(root)
     try:
@@ -187,7 +187,7 @@ def open_held_run(root: Path) -> HeldRun:
 
 
 def ranges(numbers: Mapping[int, object]) -> str:
-    """Return numbers in words, such as ``0, 12 to 16``."""
+    """Return numbers as text, such as ``0, 12 to 16``."""
     ordered = [-math.inf, *sorted(numbers), math.inf]
     starts = [high for low, high in pairwise(ordered) if high != low + 1][:-1]
     ends = [low for low, high in pairwise(ordered) if high != low + 1][1:]

@@ -1,4 +1,4 @@
-"""Rows of a file as a task of an evaluation, without those that the run learns from."""
+"""Evaluation task over the rows of a file, without those that the run learns from."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +26,10 @@ def row_task(
     directory: Path,
     say: Say,
 ) -> EvaluationTask:
-    """Return the task over the rows of a file that the run could use, which go to ``directory``.
+    """Return a task over the usable rows of a file, which are written to ``directory``.
 
-    ``family`` is ``math`` or ``code``, None for that of the run. ``held`` has the run's own rows,
-    if they are here. Raises ``NodeError``.
+    ``family`` is ``math`` or ``code``, None for that of the run. ``held`` may have the run's own
+    rows. Raises ``NodeError``.
     """
     own = run.environment.name.partition("/")[0]
     family = family or own
@@ -60,7 +60,7 @@ def row_task(
 
 
 def _leave_out(known: Path, target: Path, source: Path, say: Say) -> None:
-    """Leave the rows out of ``target`` that have the question of a row in ``known``."""
+    """Remove the rows from ``target`` whose question is in ``known``."""
     from pyarrow import parquet  # noqa: PLC0415 - only where a run has a data set
 
     learned = dict.fromkeys(_questions(known))
@@ -68,7 +68,7 @@ def _leave_out(known: Path, target: Path, source: Path, say: Say) -> None:
     kept = [place for place, one in enumerate(_questions(target)) if one not in learned]
     if not kept:
         raise NodeError(
-            f"the run learns from all rows of {source}; give others, or leave --dataset out",
+            f"the run learns from all rows of {source}; use other rows, or omit --dataset",
             ExitCode.CONFIG,
         )
     if left_out := table.num_rows - len(kept):

@@ -1,4 +1,4 @@
-"""A model to chat with or to evaluate: a held version, or a Hugging Face directory."""
+"""Model to chat with or to evaluate: a held version, or a Hugging Face directory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A model and how to load it; ``load`` takes a device, and both raise ``ValueError``."""
+    """Model and its loaders; ``load`` takes a device, and both loaders raise ``ValueError``."""
 
     name: str
     version: int | None
     digest: str | None
     run: RunManifest | None
-    """The run by whose rules it is asked and computed, if there is one."""
+    """Run with the rules for its prompts and computation, if there is one."""
     load: Callable[[str], "LocalModel"]
     read_tokenizer: Callable[[], "HuggingFaceTokenizer"]
 
@@ -37,7 +37,7 @@ class EvaluatedModel:
 
 
 def held_subject(held: HeldRun, version: HeldVersion) -> EvaluatedModel:
-    """Return a version that is held in a data directory."""
+    """Return a held version as a model."""
     manifest = held.manifest
 
     def load(device: str) -> "LocalModel":
@@ -65,13 +65,13 @@ def held_subject(held: HeldRun, version: HeldVersion) -> EvaluatedModel:
 
 
 def directory_subject(directory: Path, run: RunManifest | None = None) -> EvaluatedModel:
-    """Return the model of a Hugging Face directory, such as an exported one.
+    """Return the model in a Hugging Face directory, such as an exported one.
 
-    The run is that of the directory's own manifest, or else ``run``. Raises ``NodeError``.
+    Its run is that of the directory's own manifest, or else ``run``. Raises ``NodeError``.
     """
     if not (directory / "config.json").is_file():
         raise NodeError(
-            f"{directory} is no Hugging Face directory, it has no config.json", ExitCode.CONFIG
+            f"{directory} is not a Hugging Face directory: config.json is missing", ExitCode.CONFIG
         )
     if (directory / MANIFEST).is_file():
         run = load_run(directory / MANIFEST).manifest
@@ -97,5 +97,5 @@ def directory_subject(directory: Path, run: RunManifest | None = None) -> Evalua
 
 
 def founded_at(run: RunManifest) -> datetime:
-    """Return the date that a chat template may ask for."""
+    """Return the run's date, which a chat template may use."""
     return datetime.fromtimestamp(run.genesis.created_at, UTC)

@@ -1,9 +1,9 @@
 """Tasks of an evaluation, and their held-out problems.
 
-A run learns from problem seeds of 64 bits (``protocol.rollout.assignment``). The seeds here have
-65: a task that generates its problems makes others of these, as far as it has others. A run over
-rows holds rows out if its manifest has a section ``evaluation``; else rows of another file are held
-out.
+A run learns from problem seeds of 64 bits (``protocol.rollout.assignment``). Evaluation seeds have
+65 bits, so a task that generates problems yields other ones, as far as it has others. A run over
+rows holds rows out if its manifest has a section ``evaluation``; otherwise evaluate rows of another
+file.
 """
 
 import os
@@ -24,16 +24,16 @@ from roles.ports.engines import Environment
 from roles.ports.text import Tokenizer
 
 OWN = "own"
-"""The run's own task."""
+"""Name of the run's own task."""
 
 GENERATORS = "reasoning-gym"
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTask:
-    """A task, and the parquet file of its rows if it has any.
+    """Task, with the parquet file of its rows if it has any.
 
-    ``problems`` says where they come from; ``rules`` is the run whose limits hold for prompts.
+    ``problems`` describes their source; ``rules`` is the run whose prompt limits apply.
     """
 
     section: EnvironmentSection
@@ -42,27 +42,27 @@ class EvaluationTask:
     rules: RunManifest | None
     rows: Path = Path()
     rows_per_held_out_row: int | None = None
-    """As in the manifest whose rows these are."""
+    """Value in the manifest of the rows' run."""
 
     @property
     def name(self) -> str:
-        """The name that manifests use."""
+        """Name in manifests."""
         return self.section.name
 
     @property
     def is_generated(self) -> bool:
-        """Whether seeds make the problems, rather than choose rows."""
+        """True if seeds generate the problems, rather than select rows."""
         return self.rows == Path()
 
     @property
     def length_targets(self) -> tuple[int | None, ...]:
-        """The lengths that problems ask for in turn."""
+        """Length targets of successive problems."""
         return (self.rules and self.rules.sampling.length_targets) or (None,)
 
     def environment(
         self, read_tokenizer: Callable[[], Tokenizer], background: Background
     ) -> Environment:
-        """Return the task for a model; raises ``NodeError`` where it cannot run here."""
+        """Return the task for a model; raises ``NodeError`` if it cannot run on this machine."""
         from roles.environments.base import environment  # noqa: PLC0415 - tasks may be heavy
         from roles.environments.threaded import InBackground  # noqa: PLC0415 - the same
 
@@ -97,7 +97,7 @@ def problem_seeds(seed: int) -> Iterator[int]:
 
 
 def own_task(run: RunManifest, held: HeldRun | None) -> EvaluationTask:
-    """Return the run's own task; its rows are those ``held``. Raises ``NodeError``."""
+    """Return the run's own task, with the ``held`` rows; raises ``NodeError``."""
     section = run.environment
     per = None if run.evaluation is None else run.evaluation.rows_per_held_out_row
     if "dataset" in run.genesis.files:
@@ -110,7 +110,7 @@ def own_task(run: RunManifest, held: HeldRun | None) -> EvaluationTask:
         rows = held.run_file("dataset")
         problems = "rows that the run learns from" if per is None else "rows that the run holds out"
         return EvaluationTask(section, problems, per is not None, run, rows, per)
-    if section.name.startswith("verifiers/"):  # its package has a fixed number of them
+    if section.name.startswith("verifiers/"):  # its package has a fixed number of problems
         held_out = "learns from" if per is None else "holds out"
         return EvaluationTask(
             section,
@@ -123,9 +123,9 @@ def own_task(run: RunManifest, held: HeldRun | None) -> EvaluationTask:
 
 
 def generated_task(generator: str, run: RunManifest | None) -> EvaluationTask:
-    """Return a generator of reasoning-gym with its usual options.
+    """Return a generator of reasoning-gym with its default options.
 
-    It is asked after the system message of ``run``. Raises ``NodeError``.
+    The system message of ``run`` precedes each problem. Raises ``NodeError``.
     """
     from node.founding.task import pin_section  # noqa: PLC0415 - tasks may be heavy
     from roles.environments.registry import require_task  # noqa: PLC0415 - the same

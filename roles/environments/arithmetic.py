@@ -1,4 +1,4 @@
-"""One-digit addition: ``3+4=`` is answered by ``7``; learned by a 0.5M model within minutes."""
+"""Task of one-digit addition: ``3+4=`` has the answer ``7``; a 0.5M model learns it in minutes."""
 
 from typing_extensions import override
 
@@ -6,7 +6,7 @@ from roles.environments.base import CharacterTask
 
 
 class Arithmetic(CharacterTask):
-    """The sum of two digits: 100 problems, prompts of 4 tokens, answers of 2 or 3."""
+    """Sum of two digits: 100 problems, prompts of 4 tokens, answers of 2 or 3."""
 
     name = "arithmetic"
     characters = "0123456789+="

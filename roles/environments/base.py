@@ -1,4 +1,4 @@
-"""What built-in tasks share: the registry, a character tokenizer, and seeded digits."""
+"""Base of the built-in tasks: their registry, a character tokenizer, and seeded digits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,50 +14,50 @@ PADDING = 0
 END = 1
 
 VOCABULARY_SIZE = 32
-"""Tokens of every character task, so that one tiny model shape serves them all."""
+"""Vocabulary size of every character task, so that one tiny model shape fits all."""
 
 ENVIRONMENTS = {
     "arithmetic": "roles.environments.arithmetic:Arithmetic",
     "sorting": "roles.environments.sorting:Sorting",
 }
-"""Name in the manifest -> ``module:class``, imported when first asked for: tasks may be heavy."""
+"""Name in the manifest -> ``module:class``, imported on first use: tasks may be heavy."""
 
 
 class SolvedTask(Protocol):
-    """A task whose right completions are known, for the cold start of a run alone."""
+    """Task with known solutions, used only for the cold start of a run."""
 
     @property
     def name(self) -> str:
-        """The name that manifests use."""
+        """Name in manifests."""
 
     def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
         """Return the prompt tokens of problem ``seed`` (64 bits)."""
 
     def solution(self, seed: int) -> tuple[int, ...]:
-        """Return a completion of problem ``seed`` that scores 1, the end token included."""
+        """Return a completion of problem ``seed`` that scores 1, with the end token."""
 
 
 def environment(name: str) -> BlockingTask:
-    """Return the task called ``name``; raises ``ValueError`` that lists the names for another."""
+    """Return the task ``name``; raises ``ValueError`` listing the known names otherwise."""
     if name not in ENVIRONMENTS:
         known = ", ".join(sorted(ENVIRONMENTS))
-        raise ValueError(f"no environment {name!r}; over characters there are {known}")
+        raise ValueError(f"unknown environment {name!r}; character tasks: {known}")
     module, _, attribute = ENVIRONMENTS[name].partition(":")
     return cast("BlockingTask", getattr(import_module(module), attribute)())
 
 
 def solved(task: BlockingTask) -> SolvedTask:
-    """Return ``task`` as one that knows its solutions; raises ``ValueError`` when it does not."""
+    """Return ``task`` as a ``SolvedTask``; raises ``ValueError`` when it has no solutions."""
     if not hasattr(task, "solution"):
-        raise ValueError(f"environment {task.name!r} knows no solutions to learn from")
+        raise ValueError(f"environment {task.name!r} has no known solutions to learn from")
     return cast("SolvedTask", task)
 
 
 class CharacterTask(BlockingTask, ABC):
-    """A task over single characters: token ``i + 2`` is ``characters[i]``.
+    """Task over single characters: token ``i + 2`` is ``characters[i]``.
 
-    Its one right answer, followed by the end token, earns the reward 1, and nothing else does. Its
-    characters hold the digits and ``=``: a length target stands before the question, ``12=3+4=``,
+    The one correct answer, followed by the end token, has the reward 1, all others 0. The
+    characters include the digits and ``=``: a length target precedes the question, ``12=3+4=``,
     where INTELLECT-2 writes "Think for 12 tokens before giving a response".
     """
 
@@ -68,12 +68,12 @@ class CharacterTask(BlockingTask, ABC):
 
     @property
     def vocabulary(self) -> Sequence[str]:
-        """The characters of the tokens; 0 is padding, 1 is the end token."""
+        """Text of each token; 0 is padding, 1 is the end token."""
         used = ("<pad>", "<end>", *self.characters)
         return used + tuple(f"<unused{index}>" for index in range(len(used), VOCABULARY_SIZE))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of ``text``; raises ``ValueError`` for a character we do not have."""
+        """Return the tokens of ``text``; raises ``ValueError`` for an unknown character."""
         return tuple(self.characters.index(character) + 2 for character in text)
 
     @abstractmethod
@@ -82,7 +82,7 @@ class CharacterTask(BlockingTask, ABC):
 
     @abstractmethod
     def answer(self, seed: int) -> str:
-        """Return the one right answer of problem ``seed``."""
+        """Return the one correct answer of problem ``seed``."""
 
     @override
     def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
@@ -105,6 +105,6 @@ class CharacterTask(BlockingTask, ABC):
         return 1.0 if tuple(completion) == self.solution(seed) else 0.0
 
     def digits(self, seed: int, count: int) -> str:
-        """Return ``count`` decimal digits, uniform but for a bias under 10**count / 2**256."""
+        """Return ``count`` decimal digits, uniform up to a bias below 10**count / 2**256."""
         value = int.from_bytes(digest(f"{self.name}/{seed}".encode()), "big")
         return f"{value % 10**count:0{count}d}"

@@ -1,7 +1,7 @@
-"""Checkers: libraries that score text, in jails that stay warm.
+"""Checkers: libraries that score text, in a pool of warm jails.
 
-What follows from an answer must be the same on every machine: an answer that makes a checker raise
-or pass a hard limit has no result, one between the limits is ``Unscorable``.
+Results must be the same on every machine. An answer that makes a checker raise or exceed a hard
+limit has no result; one between the soft and the hard limits is ``Unscorable``.
 """
 
 import asyncio
@@ -26,15 +26,14 @@ LIMITS = JailLimits(
     output_bytes_max=REPLY_BYTES_MAX,
     processes_max=4,
 )
-"""For one answer: mathematics takes milliseconds, reasoning-gym 0.1 s (measured). The factor
-between soft and hard is a guess: machines with which people train differ less in the speed of one
-core."""
+"""Limits for one answer: mathematics takes milliseconds, reasoning-gym 0.1 s (measured). The factor
+between soft and hard limits is a guess: training machines differ less in the speed of one core."""
 
 
 class Checker:
-    """The function ``check`` of a module of ``jailed``, in as many jails as have a place.
+    """The function ``check`` of a module of ``jailed``, in a pool of jails.
 
-    With ``settings``, which are JSON, it is what the module's ``checker(settings)`` returns.
+    With ``settings`` (JSON), the function that the module's ``checker(settings)`` returns.
     """
 
     def __init__(
@@ -45,9 +44,10 @@ class Checker:
         sources: Mapping[str, Path] | None = None,
         interpreter: Interpreter | None = None,
     ) -> None:
-        """Try a jail, in which ``sources`` are seen, too; raises ``NoJailError``.
+        """Verify that a jail works; raises ``NoJailError``.
 
-        The checker runs under ``interpreter``, by default that of this process.
+        The checker runs under ``interpreter``, by default that of this process, and may import
+        ``sources``.
         """
         seen = {**(sources or {}), "roles": Path(roles.__file__).parent}
         self._jail = Jail(libraries=True, sources=seen, interpreter=interpreter)
@@ -65,9 +65,9 @@ class Checker:
         self._idle: list[Jailed] = []
 
     async def ask(self, question: dict[str, Any]) -> Any | Unscorable:
-        """Return what the checker says of a question: JSON, None without a result.
+        """Return the checker's answer to a question as JSON, None without a result.
 
-        Raises ``EngineError`` when there is no jail to ask in.
+        Raises ``EngineError`` when a jail cannot be started.
         """
         async with self._places:
             jailed = self._idle.pop() if self._idle else await self._start()
@@ -76,10 +76,10 @@ class Checker:
                     reply = await self._exchange(jailed, json.dumps(question).encode())
             except TimeoutError:
                 jailed.kill()
-                return Unscorable(f"no end within {self._limits.wall_seconds:g} s")
+                return Unscorable(f"timed out after {self._limits.wall_seconds:g} s")
             except (asyncio.IncompleteReadError, ValueError, KeyError):
                 jailed.kill()
-                return Unscorable("its checker has ended")
+                return Unscorable("its checker exited")
             except BaseException:
                 jailed.kill()
                 raise
@@ -87,7 +87,7 @@ class Checker:
         return self._judged(reply)
 
     async def close(self) -> None:
-        """End the jails that wait for a question; idempotent."""
+        """End the idle jails; idempotent."""
         while self._idle:
             jailed = self._idle.pop()
             jailed.kill()
@@ -101,7 +101,7 @@ class Checker:
         header = await jailed.output.readexactly(LENGTH_BYTES)
         length = int.from_bytes(header, "big")
         if length > REPLY_BYTES_MAX:
-            raise ValueError("a reply that no checker gives")
+            raise ValueError("invalid reply of a checker")
         reply: dict[str, Any] = json.loads(await jailed.output.readexactly(length))
         return reply
 
@@ -113,5 +113,5 @@ class Checker:
         if between is not None:
             return between
         if reply["status"] != 0:
-            return Unscorable(f"its checker ended with status {reply['status']}")
+            return Unscorable(f"its checker exited with status {reply['status']}")
         return reply["answer"]

@@ -1,4 +1,4 @@
-"""Tasks whose problems and scores are both what a checker says."""
+"""Tasks whose problems and scores both come from a checker."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from roles.ports.text import Tokenizer
 
 
 class CheckerTask(TextTask):
-    """A checker that knows problems: with ``answers`` to one it gives a list of their scores."""
+    """Task over a checker that generates problems and scores lists of ``answers`` to one."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class CheckerTask(TextTask):
 
     @abstractmethod
     def problem(self, seed: int) -> dict[str, Any]:
-        """Return what the checker is asked about problem ``seed``."""
+        """Return the checker's question about problem ``seed``."""
 
     @override
     async def grade_all(self, seeds: Sequence[int], answers: Sequence[str]) -> list[Score]:
-        """Ask about all answers to a problem at once, which takes as long as about one.
+        """Score all answers to a problem in one call, which takes about as long as one answer.
 
-        Together they must stay below the limits of one; else each is asked about alone, so that
-        none costs another one its score.
+        If the call exceeds the limits of one answer, each answer is scored alone, so that no answer
+        costs another one its score.
         """
         by_problem: dict[int, list[int]] = {}
         for place, seed in enumerate(seeds):

@@ -1,9 +1,9 @@
-"""Programs: the last block of Python of an answer, run in a jail against every test.
+"""Programming tasks: run the last Python block of an answer in a jail against every test.
 
-A row has a ``prompt`` and ``tests``, a JSON list. ``{"input": …, "output": …}`` gives a program its
-input and compares what it writes; ``{"assert": …}`` are lines that run behind it. All must pass.
-Programs see the standard library. Random numbers, and what tells of the machine, are the same each
-time, as far as that is done here: a program that reads the time of day may still differ.
+A row has a ``prompt`` and ``tests``, a JSON list. ``{"input": …, "output": …}`` passes input to the
+program and compares its output; ``{"assert": …}`` are lines that run after it. All must pass.
+Programs see the standard library. Random numbers and machine properties are fixed as far as
+possible; results of a program that reads the time of day may still differ.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ COLUMNS = ("prompt", "tests")
 TESTS_MAX = 64
 TOLERANCE_MAX = 0.1
 PROGRAM_BYTES_MAX = 64 << 10
-"""Four times what the longest completions of INTELLECT-2 could write."""
+"""Four times the longest completions of INTELLECT-2."""
 
 OUTPUT_BYTES_MAX = 4 << 20
-"""Four times what a row of a data set may hold, and so more than any expected output."""
+"""Four times the size limit of a row, and so more than any expected output."""
 
 LIMITS = JailLimits(
     cpu_soft_seconds=5.0,
@@ -47,35 +47,35 @@ LIMITS = JailLimits(
     processes_max=1,
     threads_max=32,
 )
-"""For all tests of an answer together. Guesses, but for the factor between soft and hard: machines
-with which people train differ less than four times in the speed of one core."""
+"""Limits for all tests of an answer together. Guesses, except for the factor between soft and hard:
+training machines differ by less than four times in the speed of one core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One run of a program: what it is given, and what it must write."""
+    """One run of a program: its input and the expected output, or asserts."""
 
     given: str = ""
     expected: str = ""
     asserts: str = ""
-    """Lines that run behind the program, instead of input and output."""
+    """Lines that run after the program, instead of input and output."""
 
     def parts(self, program: str) -> tuple[bytes, bytes, bytes, bytes]:
-        """Return what a jail is given: program, asserts, mark and the program's input."""
+        """Return the input of the jail: program, asserts, mark and the program's input."""
         texts = (program, self.asserts, self._mark(program), self.given)
         first, second, third, fourth = (text.encode(errors="replace") for text in texts)
         return first, second, third, fourth
 
     def _mark(self, program: str) -> str:
-        """Return what is written behind the asserts: a program that ends before does not know it.
+        """Return the mark written after the asserts, which proves that they all ran.
 
-        One that looks for it in the frames below its own can find it. But tests are not known to
-        who writes a program, and nobody is paid for more than the policy's own samples.
+        A program can find the mark in the stack frames below its own. But a policy does not see the
+        tests, and workers earn nothing for answers that the policy did not sample.
         """
         return digest(f"{self.asserts}\0{program}".encode(errors="replace")).hex()
 
     def passed(self, program: str, ended: Ended, tolerance: float = 0.0) -> bool:
-        """Return whether a program did what it must; blanks at the ends of lines are free."""
+        """Return whether a program passed; trailing blanks of lines are ignored."""
         if ended.status != 0:
             return False
         written = _lines(ended.output.decode(errors="replace"))
@@ -91,7 +91,7 @@ class Test:
 
 
 class Code(RowTask):
-    """Rows with tests, scored 0 or 1."""
+    """Task over rows with tests, scored 0 or 1."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Code(RowTask):
         limits: JailLimits = LIMITS,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raise ``ValueError`` for other ``options`` than a ``tolerance``."""
+        """Raise ``ValueError`` for ``options`` other than ``tolerance``."""
         super().__init__(name, read_rows, read_tokenizer, background)
         self._jail = jail
         self._limits = limits
@@ -120,7 +120,7 @@ class Code(RowTask):
             return await self._pass_all(program, tests)
 
     async def _pass_all(self, program: str, tests: list[Test]) -> Score:
-        """Return 1 when a program passes all tests; the first that it does not pass decides."""
+        """Return 1 when a program passes all tests; stop at the first failure."""
         limits, loop = self._limits, asyncio.get_running_loop()
         until = loop.time() + limits.wall_seconds
         used = Use(0.0, 0)
@@ -136,9 +136,9 @@ class Code(RowTask):
             if ended.flooded or used.over(limits):
                 return 0.0
             if ended.expired:
-                return Unscorable(f"test {number}: no end within {limits.wall_seconds:g} s")
+                return Unscorable(f"test {number}: timed out after {limits.wall_seconds:g} s")
             if ended.killed:
-                return Unscorable(f"test {number}: killed, perhaps for want of memory")
+                return Unscorable(f"test {number}: killed, perhaps out of memory")
             between = used.between(limits)
             if between is not None:
                 return between
@@ -150,8 +150,8 @@ class Code(RowTask):
 def program_of(answer: str) -> str | None:
     """Return the program of an answer, None when there is none.
 
-    It is the last fenced block that is marked as Python. Where no block is, it is the last one
-    without a mark. Blank blocks do not count, nor do sessions of an interpreter (``>>>``).
+    It is the last fenced block marked as Python, or without one the last unmarked block. Blank
+    blocks and interpreter sessions (``>>>``) do not count.
     """
     found: dict[bool, str] = {}
     for block in blocks(answer):
@@ -163,7 +163,7 @@ def program_of(answer: str) -> str | None:
 
 
 def read_tolerance(options: Mapping[str, Any]) -> float:
-    """Return the tolerance that the options of a task name, 0 without; raises ``ValueError``."""
+    """Return the tolerance in the options of a task, 0 by default; raises ``ValueError``."""
     unknown = sorted(set(options) - {"tolerance"})
     if unknown:
         raise ValueError(f"code takes the option tolerance alone, not {', '.join(unknown)}")
@@ -177,11 +177,11 @@ def read_tolerance(options: Mapping[str, Any]) -> float:
 
 
 def read_tests(text: str) -> list[Test]:
-    """Return the tests of a row; raises ``ValueError`` for what is none."""
+    """Return the tests of a row; raises ``ValueError`` for invalid ones."""
     try:
         items = json.loads(text)
     except RecursionError:
-        raise ValueError("tests within tests, too many") from None
+        raise ValueError("tests are nested too deeply") from None
     if not isinstance(items, list) or not 1 <= len(items) <= TESTS_MAX:
         raise ValueError(f"tests must be a list of 1 to {TESTS_MAX}")
     return [_test(item) for item in items]
@@ -194,11 +194,11 @@ def _test(item: Any) -> Test:
         case {"assert": str(asserts)} if len(item) == 1 and asserts.strip():
             return Test(asserts=asserts)
         case _:
-            raise ValueError(f"no test: {str(item)[:80]}")
+            raise ValueError(f"invalid test: {str(item)[:80]}")
 
 
 def _lines(text: str) -> list[str]:
-    """Return lines without the blanks at their ends, and without blank lines at the end."""
+    """Return lines without trailing blanks, and without trailing blank lines."""
     lines = [line.rstrip(_BLANKS) for line in text.split("\n")]
     while len(lines) > 1 and not lines[-1]:
         lines.pop()
@@ -208,7 +208,7 @@ def _lines(text: str) -> list[str]:
 def _close(written: list[str], expected: list[str], tolerance: float) -> bool:
     """Return whether the words of two lines are equal, numbers within a tolerance.
 
-    It is absolute and relative; where a whole number is expected, absolute alone.
+    The tolerance is absolute and relative; for an expected integer, absolute only.
     """
     if len(written) != len(expected):
         return False
@@ -226,7 +226,7 @@ def _close(written: list[str], expected: list[str], tolerance: float) -> bool:
 
 
 _BLANKS = " \t\r\f\v"
-"""Not all white space: a no-break space is a part of the text."""
+"""Without other white space: a no-break space is part of the text."""
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 

@@ -1,4 +1,4 @@
-"""Fenced code blocks of an answer, as CommonMark has them and as people write them."""
+"""Parser of fenced code blocks, as in CommonMark and in common practice."""
 
 import re
 from collections.abc import Iterator
@@ -10,21 +10,21 @@ _LANGUAGE = re.compile(r"^[{.\s]*([\w+#-]+)")
 
 @dataclass(frozen=True, slots=True)
 class FencedBlock:
-    """One fenced block; it ends at its closing fence or with the text."""
+    """Fenced block, which ends at its closing fence or with the text."""
 
     language: str
-    """First word behind the opening fence, in lower case; empty without one."""
+    """First word after the opening fence, in lower case; empty without one."""
     text: str
     start: int
     end: int
-    """First and last character of its lines in the whole text."""
+    """Positions of the first and last character of its lines in the text."""
 
 
 def blocks(text: str) -> Iterator[FencedBlock]:
     """Return the fenced blocks of a text, in order.
 
-    Lines end at line feeds alone: a program may hold other separators in its strings. A fence may
-    be indented by any width, which its lines lose as far as they have it.
+    Only a line feed ends a line: programs may hold other separators in strings. A fence may be
+    indented by any width; up to this width is removed from its lines.
     """
     opened: re.Match[str] | None = None
     lines: list[str] = []

@@ -1,7 +1,7 @@
-"""Rows of a data set that training never draws: one, by a hash, of each block of rows.
+"""Held-out rows of a data set, which training never draws: one per block of rows, by hash.
 
-Blocks rather than a hash of each row: the number of rows on both sides is known without a look at
-all of them, and a sorted data set is held out evenly.
+Blocks, rather than a hash per row, fix the number of rows on both sides without reading all of
+them, and sample a sorted data set evenly.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from roles.ports.text import Rows
 
 
 def row_of(name: str, seed: int, count: int) -> int:
-    """Return the row of problem ``seed`` in the task ``name``, uniform but for under 2**-192."""
+    """Return the row of problem ``seed`` in task ``name``, uniform up to a bias below 2**-192."""
     return int.from_bytes(digest(f"{name}/row/{seed}".encode()), "big") % count
 
 
 @dataclass(frozen=True, slots=True)
 class HoldOut:
-    """Which of ``count`` rows are held out; raises ``ValueError`` where no row would be."""
+    """Split of ``count`` rows into held-out and training rows."""
 
     name: str
     rows_per_held_out_row: int
     count: int
 
     def __post_init__(self) -> None:
-        """Check that there is a block."""
+        """Raise ``ValueError`` if no row would be held out."""
         if not self.held_out_count:
             raise ValueError(
                 f"{self.name} has {self.count:,} rows and none can be held out: set "
@@ -37,22 +37,22 @@ class HoldOut:
 
     @property
     def held_out_count(self) -> int:
-        """Rows that are held out: as many as there are whole blocks."""
+        """Number of held-out rows, one per whole block."""
         return self.count // self.rows_per_held_out_row
 
     @property
     def training_count(self) -> int:
-        """Rows that training draws from."""
+        """Number of training rows."""
         return self.count - self.held_out_count
 
     def held_out(self, block: int) -> int:
-        """Return the row of a block that is held out."""
+        """Return the held-out row of a block."""
         drawn = digest(f"{self.name}/held-out/{block}".encode())
         size = self.rows_per_held_out_row
         return block * size + int.from_bytes(drawn, "big") % size
 
     def training(self, place: int) -> int:
-        """Return the row at ``place`` of those that training draws from, in their order."""
+        """Return the training row at index ``place``."""
         block, offset = divmod(place, self.rows_per_held_out_row - 1)
         if block >= self.held_out_count:  # the rows after the last whole block
             return place + self.held_out_count
@@ -60,14 +60,14 @@ class HoldOut:
         return row + (row >= self.held_out(block))
 
     def row_of(self, seed: int) -> int:
-        """Return the row of a problem: one that is held out if its seed is of none that trains."""
+        """Return the row of a problem: a held-out one if training never uses its seed."""
         if seed >= HELD_OUT_SEED:
             return self.held_out(row_of(self.name, seed, self.held_out_count))
         return self.training(row_of(self.name, seed, self.training_count))
 
 
 class TrainingRows(Rows):
-    """The rows that training draws from."""
+    """Training rows."""
 
     def __init__(self, rows: Rows, split: HoldOut) -> None:
         self._rows = rows
@@ -84,7 +84,7 @@ class TrainingRows(Rows):
 
 
 class HeldOutRows(Rows):
-    """The rows that are held out."""
+    """Held-out rows."""
 
     def __init__(self, rows: Rows, split: HoldOut) -> None:
         self._rows = rows
@@ -102,7 +102,7 @@ class HeldOutRows(Rows):
 
 @dataclass(frozen=True, slots=True)
 class SplitRows:
-    """Both sides of a data set."""
+    """Training and held-out rows of a data set."""
 
     training: Rows
     held_out: Rows

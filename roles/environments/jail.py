@@ -1,13 +1,12 @@
-"""A jail for code that nobody trusts: a Python program under bubblewrap, with limits that add up.
+"""Sandbox for untrusted code: a Python program under bubblewrap, with limits for its process tree.
 
-What runs in it sees an interpreter, read-only, and an empty ``/tmp``. It has no network, no home,
-fixed environment variables, no new privileges and no namespaces but its own, and it ends with its
-whole tree when its deadline passes, when it is killed, and when this process ends.
+The program sees a read-only interpreter and an empty ``/tmp``. It has no network, no home, fixed
+environment variables, no new privileges and its own namespaces. Its whole process tree is killed at
+the deadline, on request, and when this process ends.
 
-bubblewrap gives the walls; ``prlimit`` the limits of each process. Two of them do not add up over
-processes: memory and the size of files. So one process or few are allowed, and what the tree used
-in all is read when it has ended. The kernel never limits how many processes the superuser has:
-where this process is the superuser's, ``nobody`` makes the jail.
+bubblewrap isolates; ``prlimit`` limits each process. Memory and file size are limited per process,
+not per tree, so few processes are allowed, and the use of the whole tree is read at its end. The
+kernel does not limit the number of root's processes: as root, user ``nobody`` creates the jail.
 """
 
 import asyncio
@@ -28,34 +27,35 @@ from roles.environments.walls import NOBODY, VARIABLES, Shown, make_walls
 from roles.ports.engines import EngineError
 
 START_SECONDS_MAX = 180.0
-"""verifiers takes 10 s to import (measured), on a machine that does nothing else."""
+"""Importing verifiers takes 10 s on an idle machine (measured)."""
 
 PROBE_SECONDS = 20
 _TOOLS = ("bwrap", "nice", "prlimit", "setarch", "setpriv", "sh", "timeout", "unshare")
 _NICENESS = 5
-"""The node itself comes first: three times the share of a core."""
+"""Gives the node three times a jail's share of a core."""
 
 STACK_BYTES = 64 << 20
-"""Limit of recursion in C: the same depth ends a program on every machine."""
+"""Stack size, which limits recursion in C to the same depth on every machine."""
 
 _FILE_BYTES = 4 << 20
 _OPEN_FILES = 32
 
 
 class NoJailError(ValueError):
-    """This machine has no jail: what is missing, in one line."""
+    """This machine cannot create a jail; the message names the reason in one line."""
 
 
 def jail_slots() -> asyncio.Semaphore:
-    """Return room for one jail on every two cores.
+    """Return a semaphore with one jail slot per two cores.
 
-    Processor time is what counts, but deadlines must not be met by waiting for a core.
+    Limits are in CPU time; the slots keep jails from reaching wall-clock deadlines while they wait
+    for a core.
     """
     return asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
 
 
 class Jailed:
-    """A running program in a jail."""
+    """Running program in a jail."""
 
     def __init__(
         self,
@@ -86,31 +86,31 @@ class Jailed:
             self._ended.set_result((int(status), use))
 
     def write(self, data: bytes) -> None:
-        """Give it input; what a program does not read is dropped when it ends."""
+        """Write to its input; unread input is dropped when the program ends."""
         self._entrance.write(data)
 
     def close_input(self) -> None:
-        """Let it find the end of its input."""
+        """Close its input."""
         self._entrance.close()
 
     def kill(self) -> None:
-        """End it with its whole tree, and read no more of it; idempotent."""
+        """Kill its process tree and stop reading its output; idempotent."""
         self._exit.close()
         if not self._entrance.is_closing():
             self._entrance.abort()
         if not self._ended.done():
-            # The group has what was started before it could ask to die with its parent. Nobody else
-            # gets its number: the first of it has not been waited for.
+            # The group includes processes without a parent-death signal yet. Its id cannot be
+            # reused: its leader has not been waited for.
             with suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
 
     async def wait(self) -> tuple[int, Use]:
-        """Return its exit status and what it used, once it has ended."""
+        """Wait for its end; return its exit status and resource use."""
         return await asyncio.shield(self._ended)
 
 
 class Jail:
-    """Makes jails on this machine."""
+    """Factory of jails on this machine."""
 
     def __init__(
         self,
@@ -119,10 +119,10 @@ class Jail:
         sources: Mapping[str, Path] | None = None,
         interpreter: Interpreter | None = None,
     ) -> None:
-        """Try one; raises ``NoJailError``. Takes a tenth of a second.
+        """Verify that jails work here; raises ``NoJailError``. Takes 0.1 s.
 
         Programs run under ``interpreter``, by default that of this process. With ``libraries`` they
-        may import what is installed beside it, and ``sources``, packages by their names.
+        may import its installed packages, and the packages in ``sources``, by name.
         """
         tools = {name: shutil.which(name) for name in _TOOLS}
         missing = [name for name, path in tools.items() if path is None]
@@ -150,7 +150,7 @@ class Jail:
     ) -> list[str]:
         ceilings = {
             "as": limits.address_space_bytes,
-            # The kernel's own end of one process is beyond what is over already.
+            # The kernel's limit per process lies above the hard limit of the tree.
             "cpu": "unlimited" if lasting else limits.cpu_hard_seconds + 1,
             "nproc": max(limits.processes_max, limits.threads_max),
             "stack": STACK_BYTES,
@@ -171,11 +171,10 @@ class Jail:
     async def start(
         self, program: str, arguments: Sequence[str], limits: JailLimits, *, lasting: bool = False
     ) -> Jailed:
-        """Run Python source in a jail, and return once it has said ``READY``.
+        """Run Python source in a jail, and return once it has written ``READY``.
 
-        What is ``lasting`` limits the processor time of its children itself, if of anything.
-        Raises ``EngineError`` when it does not: that is a failure of this machine, because nothing
-        untrusted has been read yet.
+        A ``lasting`` program limits the CPU time of its children itself. Raises ``EngineError`` if
+        it does not start: the program has read no untrusted input yet, so this machine is at fault.
         """
         loop = asyncio.get_running_loop()
         command = self._command(limits, program, arguments, lasting=lasting)
@@ -198,7 +197,7 @@ class Jail:
                 asyncio.BaseProtocol, os.fdopen(entrance_end, "wb", 0)
             )
             ours.append(entrance)
-            # Nothing is awaited between this and what can end it: a cancelled start leaves nothing.
+            # No await follows before ``Jailed`` can kill it: a cancelled start leaves no process.
             pid = _spawn(
                 [*self._keeper, *command], (input_end, exit_end, None, told_end, filter_end)
             )
@@ -225,13 +224,13 @@ class Jail:
         if said != READY:
             jailed.kill()
             status, _ = await jailed.wait()
-            raise EngineError(f"a jail could not be made: its command ended with status {status}")
+            raise EngineError(f"cannot start a jail: its command exited with status {status}")
         return jailed
 
     async def run(
         self, program: str, arguments: Sequence[str], given: bytes, limits: JailLimits
     ) -> Ended:
-        """Run Python source on ``given`` input to its end or to a limit; see ``start``."""
+        """Run Python source on ``given`` input until it ends or reaches a limit; see ``start``."""
         jailed = await self.start(program, arguments, limits)
         output = bytearray()
         expired = False
@@ -254,8 +253,8 @@ class Jail:
         return Ended(status, bytes(output), use, flooded=flooded, expired=expired)
 
     def _prove(self, limits: JailLimits) -> None:
-        """Look whether the walls hold; raises ``NoJailError``."""
-        hidden = os.path.expanduser("~")  # noqa: PTH111 - text for the other side
+        """Verify that the jail isolates a program; raises ``NoJailError``."""
+        hidden = os.path.expanduser("~")  # noqa: PTH111 - text for the program inside
         tasks = [str(limits.processes_max), str(limits.threads_max)]
         arguments = [hidden, *tasks, ",".join(VARIABLES)]
         deadline = [self._tools["timeout"], "-s", "KILL", str(PROBE_SECONDS)]
@@ -284,7 +283,7 @@ def _filter() -> bytes:
 
 
 def _require_stack() -> None:
-    """Raise ``NoJailError`` where a program's stack cannot be as large as everywhere."""
+    """Raise ``NoJailError`` if the stack limit cannot be set to ``STACK_BYTES``."""
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     if hard != resource.RLIM_INFINITY and hard < STACK_BYTES:
         raise NoJailError(
@@ -294,19 +293,19 @@ def _require_stack() -> None:
 
 
 def _program(name: str) -> str:
-    """Return the source of a program that runs beside or in a jail."""
+    """Return the source of a program in ``jailed``."""
     return Path(__file__).with_name("jailed").joinpath(f"{name}.py").read_text()
 
 
 def _let_open(*ends: int) -> None:
-    """Let a program open its standard streams by name, as ``/dev/stdout``, under every user."""
+    """Allow every user to open a program's standard streams by name, as ``/dev/stdout``."""
     if os.geteuid() == 0:
         for end in ends:
             os.fchown(end, NOBODY, NOBODY)
 
 
 def _readable(data: bytes) -> int:
-    """Return the reading end of a pipe that holds ``data``, which must be less than a page."""
+    """Return the read end of a pipe that holds ``data``, at most one page."""
     reading, writing = os.pipe()
     os.write(writing, data)
     os.close(writing)
@@ -314,15 +313,15 @@ def _readable(data: bytes) -> int:
 
 
 def _spawn(command: list[str], files: Sequence[int | None]) -> int:
-    """Start a process with these files as 0, 1, 2 and so on, None for nothing, and no others."""
-    # Our own ends have higher numbers than a program's, so none is overwritten before it is given.
+    """Start a process with exactly ``files`` as descriptors 0, 1, 2 and so on, None for none."""
+    # This process's ends have higher numbers, so none is overwritten before it is passed on.
     actions = [
         (os.POSIX_SPAWN_OPEN, place, os.devnull, os.O_RDWR, 0)
         if file is None
         else (os.POSIX_SPAWN_DUP2, file, place)
         for place, file in enumerate(files)
     ]
-    # What this process ignores, such as a broken pipe, a program would go on ignoring.
+    # A program would inherit ignored signals, such as SIGPIPE.
     return os.posix_spawn(
         command[0],
         command,
@@ -338,7 +337,7 @@ _PROBE_TREE = JailLimits(5, 10, 64 << 20, 128 << 20, PROBE_SECONDS, 4096)
 _PROBE_THREADS = replace(_PROBE_TREE, processes_max=1, threads_max=8)
 
 _FILTER_PLACE = 4
-"""File descriptor of the system call filter."""
+"""File descriptor of the seccomp filter."""
 
 _NO_REPORT = b"137 0 0"
-"""The keeper was killed, by us."""
+"""Report when this process killed the keeper."""

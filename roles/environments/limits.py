@@ -1,19 +1,19 @@
-"""What untrusted code may use, and what follows from what it used."""
+"""Resource limits of untrusted code, and the verdicts on its resource use."""
 
 from dataclasses import dataclass
 
 from roles.ports.engines import Unscorable
 
 SIGKILLED = 128 + 9
-"""Exit status of what was killed, as a shell gives it."""
+"""Exit status of a killed process, as in a shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class JailLimits:
-    """What a program may use, all its processes together if nothing else is said.
+    """Resource limits of a program, for all its processes together unless noted.
 
-    Between soft and hard honest machines may differ; beyond hard all of them end it. Times are
-    of the processor: those of the wall depend on what else a machine does.
+    Honest machines may disagree on a use between soft and hard limits; above a hard limit all of
+    them end the program. Limits are in CPU time, since wall time depends on other load.
     """
 
     cpu_soft_seconds: float
@@ -22,38 +22,38 @@ class JailLimits:
     memory_hard_bytes: int
     """Resident memory of the largest process."""
     wall_seconds: float
-    """A deadline that no answer should meet before its processor time."""
+    """Wall-clock deadline; every answer should reach its CPU limit first."""
     output_bytes_max: int
     processes_max: int = 8
-    """With 1, a program cannot create processes: one process bounds its memory."""
+    """With 1, a program cannot create processes, so the limit of one process bounds its memory."""
     threads_max: int = 1
-    """Threads of all processes together, if there may be more of them than processes."""
+    """Threads of all processes together, if more than processes are allowed."""
 
     @property
     def address_space_bytes(self) -> int:
-        """What one process may map: an interpreter maps some that it never touches."""
+        """Address space of one process: an interpreter maps memory that it never touches."""
         return self.memory_hard_bytes * 5 // 4
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What was used."""
+    """Resource use of a program."""
 
     cpu_seconds: float
     memory_bytes: int
 
     def and_then(self, other: "Use") -> "Use":
-        """Return the use of two programs, one after the other."""
+        """Return the combined use of two programs in sequence."""
         memory_bytes = max(self.memory_bytes, other.memory_bytes)
         return Use(self.cpu_seconds + other.cpu_seconds, memory_bytes)
 
     def over(self, limits: JailLimits) -> bool:
-        """Return whether a hard limit was passed: so it is on every honest machine."""
+        """Return whether a hard limit was exceeded, as it is on every honest machine."""
         cpu = self.cpu_seconds >= limits.cpu_hard_seconds
         return cpu or self.memory_bytes >= limits.memory_hard_bytes
 
     def between(self, limits: JailLimits) -> Unscorable | None:
-        """Return why honest machines may differ, if they may."""
+        """Return ``Unscorable`` with the reason if honest machines may disagree."""
         if self.cpu_seconds >= limits.cpu_soft_seconds:
             return Unscorable(f"{self.cpu_seconds:.1f} s of processor time")
         if self.memory_bytes >= limits.memory_soft_bytes:
@@ -63,18 +63,18 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program in a jail ended."""
+    """Result of a program in a jail."""
 
     status: int
-    """Exit status; 128 and more: ended by the signal of that number less 128."""
+    """Exit status; 128 + n if signal n ended it."""
     output: bytes
     use: Use
     flooded: bool
-    """It wrote more than it may, and was ended."""
+    """True if it was killed because it exceeded the output limit."""
     expired: bool
-    """Its deadline passed, and it was ended."""
+    """True if it was killed at its deadline."""
 
     @property
     def killed(self) -> bool:
-        """Return whether it was killed, by itself or by a machine without memory."""
+        """Return whether SIGKILL ended it, sent by itself or by the kernel out of memory."""
         return self.status == SIGKILLED

@@ -1,7 +1,7 @@
-"""Mathematics: answers that mean the same as the expected one, in LaTeX or plain text.
+"""Mathematics tasks: answers equivalent to the expected one, in LaTeX or plain text.
 
-A row has a ``prompt`` and an ``answer``. A checker compares it with what follows the model's
-thoughts (``jailed/math.py``).
+A row has a ``prompt`` and an ``answer``. A checker (``jailed/math.py``) compares it with the text
+after the model's thoughts.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,14 +19,14 @@ from roles.ports.text import Rows, Tokenizer
 COLUMNS = ("prompt", "answer")
 
 VERSION = "1.3.0"
-"""Of mpmath, which computes the values of formulas."""
+"""Version of mpmath, which evaluates formulas."""
 
 REQUIRE_BOX = "require_box"
-"""The option of a recipe with which only answers in a box count."""
+"""Recipe option with which only boxed answers count."""
 
 
 def require_options(options: Mapping[str, Any]) -> bool:
-    """Return whether an answer needs a box; raises ``ValueError`` for other options."""
+    """Return True when answers must be boxed; raises ``ValueError`` for other options."""
     if unknown := options.keys() - {REQUIRE_BOX}:
         raise ValueError(
             f"environment.options must not hold {min(unknown)!r}: math has {REQUIRE_BOX!r} alone"
@@ -38,7 +38,7 @@ def require_options(options: Mapping[str, Any]) -> bool:
 
 
 class Math(RowTask):
-    """Rows with answers, scored 0 or 1."""
+    """Task over rows with answers, scored 0 or 1."""
 
     def __init__(
         self,

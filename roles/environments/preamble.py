@@ -1,6 +1,6 @@
-"""The messages that a run puts before each problem: a system message, and solved examples.
+"""Messages of a run before each problem: a system message and solved examples.
 
-A small model rarely writes the answer tags of a task by itself; it copies them from an example.
+A small model rarely writes the answer tags of a task unprompted; it copies them from an example.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from roles.ports.text import ChatMessage, Tokenizer
 
 
 def preamble(section: EnvironmentSection) -> tuple[ChatMessage, ...]:
-    """Return the messages before each problem of a task, in order; none if the recipe has none."""
+    """Return the messages before each problem of a task, in order."""
     system = (ChatMessage("system", section.system),) if section.system else ()
     turns = (
         message
@@ -26,13 +26,13 @@ def preamble(section: EnvironmentSection) -> tuple[ChatMessage, ...]:
 
 
 def primed(tokenizer: Tokenizer, section: EnvironmentSection) -> Tokenizer:
-    """Return a tokenizer whose chats begin with the messages of a task, if it has any."""
+    """Return a tokenizer that prepends the messages of a task to each chat."""
     before = preamble(section)
     return PreambleTokenizer(tokenizer, before) if before else tokenizer
 
 
 class PreambleTokenizer(Tokenizer):
-    """A tokenizer whose chats begin with fixed messages."""
+    """Tokenizer that prepends fixed messages to each chat."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[ChatMessage]) -> None:
         self._tokenizer = tokenizer

@@ -1,6 +1,6 @@
 """Generated problems of reasoning-gym: question, answer and score follow from the seed.
 
-Another version of the library may generate other problems, so the one version is required.
+Other versions of the library may generate other problems, so exactly one is supported.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,24 +51,23 @@ ADMITTED = (
     "syllogism",
     "word_sequence_reversal",
 )
-"""Data sets scored by comparing text with the one answer: nothing in an answer is evaluated.
+"""Data sets whose score compares text with the one answer: no answer is executed.
 
-Of the other 76, some evaluate answers as Python (``n_queens``, ``countdown`` and more), which could
-then write their own score; some generate what depends on the order of a set; the rest have scores
-of their own that nobody has read yet.
+Of the other 76, some evaluate answers as Python (``n_queens``, ``countdown`` and more), so answers
+could set their own score; some depend on set order; the scores of the rest are not reviewed yet.
 """
 
 INSTRUCTION = "Provide your final answer between <answer> and </answer> tags."
 
 
 def asked(question: str) -> str:
-    """Return what a user asks: a question of the library, and how to answer it."""
+    """Return a question of the library with the answer format."""
     return f"{question}\n\n{INSTRUCTION}"
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A problem as a user asks it, and an answer that scores 1."""
+    """Question and an answer that scores 1."""
 
     question: str
     answer: str
@@ -77,28 +76,28 @@ class Solution:
 def solution_of(section: EnvironmentSection, seed: int) -> Solution:
     """Return problem ``seed`` with the library's own answer, for the cold start of a run.
 
-    Raises ``ValueError`` for a task that is none of the library's.
+    Raises ``ValueError`` for a task of another library.
     """
     from roles.environments.jailed.reasoning import dataset_of  # noqa: PLC0415 - takes seconds
 
     family, _, dataset = section.name.partition("/")
     if family != "reasoning-gym":
-        raise ValueError(f"environment {section.name!r} knows no solutions to learn from")
+        raise ValueError(f"environment {section.name!r} has no known solutions to learn from")
     drawn = generator_seed(section.name, seed)
     entry = dataset_of({"dataset": dataset, "options": _plain(section.options), "seed": drawn})[0]
     return Solution(asked(entry["question"]), f"<answer>{entry['answer']}</answer>")
 
 
 def generator_seed(name: str, seed: int) -> int:
-    """Return what the generator of the task ``name`` draws problem ``seed`` from.
+    """Return the generator's seed of problem ``seed`` in task ``name``.
 
-    Some generators take no more than 32 bits.
+    It has 32 bits, the limit of some generators.
     """
     return int.from_bytes(digest(f"{name}/{seed}".encode())[:4], "big")
 
 
 def require_generator(name: str, dataset: str, options: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` unless a run may have these options, and they make a question."""
+    """Raise ``ValueError`` unless the options are allowed and generate a question."""
     _require(dataset, options)
     require("reasoning-gym", VERSION, name)
     from roles.environments.jailed.reasoning import dataset_of  # noqa: PLC0415 - takes seconds
@@ -118,14 +117,14 @@ def _require(dataset: str, options: Mapping[str, Any]) -> None:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as the library takes them, with lists."""
+    """Return options in the library's form, with lists."""
     return {
         key: list(value) if isinstance(value, tuple) else value for key, value in options.items()
     }
 
 
 class ReasoningGym(CheckerTask):
-    """One data set; its score is from 0 to 1."""
+    """Task of one data set, scored from 0 to 1."""
 
     def __init__(
         self,
@@ -136,7 +135,7 @@ class ReasoningGym(CheckerTask):
         background: Background,
         checker: Checker,
     ) -> None:
-        """Raise ``ValueError`` for a data set that is not admitted."""
+        """Raise ``ValueError`` unless the data set is admitted."""
         super().__init__(name, read_tokenizer, background, checker)
         _require(dataset, options)
         self._dataset = dataset

@@ -1,4 +1,4 @@
-"""Tasks in text by their names in a manifest, such as ``math/<data set>``."""
+"""Registry of text tasks by their names in a manifest, such as ``math/<data set>``."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -26,25 +26,25 @@ from roles.ports.background import Background
 from roles.ports.text import Chat, Rows, Tokenizer
 
 COLUMNS = {"code": CODE_COLUMNS, "math": MATH_COLUMNS}
-"""What the rows of a data set have, by the families of tasks that need one."""
+"""Required columns of a data set, by task family."""
 
 _GENERATORS = ("reasoning-gym", "verifiers")
 
-_FAMILIES = "in text there are code/…, math/…, reasoning-gym/… and verifiers/…"
+_FAMILIES = "text tasks: code/…, math/…, reasoning-gym/…, verifiers/…"
 
 
 _UNDERSTOOD = {"mpmath": MATH_VERSION, "reasoning-gym": GENERATOR_VERSION}
-"""Versions of packages that a runtime must name: another one may score otherwise."""
+"""Package versions that a runtime must name: other versions may score differently."""
 
 
 def pinned_task(section: EnvironmentSection, runtimes: Sequence[Path]) -> EnvironmentSection:
-    """Return the section with its package and its scoring runtime as they are installed here.
+    """Return the section with its package and scoring runtime pinned to the installed versions.
 
     ``runtimes`` are directories of installed runtimes. Raises ``ValueError`` where the section
-    names something else than what is installed.
+    names other versions.
     """
     if section.name.partition("/")[0] not in {*COLUMNS, *_GENERATORS}:
-        raise ValueError(f"no environment {section.name!r}; {_FAMILIES}")
+        raise ValueError(f"unknown environment {section.name!r}; {_FAMILIES}")
     if section.name.startswith("verifiers/"):
         section = pinned(section)
     section = section.model_copy(update={"runtime": completed(section)})
@@ -53,7 +53,7 @@ def pinned_task(section: EnvironmentSection, runtimes: Sequence[Path]) -> Enviro
 
 
 def scoring_interpreter(section: EnvironmentSection, runtimes: Sequence[Path]) -> Interpreter:
-    """Return the interpreter that scores; raises as ``interpreter_of``."""
+    """Return the interpreter for scoring; raises as ``interpreter_of``."""
     found = interpreter_of(section, runtimes)
     for package, version in _UNDERSTOOD.items():
         if (named := found.packages.get(package, version)) != version:
@@ -65,14 +65,14 @@ def scoring_interpreter(section: EnvironmentSection, runtimes: Sequence[Path]) -
 
 
 def require_task(section: EnvironmentSection, *, has_dataset: bool) -> Chat:
-    """Raise ``ValueError`` unless there is such a task, and it has a data set where it needs one.
+    """Validate a task and its need of a data set when a run is founded; return an example chat.
 
-    For who founds a run: a jail is needed for a package alone. Return a chat of the kind that the
-    task asks a model in.
+    Only a package needs a jail. Raises ``ValueError`` for an unknown task, and for a missing or
+    unexpected data set.
     """
     family, _, generator = section.name.partition("/")
     if family not in {*COLUMNS, *_GENERATORS}:
-        raise ValueError(f"no environment {section.name!r}; {_FAMILIES}")
+        raise ValueError(f"unknown environment {section.name!r}; {_FAMILIES}")
     if has_dataset != (family in COLUMNS):
         needs = "takes no data set" if has_dataset else "needs a data set"
         raise ValueError(f"environment {section.name!r} {needs}")
@@ -98,17 +98,17 @@ def text_task(
     runtimes: Sequence[Path] = (),
     rows_per_held_out_row: int | None = None,
 ) -> TextTask:
-    """Return the task, which reads its tokenizer and the rows of ``dataset`` when it is opened.
+    """Return the task; ``open`` reads its tokenizer and the rows of ``dataset``.
 
     ``runtimes`` are directories of installed scoring runtimes; without ``rows_per_held_out_row``
-    no row is held out. Raises ``ValueError`` when there is no such task, or this machine cannot run
-    it. Blocks for a second.
+    no row is held out. Raises ``ValueError`` when the task is unknown or cannot run on this
+    machine. Blocks for 1 s.
     """
     name = section.name
     family, _, generator = name.partition("/")
     tokenizer = cache(lambda: primed(read_tokenizer(), section))
     if family not in {*COLUMNS, *_GENERATORS}:
-        raise ValueError(f"no environment {name!r}; {_FAMILIES}")
+        raise ValueError(f"unknown environment {name!r}; {_FAMILIES}")
     interpreter = scoring_interpreter(section, runtimes)
 
     def read_rows() -> Rows | SplitRows:
@@ -138,7 +138,7 @@ def text_task(
 
 
 def math_checker(interpreter: Interpreter) -> Checker:
-    """Return what scores a task of the family ``math``; raises ``NoJailError``."""
+    """Return the checker of the family ``math``; raises ``NoJailError``."""
     return Checker("math", interpreter=interpreter)
 
 
@@ -149,5 +149,5 @@ def math_task(
     background: Background,
     checker: Checker,
 ) -> Math:
-    """Return the task of the family ``math`` over any rows."""
+    """Return a task of the family ``math`` over the given rows."""
     return Math(section.name, section.options, read_rows, read_tokenizer, background, checker)

@@ -1,4 +1,4 @@
-"""Rows of a data set in a parquet file."""
+"""Reader of the rows of a data set in a parquet file."""
 
 import json
 from bisect import bisect_right
@@ -12,17 +12,17 @@ from typing_extensions import override
 from roles.ports.text import Chat, ChatMessage, Rows
 
 ROW_BYTES_MAX = 1 << 20
-"""UTF-8 bytes of a question and its tests; a guess, ten times what published sets of programs have
-in a row."""
+"""Largest size in UTF-8 of a question and its tests; a guess, ten times the rows of published
+programming data sets."""
 
 GROUP_BYTES_MAX = 256 << 20
-"""Rows are read by the group that they were written in."""
+"""Largest row group; rows are read in groups."""
 
 PASS_RATE = "pass_rate"  # noqa: S105 - no password
-"""The column that tells how often some model solved a row."""
+"""Column with the fraction of attempts in which some model solved a row."""
 
 CHAT_BEFORE = "chat_before"
-"""The optional column with the messages before a prompt, as JSON."""
+"""Optional column with the messages before a prompt, as JSON."""
 
 OPTIONAL_COLUMNS = (CHAT_BEFORE,)
 
@@ -30,16 +30,16 @@ ROLES = ("system", "user", "assistant")
 
 
 class UnusableRowError(ValueError):
-    """A row that a run cannot use; the reason in one line."""
+    """Row that a run cannot use; the message is the reason in one line."""
 
 
 class ParquetRows(Rows):
-    """Text columns of a parquet file; the group of rows that was read last is kept.
+    """Text columns of a parquet file; the row group read last is cached.
 
-    A row has the ``columns``, and those of ``OPTIONAL_COLUMNS`` that the file has and that are not
-    null in it. With two ``pass_rates``, both ends included, only rows count whose pass rate is
-    within: others are too easy or too hard to learn from (the offline filter of INTELLECT-2).
-    Raises ``ValueError`` for a file that is not what it should be, or leaves no row.
+    A row has the ``columns``, and the ``OPTIONAL_COLUMNS`` that are present and not null. With two
+    ``pass_rates`` (inclusive), rows outside of them are skipped as too easy or too hard to learn
+    from (the offline filter of INTELLECT-2). Raises ``ValueError`` for an invalid file or one
+    without rows.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ParquetRows(Rows):
             self._check(path, rated=bool(pass_rates))
             self._admitted = self._filtered(pass_rates)
         except (ArrowException, OSError) as error:
-            raise ValueError(f"{path} is no data set: {error}") from None
+            raise ValueError(f"{path} is not a data set: {error}") from None
         if not self.count:
             within = (
                 f" with a pass rate from {pass_rates[0]} to {pass_rates[1]}" if pass_rates else ""
@@ -103,7 +103,7 @@ class ParquetRows(Rows):
         place = self._admitted[index]
         group = bisect_right(self._ends, place)
         if self._group is None or self._group[0] != group:
-            self._group = None  # or two of them would be in memory
+            self._group = None  # else two groups would be in memory
             self._group = group, self._file.read_row_group(group, columns=self._columns)
         offset = place - (self._ends[group - 1] if group else 0)
         try:
@@ -122,7 +122,7 @@ class ParquetRows(Rows):
 
 
 def check_texts(row: Mapping[str, str]) -> None:
-    """Raise ``UnusableRowError`` for text that has no UTF-8, or too much of it."""
+    """Raise ``UnusableRowError`` for text that UTF-8 cannot encode, or that is too long."""
     size = 0
     for name, text in row.items():
         try:
@@ -134,7 +134,7 @@ def check_texts(row: Mapping[str, str]) -> None:
 
 
 def chat_of(row: Mapping[str, str]) -> Chat:
-    """Return the chat that a row asks a model in; raises ``UnusableRowError`` for what is none."""
+    """Return the chat of a row; raises ``UnusableRowError`` for an invalid one."""
     before = row.get(CHAT_BEFORE)
     if before is None:
         return Chat(row["prompt"])
@@ -146,7 +146,7 @@ def chat_of(row: Mapping[str, str]) -> Chat:
 
 
 def read_messages(messages: Any) -> tuple[ChatMessage, ...]:
-    """Return messages given as JSON; raises ``UnusableRowError`` for what is none."""
+    """Return messages from JSON; raises ``UnusableRowError`` for invalid ones."""
     if not isinstance(messages, list):
         raise UnusableRowError("a chat must be a list of messages")
     return tuple(map(_message, messages))

@@ -1,7 +1,7 @@
-"""The interpreter of a run's scoring runtime on this machine.
+"""Interpreter of a run's scoring runtime on this machine.
 
-It is the node's own one where that fits, else one that ``prime-node scoring install`` made. An
-interpreter is asked for its versions each time: a path says nothing about them.
+It is the node's own interpreter if that fits, else one from ``prime-node scoring install``. Each
+use queries the interpreter's versions, since its path does not prove them.
 """
 
 import json
@@ -18,7 +18,7 @@ from protocol.run.recipe import EnvironmentSection
 from protocol.run.sections import RuntimeSection, runtime_digest
 
 PYTHONS = ("3.11", "3.12", "3.13")
-"""Under which the programs of ``jailed`` run."""
+"""Supported versions of the programs in ``jailed``."""
 
 PACKAGES: Mapping[str, Sequence[str]] = {
     "code": (),
@@ -26,15 +26,14 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "reasoning-gym": ("reasoning-gym", "bfi", "sympy", "mpmath"),
     "verifiers": (),
 }
-"""Packages that decide the scores of each family of tasks. Of the dependencies of
-reasoning-gym these are the ones that the admitted data sets use. A package for verifiers is pinned
-by ``environment.options``."""
+"""Packages that determine the scores of each task family. For reasoning-gym, only the dependencies
+that the admitted data sets use. ``environment.options`` pins a package for verifiers."""
 
 _BESIDE_THE_NODE = ("verifiers",)
-"""Families whose packages people install beside the node; there is no other runtime for them."""
+"""Families whose packages are installed in the node's own environment, their only runtime."""
 
 ASK_SECONDS = 30
-"""Of the wall, until an interpreter that does not answer is none: 0.1 s is usual."""
+"""Timeout (wall clock) of a query to an interpreter; 0.1 s is usual."""
 
 _QUESTION = """
 import importlib.metadata, json, platform, sys
@@ -55,9 +54,9 @@ print(json.dumps({
 
 
 class NoRuntimeError(ValueError):
-    """This machine has no interpreter that fits the scoring runtime of a run; ``needs`` says which.
+    """No interpreter on this machine fits the scoring runtime that ``needs`` describes.
 
-    It is ``installable`` unless the packages of the task are installed beside the node.
+    It is ``installable`` unless the task's packages belong in the node's own environment.
     """
 
     def __init__(self, needs: str, *, installable: bool) -> None:
@@ -66,11 +65,11 @@ class NoRuntimeError(ValueError):
         super().__init__(self.told("--run RUN.toml"))
 
     def told(self, options: str) -> str:
-        """Return one line: what is missing, and the command that installs it, with ``options``."""
+        """Return one line with the missing runtime and the command, with ``options``, to fix it."""
         return f"{self.needs}: {self.remedy(options)}"
 
     def remedy(self, options: str) -> str:
-        """Return what to do about it."""
+        """Return the command that fixes it."""
         if not self._installable:
             return "start prime-node under that Python"
         return f"run prime-node scoring install {options}".rstrip()
@@ -78,46 +77,46 @@ class NoRuntimeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A CPython of this machine, with the versions of the packages that it was asked for."""
+    """CPython on this machine, with the versions of the queried packages."""
 
     executable: Path
-    """Imports what is installed beside it."""
+    """Interpreter with installed packages."""
     prefix: Path
     base_prefix: Path
     version: str
-    """All of it, such as 3.12.1."""
+    """Full version, such as 3.12.1."""
     packages: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def minor(self) -> str:
-        """The minor version, such as 3.12."""
+        """Minor version, such as 3.12."""
         return ".".join(self.version.split(".")[:2])
 
     @property
     def bare(self) -> Path:
-        """The interpreter that imports the standard library alone."""
+        """Base interpreter, with the standard library only."""
         return self.base_prefix / "bin" / f"python{self.minor}"
 
     @property
     def digest(self) -> Digest:
-        """The digest that a node's record holds."""
+        """Digest in a node's record."""
         return runtime_digest(self.version, self.packages)
 
     def fits(self, runtime: RuntimeSection) -> bool:
-        """Return whether this is a runtime; it must have been asked for all its packages."""
+        """Return whether this interpreter is ``runtime``, all of whose packages were queried."""
         return self.minor == runtime.python and self.packages == runtime.packages
 
 
 def own_interpreter() -> Interpreter:
-    """Return the interpreter of this process; it is not asked for packages."""
+    """Return the interpreter of this process, without querying packages."""
     version = ".".join(map(str, sys.version_info[:3]))
     return Interpreter(Path(sys.executable), Path(sys.prefix), Path(sys.base_prefix), version)
 
 
 def ask(executable: Path, packages: Sequence[str] = ()) -> Interpreter | None:
-    """Return what an interpreter says of itself; None for what is no working CPython.
+    """Query an interpreter for its versions; None unless it is a working CPython.
 
-    Blocks for a tenth of a second.
+    Blocks for 0.1 s.
     """
     command = [str(executable), "-IB", "-c", _QUESTION, *packages]
     try:
@@ -136,8 +135,8 @@ def ask(executable: Path, packages: Sequence[str] = ()) -> Interpreter | None:
 def interpreter_of(section: EnvironmentSection, runtimes: Sequence[Path]) -> Interpreter:
     """Return an interpreter for the task; ``runtimes`` are directories of installed ones.
 
-    Raises ``NoRuntimeError`` where there is none, and ``ValueError`` for a runtime that this
-    software does not score under. Blocks for a fraction of a second.
+    Raises ``NoRuntimeError`` if none fits, and ``ValueError`` for a runtime that this software does
+    not support. Blocks for less than 1 s.
     """
     runtime = required(section)
     own = ask(Path(sys.executable), [*runtime.packages])
@@ -156,7 +155,7 @@ def interpreter_of(section: EnvironmentSection, runtimes: Sequence[Path]) -> Int
 def required(section: EnvironmentSection) -> RuntimeSection:
     """Return the runtime that the task names; raises ``ValueError`` for one that cannot score it.
 
-    It names the packages of its family and no others: they are installed on people's machines.
+    It may name only the packages of its family: every node installs them.
     """
     runtime, name = section.runtime, section.name
     if runtime is None:
@@ -177,9 +176,9 @@ def required(section: EnvironmentSection) -> RuntimeSection:
 
 
 def completed(section: EnvironmentSection) -> RuntimeSection:
-    """Return the runtime of a recipe; what it leaves out is as it is installed here.
+    """Return the runtime of a recipe, completed with the versions installed here.
 
-    Raises ``ValueError`` where that is not installed.
+    Raises ``ValueError`` for a missing package.
     """
     named = section.runtime
     packages = dict(named.packages) if named else {}
@@ -195,12 +194,12 @@ def completed(section: EnvironmentSection) -> RuntimeSection:
 
 
 def name_of(runtime: RuntimeSection) -> str:
-    """Return the name that a runtime has in a directory of installed ones."""
+    """Return a runtime's directory name among installed runtimes."""
     return f"python{runtime.python}-{digest(encode(runtime.model_dump())).hex()[:16]}"
 
 
 def executable_in(directory: Path) -> Path:
-    """Return the interpreter of a virtual environment."""
+    """Return the interpreter path in a virtual environment."""
     return directory / "bin" / "python"
 
 
@@ -209,7 +208,7 @@ def _family(section: EnvironmentSection) -> str:
 
 
 def _described(found: Interpreter, runtime: RuntimeSection) -> str:
-    """Return in what an interpreter differs from a runtime."""
+    """Describe an interpreter by its differences from a runtime."""
     if found.minor != runtime.python:
         return f"Python {found.minor}"
     others = [

@@ -1,7 +1,7 @@
-"""Seccomp filter that lets a program start threads and no processes.
+"""Seccomp filter that allows threads and blocks new processes.
 
-Memory is limited per process, so one process bounds what a program takes in all. ``RLIMIT_NPROC``
-cannot do this: it counts threads and processes alike.
+Memory is limited per process, so allowing one process bounds a program's total memory.
+``RLIMIT_NPROC`` cannot do this: it counts threads and processes alike.
 """
 
 import errno
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FLAGS = 0, 4, 16
-"""Offsets in ``struct seccomp_data``; the flags of ``clone`` are its first argument."""
+"""Offsets in ``struct seccomp_data``; the first argument of ``clone`` is its flags."""
 
 _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000 | errno.EPERM
 _UNKNOWN = 0x00050000 | errno.ENOSYS
-"""The C library then falls back from ``clone3``, whose flags no filter can read, to ``clone``."""
+"""Makes the C library fall back from ``clone3``, whose flags a filter cannot read, to ``clone``."""
 
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000
-"""System calls of the x32 ABI have numbers from here on."""
+"""Lowest system call number of the x32 ABI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ _CALLS: Mapping[str, _Calls] = {
 
 
 def one_process(machine: str) -> bytes:
-    """Return the filter for a machine's architecture, as ``uname -m`` names it.
+    """Return the filter for an architecture in the notation of ``uname -m``.
 
     Creating a process fails with EPERM. Raises ``ValueError`` for an unknown architecture.
     """

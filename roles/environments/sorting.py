@@ -1,12 +1,12 @@
-"""Sorting four digits: ``s 5204=`` is answered by ``0245``; ten thousand problems."""
+"""Task of sorting four digits: the answer to ``s 5204=`` is ``0245``; 10,000 problems."""
 
 from typing_extensions import override
 
 from roles.environments.base import CharacterTask
 
 DIGITS = 4
-"""Six stayed at a reward of 0.35 for 60 versions of a testnet; four come to 0.55 at least, in five
-seeds."""
+"""With six digits a testnet stayed at a reward of 0.35 for 60 versions; with four it reaches at
+least 0.55 in five seeds."""
 
 
 class Sorting(CharacterTask):

@@ -1,6 +1,6 @@
-"""What tasks in text share: a question by seed, an answer to grade, tokens at both ends.
+"""Base of text tasks: a question by seed, an answer to grade, tokens as input and output.
 
-Somebody else's data and a model's text are met here, so each is bounded before it is used.
+Data sets and model output are untrusted, so each is bounded before use.
 """
 
 import asyncio
@@ -20,15 +20,16 @@ from roles.ports.engines import Answer, EngineError, Environment, Score
 from roles.ports.text import Chat, Rows, Tokenizer
 
 THOUGHT_END = "</think>"
-"""What reasoning models write between their thoughts and their answer."""
+"""Separator of reasoning models between thoughts and answer."""
 
 
 ANSWER_CHARACTERS_MAX = 4000
-"""From the end, where an answer stands. What looks for it takes long on more; a guess."""
+"""Length of the tail of a completion that is searched for the answer; longer texts take too long.
+A guess."""
 
 
 class TextTask(Environment, ABC):
-    """A task whose prompts are chats; the tokenizer is read when the run's files are here."""
+    """Task with chats as prompts; ``open`` reads the tokenizer."""
 
     _tokenizer: Tokenizer
 
@@ -49,20 +50,20 @@ class TextTask(Environment, ABC):
         self._tokenizer = await self._background.run(self._read_tokenizer)
 
     async def close(self) -> None:
-        """End the processes that score; nothing may be asked afterwards."""
+        """End the scoring processes; the task cannot be used afterwards."""
         return  # mypy takes a method without a body for abstract
 
     @abstractmethod
     async def question(self, seed: int) -> str:
-        """Return what a user asks in problem ``seed``."""
+        """Return the user's question in problem ``seed``."""
 
     async def chat(self, seed: int) -> Chat:
-        """Return problem ``seed`` as a model is asked it."""
+        """Return the chat of problem ``seed``."""
         return Chat(await self.question(seed))
 
     @abstractmethod
     async def grade(self, seed: int, answer: str) -> Score:
-        """Return the score of an answer, which is what follows the model's thoughts."""
+        """Return the score of an answer, the text after the model's thoughts."""
 
     @override
     async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
@@ -100,7 +101,7 @@ class TextTask(Environment, ABC):
 
 
 class RowTask(TextTask, ABC):
-    """A task about the rows of a data set, which have a ``prompt``."""
+    """Task over the rows of a data set, which have a ``prompt``."""
 
     _rows: SplitRows
 
@@ -136,7 +137,7 @@ class RowTask(TextTask, ABC):
 
 
 def question_of(chat: Chat, length_target: int | None) -> str:
-    """Return what a user asks in a chat, with the length that the completion should have."""
+    """Return the question of a chat with the length target of the completion."""
     if length_target is None:
         return chat.question
     # As in INTELLECT-2 (arXiv 2505.07291).
@@ -144,12 +145,12 @@ def question_of(chat: Chat, length_target: int | None) -> str:
 
 
 def answer_of(text: str) -> str:
-    """Return what follows a model's thoughts, or all of a text without thoughts.
+    """Return the text after a model's thoughts, or a whole text without thoughts.
 
-    They end at the last ``</think>``, except those in the middle of a line of fenced code: a
-    program may hold one in a string.
+    Thoughts end at the last ``</think>`` that is not inside a line of fenced code: a program may
+    hold one in a string.
     """
-    # A mark may stand beside a fence; where it ends a line instead, the fence is still found.
+    # A mark may precede a fence on its line; replaced by a line end, the fence is still found.
     apart = text.replace(THOUGHT_END, " " * (len(THOUGHT_END) - 1) + "\n")
     fenced = [(block.start, block.end) for block in blocks(apart)]
     end = len(text)
@@ -164,7 +165,7 @@ def answer_of(text: str) -> str:
 
 
 def require(package: str, required: str, name: str) -> None:
-    """Raise ``ValueError`` unless this version is installed: others may score otherwise."""
+    """Raise ``ValueError`` unless this version is installed: others may score differently."""
     try:
         installed = version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Tasks that compute where they are asked, and how a node asks them beside its event loop."""
+"""Blocking tasks, and an adapter that runs them outside of the event loop."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -12,28 +12,28 @@ T = TypeVar("T")
 
 
 class BlockingTask(Protocol):
-    """A task in plain functions; see ``Environment`` for what they mean."""
+    """Task as blocking functions; see ``Environment``."""
 
     @property
     def name(self) -> str:
-        """The name that manifests use."""
+        """Name in manifests."""
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens it knows; their ids are below it."""
+        """Number of tokens; ids are below it."""
 
     def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
         """Return the prompt tokens of problem ``seed`` (64 bits)."""
 
     def score(self, seed: int, completion: Sequence[int]) -> float:
-        """Return what the task gives completion tokens for problem ``seed``."""
+        """Return the score of completion tokens for problem ``seed``."""
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return tokens as people read them; unknown ones harm nothing."""
+        """Decode tokens for people; unknown tokens are harmless."""
 
 
 class InBackground(Environment):
-    """A ``BlockingTask`` as an environment: whatever it raises is an ``EngineError``."""
+    """Adapter of a ``BlockingTask`` to ``Environment``: its exceptions become ``EngineError``."""
 
     def __init__(self, task: BlockingTask, background: Background) -> None:
         self._task = task
@@ -65,14 +65,14 @@ class InBackground(Environment):
 
 
 async def in_background(background: Background, function: Callable[[], T]) -> T:
-    """Return what somebody else's ``function`` returns; ``EngineError`` for whatever it raises."""
+    """Return the result of third-party code; raises ``EngineError`` for any of its exceptions."""
 
     def guarded() -> T:
         try:
             return function()
-        except KeyboardInterrupt:  # a person's, where the background is the loop's own thread
+        except KeyboardInterrupt:  # from the user, if the background is the loop's own thread
             raise
-        except BaseException as error:  # noqa: BLE001 - even ``exit()`` ends only the question
+        except BaseException as error:  # noqa: BLE001 - even ``exit()`` must end only this call
             raise EngineError.of(error) from None
 
     return await background.run(guarded)

@@ -1,7 +1,7 @@
-"""Rows that a run can use, and the row that replaces one that it cannot.
+"""Usable rows of a data set, and deterministic replacements of unusable ones.
 
-The manifest's author checks a data set when the run is founded. Other software may found a run with
-rows that nobody can use: every node then replaces such a row by the same other one.
+``run create`` checks a data set. Other software may found a run with unusable rows: every node then
+replaces such a row with the same other row.
 """
 
 import json
@@ -19,23 +19,23 @@ from roles.environments.text import question_of
 from roles.ports.text import Chat, Rows, Tokenizer
 
 ROWS_TRIED_MAX = 64
-"""If half of all rows are unusable, 64 unusable draws in a row have a probability of 5e-20."""
+"""With half of all rows unusable, 64 unusable draws in a row have a probability of 5e-20."""
 
 _FOUND_MAX = 1 << 16
-"""Indexes whose usable row is remembered."""
+"""Number of indexes whose usable row is cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRoom:
-    """The tokens that a prompt may take beside the longest answer."""
+    """Token budget of a prompt: the model's positions less the longest answer."""
 
     tokens_max: int | None
-    """None where the model's configuration names no positions."""
+    """None if the model's configuration names no positions."""
     length_targets: tuple[int, ...]
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """Return the room in the sequences of a run."""
+        """Return the prompt budget of a run."""
         positions = recipe.model.config.get("max_position_embeddings")
         room = positions - recipe.sampling.tokens_max if type(positions) is int else None
         return cls(room, recipe.sampling.length_targets)
@@ -43,16 +43,16 @@ class PromptRoom:
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """Usability of a row: a function of the row and the manifest alone."""
+    """Rule for the usability of a row, which follows from the row and the manifest alone."""
 
     family: str
     room: PromptRoom
     tokenizer: Tokenizer
 
     def check(self, row: Mapping[str, str]) -> int:
-        """Return how many tokens the longest prompt of a row has.
+        """Return the number of tokens of a row's longest prompt.
 
-        Raises ``UnusableRowError`` for a row that the run cannot use.
+        Raises ``UnusableRowError`` for an unusable row.
         """
         if not row["prompt"].strip():
             raise UnusableRowError("prompt is blank")
@@ -74,9 +74,9 @@ class RowRule:
         question = question_of(chat, length_target)
         try:
             tokens = len(self.tokenizer.encode_chat(question, chat.before))
-        except MemoryError:  # a machine's, not the row's
+        except MemoryError:  # a failure of this machine, not of the row
             raise
-        except Exception as error:  # noqa: BLE001 - a template raises what it likes
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
             reason = " ".join(str(error).split())[:120]
             raise UnusableRowError(f"the chat template cannot hold the prompt: {reason}") from None
         if not tokens:
@@ -85,7 +85,7 @@ class RowRule:
 
 
 class UsableRows(Rows):
-    """Rows of a data set in which a usable row stands for each unusable one."""
+    """Rows of a data set in which usable rows replace unusable ones."""
 
     def __init__(self, name: str, rows: Rows, rule: RowRule) -> None:
         self._name = name
@@ -100,9 +100,9 @@ class UsableRows(Rows):
 
     @override
     def row(self, index: int) -> Mapping[str, str]:
-        """Return the row, or the first usable one of those that replace it.
+        """Return the row, or its first usable replacement.
 
-        Raises ``ValueError`` where ``ROWS_TRIED_MAX`` of them are unusable.
+        Raises ``ValueError`` when ``ROWS_TRIED_MAX`` rows are unusable.
         """
         if index in self._found:
             return self._rows.row(self._found[index])
@@ -125,10 +125,9 @@ class UsableRows(Rows):
 
 
 def replacement(name: str, index: int, attempt: int, count: int) -> int:
-    """Return the row that a run tries after ``attempt`` unusable ones, ``index`` itself at first.
+    """Return the row to try after ``attempt`` unusable ones, ``index`` itself at first.
 
-    Drawn rather than the next one: in a data set that is sorted, such as by length, unusable rows
-    follow each other.
+    Replacements are drawn by hash: in a sorted data set, unusable rows are adjacent.
     """
     if attempt == 0:
         return index
@@ -138,7 +137,7 @@ def replacement(name: str, index: int, attempt: int, count: int) -> int:
 def _check_tests(text: str) -> None:
     try:
         read_tests(text)
-        if "\\u" in text:  # JSON can spell halves of surrogate pairs, which no program can be given
+        if "\\u" in text:  # JSON can encode lone surrogates, which cannot be a program's input
             json.dumps(json.loads(text), ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UnusableRowError("tests hold half a surrogate pair") from None

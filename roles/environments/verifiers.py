@@ -1,7 +1,7 @@
-"""Problems and scores of an environment package, pinned by its version and what is installed of it.
+"""Tasks of environment packages for the verifiers library, pinned by version and file digest.
 
-The package is somebody else's code for the verifiers library, so it runs in jails alone, as well
-when a run is founded. What it needs beside itself is required in the versions that the run names.
+A package is third-party code, so it runs only in jails, even when a run is founded. Its
+dependencies must have the versions that the run names.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from roles.ports.engines import EngineError
 from roles.ports.text import Chat, ChatMessage, Tokenizer
 
 LIBRARIES = ("math-verify", "verifiers")
-"""What every package scores with: verifiers itself, and what it reads mathematics with."""
+"""Libraries with which every package scores; math-verify parses mathematics."""
 
 LIMITS = JailLimits(
     cpu_soft_seconds=2.0,
@@ -42,31 +42,30 @@ LIMITS = JailLimits(
     output_bytes_max=1 << 16,
     processes_max=16,
 )
-"""For the answers to one problem. The library takes 182 MiB, an answer some ms (measured); the
-problems of a package are in memory, too. The rest is a guess."""
+"""Limits for the answers to one problem. The library takes 182 MiB and an answer some ms
+(measured); the package's problems are in memory, too. The rest is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What a run says of its package."""
+    """Package pins of a run."""
 
     version: str
     digest: str
     requires: Mapping[str, str]
     """Versions of other packages."""
     arguments: Mapping[str, Any]
-    """Of the package's own configuration."""
 
 
 def package_of(name: str) -> str:
-    """Return the package of a task by the task's name."""
+    """Return the package of a task name."""
     return name.partition("/")[2]
 
 
 def pinned(section: EnvironmentSection) -> EnvironmentSection:
-    """Return the section with what it leaves out as it is installed here, for who founds a run.
+    """Return the section, completed with the installed versions when a run is founded.
 
-    Raises ``ValueError`` where it names something else than what is installed.
+    Raises ``ValueError`` where it names other versions than the installed ones.
     """
     named = _named(section)
     package = package_of(section.name)
@@ -85,7 +84,7 @@ def pinned(section: EnvironmentSection) -> EnvironmentSection:
 def require_package(section: EnvironmentSection) -> Chat:
     """Load the package in a jail and return its first problem; raises ``ValueError``. Takes 10 s.
 
-    For who founds a run, outside of an event loop.
+    For founding a run; call it outside of an event loop.
     """
     pins = _check(section)
     checker = _checker(section.name, pins)
@@ -103,7 +102,7 @@ def require_package(section: EnvironmentSection) -> Chat:
 
 
 def _named(section: EnvironmentSection) -> dict[str, Any]:
-    """Return the options, as they are named; raises ``ValueError`` for what is none."""
+    """Return the options by name; raises ``ValueError`` for an invalid one."""
     known = {"version": str, "digest": str, "requires": dict, "arguments": dict}
     for key, value in section.options.items():
         if key not in known or not isinstance(value, known[key]):
@@ -114,7 +113,7 @@ def _named(section: EnvironmentSection) -> dict[str, Any]:
 
 
 def _check(section: EnvironmentSection) -> Pins:
-    """Raise ``ValueError`` unless what the section names is installed; return what it names."""
+    """Return the section's pins; raises ``ValueError`` unless they match what is installed."""
     named = _named(section)
     if missing := {"version", "digest", "requires"} - named.keys():
         raise ValueError(f"environment.options names no {min(missing)} of {section.name}")
@@ -141,7 +140,7 @@ def _installed(package: str) -> str:
 
 
 def _requirements(package: str) -> Iterator[str]:
-    """Yield the names of what an installed package says it needs, as far as it is here."""
+    """Yield the installed dependencies of an installed package."""
     for need in distribution(package).requires or ():
         name = re.split(r"[^\w.-]", need, maxsplit=1)[0].lower()
         with suppress(PackageNotFoundError):
@@ -158,7 +157,7 @@ def _checker(name: str, pins: Pins) -> Checker:
 
 
 async def _count_problems(name: str, checker: Checker) -> int:
-    """Return how many problems there are; raises ``ValueError`` for a package that cannot be."""
+    """Return the number of problems; raises ``ValueError`` for an unusable package."""
     said = await checker.ask({})
     match said:
         case {"count": int(count)} if count > 0:
@@ -166,7 +165,7 @@ async def _count_problems(name: str, checker: Checker) -> int:
         case {"refused": str(reason)}:
             raise ValueError(f"{name}: {reason}")
         case _:
-            raise ValueError(f"{name} says nothing of its problems: {said}")
+            raise ValueError(f"{name} does not report its problems: {said}")
 
 
 def _chat_of(name: str, said: Any) -> Chat:
@@ -177,7 +176,7 @@ def _chat_of(name: str, said: Any) -> Chat:
 
 
 class Verifiers(CheckerTask):
-    """One package; its score is the sum of its rewards, from 0 to 1."""
+    """Task of one package; the score is the sum of the package's rewards, from 0 to 1."""
 
     _row_of: Callable[[int], int]
 
@@ -188,14 +187,14 @@ class Verifiers(CheckerTask):
         background: Background,
         rows_per_held_out_row: int | None = None,
     ) -> None:
-        """Raise ``ValueError`` for a package that is not here as the run names it."""
+        """Raise ``ValueError`` unless the package is installed as the run pins it."""
         pins = _check(section)
         super().__init__(section.name, read_tokenizer, background, _checker(section.name, pins))
         self._rows_per_held_out_row = rows_per_held_out_row
 
     @override
     async def open(self) -> None:
-        """Read the tokenizer and load the package; raises ``ValueError`` for one that cannot be."""
+        """Read the tokenizer and load the package; raises ``ValueError`` for an unusable one."""
         await super().open()
         count = await _count_problems(self.name, self._checker)
         per = self._rows_per_held_out_row

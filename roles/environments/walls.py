@@ -1,8 +1,7 @@
-"""Bubblewrap command line of a jail: the files, devices and namespaces that a program sees.
+"""Bubblewrap command line of a jail: files, devices and namespaces visible to a program.
 
-A program sees the same on every machine: the interpreter, the system's shared libraries and two
-tools that set limits. Locales, time zones, word lists and shells differ between machines, so they
-are absent.
+A program sees the same files on every machine: the interpreter, shared libraries and two tools that
+set limits. Locales, time zones, word lists and shells differ between machines, so they are hidden.
 """
 
 import os
@@ -17,22 +16,22 @@ SCRATCH = ("/dev/shm", "/tmp")  # noqa: S108 - the jail's own
 SCRATCH_BYTES = 16 << 20
 
 SHARED_PREFIXES = (Path("/usr"), Path("/usr/local"))
-"""Prefixes that an interpreter shares with other software: its own files alone are shown."""
+"""Prefixes that an interpreter shares with other software: only its own files are visible."""
 
 VARIABLES = {
     "LC_ALL": "C",
-    "MPMATH_NOGMPY": "1",  # an arithmetic that other software may have installed
+    "MPMATH_NOGMPY": "1",  # disables gmpy, which may or may not be installed
     "SYMPY_GROUND_TYPES": "python",
     "MALLOC_ARENA_MAX": "1",  # else each thread maps a heap of 64 MiB
-    "OPENBLAS_NUM_THREADS": "1",  # its threads would each map memory
+    "OPENBLAS_NUM_THREADS": "1",  # each of its threads would map memory
     "PYTHONHASHSEED": "0",
-    "PYTHONINTMAXSTRDIGITS": "0",  # the limits of processor time suffice
+    "PYTHONINTMAXSTRDIGITS": "0",  # the CPU limits suffice
     "PYTHONIOENCODING": "utf-8:strict",
     "PYTHONPATH": "/sources",
     "PYTHONUTF8": "1",
     "TZ": "UTC0",
 }
-"""Every environment variable of a program, except PWD."""
+"""All environment variables of a program, except PWD."""
 
 _MASKED_DIRECTORIES = ("/usr/lib/locale", "/usr/lib64/locale")
 _PACKAGE_DIRECTORIES = ("site-packages", "dist-packages")
@@ -69,7 +68,7 @@ _MASKED_IN_PROC = (
     "vmstat",
     "zoneinfo",
 )
-"""Files in which the kernel describes the machine; opening one fails with EACCES."""
+"""Kernel files that describe the machine; opening one fails with EACCES."""
 
 _STAGE = "/mnt"
 
@@ -85,27 +84,26 @@ done
 shift
 exec "$@"
 """
-"""Shows directories to nobody, who may not enter the superuser's home, in a mount namespace."""
+"""Makes directories visible to user ``nobody``, which may not enter root's home, by bind mounts in
+a mount namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Files of this machine that a jail shows, all read-only."""
+    """Files of this machine that are visible in a jail, all read-only."""
 
     python: str
-    """The interpreter that runs in the jail."""
     directories: Sequence[Path]
-    """Prefixes of the interpreter and of what is installed for it."""
+    """Prefixes of the interpreter and of its packages."""
     sources: Mapping[str, Path]
-    """Packages by their names."""
     libraries: bool
-    """True when installed packages can be imported."""
+    """True if programs may import installed packages."""
 
 
 def make_walls(tools: Mapping[str, str], shown: Shown) -> list[str]:
-    """Return the command that puts the command behind it into a jail.
+    """Return the command prefix that runs the command after it in a jail.
 
-    As the superuser, nobody makes the jail.
+    As root, user ``nobody`` creates the jail.
     """
     own = [path for path in shown.directories if path not in SHARED_PREFIXES]
     seen = {str(path): path for path in own}
@@ -119,7 +117,7 @@ def make_walls(tools: Mapping[str, str], shown: Shown) -> list[str]:
         walls += ["--clear-groups", "--"]
         seen = staged
     walls += [tools["bwrap"], "--unshare-all", "--unshare-user", "--disable-userns"]
-    # As process 1 the program itself is waited for, and with it what its tree has used.
+    # As process 1 the program itself is waited for, which includes the use of its tree.
     walls += ["--as-pid-1", "--die-with-parent", "--new-session", "--clearenv"]
     walls += ["--hostname", HOSTNAME, "--uid", str(NOBODY), "--gid", str(NOBODY)]
     walls += _system(tools, shown)
@@ -129,7 +127,7 @@ def make_walls(tools: Mapping[str, str], shown: Shown) -> list[str]:
             walls += ["--ro-bind", os.devnull, f"/proc/{name}"]
     for scratch in SCRATCH:
         walls += ["--size", str(SCRATCH_BYTES), "--tmpfs", scratch]
-    # After the scratch: what is installed may itself lie somewhere in ``/tmp``.
+    # After the scratch directories: packages may be installed below ``/tmp``.
     for inside, path in seen.items():
         walls += ["--ro-bind", str(path), inside]
     for masked in _masked(shown):
@@ -162,7 +160,7 @@ def _system(tools: Mapping[str, str], shown: Shown) -> list[str]:
 
 
 def _libraries(usr: Path, multiarch: Path) -> Iterable[Path]:
-    """Return where the system has shared libraries and the standard library of its Python."""
+    """Return the paths of the system's shared libraries and of its Python's standard library."""
     if not multiarch.is_dir():
         yield usr / "lib"
     else:
@@ -174,7 +172,7 @@ def _libraries(usr: Path, multiarch: Path) -> Iterable[Path]:
 
 
 def _links(program: Path) -> list[Path]:
-    """Return the path of a program and the links on the way to its file, the file included."""
+    """Return a program's path, the links on the way to its file, and the file."""
     found = [program]
     while found[-1].is_symlink():
         found.append(found[-1].parent / found[-1].readlink())
@@ -182,7 +180,7 @@ def _links(program: Path) -> list[Path]:
 
 
 def _masked(shown: Shown) -> Iterable[Path]:
-    """Return directories that are shown empty."""
+    """Return directories that appear empty."""
     yield from (path for path in map(Path, _MASKED_DIRECTORIES) if path.is_dir())
     if shown.libraries:
         return

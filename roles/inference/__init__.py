@@ -1,1 +1,1 @@
-"""The inference role: generates rollouts with the newest policy, scores them, proves them."""
+"""Inference role: generates, scores and proves rollouts with the newest policy."""

@@ -1,72 +1,69 @@
-"""How many rollouts an engine should compute at once, learned from what it delivers.
+"""Adaptive limit of concurrent rollouts, from the measured throughput of the engine.
 
-A small machine gains nothing from a second rollout beside the first but older rollouts; a large one
-computes dozens in the time of one. What it is nobody can tell beforehand, so it is tried: the limit
-doubles while that brings enough more tokens per second, and goes back when it does not. Afterwards
-both neighbours are tried again from time to time. A rollout must be finished while its policy is
-young enough, and what breaks an engine may be too many at once: both halve the limit.
+On a small machine a second concurrent rollout only makes both older; a large one computes dozens in
+the time of one. So the limit is found by trial: it doubles while throughput rises by ``GAIN_MIN``,
+and goes back otherwise. Later the controller tries half and double the limit periodically. A
+rollout that outlives its policy, or an engine failure, halves the limit.
 """
 
 from collections import deque
 
 WINDOW_SECONDS = 20.0
-"""Of computing, over which tokens are counted: ten reports of an engine process."""
+"""Busy time over which tokens are counted: ten reports of an engine process."""
 
 GAIN_MIN = 1 / 3
-"""Of tokens per second, for twice as many rollouts: less is not worth rollouts that are half as
-old again. A guess."""
+"""Least relative gain in tokens per second from doubling the limit: a smaller gain does not justify
+rollouts that take 1.5 times as long. A guess."""
 
 WINDOWS_COMPARED = 2
 WINDOWS_BETWEEN_TRIALS = 20
-"""A trial that fails costs a tenth of the time at most what its limit is worse by; a guess."""
+"""A failed trial takes at most a tenth of the time; a guess."""
 
 LATENCIES_KEPT = 4
 
 LIMIT_MAX = 256
-"""Of rollouts at once; a bound, so that nothing grows for ever."""
 
 
 class Concurrency:
-    """The limit, and what it follows from; time is an argument, in seconds."""
+    """Controller of the limit; callers pass the time in seconds."""
 
     def __init__(self) -> None:
         self.limit = 1
-        """Rollouts that may be computed at once."""
+        """Largest number of concurrent rollouts."""
         self._rates: dict[int, deque[float]] = {}
-        """The last tokens per second at a limit that was used up."""
+        """Latest throughput in tokens per second at each limit that was fully used."""
         self._seconds: deque[float] = deque(maxlen=LATENCIES_KEPT)
         self._from: int | None = None
-        """The limit that a trial compares the present one with; None between trials."""
+        """Limit before the current trial; None between trials."""
         self._awaited = WINDOWS_COMPARED
         self._tries_less = False
         self._running = 0
         self._noted_at = 0.0
         self._busy_seconds = self._rollout_seconds = 0.0
-        """In this window: with anything to compute, and of all rollouts together."""
+        """Busy time in this window, and the sum over its rollouts."""
         self._tokens: int | None = None
-        """At the beginning of the window; None before it."""
+        """Token count at the start of the window; None before it."""
         self._tokens_seen = 0
 
     def note(self, running: int, now: float) -> None:
-        """Note how many rollouts are computed from now on."""
+        """Record the number of rollouts that run from now on."""
         seconds = now - self._noted_at
         self._rollout_seconds += self._running * seconds
         self._busy_seconds += seconds if self._running else 0.0
         self._running, self._noted_at = running, now
 
     def ended(self, seconds: float) -> None:
-        """Note how long a rollout was computed."""
+        """Record the duration of a finished rollout."""
         self._seconds.append(seconds)
 
     def broke(self) -> None:
-        """Note that what was computed is lost, perhaps because it was too much at once."""
+        """Halve the limit after a failure: too many concurrent rollouts may have caused it."""
         self._set(self.limit // 2, WINDOWS_BETWEEN_TRIALS)
 
     def observe(self, tokens: int, oldest_seconds: float, seconds_max: float, now: float) -> None:
-        """Learn from the tokens that were sampled until now.
+        """Update the limit from the number of tokens sampled so far.
 
-        ``oldest_seconds`` is for how long the oldest rollout has been computed, ``seconds_max``
-        how long one may be.
+        ``oldest_seconds`` is the age of the oldest running rollout, ``seconds_max`` its limit.
         """
         self.note(self._running, now)
         if self._tokens is None or tokens < self._tokens_seen:
@@ -79,7 +76,7 @@ class Concurrency:
         latency = max([oldest_seconds, *self._seconds])
         if latency > seconds_max and self.limit > 1:
             self._set(self.limit // 2, WINDOWS_BETWEEN_TRIALS)
-        elif abs(mean - self.limit) <= self.limit / 4:  # else this says nothing of the limit
+        elif abs(mean - self.limit) <= self.limit / 4:  # else the limit was not in use
             self._rates.setdefault(self.limit, deque(maxlen=WINDOWS_COMPARED)).append(rate)
             self._awaited -= 1
             if self._awaited <= 0:
@@ -94,11 +91,11 @@ class Concurrency:
                 self._set(better, WINDOWS_BETWEEN_TRIALS)
                 self._tries_less = rose
                 return
-            self._tries_less = not rose  # it was worth it, so it goes on
+            self._tries_less = not rose  # a success: continue in this direction
         self._try(may_rise=may_rise)
 
     def _try(self, *, may_rise: bool) -> None:
-        """Begin to compare the limit with a neighbour."""
+        """Begin a trial of half or double the limit."""
         less = self._tries_less and self.limit > 1
         if not less and (not may_rise or self.limit >= LIMIT_MAX):
             self._set(self.limit, WINDOWS_BETWEEN_TRIALS)
@@ -111,7 +108,7 @@ class Concurrency:
     def _set(self, limit: int, awaited: int) -> None:
         self._from, self._awaited = None, awaited
         if limit < self.limit:
-            self._seconds.clear()  # they were those of more at once
+            self._seconds.clear()  # measured at a higher limit
         self.limit = max(1, limit)
         self._tokens = None
 

@@ -1,8 +1,8 @@
-"""Inference: generate what was assigned with the newest policy, prove it, commit to it.
+"""Flow of the inference role: generate assigned rollouts with the newest policy, prove, commit.
 
-Several slots are in the making at once, as many as the engine is worth (``concurrency``) and the
-swarm wants. What is in a slot follows from (checkpoint, worker, slot) alone, so they are made in
-any order; they are committed in theirs, each naming the one before.
+A worker generates several slots concurrently, up to the engine's limit (``concurrency``) and the
+swarm's demand. The content of a slot follows from (checkpoint, worker, slot) alone, so slots may
+finish in any order. Commits are in slot order, and each names its predecessor.
 """
 
 import asyncio
@@ -35,16 +35,16 @@ from roles.runtime.scoring import Task
 log = structlog.get_logger()
 
 UNSETTLED_MIN = 2
-"""Own commits that may wait for an outcome in any case: one being checked while the next one is
-generated. More are allowed to who generates more at once, and has that much credit."""
+"""Own commits that may always be without an outcome: one in verification while the next is
+generated. A worker with more concurrent rollouts and enough credit may have more."""
 
 REPEAT_EPOCHS = 1.0
-"""A commit that has no outcome by then may have been announced to nobody: it is told again, for as
-long as anybody judges it."""
+"""Interval at which a commit without an outcome is announced again, while it can be judged: the
+first announcement may have reached no peer."""
 
 
 class InferenceFlow:
-    """One worker."""
+    """Flow of one worker."""
 
     def __init__(
         self, context: RoleContext, engine: GenerationEngine, environment: Environment
@@ -57,7 +57,7 @@ class InferenceFlow:
         self._rest_until = -math.inf
         self._loaded: Digest | None = None
         self._unscorable: tuple[Digest, int, str] | None = None
-        """A checkpoint, the first slot of ours of it with an answer without a score, and why."""
+        """Checkpoint, own first slot with an answer without a score, and the reason."""
         self._announced_at: dict[Digest, float] = {}
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class InferenceFlow:
             await self._staging.close()
 
     async def _work(self) -> None:
-        """Commit to what is made and begin more; what goes wrong is told, and rested from."""
+        """Commit to finished slots and begin more; report a failure and back off."""
         conditions, epoch_seconds = self._context.conditions, self._context.epoch_seconds
         rest_seconds = 0.0
         try:
@@ -91,9 +91,9 @@ class InferenceFlow:
             rest_seconds = epoch_seconds / 2
         except RefusedError as error:
             conditions.set("inference", f"commit refused: {error}")
-            rest_seconds = epoch_seconds / 2  # the same again would end the same way
+            rest_seconds = epoch_seconds / 2  # an immediate retry would be refused again
         except EngineError as error:
-            self._loaded = None  # an engine that starts anew has nothing
+            self._loaded = None  # an engine that restarts has no policy
             self._staging.forget()
             self._failures.note(error)
             self._making.broke()
@@ -101,10 +101,10 @@ class InferenceFlow:
         self._rest_until = _now() + rest_seconds
 
     async def _repeat_unsettled(self) -> None:
-        """Tell the swarm again what we had committed to, after a restart or a lonely time."""
+        """Announce unsettled commits again, after a restart or a time without peers."""
         context = self._context
         if not context.network.synchronised:
-            return  # nobody would hear it
+            return  # no peer would receive it
         now = _now()
         unsettled = {
             entry.commit.digest: entry.commit
@@ -120,9 +120,9 @@ class InferenceFlow:
                 await context.network.announce(Topic.COMMITS, commit.envelope)
 
     def _seconds_max(self) -> float:
-        """Return how long a rollout may be computed: its policy ages meanwhile.
+        """Return the longest useful duration of a rollout, whose policy ages meanwhile.
 
-        It may be learned from until one version later, which is the time to check it.
+        The trainer accepts it until one version later, which leaves time for the check.
         """
         taken = [entry.taken_at for entry in self._context.replica.ledger.checkpoints[-4:]]
         taken = [at for at in taken if at > -math.inf]
@@ -131,10 +131,10 @@ class InferenceFlow:
         version_seconds = (taken[-1] - taken[0]) / (len(taken) - 1)
         return max(1, self._context.manifest.grpo.async_level) * version_seconds
 
-    # What is begun
+    # Beginning slots
 
     def _policy_to_use(self) -> Policy | None:
-        """Return the newest policy here if a rollout of it from us could be of use."""
+        """Return the newest policy if a rollout of it from this worker could be used."""
         context = self._context
         ledger = context.replica.ledger
         policy = context.policies.newest()
@@ -142,7 +142,7 @@ class InferenceFlow:
         usable = (
             policy is not None
             and checkpoint is not None
-            and context.network.synchronised  # else we could use a slot of before a restart again
+            and context.network.synchronised  # else a slot used before a restart could be reused
             and policy.version >= ledger.version - context.manifest.grpo.async_level
             and not ledger.slashed(context.peer_id)
             and self._can_be_checked()
@@ -153,22 +153,21 @@ class InferenceFlow:
         return policy if usable else None
 
     def _is_wanted(self, slot: int, checkpoint: Digest, version: Version) -> bool:
-        """Return whether a slot should be begun now, if the engine has a place for it."""
+        """Return whether a slot should be begun now, if the engine has room for it."""
         if any(one.checkpoint == checkpoint and one.slot > slot for one in self._making):
-            return True  # it failed before, and those after it wait for it
+            return True  # it failed before, and later slots wait for it
         ledger, me = self._context.replica.ledger, self._context.peer_id
         uncommitted, unsettled = len(self._making), ledger.in_flight(me)
         limit = self._making.concurrency.limit
         if uncommitted + unsettled >= self._unsettled_max() + limit - 1:
-            return False  # what is wanted is a look at all that waits
+            return False  # skip ``wanted``, an expensive scan of all pending commits
         if is_evaluation(self._context.manifest, version, slot):
-            return True  # no version waits for it, and the last one is evaluated too
-        # We count on all of ours, others on as many as they give us credit for.
+            return True  # no version waits for it, and the last version is evaluated too
+        # ``wanted`` counts own unsettled commits only up to the credit; here all of them count.
         wanted = ledger.wanted() - max(0, unsettled - self._credit())
         return wanted > 0 and (not uncommitted or uncommitted + 1 <= self._share() * wanted)
 
     def _unsettled_max(self) -> int:
-        """Return how many of our commits may wait for an outcome."""
         return max(UNSETTLED_MIN, min(self._credit(), 1 + self._making.concurrency.limit))
 
     def _credit(self) -> int:
@@ -176,36 +175,36 @@ class InferenceFlow:
         return 0 if counts is None else counts.credit
 
     def _share(self) -> float:
-        """Return our part of what the swarm wants: an equal one, or that of what we deliver.
+        """Return this worker's share of the demand: equal, or its share of past deliveries if more.
 
-        Nobody sees what others are making, so all would begin everything that is wanted.
+        Workers do not see each other's unfinished slots, so each would begin all of the demand.
         """
         context = self._context
         workers = context.replica.roster.live(context.clock.now(), Role.INFERENCE)
         return max(1 / max(1, len(workers)), context.replica.ledger.share(context.peer_id))
 
     def _counts_for(self, version: Version) -> bool:
-        """Return whether others judge what we make of a version: not while our key is too new."""
+        """Tell whether validators judge this worker's rollouts of a version: not for a new key."""
         context = self._context
         if context.replica.counts(context.peer_id, version, context.epoch()):
             return True
-        reason = f"our key is too new for version {version}; waiting for a newer one"
+        reason = f"this key is too new for version {version}; waiting for a newer one"
         context.conditions.set("inference", reason)
         return False
 
     def _slots_are_known(self, version: Version) -> bool:
-        """Return whether our slots of a version are in the ledger: two commits to one end us."""
+        """Return whether the ledger has all own slots of a version: reusing one is slashable."""
         if not self._context.network.may_have_used(version):
             return True
-        self._context.conditions.set("inference", "our disk was lost; waiting for a newer version")
+        self._context.conditions.set("inference", "the disk was lost; waiting for a newer version")
         return False
 
     def _has_scores(self, checkpoint: Digest, version: Version) -> bool:
-        """Return whether our next slot of a checkpoint is not one that has no score, or after it.
+        """Return whether the next own slot of a checkpoint is before the first one without a score.
 
-        It would end the same way each time: problem and noise follow from the slot. Slots are used
-        in order, else workers would pass over those they dislike, and a commit without a score
-        would only expire. So a newer version is awaited; what is lost are our later slots of one.
+        A retry would fail again: problem and noise follow from the slot. Slots are used in order,
+        else workers could skip slots at will, and a commit without a score would only expire. So
+        the worker waits for a newer version and loses its later slots of this one.
         """
         if self._unscorable is None or self._unscorable[0] != checkpoint:
             return True
@@ -217,31 +216,31 @@ class InferenceFlow:
         return False
 
     def _next_slot(self, checkpoint: Digest, version: Version) -> int:
-        """Return our first slot that is neither used nor in the making."""
+        """Return the first own slot that is neither used nor in progress."""
         first, _ = self._context.replica.ledger.next_slot(self._context.peer_id, version)
         begun = {making.slot for making in self._making if making.checkpoint == checkpoint}
         return next(slot for slot in count(first) if slot not in begun)
 
     def _can_be_checked(self) -> bool:
-        """Return whether there are enough validators: without a committee a commit only expires."""
+        """Return whether there are enough validators: without a committee a commit expires."""
         context = self._context
         validators = context.replica.electorate.validators(context.epoch())
         return len(validators) >= context.manifest.committee.roster_min
 
     async def _begin_more(self) -> None:
-        """Begin as many slots as may be; with a new policy when those of the old one have ended."""
+        """Begin slots up to the limit; swap to a new policy when the old one's slots have ended."""
         if (newest := self._context.policies.newest()) is not None:
             first = self._loaded is None and not self._context.replica.ledger.slashed(
                 self._context.peer_id
             )
-            if first and not await self._load(newest):  # before a rollout is wanted
+            if first and not await self._load(newest):  # loads ahead of any demand
                 return
             self._staging.begin(newest)
         while self._making.generating < self._making.concurrency.limit:
             policy = self._policy_to_use()
             checkpoint = policy and self._context.replica.ledger.checkpoint(policy.version)
             if policy is None or not checkpoint or checkpoint.message.policy != policy.digest:
-                return  # nothing to do, or superseded while it was being loaded
+                return  # no usable policy, or superseded while it was loaded
             slot = self._next_slot(checkpoint.digest, policy.version)
             if not self._is_wanted(slot, checkpoint.digest, policy.version):
                 return
@@ -251,7 +250,7 @@ class InferenceFlow:
                 return
 
     async def _load(self, policy: Policy) -> bool:
-        """Swap the engine to ``policy``; False when its weights are not what they should be."""
+        """Swap the engine to ``policy``; False when its weights are invalid."""
         began_at, replaces = _now(), self._loaded is not None
         if not replaces:
             what = f"loading version {policy.version} into the engine"
@@ -280,7 +279,7 @@ class InferenceFlow:
         return True
 
     def _observe_uptake(self) -> None:
-        """Note the newest weights that are here, and the first token of what was loaded."""
+        """Record the newest complete weights, and the first token of the loaded policy."""
         context = self._context
         if (newest := context.policies.newest()) is not None:
             context.uptakes.arrived(newest.version, context.clock.now())
@@ -293,10 +292,10 @@ class InferenceFlow:
         if known_at > -math.inf:
             self._context.uptakes.swapped(version, known_at, self._context.clock.now())
 
-    # What becomes of it
+    # Ending slots
 
     def _drop_useless(self) -> None:
-        """Give up what nobody would take: superseded, too old, used already, or of a liar."""
+        """Drop slots that would not count: superseded, too old, already used, or slashed worker."""
         context = self._context
         ledger, me = context.replica.ledger, context.peer_id
         oldest = ledger.version - context.manifest.grpo.async_level
@@ -308,7 +307,7 @@ class InferenceFlow:
                 or checkpoint.digest != making.checkpoint
                 or making.version < oldest
                 or making.slot < ledger.next_slot(me, making.version)[0]
-                # One before it failed, and is of a version that nothing more is made of.
+                # An earlier slot failed, and its version is no longer generated.
                 or (newest is not None and making.version < newest.version and self._waits(making))
                 or ledger.slashed(me)
                 or context.network.may_have_used(making.version)
@@ -316,11 +315,11 @@ class InferenceFlow:
                 self._making.drop(making)
 
     def _waits(self, making: RolloutTask) -> bool:
-        """Return whether a slot before one in the making is neither used nor in the making."""
+        """Return whether an earlier slot is neither used nor in progress."""
         return self._next_slot(making.checkpoint, making.version) < making.slot
 
     async def _commit_made(self) -> None:
-        """Commit to what is made, in the order of its slots."""
+        """Commit to finished slots, in slot order."""
         context, ledger = self._context, self._context.replica.ledger
         for making in self._making:
             if ledger.in_flight(context.peer_id) >= self._unsettled_max():
@@ -337,7 +336,7 @@ class InferenceFlow:
             self._failures.end()
 
     def _end_at(self, making: RolloutTask, unscorable: Unscorable) -> None:
-        """Give up a slot without a score and all after it: slots are used in order."""
+        """Drop a slot without a score and all later ones: slots are used in order."""
         self._unscorable = making.checkpoint, making.slot, unscorable.reason
         log.warning(
             "rollout not committed",
@@ -386,5 +385,5 @@ class InferenceFlow:
 
 
 def _now() -> float:
-    """Return the loop's time, in seconds, for what must not follow a clock that is set."""
+    """Return the event loop's monotonic time, in seconds."""
     return asyncio.get_running_loop().time()

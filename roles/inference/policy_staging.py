@@ -1,8 +1,7 @@
-"""Getting an engine ready for newer policies while it computes with an older one.
+"""Staging of newer policies in an engine while it generates with an older one.
 
-A newer policy is a patch of the one before it, which is a patch of the one before that: they are
-staged in that order. It is done to save time only, so what breaks in it is told and no failure: the
-policy's file is loaded then.
+Each policy is a patch of its predecessor, so patches are staged in version order. Staging only
+saves time: a failure is logged, and the engine then loads the policy's file instead.
 """
 
 import asyncio
@@ -19,33 +18,33 @@ log = structlog.get_logger()
 
 
 class Staging:
-    """Stages, one after another, what leads from the policy that the engine has to a newer one."""
+    """Stages the chain of patches from the engine's policy to a newer one."""
 
     def __init__(self, policies: Policies, engine: GenerationEngine) -> None:
         self._policies = policies
         self._engine = engine
         self._ahead: Digest | None = None
-        """What the engine has loaded, or staged last; None where nothing can be a patch of it."""
+        """Policy that the engine loaded or staged last; None if no patch can follow it."""
         self._work: asyncio.Task[None] | None = None
 
     def loaded(self, policy: Policy) -> None:
-        """Note what the engine has loaded."""
+        """Record the policy that the engine has loaded."""
         self._ahead = policy.digest
 
     def forget(self) -> None:
-        """Note that the engine may have nothing."""
+        """Record that the engine may have no policy."""
         self._ahead = None
 
     def begin(self, newest: Policy) -> None:
-        """Stage what leads to a policy, beside whatever is generated."""
+        """Stage the patches up to a policy, in the background."""
         if self._work is not None and self._work.done():
-            self._work.result()  # raises what is a defect
+            self._work.result()  # raises on a bug
             self._work = None
         if self._work is None and (way := self._way_to(newest)):
             self._work = asyncio.create_task(self._stage(way))
 
     async def finish(self, newest: Policy) -> None:
-        """Return when what leads to a policy is staged."""
+        """Wait until the patches up to a policy are staged."""
         if self._work is not None:
             await self._work
         await self._stage(self._way_to(newest))
@@ -79,7 +78,7 @@ class Staging:
             self._ahead = None
 
     def _way_to(self, newest: Policy) -> list[Policy]:
-        """Return the policies, each a patch of the one before, from what is ahead to ``newest``."""
+        """Return the policies after the staged one up to ``newest``, each a patch of the last."""
         way = [newest]
         while (patch := way[-1].patch) is not None:
             if patch.base == self._ahead:

@@ -1,7 +1,7 @@
-"""The slots of a worker that are in the making: each a task of its own, over one engine.
+"""Slots in progress of a worker: one asyncio task each, over one engine.
 
-What is in a slot follows from (checkpoint, worker, slot) alone, so slots are made side by side, and
-made again after a failure or a restart.
+The content of a slot follows from (checkpoint, worker, slot) alone, so slots are generated
+concurrently, and again after a failure or a restart.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from roles.runtime.scoring import Task
 log = structlog.get_logger()
 
 Made = list[RolloutSequence] | Unscorable
-"""The sequences of a slot, or why they have no score."""
+"""Sequences of a slot, or the reason why they have no score."""
 
 
 @dataclass(eq=False, slots=True)
 class RolloutTask:
-    """A slot in the making; its place in the engine is free once it is not ``generating``."""
+    """Slot in progress; it no longer uses the engine once ``generating`` is False."""
 
     version: Version
     checkpoint: Digest
@@ -38,7 +38,7 @@ class RolloutTask:
 
 
 class RolloutPipeline:
-    """Begins, ends and drops slots; its loop's time, in seconds, does not follow any clock."""
+    """Pipeline of slots in progress, timed by the event loop's monotonic clock."""
 
     def __init__(self, context: RoleContext, engine: GenerationEngine, task: Task) -> None:
         self._context = context
@@ -55,16 +55,16 @@ class RolloutPipeline:
         return making in self._slots
 
     def __iter__(self) -> Iterator[RolloutTask]:
-        """Yield them in the order in which they are committed to."""
+        """Yield slots in commit order."""
         return iter(sorted(self._slots, key=lambda one: (one.version, one.slot)))
 
     @property
     def generating(self) -> int:
-        """How many of them the engine computes."""
+        """Number of slots that the engine computes."""
         return sum(making.generating for making in self._slots)
 
     def observe(self, seconds_max: float) -> None:
-        """Learn how many should be computed at once, none for longer than ``seconds_max``."""
+        """Update the concurrency limit; no slot should run for longer than ``seconds_max``."""
         now = asyncio.get_running_loop().time()
         since = [making.began_at for making in self._slots if making.generating]
         self.concurrency.note(len(since), now)
@@ -72,25 +72,25 @@ class RolloutPipeline:
         before = self.concurrency.limit
         self.concurrency.observe(self._engine.tokens_sampled, oldest_seconds, seconds_max, now)
         if self.concurrency.limit != before:
-            log.info("rollouts at once", limit=self.concurrency.limit, before=before)
+            log.info("concurrency changed", limit=self.concurrency.limit, before=before)
 
     def begin(self, version: Version, checkpoint: Digest, slot: int) -> None:
-        """Begin to make a slot of a checkpoint, whose policy the engine must hold."""
+        """Begin a slot of a checkpoint, whose policy the engine must hold."""
         making = RolloutTask(version, checkpoint, slot, asyncio.get_running_loop().time())
         making.work = asyncio.create_task(self._make(making))
         making.work.add_done_callback(self._ended)
         self._slots.append(making)
 
     def drop(self, making: RolloutTask) -> None:
-        """Give up a slot, made or not."""
+        """Drop a slot, finished or not."""
         making.generating = False
         making.work.cancel()
         self._slots.remove(making)
 
     def drop_failed(self) -> EngineError | None:
-        """Drop those that failed, so that they are made again; return what has broken, if news.
+        """Drop failed slots, so that they are generated again; return a new failure, if any.
 
-        What broke may fail several, and some of them later: it is told once.
+        One failure may fail several slots, some of them later: it is returned once.
         """
         broken: EngineError | None = None
         for making in [one for one in self._slots if one.work.done()]:
@@ -100,16 +100,16 @@ class RolloutPipeline:
                 if broken is None and making.began_at > self._broke_at:
                     broken = error
             elif error is not None:
-                raise error  # a defect
+                raise error  # a bug
         return broken
 
     def broke(self) -> None:
-        """Note that the engine or the task is broken: of what runs now nothing more is told."""
+        """Record a failure of the engine or task: failures of running slots count as the same."""
         self._broke_at = asyncio.get_running_loop().time()
         self.concurrency.broke()
 
     async def close(self) -> None:
-        """Drop all of them, and return when they have ended."""
+        """Cancel all slots and wait until they have ended."""
         tasks = [making.work for making in self._slots]
         for task in tasks:
             task.cancel()
@@ -132,7 +132,7 @@ class RolloutPipeline:
             self._context.durations.generations.add(seconds)
         finally:
             making.generating = False
-            self._context.changes.notify()  # another one may begin while this one is scored
+            self._context.changes.notify()  # another slot may begin while this one is scored
         rewards = await self._task.rewards(assignments, [item.tokens for item in generations])
         if isinstance(rewards, Unscorable):
             return rewards
@@ -143,5 +143,5 @@ class RolloutPipeline:
 
     def _ended(self, work: "asyncio.Task[Made]") -> None:
         if not work.cancelled():
-            work.exception()  # it is looked at when its turn comes, or was dropped before
+            work.exception()  # marks it as retrieved: ``drop_failed`` handles it later
         self._context.changes.notify()

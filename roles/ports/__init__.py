@@ -1,4 +1,4 @@
-"""Everything that a node touches outside itself, as interfaces: all that daemon and roles know.
+"""Interfaces to everything outside a node: storage, transport, clock, engines, swarm.
 
-``node.live`` and ``node.storage`` implement them, ``simulations.ports`` does in virtual time.
+``node.live`` and ``node.storage`` implement them; ``simulations.ports`` does so in virtual time.
 """

@@ -1,4 +1,4 @@
-"""Where blocking code runs: the event loop must go on while somebody else's code thinks."""
+"""Executor for blocking third-party code, so that the event loop keeps running."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -7,10 +7,10 @@ T = TypeVar("T")
 
 
 class Background(Protocol):
-    """Runs functions that may take long, one after another."""
+    """Runs blocking functions one after another."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns; the loop serves everybody else meanwhile.
+        """Return the result of ``function``; the event loop keeps running meanwhile.
 
-        A cancelled call still runs to its end there.
+        A cancelled call still runs to its end.
         """

@@ -1,13 +1,13 @@
-"""Time; sleeping is ``asyncio.sleep``, because the event loop is a port too."""
+"""Wall clock and CPU time. To sleep, use ``asyncio.sleep``: the event loop is a port too."""
 
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """The wall clock, and what this thread has computed."""
+    """Wall clock, and CPU time of this thread."""
 
     def now(self) -> float:
         """Return unix seconds."""
 
     def core_seconds(self) -> float:
-        """Return how long a core has worked for this thread, whatever else it had to do."""
+        """Return the CPU time of this thread, in seconds."""

@@ -1,6 +1,6 @@
-"""Compute: what generates, verifies and learns, and the task that scores.
+"""Engines that generate, verify and train, and the task that scores completions.
 
-Every method of an engine and of a task raises ``EngineError`` when something breaks inside it.
+Every method of an engine or a task raises ``EngineError`` when it fails internally.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ _TRACE_CHARACTERS_MAX = 8_000
 
 
 class EngineError(RuntimeError):
-    """Something broke inside an engine or a task: memory, a device, a driver, somebody's code.
+    """Internal failure of an engine or a task: memory, device, driver or third-party code.
 
-    It is this machine's failure and nobody's fault. The role pauses, says why and tries again;
-    what an engine's method documents besides has another meaning and comes as it is.
+    It is a failure of this machine, not evidence against a peer. The role reports it, pauses and
+    retries. Other documented exceptions keep their own meaning.
     """
 
     def __init__(self, reason: str, trace: str = "") -> None:
         super().__init__(reason)
         self.trace = trace
-        """Where it broke, for the log."""
+        """Traceback, for the log."""
 
     @classmethod
     def of(cls, error: BaseException) -> "EngineError":
-        """Return what broke in one bounded line.
+        """Describe ``error`` in one line of bounded length.
 
-        The traceback is kept as text: itself, it would keep alive what its frames hold, such as
-        the tensors that left no memory for more.
+        The traceback is kept as text: a traceback object would keep the tensors of its frames in
+        memory.
         """
         if isinstance(error, cls):
             return cls(str(error), error.trace)
@@ -45,9 +45,9 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What made a policy's file of that of policy ``base``: a file whose BLAKE3 is ``digest``.
+    """Patch file with BLAKE3 ``digest`` that turns the file of policy ``base`` into a new policy.
 
-    Somebody here has decoded it, and what came out were the policy's tensors.
+    This node has decoded it and has verified that it yields the policy's tensors.
     """
 
     base: Digest
@@ -57,9 +57,9 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A complete policy here: a safetensors file whose decoded tensors have ``digest``.
+    """Complete policy on this node: a safetensors file whose decoded tensors have ``digest``.
 
-    Who holds the base of ``patch`` already may apply that and leave the file alone.
+    An engine that holds the base of ``patch`` may apply the patch instead of reading the file.
     """
 
     version: Version
@@ -70,7 +70,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to sample: prompt, noise seed (64 bits), and the most tokens to emit."""
+    """One sequence to sample: prompt, noise seed (64 bits), and maximum number of tokens."""
 
     prompt: tuple[int, ...]
     seed: int
@@ -79,7 +79,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One sampled sequence: tokens (the end token included), their log-probabilities, proofs."""
+    """One sampled sequence: tokens with the end token, their log-probabilities, and proofs."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -88,52 +88,53 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first token of a policy, and how many seconds after the end of its ``load`` it came."""
+    """First token sampled from a policy: seconds from the end of its ``load``."""
 
     version: Version
     seconds: float
 
 
 class Engine(Protocol):
-    """Computes for a role."""
+    """Base of the engines of all roles."""
 
     async def start(self) -> None:
-        """Return when the engine answers calls: at once, unless it is in another process."""
+        """Wait until the engine answers calls; an engine in this process does so at once."""
         return  # mypy takes a method without a body for abstract
 
 
 class GenerationEngine(Engine, Protocol):
     """Samples sequences and proves the computation (``protocol.toploc``).
 
-    Calls of ``generate`` may run at the same time: as many of their sequences are computed together
-    as memory holds, in the order of the calls, and the others wait. What breaks may fail all calls
-    that run. A sequence is of one policy: ``load`` waits until the calls before it have ended, and
-    calls after it wait for it. A cancelled call gives up its place as soon as that can be done.
+    Calls of ``generate`` may run concurrently. The engine batches as many sequences as fit in
+    memory, in call order; the others wait. A failure may fail all running calls. Each sequence is
+    sampled from one policy: ``load`` waits for the calls before it, and later calls wait for
+    ``load``. A cancelled call frees its batch slots as soon as possible.
 
-    ``stage`` runs beside all of them, so that the ``load`` after it takes no time.
+    ``stage`` runs concurrently with all of them, so that the ``load`` after it takes no time.
     """
 
     @property
     def tokens_sampled(self) -> int:
-        """How many tokens it has sampled, those of running calls too, as far as is known here.
+        """Number of tokens sampled so far, including those of running calls.
 
-        The number may be some seconds old, and begins anew when the engine does.
+        The value may lag by some seconds, and restarts at 0 when the engine restarts.
         """
 
     @property
     def first_token(self) -> FirstToken | None:
-        """The first token of a policy that was loaded last, or lately, once it is known here."""
+        """First token of the policy loaded last, or of a recent one; None until it is known."""
 
     async def stage(self, policy: Policy) -> bool:
-        """Read the patch of ``policy``; tell whether ``load`` can swap to it at once now.
+        """Read the patch of ``policy``; return True when ``load`` can then swap to it at once.
 
-        Not so where it is no patch of what is loaded or staged, cannot be used, or would not pay.
+        Return False when its base is neither loaded nor staged, or when it is unusable or not
+        worthwhile.
         """
 
     async def load(self, policy: Policy) -> None:
-        """Swap to ``policy``: at once if it is staged, else its file is read.
+        """Swap to ``policy``: at once if it is staged, else by reading its file.
 
-        Raises ``ValueError`` when its tensors do not have its digest.
+        Raises ``ValueError`` when the digest of its tensors differs.
         """
 
     async def generate(
@@ -141,14 +142,14 @@ class GenerationEngine(Engine, Protocol):
     ) -> list[Generation]:
         """Sample every request with the loaded policy, in order.
 
-        Raises ``ValueError`` for an empty prompt, no token to emit, or a temperature that is not
-        positive.
+        Raises ``ValueError`` for an empty prompt, ``tokens_max`` below 1 or a temperature that is
+        not positive.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationRequest:
-    """A claimed sequence to check by one prefill."""
+    """Claimed sequence to verify by one prefill."""
 
     prompt: tuple[int, ...]
     seed: int
@@ -158,14 +159,14 @@ class VerificationRequest:
 
     @property
     def claim(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Prompt and tokens, from which the states follow."""
+        """Prompt and tokens; they determine the hidden states."""
         return self.prompt, self.tokens
 
 
 def claims_of(
     requests: Sequence[GenerationRequest], generations: Sequence[Generation]
 ) -> list[VerificationRequest]:
-    """Return what a worker that was asked and has generated claims, in order."""
+    """Pair requests with their generations as claims to verify, in order."""
     return [
         VerificationRequest(asked.prompt, asked.seed, made.tokens, made.logprobs, made.proofs)
         for asked, made in zip(requests, generations, strict=True)
@@ -176,15 +177,16 @@ class VerificationEngine(Engine, Protocol):
     """Recomputes claimed sequences by prefill."""
 
     async def load(self, policy: Policy) -> None:
-        """Add ``policy`` to the last few that are kept; raises ``ValueError`` as others do."""
+        """Add ``policy`` to the few kept; raises ``ValueError`` as ``GenerationEngine.load``."""
 
     async def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
         """Measure every request under the policy of ``version``, in order.
 
-        ``LookupError`` when that policy is not kept, ``ValueError`` for a temperature that is not
-        positive; what cannot be computed has a ``proof_fault`` and infinite errors.
+        Raises ``LookupError`` when that policy is not kept, ``ValueError`` for a temperature that
+        is not positive. A request that cannot be computed gets a ``proof_fault`` and infinite
+        errors.
         """
 
 
@@ -192,8 +194,8 @@ class VerificationEngine(Engine, Protocol):
 class TrainingSequence:
     """One verified sequence with its group (same prompt) and its reward.
 
-    ``logprobs`` are those of the tokens under the policy that generated them, in nats: what its
-    worker claims, until the trainer computes them itself (``TrainingEngine.recompute``).
+    ``logprobs``, in nats, are those of the tokens under the generating policy: the worker's claims
+    until the trainer recomputes them (``TrainingEngine.recompute``).
     """
 
     group: int
@@ -205,10 +207,10 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """What learning from one batch did: means over its tokens, and the largest gradient norm."""
+    """Metrics of one training step: means over its tokens, and the largest gradient norm."""
 
     updates: int
-    """Optimiser updates: none without a gradient, or without a finite one."""
+    """Optimiser updates; 0 without a finite gradient."""
     loss: float = 0.0
     gradient_norm: float = 0.0
     """Before clipping."""
@@ -220,37 +222,37 @@ class StepMetrics:
     clip_high_fraction: float = 0.0
     """Tokens without a gradient because their ratio is too large."""
     kl: float = 0.0
-    """Estimate of the divergence between the policy that generated and the trained one, in nats:
-    mean of ``r - 1 - log r`` of the ratios ``r``."""
+    """Estimated divergence between the generating and the trained policy, in nats: the mean of
+    ``r - 1 - log r`` of the ratios ``r``."""
     learning_rate: float = 0.0
-    """Of the last update; 0 without one."""
+    """Rate of the last update; 0 without one."""
 
 
 class TrainingEngine(Engine, Protocol):
-    """Model and optimiser: learns from verified sequences."""
+    """Model and optimiser that learn from verified sequences."""
 
     async def state_bytes_max(self) -> int:
-        """Return how many bytes a state of this model takes at most."""
+        """Return the largest size of a state of this model, in bytes."""
 
     async def load_policy(self, policy: Policy) -> None:
-        """Start from a policy with a fresh optimiser; raises ``ValueError`` as others do."""
+        """Start from a policy with a fresh optimiser; raises ``ValueError`` for a bad digest."""
 
     async def recompute(
         self, policy: Policy, sequences: Sequence[TrainingSequence]
     ) -> list[TrainingSequence]:
         """Return whole groups with the log-probabilities under ``policy``, computed as in training.
 
-        Sequences that teach nothing keep theirs. Raises ``ValueError`` as others do.
+        Sequences with zero advantage keep theirs. Raises ``ValueError`` as ``load_policy``.
         """
 
     async def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
-        """Compute the gradient of the first update of a step; the weights stay as they are.
+        """Compute the gradient of a step's first update, without changing the weights.
 
-        After an ``EngineError`` of either half of a step nothing is loaded.
+        After an ``EngineError`` in either half of a step, no policy is loaded.
         """
 
     async def end_step(self) -> StepMetrics:
-        """Learn from the batch in the run's number of updates, leaving out what is not finite."""
+        """Apply the run's number of updates, skipping those that are not finite."""
 
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
         """Begin and end a step."""
@@ -258,37 +260,37 @@ class TrainingEngine(Engine, Protocol):
         return await self.end_step()
 
     async def policy_digest(self) -> Digest:
-        """Return the digest of the weights as ``write_policy`` writes them."""
+        """Return the digest of the weights that ``write_policy`` would write."""
 
     async def write_policy(self, path: Path) -> Digest:
         """Write the weights atomically, return their digest; raises ``StorageFullError``.
 
-        A step may begin meanwhile, and must not end.
+        ``begin_step`` may run meanwhile, ``end_step`` must not.
         """
 
     async def save_state(self, path: Path) -> None:
         """Write model, optimiser and progress atomically; raises ``StorageFullError``.
 
-        A step may begin meanwhile, and must not end.
+        ``begin_step`` may run meanwhile, ``end_step`` must not.
         """
 
     async def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
-        """Restore what a ``save_state`` wrote, perhaps another trainer's, whose word is not taken.
+        """Restore a saved state; it may come from another trainer, so it is validated.
 
-        With ``newer`` the weights are those of a later policy. Raises ``ValueError``, and changes
-        nothing, when the state is damaged, holds anything that this run's optimiser could not
-        have, or other weights than those of ``policy``; and as others do for ``newer``.
+        With ``newer``, the weights are those of that later policy. Raises ``ValueError`` and
+        changes nothing when the state is damaged, does not fit this run's optimiser, or holds other
+        weights than those of ``policy``; also when ``newer`` cannot be loaded.
         """
 
     async def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int
     ) -> list[tuple[int, ...]]:
-        """Decode greedily (for reports; never part of the protocol)."""
+        """Decode greedily, for reports only; the protocol does not use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A completion, of tokens that the run's model has, for the problem of a 64-bit seed."""
+    """Completion for the problem of a 64-bit seed; all tokens are in the run's vocabulary."""
 
     seed: int
     tokens: tuple[int, ...]
@@ -296,56 +298,56 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Unscorable:
-    """What has no score, because honest machines may differ in it, and why.
+    """Answer without a score, with the reason: honest machines may disagree on it.
 
-    Such as an answer whose check takes longer than a soft limit and less than a hard one: where the
-    hard one ends it, on a slower machine, its score is 0.
+    Example: a check that takes longer than the soft limit and less than the hard one. A slower
+    machine reaches the hard limit and scores it 0.
     """
 
     reason: str
 
 
 Score = float | Unscorable
-"""What a task gives an answer: from 0 to 1, or nothing that others could rely on."""
+"""Score of an answer from 0 to 1, or ``Unscorable``."""
 
 
 class Environment(Protocol):
-    """A task: the same seed gives the same prompt and the same scores on every machine.
+    """Task: a seed gives the same prompt and the same scores on every machine.
 
-    What it raises is a failure of this machine and never a verdict: an answer that cannot be
-    understood scores 0, and one about which machines may differ is ``Unscorable``. It never holds
-    up the event loop: what blocks or comes from a model runs elsewhere.
+    An exception is a failure of this machine, never a verdict: an unreadable answer scores 0, and
+    one on which machines may disagree is ``Unscorable``. Methods never block the event loop:
+    blocking code and model output run elsewhere.
     """
 
     @property
     def name(self) -> str:
-        """The name that manifests use."""
+        """Name in manifests."""
 
     async def open(self) -> None:
-        """Read the run's files, which are here by then; called once, before anything is asked.
+        """Read the run's files; called once, before all other methods.
 
-        Raises ``ValueError`` when they are not what they should be.
+        Raises ``ValueError`` for invalid files.
         """
 
     async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
         """Return the prompt tokens of problem ``seed`` (64 bits).
 
-        It tells the model how long the completion should become, if there is a target: the length
-        counts in the reward, and nobody learns to meet what it cannot know.
+        The prompt states the length target, if there is one: the length counts in the reward, so
+        the model must know it.
         """
 
     async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
-        """Return what the task gives each answer, in order."""
+        """Return the score of each answer, in order."""
 
     async def texts(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """Return sequences of tokens as people read them; tokens that do not exist harm nothing."""
+        """Decode sequences of tokens for people; unknown tokens are harmless."""
 
 
 class Engines(Protocol):
-    """Makes the engine that a role needs, when it needs it."""
+    """Factory of the run's task and of the engine of each role."""
 
     def environment(self, manifest: RunManifest) -> Environment:
-        """Return the run's task; raises ``ValueError`` when this software does not have it."""
+        """Return the run's task; raises ``ValueError`` when this software lacks it."""
 
     def generation(self, manifest: RunManifest) -> GenerationEngine:
         """Return an engine for an inference node."""

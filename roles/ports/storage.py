@@ -1,4 +1,4 @@
-"""What survives a restart: content-addressed blobs, files of policies, and small state."""
+"""Durable storage: content-addressed blobs, policy files, and small state."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,11 +14,11 @@ from roles.ports.engines import Policy
 
 
 class StorageFullError(Exception):
-    """The disk, or the quota set for it, has no room; the node pauses what needs room."""
+    """The disk or its quota is full; the node pauses work that needs disk space."""
 
 
 class Purpose(StrEnum):
-    """What blobs are stored for; the values are names of directories."""
+    """Purpose of a blob; the values are directory names."""
 
     ROLLOUT_BODY = "rollout-body"
     WEIGHTS = "weights"
@@ -28,7 +28,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What this node stored a blob for; ``subject`` is a commit, or the index of a file."""
+    """Owner of a blob; ``subject`` is a commit, or the index of a file."""
 
     purpose: Purpose
     subject: Digest
@@ -36,13 +36,13 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Which chunks of an arriving blob are here: bit i of ``mask`` for chunk i."""
+    """Stored chunks of a blob in download: bit i of ``mask`` stands for chunk i."""
 
     chunk_bytes: int
     mask: int
 
     def covers(self, offset: int, length: int) -> bool:
-        """Return whether every byte of a range is here."""
+        """Return whether every byte of a range is stored."""
         first, last = offset // self.chunk_bytes, (offset + length - 1) // self.chunk_bytes
         wanted = (1 << last + 1) - (1 << first)
         return self.mask & wanted == wanted
@@ -50,38 +50,38 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file whose shards are blobs here, and so is its ``index``, of ``index_bytes``."""
+    """File stored as blobs: its shards and its ``index`` of ``index_bytes``."""
 
     digest: Digest
-    """Of the encoded index, which names the file."""
+    """Digest of the encoded index, which identifies the file."""
     index_bytes: int
     index: ShardIndex
 
     @property
     def total_bytes(self) -> int:
-        """The length of the file."""
+        """Length of the file."""
         return self.index.total_bytes
 
 
 class PartialBlob(Protocol):
-    """A blob that is arriving: verified chunk by chunk, readable while it grows, resumable."""
+    """Blob in download: verified per chunk, readable meanwhile, resumable."""
 
     def missing(self) -> list[int]:
-        """Return the indices of the chunks that are not here yet, ascending."""
+        """Return the indices of the missing chunks, ascending."""
 
     async def write_chunk(self, index: int, data: bytes | bytearray) -> bool:
-        """Store a chunk if its digest fits; False means that the sender sent bad bytes.
+        """Store a chunk if its digest matches; return False for a corrupt chunk.
 
         Raises ``StorageFullError``; ``LookupError`` when the last owner has released the blob;
-        ``ValueError`` when every chunk fits and the whole has another digest than promised.
+        ``ValueError`` when every chunk matches and the digest of the whole blob differs.
         """
 
 
 class Blobs(Protocol):
-    """Content-addressed bytes; what comes out was verified on its way in.
+    """Content-addressed blobs, verified when they are stored.
 
-    A blob has one or more owners, which survive a restart, and goes when the last of them is
-    released: whoever names the digest of another one's blob can add an owner and take none away.
+    A blob has one or more owners, which survive a restart. It is deleted when the last owner is
+    released: a digest of another owner's blob can add an owner but remove none.
     """
 
     async def put(self, data: bytes, owner: Owner) -> Digest:
@@ -90,47 +90,47 @@ class Blobs(Protocol):
     async def put_file(
         self, path: Path, shard_bytes: int, chunk_bytes: int, purpose: Purpose
     ) -> StoredFile:
-        """Make blobs of the shards of a file, and of their index, which owns all of them.
+        """Store the shards of a file as blobs, with their index, which owns all of them.
 
-        Where it can the file is not copied: nobody may write into it any more, but it may be
-        deleted or replaced. Raises ``ValueError`` when it is empty, missing, or too large for its
-        chunks; ``StorageFullError``.
+        The file is not copied where the disk allows that: it must not be written to afterwards, but
+        may be deleted or replaced. Raises ``ValueError`` when it is empty, missing, or too large
+        for its chunks; ``StorageFullError``.
         """
 
     async def get(self, digest: Digest) -> bytes | None:
-        """Return the whole blob, or None when it is not (completely) here."""
+        """Return the whole blob, or None when it is missing or incomplete."""
 
     def size(self, digest: Digest) -> int | None:
-        """Return the length in bytes of a blob that is here or arriving, else None."""
+        """Return the length in bytes of a blob that is stored or in download, else None."""
 
     def has(self, digest: Digest) -> bool:
-        """Return whether the blob is here completely."""
+        """Return whether the blob is complete."""
 
     def has_file(self, index: Digest) -> bool:
-        """Return whether all shards of the file of an index are here."""
+        """Return whether all shards of the file of an index are complete."""
 
     def holding(self, digest: Digest) -> Holding | None:
-        """Return which chunks of a blob are here, None when it is not arriving."""
+        """Return the stored chunks of a blob in download, else None."""
 
     async def open_file(self, index: ShardIndex, purpose: Purpose) -> Sequence[PartialBlob]:
-        """Start, resume or join the arrival of a file: of its shards, owned by their index.
+        """Start, resume or join the download of a file; the index owns its shards.
 
         The index is stored as a blob first. Raises ``StorageFullError``; ``ValueError`` when all
-        chunks of a shard are here and their whole has another digest.
+        chunks of a shard match and the digest of the shard differs.
         """
 
     def stream(self, digest: Digest, offset: int, length: int) -> AsyncIterator[bytes]:
-        """Yield a range, waiting for chunks that are still arriving (cut-through).
+        """Yield a range, waiting for chunks in download (cut-through).
 
-        Raises ``LookupError`` when the blob is not here or goes meanwhile; ``ValueError`` when the
-        range does not lie within it.
+        Raises ``LookupError`` when the blob is missing or deleted meanwhile; ``ValueError`` for a
+        range outside of it.
         """
 
     def owners(self, purpose: Purpose) -> list[Owner]:
-        """Return everything that blobs are stored for now, also from before a restart."""
+        """Return all current owners, including those from before a restart."""
 
     async def release(self, owner: Owner) -> None:
-        """Forget what only ``owner`` needs, complete or arriving; idempotent."""
+        """Delete the blobs that only ``owner`` needs, complete or in download; idempotent."""
 
 
 ENCODING = ".encoding"
@@ -142,10 +142,10 @@ def weights_name(version: int) -> str:
 
 
 class PolicyFiles(ABC):
-    """Weights, trainer states and the run's own files, which engines and tasks know by path.
+    """Paths of weights, trainer states and run files, for engines and tasks.
 
-    ``genesis`` is where the run's creator may have left the genesis weights, ``task`` the directory
-    of the run's files, which it may have left there.
+    ``genesis`` is the path of the genesis weights and ``task`` the directory of the run's files;
+    the run's creator may have put both there.
     """
 
     def __init__(self, directory: Path, genesis: Path, task: Path) -> None:
@@ -154,24 +154,24 @@ class PolicyFiles(ABC):
         self.genesis = genesis
 
     def run_file(self, name: RunFileName) -> Path:
-        """Return where a file of the run belongs."""
+        """Return the path of a file of the run."""
         return self._task / name
 
     def weights(self, version: int) -> Path:
-        """Return where the weights of a version belong."""
+        """Return the path of a version's weights."""
         return self._directory / weights_name(version)
 
     def encoding(self, version: int) -> Path:
-        """Return where an encoding of a version's weights is: its patch, as long as it is here."""
+        """Return the path of a version's encoding: its patch, while that is stored."""
         return self._directory / f"v{version}{ENCODING}"
 
     def state(self, version: int) -> Path:
-        """Return where the trainer's state (model, optimiser, progress) of a version belongs."""
+        """Return the path of a version's trainer state (model, optimiser, progress)."""
         return self._directory / f"v{version}.state"
 
     @abstractmethod
     def size(self, path: Path) -> int | None:
-        """Return the length in bytes of a file, None when there is none."""
+        """Return the length of a file in bytes, None when it is missing."""
 
     @abstractmethod
     async def delete(self, path: Path) -> None:
@@ -181,8 +181,8 @@ class PolicyFiles(ABC):
     async def encode(self, path: Path, base: Policy | None, target: Path) -> Digest | None:
         """Write the encoding of a policy's file to ``target``; return its BLAKE3.
 
-        None when the base holds other tensors. Raises ``ValueError`` when one of them is no whole
-        file of tensors, ``StorageFullError``.
+        Return None when the base holds other tensors. Raises ``ValueError`` when one of the files
+        is not a complete safetensors file; ``StorageFullError``.
         """
 
     @abstractmethod
@@ -194,17 +194,17 @@ class PolicyFiles(ABC):
         policy: Digest,
         file_bytes_max: int,
     ) -> Digest:
-        """Write the file that an encoding makes, atomically, while it comes; return its BLAKE3.
+        """Decode an encoding to ``target`` while it downloads, atomically; return its BLAKE3.
 
-        Raises ``ValueError`` when it cannot be decoded, makes another policy than ``policy`` or a
-        longer file than allowed; ``StorageFullError``.
+        Raises ``ValueError`` when decoding fails or yields another policy than ``policy`` or more
+        than ``file_bytes_max``; ``StorageFullError``.
         """
 
     @abstractmethod
     async def link(self, index: Digest, path: Path) -> None:
-        """Make the file of an index what ``path`` names, atomically and without a copy if possible.
+        """Expose the file of an index at ``path``, atomically and without a copy if possible.
 
-        Nobody may write into it. Raises ``LookupError`` unless all of its shards are here;
+        The file must not be written to. Raises ``LookupError`` unless all shards are complete;
         ``StorageFullError``.
         """
 
@@ -227,16 +227,16 @@ class Delete:
 
 
 class Store(Protocol):
-    """Durable small state: named tables of bytes to bytes."""
+    """Durable key-value store: named tables of bytes to bytes."""
 
     async def commit(self, changes: Sequence[Put | Delete]) -> None:
-        """Apply all changes or none; when it returns they survive ``kill -9`` and power loss.
+        """Apply all changes or none; after its return they survive ``kill -9`` and power loss.
 
-        Raises ``StorageFullError``, and then nothing of it is applied. Cancelling does not undo.
+        Raises ``StorageFullError`` and then applies nothing. A cancelled commit is not undone.
         """
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """Return the value, or None."""
 
     def scan(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries of a table in key order, each as it is about when it is yielded."""
+        """Yield the entries of a table in key order, each as of about its time of yield."""

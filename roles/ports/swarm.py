@@ -1,4 +1,4 @@
-"""What a role can say to the swarm and ask of it, and the policies that it can use."""
+"""Interface of a role to the swarm: messages to publish and policies to use."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -13,47 +13,47 @@ from roles.ports.storage import StoredFile
 
 
 class RefusedError(Exception):
-    """Our own replica refused a message that we were about to publish."""
+    """This node's own replica rejected a message before its publication."""
 
 
 class Network(Protocol):
-    """What a role can say and ask."""
+    """Publishes and sends messages, and fetches bodies of rollouts."""
 
     @property
     def synchronised(self) -> bool:
-        """Whether a peer has told us since our start what we had missed."""
+        """True after the first synchronisation with a peer since the start of this node."""
 
     def may_have_used(self, version: int) -> bool:
-        """Return whether we may have used slots of a version that this disk does not know of."""
+        """Tell whether this key may have used slots of a version that this disk does not record."""
 
     def may_have_judged(self, epoch: int) -> bool:
-        """Return whether we may have signed verdicts on commits of ``epoch`` with another disk."""
+        """Tell whether this key may have signed verdicts of ``epoch`` recorded on another disk."""
 
     async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
-        """Sign, store durably, apply to our own replica, and gossip; in this order.
+        """Sign, store durably, apply to this node's replica, and gossip, in this order.
 
-        Raises ``RefusedError`` when our own replica refuses it, ``StorageFullError`` when it cannot
-        be stored; then it was not said.
+        Raises ``RefusedError`` when the replica rejects it, ``StorageFullError`` when it cannot be
+        stored; in both cases nothing is sent.
         """
 
     async def record(self, message: MessageT) -> Signed[MessageT]:
-        """Sign, store durably and apply to our own replica, without gossip; raises alike."""
+        """Do as ``publish`` without gossip; raises the same errors."""
 
     async def announce(self, topic: Topic, envelope: bytes) -> None:
         """Gossip a message that is already stored."""
 
     async def send(self, peer: PeerId, envelope: bytes) -> bool:
-        """Hand a signed message to one peer; False when it could not be delivered in time."""
+        """Send a signed message to one peer; False on a failure or timeout."""
 
     async def fetch_body(
         self, commit: Signed[RolloutCommit], sources: Sequence[PeerId]
     ) -> bytes | None:
-        """Return a commit's body from here or from the first source that has it, else None."""
+        """Return a commit's body from this node or the first source that has it, else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Where a new version's bytes are, as its checkpoint manifest states it."""
+    """Blobs of a new version, as its checkpoint manifest lists them."""
 
     weights: StoredFile
     encodings: tuple[Encoding, ...]
@@ -61,28 +61,28 @@ class Release:
 
 
 class Policies(Protocol):
-    """The policies whose weights are on this machine."""
+    """Policies whose weights are on this node."""
 
     def get(self, version: int) -> Policy | None:
-        """Return a version if it is here completely and still the one that the swarm means."""
+        """Return a version if it is complete and still on the canonical chain."""
 
     def newest(self) -> Policy | None:
-        """Return the newest version that is here."""
+        """Return the newest version on this node."""
 
     def hold(self, policy: Policy) -> AbstractContextManager[None]:
-        """Keep the files of a policy, even if it is old by then, until the context ends.
+        """Keep the files of a policy until the context ends, even if it becomes obsolete.
 
-        An engine opens them some time after a role has chosen the policy.
+        An engine opens them some time after a role has selected the policy.
         """
 
     async def release(self, policy: Policy) -> Release:
-        """Cut a finished version into blobs; raises ``StorageFullError``."""
+        """Store a finished version as blobs; raises ``StorageFullError``."""
 
     def published_state(self, version: int) -> Signed[CheckpointManifest] | None:
         """Return the newest version up to ``version`` whose optimiser state is published."""
 
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
-        """Return a published state, None when it cannot be had; raises ``StorageFullError``."""
+        """Return a published state, None if no peer serves it; raises ``StorageFullError``."""
 
     async def discard(self, policy: Policy) -> None:
-        """Drop a policy that an engine refused, and get it another way if there is one."""
+        """Drop a policy that an engine rejected; try its other encoding, if it has one."""

@@ -1,11 +1,11 @@
-"""Text: the run's tokenizer, and the rows of a data set."""
+"""Tokenizer of a run, and rows of a data set."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
 class ChatMessage(NamedTuple):
-    """What somebody says in a chat."""
+    """Message of a chat."""
 
     role: str
     """``system``, ``user`` or ``assistant``."""
@@ -13,32 +13,32 @@ class ChatMessage(NamedTuple):
 
 
 class Chat(NamedTuple):
-    """What a user asks, and the messages before it."""
+    """Question of a user, and the messages before it."""
 
     question: str
     before: tuple[ChatMessage, ...] = ()
 
 
 class Tokenizer(Protocol):
-    """Text to tokens and back, the same on every machine."""
+    """Encodes and decodes text, identically on every machine."""
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens there are; ids are below it."""
+        """Number of tokens; ids are below it."""
 
     def encode_chat(self, question: str, before: Sequence[ChatMessage] = ()) -> tuple[int, ...]:
-        """Return a chat in which a user asks ``question`` and the assistant is to begin."""
+        """Return the tokens of a chat that ends with ``question`` and the generation prompt."""
 
     def decode(self, tokens: tuple[int, ...]) -> str:
-        """Return the text of tokens; unknown ones, and those that frame a chat, are left out."""
+        """Return the text of tokens, without unknown tokens and those of the chat template."""
 
 
 class Rows(Protocol):
-    """A data set in memory or on disk. May block."""
+    """Data set in memory or on disk; methods may block."""
 
     @property
     def count(self) -> int:
-        """How many rows there are; at least one."""
+        """Number of rows, at least 1."""
 
     def row(self, index: int) -> Mapping[str, str]:
-        """Return the columns of a row; raises ``ValueError`` for one that cannot be used."""
+        """Return the columns of a row; raises ``ValueError`` for an unusable one."""

@@ -1,1 +1,1 @@
-"""Shared by all roles: context, retries, scoring, metrics."""
+"""Runtime that all roles share: context, retries, scoring, metrics."""

@@ -1,4 +1,4 @@
-"""What every role shares: a role is a coroutine over a ``RoleContext``."""
+"""Context of a role: a role is a coroutine over a ``RoleContext``."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -16,21 +16,21 @@ from roles.runtime.training_steps import TrainingSteps
 
 
 class ChangeSignal:
-    """Wakes everyone who waits whenever something about the run has changed."""
+    """Wakes all waiting coroutines when the state of the run changes."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], None] = {}
         self.count = 0
-        """How many there were: read before looking, given to ``wait`` after it."""
+        """Number of changes: read it before checking the state, then pass it to ``wait``."""
 
     def notify(self) -> None:
-        """Wake all current waiters."""
+        """Count a change and wake all waiters."""
         self.count += 1
         for future in self._waiting:
             _wake(future)
 
     async def wait(self, seconds: float, since: int) -> None:
-        """Return at the first change after ``since`` of them, or after ``seconds``."""
+        """Return at the first change after number ``since``, or after ``seconds``."""
         if self.count != since:
             await asyncio.sleep(0)
             return
@@ -52,15 +52,15 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What work waits for that is on its way: nothing is wrong."""
+    """Progress that work waits for, such as a download; not an error."""
 
     reason: str
     share: float | None = None
-    """How much of it is here, from 0 to 1; None where nobody can know."""
+    """Completed fraction from 0 to 1; None if unknown."""
 
 
 class Conditions:
-    """Why this node is not doing its work at the moment; empty when it is."""
+    """Reasons for which the roles of this node do not work at the moment."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
@@ -69,26 +69,26 @@ class Conditions:
         self._preparing: dict[Role, str] = {}
 
     def set(self, name: str, reason: str) -> None:
-        """State that ``name`` holds work up, and what is wrong."""
+        """Report that ``name`` blocks work because of an error."""
         self._awaited.pop(name, None)
         self._reasons[name] = reason
 
     def wait(self, name: str, reason: str, share: float | None = None) -> None:
-        """State that ``name`` holds work up until what is on its way is here."""
+        """Report that ``name`` blocks work until the progress in ``reason`` completes."""
         self._reasons.pop(name, None)
         self._awaited[name] = Health(reason, share)
 
     def clear(self, name: str) -> None:
-        """State that ``name`` no longer holds work up."""
+        """Report that ``name`` no longer blocks work."""
         self._reasons.pop(name, None)
         self._awaited.pop(name, None)
 
     def prepare(self, role: Role, what: str) -> None:
-        """State that ``role`` cannot do its work before ``what`` has ended."""
+        """Report that ``role`` cannot work before ``what`` has ended."""
         self._preparing[role] = what
 
     def prepared(self, role: Role) -> None:
-        """State that ``role`` can do its work from now on."""
+        """Report that ``role`` can work from now on."""
         self._preparing.pop(role, None)
 
     @property
@@ -97,25 +97,25 @@ class Conditions:
         return next(iter(self._preparing.values()), "")
 
     def resign(self, role: Role) -> None:
-        """State that others should not count on us in ``role``: our record leaves it out."""
+        """Withdraw ``role`` from this node's record, so that peers do not count on it."""
         self._resigned[role] = None
 
     def take_up(self, role: Role) -> None:
-        """State that others may count on us in ``role`` again."""
+        """Offer ``role`` in this node's record again."""
         self._resigned.pop(role, None)
 
     def has_resigned(self, role: Role) -> bool:
-        """Return whether others should not count on us in ``role``."""
+        """Return whether ``role`` is withdrawn."""
         return role in self._resigned
 
     @property
     def wrong(self) -> str:
-        """What is wrong, empty when nothing is."""
+        """All errors in one line; empty when there are none."""
         return "; ".join(self._reasons.values())
 
     @property
     def awaited(self) -> Health | None:
-        """What is waited for; the first of several, None when nothing is."""
+        """First progress that work waits for, else None."""
         return next(iter(self._awaited.values()), None)
 
     def __getitem__(self, name: str) -> str:
@@ -128,7 +128,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class RoleContext:
-    """Everything that a role flow may touch."""
+    """All dependencies of a role's flow."""
 
     signer: Signer
     manifest: RunManifest
@@ -148,18 +148,18 @@ class RoleContext:
 
     @property
     def peer_id(self) -> PeerId:
-        """Our own id."""
+        """Peer id of this node."""
         return self.signer.peer_id
 
     @property
     def epoch_seconds(self) -> float:
-        """Length of an epoch."""
+        """Length of an epoch in seconds."""
         return self.manifest.epochs.seconds
 
     def epoch(self) -> int:
-        """Return the epoch that it is now."""
+        """Return the current epoch."""
         return self.manifest.epoch_at(self.clock.now())
 
     async def tick(self, since: int) -> None:
-        """Wait for news after ``since`` changes, or half an epoch."""
+        """Wait for a change after number ``since``, at most half an epoch."""
         await self.changes.wait(self.epoch_seconds / 2, since)

@@ -1,9 +1,8 @@
-"""How long things took, told apart by bounds: what a histogram is made of.
+"""Metrics of roles: duration histograms, trainer busy time, and policy swap latency.
 
-How soon a new version is in use here: from its manifest to the first token of its policy.
-
-Where the time goes: weights on their way, sequences of the old policy that end first, the swap, and
-the first step of the new one. The first policy of an engine is not counted: that is its start.
+Policy swap latency is the time from a version's manifest to the first token of its policy. It is
+the sum of the weight download, the last sequences of the old policy, the swap, and the first step
+of the new policy. The first policy of an engine is excluded: it belongs to the engine's start.
 """
 
 import asyncio
@@ -15,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 GENERATION_BOUNDS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0, 1800.0)
-"""Seconds: a rollout of a testnet takes about one, one of long answers on a GPU minutes."""
+"""Seconds: a testnet rollout takes about 1 s, one with long answers on a GPU takes minutes."""
 
 CHECK_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0)
-"""Seconds: a check is one prefill, many times faster than the generation that it repeats."""
+"""Seconds: a check is one prefill, many times faster than the generation."""
 
 
 class Histogram:
-    """How long something took: ``counts`` up to each of ``bounds``, and the longer ones last.
+    """Histogram of durations: ``counts`` per bucket, the last one without an upper bound.
 
-    A duration that equals a bound belongs to it; ``seconds`` are the sum of all.
+    Bounds are inclusive; ``seconds`` is the sum of all durations.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -33,22 +32,22 @@ class Histogram:
         self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count a duration."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.seconds += seconds
 
 
 @dataclass(slots=True)
 class BusyTime:
-    """For how long a trainer's engine was in steps."""
+    """Busy time of a trainer's engine."""
 
     began_at: float | None = None
-    """When the first one began, in unix seconds."""
+    """Begin of the first step, in unix seconds."""
     seconds: float = 0.0
 
     @contextmanager
     def part(self, now: float) -> Iterator[None]:
-        """Count what the engine does meanwhile, from ``now`` on; not what fails."""
+        """Count the time of a block that begins at ``now``, unless it raises."""
         time = asyncio.get_running_loop().time
         began_at = time()
         yield
@@ -59,27 +58,26 @@ class BusyTime:
 
 @dataclass(frozen=True, slots=True)
 class RolloutHistograms:
-    """What one node did with rollouts, since its start."""
+    """Durations of this node's work on rollouts, since its start."""
 
     generations: Histogram = field(default_factory=lambda: Histogram(GENERATION_BOUNDS))
-    """Of own rollouts: from their beginning to their last token, beside others in the engine."""
+    """Own rollouts: from the start to the last token, batched with others in the engine."""
     checks: Histogram = field(default_factory=lambda: Histogram(CHECK_BOUNDS))
-    """Of what was judged: without the fetch of the body, and without the wait for our turn."""
+    """Checks of rollouts, without the fetch of the body and the wait for the engine."""
     steps: BusyTime = field(default_factory=BusyTime)
-    """Of a trainer: what it learned from them."""
 
 
 UPTAKES_KEPT = 32
 
 UPTAKE_BOUNDS = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
-"""Seconds by which uptakes are told apart."""
+"""Bucket bounds of the policy swap latency, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySwap:
-    """One version, in seconds since its manifest was known: weights here, swapped in, first token.
+    """Swap latency of one version, in seconds since its manifest arrived.
 
-    The last is None until it is known.
+    It has three points: weights downloaded, policy swapped in, first token (None until known).
     """
 
     version: int
@@ -89,40 +87,40 @@ class PolicySwap:
 
 
 class PolicySwapLatency:
-    """The last versions that this node went over to; times are those of the node's clock."""
+    """Swap latencies of the newest ``UPTAKES_KEPT`` versions, by the node's clock."""
 
     def __init__(self) -> None:
         self._here_at: tuple[int, float] = (-1, 0.0)
         self._last: deque[PolicySwap] = deque(maxlen=UPTAKES_KEPT)
         self.durations = Histogram(UPTAKE_BOUNDS)
-        """Until first tokens."""
+        """Seconds to the first token."""
 
     @property
     def newest(self) -> PolicySwap | None:
-        """The newest version that was swapped in."""
+        """Newest version that was swapped in."""
         return self._last[-1] if self._last else None
 
     @property
     def median_seconds(self) -> float | None:
-        """Until the first token, over those that are kept."""
+        """Median time to the first token, over the kept versions."""
         known = [
             one.first_token_seconds for one in self._last if one.first_token_seconds is not None
         ]
         return median(known) if known else None
 
     def arrived(self, version: int, now: float) -> None:
-        """Note the newest version whose weights are here."""
+        """Record the newest version whose weights are complete."""
         if version > self._here_at[0]:
             self._here_at = version, now
 
     def swapped(self, version: int, known_at: float, now: float) -> None:
-        """Note that the engine has gone over to a version whose manifest was known at a time."""
+        """Record that the engine swapped to a version whose manifest arrived at ``known_at``."""
         here_version, here_at = self._here_at
         weights_at = here_at if here_version == version else now
         self._last.append(PolicySwap(version, weights_at - known_at, now - known_at))
 
     def sampled(self, version: int, seconds: float) -> None:
-        """Note for how long a version had been swapped in at its first token; idempotent."""
+        """Record the seconds from a version's swap to its first token; idempotent."""
         newest = self.newest
         if newest is None or newest.version != version or newest.first_token_seconds is not None:
             return

@@ -1,6 +1,6 @@
-"""The run's task as roles ask it: about all sequences of a rollout at once.
+"""Prompts and rewards of the run's task, for all sequences of a rollout at once.
 
-A task is somebody else's code: whatever it raises is an ``EngineError``, as when an engine breaks.
+A task is third-party code: every exception it raises becomes an ``EngineError``.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ class Task:
         self._environment = environment
 
     async def prompts(self, assignments: Sequence[SequenceAssignment]) -> list[tuple[int, ...]]:
-        """Return a prompt for each; raises ``EngineError`` for one that no model can take."""
+        """Return a prompt for each; raises ``EngineError`` for an empty or invalid prompt."""
         prompts: dict[tuple[int, int | None], tuple[int, ...]] = {}
         try:
-            for item in assignments:  # those of a group have one problem
+            for item in assignments:  # the sequences of a group share one problem
                 problem = item.problem_seed, item.length_target
                 if problem not in prompts:
                     prompts[problem] = await self._prompt(item)
@@ -33,8 +33,8 @@ class Task:
 
     async def _prompt(self, item: SequenceAssignment) -> tuple[int, ...]:
         prompt = await self._environment.prompt(item.problem_seed, item.length_target)
-        # A device whose kernel meets a token that does not exist computes nothing more until this
-        # process ends, so it is told before.
+        # A token outside of the vocabulary breaks a GPU's context until the process ends, so such a
+        # prompt never reaches the engine.
         if not prompt or not self._exist(prompt):
             raise ValueError(
                 f"the prompt of problem {item.problem_seed} has no tokens or unknown ones"
@@ -44,10 +44,10 @@ class Task:
     async def rewards(
         self, assignments: Sequence[SequenceAssignment], answers: Sequence[Sequence[int]]
     ) -> list[int] | Unscorable:
-        """Return what each answer earns, in millionths; raises ``EngineError``.
+        """Return the reward of each answer, in millionths; raises ``EngineError``.
 
-        Nothing for tokens that do not exist: tasks are not asked about them. One answer without a
-        score leaves the rollout without rewards: a group is worth its comparison.
+        An answer with tokens outside of the vocabulary earns 0 without being scored. One answer
+        without a score leaves the rollout without rewards: advantages compare a whole group.
         """
         known = {
             index: Answer(item.problem_seed, tuple(tokens))
@@ -72,9 +72,9 @@ class Task:
 
 
 def reward(manifest: RunManifest, score: float, assignment: SequenceAssignment, tokens: int) -> int:
-    """Return what a sequence earns, in millionths: what the task gives it, less the length's cost.
+    """Return the reward of a sequence, in millionths: its score less the length penalty.
 
-    A task that gives what it may not (or no number) is held to its bounds: all nodes do the same.
+    Every node clamps a score to 0 to 1, so that an invalid score of a task is the same everywhere.
     """
     bounded = min(1.0, max(0.0, score))
     return reward_of(manifest.sampling, bounded, tokens, assignment.length_target)

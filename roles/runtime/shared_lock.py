@@ -1,4 +1,4 @@
-"""Who may run together and who alone: calls share an engine, a change of its policy does not."""
+"""Fair shared/exclusive lock around an engine: calls share it, a policy swap is exclusive."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 
 
 class SharedLock:
-    """Lets in by order of arrival: whoever comes after one who must be alone waits for that one."""
+    """Fair readers-writer lock: shared holders that arrive after an exclusive one wait for it."""
 
     def __init__(self) -> None:
-        self._door = asyncio.Lock()  # a fair one
+        self._door = asyncio.Lock()  # FIFO
         self._inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator[None]:
-        """Run beside all others that are ``together``."""
+        """Hold the lock shared."""
         async with self._door:
             self._inside += 1
             self._empty.clear()
@@ -29,7 +29,7 @@ class SharedLock:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Run beside nobody: wait until those inside have left, and keep the others out."""
+        """Hold the lock exclusively: wait for the current holders and block later ones."""
         async with self._door:
             await self._empty.wait()
             yield

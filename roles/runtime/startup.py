@@ -1,4 +1,4 @@
-"""Starting of a role's engine beside its flow, so that "ready" means that the role can work."""
+"""Start of a role's engine alongside its flow, so that "ready" means that the role can work."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -15,8 +15,8 @@ async def fill(
 ) -> None:
     """Run the flow of a role, and start its engine meanwhile.
 
-    The role is prepared when its engine has started; a worker when a version is loaded, too, which
-    its flow says.
+    The role is prepared when its engine has started. An inference role also needs a loaded version;
+    its flow reports that.
     """
     context.conditions.prepare(role, "starting the engine")
     async with asyncio.TaskGroup() as group:

@@ -1,7 +1,7 @@
-"""Statistics of training steps: one record a step, kept over restarts of a trainer.
+"""Statistics of training steps: one record per step, kept across restarts of a trainer.
 
-A trainer records its own steps. Other nodes know of a version what its announcement carries, which
-is its mean reward; their records have no other statistic.
+A trainer records its own steps. Of other trainers' versions a node knows only the mean reward in
+the announcement, so their records have no other statistic.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ log = structlog.get_logger()
 TABLE = "training-steps"
 
 STEPS_MAX = 10_000
-"""Steps that are kept, the newest: about 8 MB in the store."""
+"""Newest steps that are kept: about 8 MB in the store."""
 
 _HARD_REWARD = 0.1
 _SOLVED_REWARD = 0.9
-"""Mean rewards beyond which a batch without a teaching group has too hard or too easy problems; a
-guess."""
+"""Mean rewards beyond which a batch with equal rewards in each group has too hard or too easy
+problems; a guess."""
 
 _KEY_BYTES = 8
 
@@ -37,9 +37,9 @@ def _statistic(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """Statistics of the step that made ``version``; it ended at ``ended_at``, in unix seconds.
+    """Statistics of the step that produced ``version`` and ended at ``ended_at`` (unix seconds).
 
-    None: the value is not known to this node, or it is not finite.
+    None: the value is unknown to this node, or not finite.
     """
 
     version: int
@@ -87,13 +87,13 @@ class TrainingStep:
 
     @property
     def statistics(self) -> dict[str, float]:
-        """The statistics that are known, by name."""
+        """Known statistics by name."""
         known = {name: getattr(self, name) for name in STATISTICS}
         return {name: value for name, value in known.items() if value is not None}
 
     @property
     def warning(self) -> str:
-        """What went wrong and what to do, in one line; empty for a step that changed the policy."""
+        """Problem and remedy in one line; empty for a step that changed the policy."""
         if self.sequences_used == 0:
             return (
                 f"step {self.version} used 0 of {self.sequences_offered} sequences: the rewards in "
@@ -117,13 +117,13 @@ class TrainingStep:
 STATISTICS: dict[str, str] = {
     one.name: one.metadata["text"] for one in fields(TrainingStep) if one.metadata
 }
-"""Descriptions of the statistics of a step, by name. Units come last in a name."""
+"""Descriptions of a step's statistics, by name; a name ends with the unit."""
 
 _STEP = TypeAdapter(TrainingStep)
 
 
 def encoded(step: TrainingStep) -> bytes:
-    """Return a step as one line of JSON, without its end."""
+    """Return a step as one line of JSON, without a newline."""
     return _STEP.dump_json(step)
 
 
@@ -133,15 +133,15 @@ def decoded(line: bytes) -> TrainingStep:
 
 
 class TrainingSteps:
-    """The steps of this node's trainer by version, the newest ``STEPS_MAX``."""
+    """Newest ``STEPS_MAX`` steps of this node's trainer, by version."""
 
     def __init__(self) -> None:
         self._steps: dict[int, TrainingStep] = {}
         self.newest: TrainingStep | None = None
-        """The step that ended last; the store gives the one of the highest version."""
+        """Step that ended last; after a restart, the step of the highest version."""
 
     def restore(self, store: Store) -> None:
-        """Read what an earlier process recorded."""
+        """Read the steps that an earlier process recorded."""
         for key, line in store.scan(TABLE):
             try:
                 step = decoded(line)
@@ -151,7 +151,7 @@ class TrainingSteps:
             self._steps[step.version] = self.newest = step
 
     async def record(self, step: TrainingStep, store: Store) -> None:
-        """Keep a step; it replaces a step of the same version, which was never published."""
+        """Store a step; it replaces an unpublished step of the same version."""
         self._steps.pop(step.version, None)
         self._steps[step.version] = self.newest = step
         changes: list[Put | Delete] = [Put(TABLE, _key(step.version), encoded(step))]
@@ -167,7 +167,7 @@ class TrainingSteps:
     def of(self, checkpoints: Sequence[CheckpointEntry], peer: PeerId) -> list[TrainingStep]:
         """Return a record for each published version after 0, ascending.
 
-        ``peer`` is this node: versions of other trainers have the reward of their announcement.
+        ``peer`` is this node; records of other trainers' versions have the announced reward only.
         """
         return [self._of(entry, peer) for entry in checkpoints if entry.manifest.message.version]
 
@@ -182,7 +182,7 @@ class TrainingSteps:
 
     @property
     def warning(self) -> str:
-        """The warning of the newest step, and how many before it were alike; empty without one."""
+        """Warning of the newest step with the number of steps in a row; empty without one."""
         if self.newest is None or not self.newest.warning:
             return ""
         alike, version = 1, self.newest.version - 1

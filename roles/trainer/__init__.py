@@ -1,1 +1,1 @@
-"""The trainer role: learns from verified rollouts and publishes policies."""
+"""Trainer role: learns from verified rollouts and publishes policies."""

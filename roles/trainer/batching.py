@@ -1,13 +1,13 @@
-"""Which certified rollouts the next step learns from; nothing in them is taken on a worker's word.
+"""Selection of the certified rollouts of the next step; no value is trusted from a worker.
 
-Rewards are those of the task here. Log-probabilities are those that our engine gives to the tokens
-wherever engines may round: an audit leaves room for that, and claims that fill it would move a
-bf16 gradient by a third. In float32 it leaves less than 0.001 % (both measured).
+The trainer recomputes rewards with the task, and log-probabilities with its own engine unless the
+run is in float32. The audit tolerates rounding: claims that exhaust this tolerance would change a
+bf16 gradient by a third, and a float32 gradient by less than 0.001 % (both measured).
 
-They are drawn by lot from all that are usable, so who is fast is not favoured. Groups whose rewards
-are all equal teach nothing: up to ``refill_max`` more rollouts are drawn in their place, and the
-step waits for them. It waits for a bounded number, and workers do not pause before that is there
-(``RunManifest``), so a run in which nothing teaches anything moves on as well, more slowly.
+Rollouts are drawn by hash from all usable ones, so that fast workers have no advantage. Groups
+with equal rewards have zero advantage: the step waits for up to ``refill_max`` more rollouts in
+their place. This number is bounded, and workers generate until it is reached (``RunManifest``), so
+a run without any advantage continues, more slowly.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ from roles.runtime.scoring import Task
 log = structlog.get_logger()
 
 _Drawn = dict[Digest, list[TrainingSequence]]
-"""The rollouts of a batch in the order of the lot, by commit."""
+"""Rollouts of a batch by commit, in drawing order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """What one step learns from."""
+    """Batch of one training step."""
 
     commits: tuple[Digest, ...]
     sequences: list[TrainingSequence]
     staleness_versions: tuple[int, ...]
-    """Of each rollout: versions published since the one that generated it."""
+    """Versions published since the generating one, for each rollout."""
 
     @property
     def reward_mean(self) -> float:
@@ -56,7 +56,7 @@ class TrainingBatch:
 
 
 class Batching:
-    """Collects batches; remembers what was used and which bodies could not be had."""
+    """Collects batches; remembers used rollouts and bodies that could not be fetched."""
 
     def __init__(
         self, context: RoleContext, engine: TrainingEngine, environment: Environment
@@ -68,24 +68,23 @@ class Batching:
         self._used: dict[Digest, None] = {}
         self._misses: Counter[Digest] = Counter()
         self._unscorable: dict[Digest, None] = {}
-        """Commits that the task has no score for here."""
+        """Commits for which the task has no score on this node."""
         self._read: _Drawn = {}
-        """What was drawn while the batch was not complete."""
+        """Rollouts drawn so far for an incomplete batch."""
         self._broken: EngineError | None = None
-        """Why the task could not be asked about a rollout that was drawn."""
+        """Failure of the task on a drawn rollout."""
 
     def use(self, commits: tuple[Digest, ...]) -> None:
-        """Leave out ``commits``, those of the version under way; the ledger knows earlier ones."""
+        """Exclude ``commits`` of the version in progress; the ledger excludes earlier ones."""
         self._used = dict.fromkeys(commits)
         self._read = {}
 
     async def next(self, version: int, policy: bytes) -> TrainingBatch | None:
         """Return a batch for a step from ``version``, or None while there are too few rollouts.
 
-        ``policy`` is the digest of the weights of that version: nobody knew it when they committed
-        to rollouts of earlier ones, so nobody could choose a commit that its lot favours. Raises
-        ``EngineError`` when there are too few because the task could not be asked about some, and
-        when the engine cannot compute.
+        ``policy``, the digest of that version's weights, seeds the draw. Workers did not know it
+        when they committed, so they could not choose favoured commits. Raises ``EngineError`` when
+        the task failed on too many rollouts, and when the engine fails.
         """
         self._broken = None
         grpo = self._context.manifest.grpo
@@ -121,7 +120,7 @@ class Batching:
         )
 
     async def _recompute(self, rollouts: _Drawn, versions: Mapping[Digest, int]) -> bool:
-        """Put our own log-probabilities into ``rollouts``; False while weights are missing."""
+        """Recompute the log-probabilities of ``rollouts``; False while weights are missing."""
         policies = self._context.policies
         for version in sorted({versions[commit] for commit in rollouts}):
             commits = [commit for commit in rollouts if versions[commit] == version]
@@ -142,7 +141,7 @@ class Batching:
         return True
 
     def _candidates(self, version: int, policy: bytes) -> list[Entry]:
-        """Return what may be learned from, in the order of the lot."""
+        """Return the usable rollouts in drawing order."""
         ledger = self._context.replica.ledger
         oldest = version - self._context.manifest.grpo.async_level
         self._misses = Counter({k: n for k, n in self._misses.items() if k in ledger.entries})
@@ -155,7 +154,7 @@ class Batching:
             and oldest <= entry.version
             and self._can_be_recomputed(entry)
         }
-        # Bodies that could not be had or scored come last, so that a few hold nothing up.
+        # Bodies that could not be fetched or scored come last, so that a few do not block a step.
         ranked = sorted(candidates, key=lambda key: (self._misses[key], digest(policy + key)))
         return [candidates[key] for key in ranked]
 
@@ -165,7 +164,6 @@ class Batching:
         return self._context.policies.get(entry.version) is not None
 
     def _wanted(self, drawn: _Drawn) -> int:
-        """Return how many more rollouts a batch needs."""
         grpo, sampling = self._context.manifest.grpo, self._context.manifest.sampling
         prompts = sampling.prompts_per_rollout
         teaching = sum(map(_teaching_groups, drawn.values()))
@@ -173,16 +171,16 @@ class Batching:
         return max(grpo.rollouts_per_step - len(drawn), min(lacking, grpo.batch_max - len(drawn)))
 
     async def _once(self, entry: Entry) -> list[TrainingSequence] | None:
-        """Return what was read of a body before, or read it now."""
+        """Return the sequences of a body, read earlier or now."""
         try:
             return self._read.get(entry.commit.digest) or await self._sequences(entry)
         except EngineError as error:
-            log.warning("not scored", commit=entry.commit.digest.hex()[:12], error=str(error))
+            log.warning("scoring failed", commit=entry.commit.digest.hex()[:12], error=str(error))
             self._broken = error
             return None
 
     async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
-        """Fetch a certified body; rewards are recomputed, never taken from it."""
+        """Fetch a certified body and recompute its rewards."""
         context, message = self._context, entry.commit.message
         voters = context.replica.tally(entry.commit.digest).verdicts
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
@@ -198,12 +196,14 @@ class Batching:
             context.manifest, checkpoint.digest, entry.commit.signer, message.slot, message.version
         )
         if check_claims(context.manifest, message, sequences) is not None:
-            return None  # a committee may have certified what the model cannot compute
+            return None  # a committee may have certified claims that the model cannot compute
         prompts = await self._task.prompts(assignments)
         rewards = await self._task.rewards(assignments, [item.tokens for item in sequences])
         if isinstance(rewards, Unscorable):
             self._unscorable[entry.commit.digest] = None
-            log.warning("left out", commit=entry.commit.digest.hex()[:12], reason=rewards.reason)
+            log.warning(
+                "rollout excluded", commit=entry.commit.digest.hex()[:12], reason=rewards.reason
+            )
             return None
         return [
             TrainingSequence(
@@ -216,6 +216,6 @@ class Batching:
 
 
 def _teaching_groups(rollout: list[TrainingSequence]) -> int:
-    """Return how many groups of a rollout, which lie one after another, have unequal rewards."""
+    """Return the number of groups (consecutive in a rollout) with unequal rewards."""
     groups = groupby(rollout, key=lambda item: item.group)
     return sum(len({item.reward for item in group}) > 1 for _, group in groups)

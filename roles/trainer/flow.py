@@ -1,4 +1,4 @@
-"""Training: while it is our turn, learn from certified rollouts and publish each version."""
+"""Flow of the trainer role: as the leader, learn from certified rollouts and publish versions."""
 
 from contextlib import suppress
 
@@ -16,12 +16,12 @@ from roles.trainer.statistics import StepTimer, training_step
 log = structlog.get_logger()
 
 FAILURES_TO_RESIGN = 3
-"""In a row, and then the lead is left to others: a guess between a disturbance that passes within
-two epochs and a device that is gone, while which everybody waits."""
+"""Failures in a row after which the trainer hands over the lead. A guess: a temporary failure
+passes within two epochs, and the whole swarm waits for a leader with a lost device."""
 
 
 class TrainerFlow:
-    """One trainer; it leads while it is its turn and follows otherwise."""
+    """Flow of one trainer; it trains while it is the leader and follows otherwise."""
 
     def __init__(
         self, context: RoleContext, engine: TrainingEngine, environment: Environment
@@ -43,7 +43,7 @@ class TrainerFlow:
                 seen = context.changes.count
                 try:
                     if not self._leadership.is_ours():
-                        context.conditions.clear("trainer")  # what held us up is another one's now
+                        context.conditions.clear("trainer")  # another trainer leads now
                     elif context.replica.ledger.version < self._steps and await self._resume():
                         await self._lead()
                 except EngineError as error:
@@ -54,20 +54,21 @@ class TrainerFlow:
             await self._publication.drain()
 
     async def _recover(self, error: EngineError) -> None:
-        """Wait after a failure, without the lead when it is not the first; then all is loaded anew.
+        """Pause after a failure, or hand over the lead; then everything is loaded again.
 
-        What was written before is published first: it is whole, and training goes on from it.
+        A version that was completely written before is published first, and training resumes from
+        it.
         """
-        with suppress(EngineError):  # perhaps the same one
+        with suppress(EngineError):  # perhaps the same failure
             await self._publication.settle()
         if self._failures.count + 1 < FAILURES_TO_RESIGN or not self._leadership.has_heirs():
             await self._failures.pause(error)
             return
-        self._failures.note(error, "the lead is left to another trainer")
+        self._failures.note(error, "handing over the lead to another trainer")
         await self._leadership.leave_to_heirs()
 
     async def _resume(self) -> bool:
-        """Load what training goes on from, and publish version 0 if there is none; else False."""
+        """Load the newest version, publishing version 0 if there is none; False to retry later."""
         position = await self._leadership.resume()
         if position is None:
             return False
@@ -79,7 +80,7 @@ class TrainerFlow:
         return await self._publication.settle()
 
     async def _lead(self) -> None:
-        """Train until it is no longer our turn or the run is complete."""
+        """Train until another trainer leads or the run is complete."""
         context = self._context
         self._timer.start()
         while self._leadership.is_ours() and self._publication.version < self._steps:
@@ -94,7 +95,7 @@ class TrainerFlow:
         await self._publication.settle()
 
     async def _learn(self, batch: TrainingBatch) -> bool:
-        """Make the next version, beside the publication of the one before; False if that failed."""
+        """Train the next version during the publication of the last; False if that failed."""
         context = self._context
         with context.durations.steps.part(context.clock.now()):
             await self._engine.begin_step(batch.sequences)
@@ -106,14 +107,13 @@ class TrainerFlow:
         await self._record(batch, metrics)
         if not await self._publication.settle():
             return False
-        # The batch is used up either way: a version that learned nothing still moves the run on,
-        # where skipping it would leave its rollouts in everybody's backlog.
+        # A step without effect is published too: otherwise its rollouts would stay in the backlog
+        # of every node.
         await self._publication.begin(batch.commits, round(batch.reward_mean * REWARD_SCALE))
         self._batching.use(batch.commits)
         return True
 
     async def _record(self, batch: TrainingBatch, metrics: StepMetrics) -> None:
-        """Keep the statistics of a step, and warn of one that taught nothing."""
         context = self._context
         step = training_step(
             self._publication.version + 1,
@@ -131,5 +131,5 @@ class TrainerFlow:
 
 
 def _told(value: float) -> float:
-    """Return a statistic for the log: whole numbers as they are, others with four digits."""
+    """Return a statistic for the log: integers unchanged, others with four digits."""
     return value if isinstance(value, int) else float(f"{value:.4g}")

@@ -1,7 +1,7 @@
-"""Leadership: whose turn it is to train, and which version a new leader goes on from.
+"""Leadership among trainers, and the version from which a new leader resumes.
 
-It resumes from its own state of the newest version, or takes over what another trainer published;
-when nobody has the newest version any more, it goes back to one that it holds.
+A leader resumes from its own state of the newest version, or from the version that another trainer
+published. If no node holds the newest version any more, it goes back to one that it holds.
 """
 
 import asyncio
@@ -20,39 +20,39 @@ from roles.runtime.context import RoleContext
 log = structlog.get_logger()
 
 RESIGNED_LIVES = 3
-"""For how many lives of a record a trainer that has resigned waits for another one's version; a
-guess at what loading and a first step take."""
+"""Lifetimes of a record for which a trainer without the lead waits for another trainer's version; a
+guess at the time of loading and a first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where training goes on from, and what the next version is published with."""
+    """Version from which training resumes, and the fields of the next manifest."""
 
     version: int
-    """The version that the next one follows, -1 when version 0 is to be published."""
+    """Predecessor of the next version, -1 when version 0 is to be published."""
     term: int
     parent: bytes
     """Digest of the manifest of ``version``; empty before version 0."""
     policy: bytes
-    """Digest of its weights; empty before version 0."""
+    """Digest of the weights of ``version``; empty before version 0."""
 
 
 class Leadership:
-    """Says when it is our turn, and loads the engine with what training goes on from."""
+    """Decides whether this node leads, and loads the version from which training resumes."""
 
     def __init__(self, context: RoleContext, engine: TrainingEngine) -> None:
         self._context = context
         self._engine = engine
         self._started_at = asyncio.get_running_loop().time()
         self._awaited: tuple[Digest, float] | None = None
-        """The newest version while nobody can give it to us, and since when."""
+        """Newest version while no node serves it, and the time since then."""
 
     def is_ours(self) -> bool:
-        """Return whether it is our turn, once we know what we may have missed."""
+        """Return whether this node leads; False before it has synchronised."""
         context = self._context
         genesis = context.manifest.genesis
         if context.peer_id != genesis.trainers[0]:
-            # Those before us in the order get the time for which one record counts to show up.
+            # Trainers of higher priority get one record lifetime to appear.
             waited_seconds = asyncio.get_running_loop().time() - self._started_at
             if waited_seconds < context.manifest.epochs.record_epochs * context.epoch_seconds:
                 return False
@@ -60,17 +60,17 @@ class Leadership:
         return context.network.synchronised and context.replica.leader(now) == context.peer_id
 
     def has_heirs(self) -> bool:
-        """Return whether another trainer is here that could go on from the newest version."""
+        """Return whether another live trainer could resume from the newest version."""
         context = self._context
         trainers = context.replica.roster.live(context.clock.now(), Role.TRAINER)
         published = context.replica.ledger.head is not None
         return published and any(member.peer != context.peer_id for member in trainers)
 
     async def leave_to_heirs(self) -> None:
-        """Rest until another trainer has published, or until it is clear that nobody does.
+        """Hand over the lead: wait until another trainer has published, or until a timeout.
 
-        A leader is whoever published last while its record says that it trains, so ours stops
-        saying so. That takes a refresh, and the other one then has to load and to make a step.
+        The leader is the trainer that published last and offers the role in its record, so this
+        node withdraws the role. The other one must then load the version and make a step.
         """
         context, epochs = self._context, self._context.manifest.epochs
         head, loop = context.replica.ledger.head, asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Leadership:
         context.conditions.take_up(Role.TRAINER)
 
     async def resume(self) -> ResumePoint | None:
-        """Load the newest version that can be had; None while we wait for one."""
+        """Load the newest version that is available; None while waiting for one."""
         context = self._context
         head = context.replica.ledger.head
         if head is None:
@@ -94,15 +94,15 @@ class Leadership:
             return None
         term = head.message.term
         context.conditions.clear("trainer")
-        if ours:  # a crash may have come between its storing and its announcing
+        if ours:  # a crash may have prevented its announcement
             await context.network.announce(Topic.CHECKPOINTS, head.envelope)
-        else:  # above what an earlier trainer, or we before we lost our disk, may have published
+        else:  # above terms of an earlier trainer, or of this one before it lost its disk
             term = context.manifest.term_of(context.peer_id, term + 1)
         log.info("training resumed", version=found.message.version, term=term)
         return ResumePoint(found.message.version, term, found.digest, found.message.policy)
 
     async def _load_own_state(self, head: Signed[CheckpointManifest]) -> bool:
-        """Load our newest state, with the weights of ``head`` if it is of an earlier version."""
+        """Load this node's newest state, with the weights of ``head`` if the state is older."""
         context, newest = self._context, head.message.version
         policy = context.policies.get(newest)
         oldest = max(-1, newest - context.manifest.shardcast.state_every)
@@ -116,7 +116,7 @@ class Leadership:
         return False
 
     async def _begin(self) -> ResumePoint | None:
-        """Load the genesis weights, if version 0 is ours to publish."""
+        """Load the genesis weights, if this node may publish version 0."""
         context = self._context
         path = context.files.genesis
         first = context.peer_id == context.manifest.genesis.trainers[0]
@@ -124,7 +124,7 @@ class Leadership:
             context.conditions.wait("trainer", "waiting for the genesis policy")
             return None
         if self._is_held(0):  # then we have published, and have lost our disk
-            context.conditions.wait("trainer", "waiting for what others know of this run")
+            context.conditions.wait("trainer", "waiting for the state of this run from peers")
             return None
         policy = Policy(Version(0), context.manifest.genesis_policy, path)
         if not await self._load_policy(policy):
@@ -134,9 +134,10 @@ class Leadership:
         return ResumePoint(-1, 0, b"", b"")
 
     async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
-        """Load what was published, the optimiser's state too if it can be had; False if nothing.
+        """Load the published version, with the optimiser state if available; False if neither.
 
-        The state may be that of an earlier version: its moments go with the weights of ``head``.
+        The state may be of an earlier version: its moments are combined with the weights of
+        ``head``.
         """
         context, message, state = self._context, head.message, None
         published = context.policies.published_state(message.version)
@@ -160,16 +161,16 @@ class Leadership:
         return False
 
     async def _go_back(self, head: Signed[CheckpointManifest]) -> Signed[CheckpointManifest] | None:
-        """Load the newest version that we hold once the head is lost with all who had it.
+        """Load the newest version on this node, once no node holds the head any more.
 
-        A trainer may die between announcing a version and serving its first byte. Our next version
-        then takes the number of the lost one, in a later term and from the same parent, even where
-        it learned from an older one: nodes replace no more than that on a trainer's word.
+        A trainer may crash between announcing a version and serving its first byte. The next
+        version then takes the number and parent of the lost one, in a later term, even if it
+        learned from an older one: nodes replace no other version on a trainer's claim.
         """
         context, now = self._context, asyncio.get_running_loop().time()
         if self._awaited is None or self._awaited[0] != head.digest:
             self._awaited = (head.digest, now)
-        # By then everyone live has said what it holds.
+        # Within one record lifetime every live node has published its newest version.
         record_seconds = context.manifest.epochs.record_epochs * context.epoch_seconds
         if now < self._awaited[1] + record_seconds or self._is_held(head.message.version):
             return None
@@ -178,12 +179,12 @@ class Leadership:
             if checkpoint is None or context.policies.get(version) is None:
                 continue
             if await self._take_over(checkpoint):
-                log.warning("versions are lost", newest=head.message.version, left=version)
+                log.warning("versions lost", newest=head.message.version, left=version)
                 return context.replica.ledger.checkpoint(head.message.version - 1)
         return None
 
     def _is_held(self, version: int) -> bool:
-        """Return whether a node of the genesis says that it holds ``version`` or a later one."""
+        """Return whether a node of the genesis reports ``version`` or a later one."""
         context = self._context
         manifest = context.manifest
         return any(

@@ -1,8 +1,8 @@
-"""Publication: make a trained version durable, then known, beside the training of the next one.
+"""Publication of a trained version, during the training of the next one.
 
-Weights and state are written before the manifest is signed, stored and announced, so a crash at any
-moment resumes from the last stored version with the next number. The next step begins at once: it
-draws its batch by the digest of the weights, and does not change them before they are written.
+The trainer writes weights and state before it signs, stores and announces the manifest. So a crash
+at any moment resumes from the last stored version with the next number. The next step begins at
+once: it draws its batch by the digest of the weights, and changes them only after they are written.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from roles.trainer.leadership import ResumePoint
 log = structlog.get_logger()
 
 DRAIN_SECONDS = 10.0
-"""A version that is written gets so long to be announced before this node ends; a guess."""
+"""Time to announce a written version before this node stops; a guess."""
 
 T = TypeVar("T")
 
@@ -38,24 +38,24 @@ class Publication:
         self._writing: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self.version = -1
-        """The newest version that was made."""
+        """Newest trained version."""
         self.policy = b""
-        """Digest of its weights."""
+        """Digest of the weights of ``version``."""
 
     def start_from(self, position: ResumePoint) -> None:
-        """Let the next version be the one after ``position``."""
+        """Set the version that the next one follows."""
         self.version, self._term, self._parent = position.version, position.term, position.parent
         self.policy = position.policy
 
     @property
     def ended(self) -> bool:
-        """Whether a publication has ended and is not settled."""
+        """True when a publication has ended and is not settled."""
         return self._publishing is not None and self._publishing.done()
 
     async def begin(self, batch: Sequence[Digest], reward_mean: int) -> None:
         """Write and publish the next version in the background.
 
-        ``reward_mean`` is in millionths. The one before must have been settled.
+        ``reward_mean`` is in millionths. The previous publication must be settled.
         """
         version, digest = self.version + 1, await self._engine.policy_digest()
         policy = Policy(Version(version), digest, self._context.files.weights(version))
@@ -66,7 +66,7 @@ class Publication:
         self.version, self.policy = version, digest
 
     async def written(self) -> bool:
-        """Wait until the weights may change; False when the version under way was refused.
+        """Wait until the weights may change; False when the version in progress was refused.
 
         Raises ``EngineError`` when it cannot be written.
         """
@@ -75,20 +75,20 @@ class Publication:
         return not self.ended or await self.settle()
 
     def _wake_on_failure(self, publishing: asyncio.Task[None]) -> None:
-        """Have it seen at once that the engine failed; what was refused is tried again on news."""
+        """Notify the flow of an engine failure at once; a refusal is retried on the next change."""
         if not publishing.cancelled() and isinstance(publishing.exception(), EngineError):
             self._context.changes.notify()
 
     async def settle(self) -> bool:
-        """Wait for the publication under way: versions are published one after another.
+        """Wait for the publication in progress: versions are published one after another.
 
-        False when it was refused: another trainer has taken over, and training goes on from there.
-        Raises ``EngineError`` when it could not be written.
+        False when it was refused: another trainer has taken over, and training resumes from its
+        version. Raises ``EngineError`` when it could not be written.
         """
         if self._publishing is None:
             return True
         try:
-            await asyncio.shield(self._publishing)  # a drain that comes now waits for it too
+            await asyncio.shield(self._publishing)  # a concurrent drain waits for it too
         except RefusedError as error:
             log.warning("publication refused", error=str(error))
             self._context.conditions.set("trainer", f"publication refused: {error}")
@@ -99,7 +99,7 @@ class Publication:
         return True
 
     async def drain(self) -> None:
-        """Let the publication under way end within ``DRAIN_SECONDS``, else cancel it."""
+        """Wait up to ``DRAIN_SECONDS`` for the publication in progress, then cancel it."""
         if self._publishing is not None:
             await asyncio.wait((self._publishing,), timeout=DRAIN_SECONDS)
             self._publishing.cancel()
@@ -148,7 +148,7 @@ class Publication:
         log.info("version published", version=policy.version, term=self._term)
 
     async def _stored(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Return what ``write`` returns, repeating it while the disk is full."""
+        """Return the result of ``write``, repeating it while the disk is full."""
         context = self._context
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Statistics of a step: from its batch, from what the engine measured, and from its times."""
+"""Statistics of a training step, from its batch, the engine's metrics, and its timing."""
 
 import asyncio
 import math
@@ -20,7 +20,7 @@ class StepTimer:
         self.start()
 
     def start(self) -> None:
-        """Begin to measure the first step after a pause."""
+        """Start the timer for the first step after a pause."""
         self._since, self._busy = asyncio.get_running_loop().time(), self._steps.seconds
 
     def lap(self) -> tuple[float, float]:
@@ -39,7 +39,7 @@ def training_step(
     seconds: tuple[float, float],
     end_tokens: Collection[int],
 ) -> TrainingStep:
-    """Return the record of the step that made ``version``; ``seconds`` are those of a lap."""
+    """Return the record of the step that produced ``version``; ``seconds`` is a lap."""
     sequences, (step_seconds, idle_seconds) = batch.sequences, seconds
     groups = [list(group) for _, group in groupby(sequences, key=lambda one: one.group)]
     teaching = [group for group in groups if len({one.reward for one in group}) > 1]
@@ -71,7 +71,7 @@ def training_step(
 
 
 def _cut_fraction(sequences: Iterable[TrainingSequence], end_tokens: Collection[int]) -> float:
-    """Return the fraction of answers without an end token: the length limit ended them."""
+    """Return the fraction of answers without an end token, cut by the length limit."""
     return fmean(one.tokens[-1] not in end_tokens for one in sequences)
 
 

@@ -1,1 +1,1 @@
-"""The validator role: checks claimed rollouts by recomputing them."""
+"""Validator role: verifies claimed rollouts by recomputing them."""

@@ -1,4 +1,4 @@
-"""Examination: what one body is worth, cheapest check first, the model last."""
+"""Verification of rollout bodies with the engine and the policies of their commits."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class RolloutVerifier:
-    """Judges bodies with the engine, one at a time."""
+    """Verifies bodies with the engine, one at a time."""
 
     def __init__(
         self, context: RoleContext, engine: VerificationEngine, environment: Environment
@@ -32,10 +32,10 @@ class RolloutVerifier:
         self._engine = engine
         self._task = Task(context.manifest, environment)
         self._loaded: dict[int, Digest] = {}
-        """The policies that the engine has, the one that it was given last at the end."""
+        """Policies of the engine, the one loaded last at the end."""
 
     def policy(self, commit: Signed[RolloutCommit]) -> Policy | None:
-        """Return the policy that the commit names, None while its weights are not here."""
+        """Return the policy that the commit names, None while its weights are missing."""
         checkpoint = self._context.replica.ledger.checkpoint(commit.message.version)
         if checkpoint is None or checkpoint.digest != commit.message.checkpoint:
             return None
@@ -44,10 +44,10 @@ class RolloutVerifier:
     async def examine(
         self, commit: Signed[RolloutCommit], body: bytes
     ) -> AuditResult | Unscorable | None:
-        """Judge a body; None when it cannot be judged here and now, which is no fault of it.
+        """Verify a body; None when this node cannot do so now, which is no fault of the worker.
 
-        ``Unscorable`` when the task has no score for it. Raises ``EngineError`` when the engine or
-        the task breaks.
+        Return ``Unscorable`` when the task has no score for it. Raises ``EngineError`` when the
+        engine or the task fails.
         """
         manifest, message = self._context.manifest, commit.message
         beacon = self._context.replica.electorate.beacon(message.epoch + 1)
@@ -66,7 +66,7 @@ class RolloutVerifier:
         return Past(worker, decisions.workers.get(worker, ()), decisions.fit)
 
     async def _load(self, commit: Signed[RolloutCommit]) -> bool:
-        """Give the engine the policy of ``commit``; False when that is not possible."""
+        """Load the policy of ``commit`` into the engine; False when that is not possible."""
         policy = self.policy(commit)
         if policy is None:
             return False
@@ -81,7 +81,7 @@ class RolloutVerifier:
             await self._context.policies.discard(policy)
             return False
         self._loaded[policy.version] = policy.digest
-        # Engines keep the last few that they were given: as many as rollouts may be of.
+        # Engines keep the policies loaded last: as many as rollouts may name.
         for version in list(self._loaded)[: -(self._context.manifest.grpo.async_level + 1)]:
             del self._loaded[version]
         return self.policy(commit) is not None
@@ -93,6 +93,6 @@ class RolloutVerifier:
         temperature = self._context.manifest.sampling.temperature
         try:
             return await self._engine.measure(version, requests, temperature)
-        except LookupError:  # the engine keeps fewer policies than we thought
+        except LookupError:  # the engine keeps fewer policies than assumed
             self._loaded.clear()
             return None

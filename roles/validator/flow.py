@@ -1,7 +1,7 @@
-"""Validation: check the rollouts we are drawn for, exchange verdicts, assemble certificates.
+"""Flow of the validator role: check assigned rollouts, exchange verdicts, publish certificates.
 
-Everything is decided from the replica on each tick, so a lost message or a restart costs time and
-nothing else; a verdict that was stored before a crash is never signed a second time.
+Each tick decides from the replica alone, so a lost message or a restart costs only time. A verdict
+stored before a crash is never signed a second time.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ log = structlog.get_logger()
 
 CHECKS_AT_ONCE = 16
 CHECKS_PER_WORKER = 2
-"""Bodies are fetched while another one is measured; the engine itself takes one at a time. Who
-commits to bodies and then withholds them must not take the places of the others."""
+"""Concurrent checks, in total and per worker. Bodies are fetched while another one is measured; the
+engine verifies one at a time. A worker that withholds bodies must not use up all check slots."""
 
 STRANGER_CHECKS = 3
-"""Of workers without standing together, less than a fifth of all: keys are free. One has standing
-with its first certificate; that takes as long as these places need for those before it. A guess."""
+"""Concurrent checks of all untrusted workers together, under a fifth of the total: keys are free.
+A worker gains reputation with its first certificate, and waits for those before it. A guess."""
 
 RETRY_EPOCHS = 1.0
-"""Pause before a body that nobody had, or a peer that did not answer, is tried again."""
+"""Pause before a missing body is fetched, or a verdict is sent to an unresponsive peer, again."""
 
 
 class ValidatorFlow:
-    """One validator."""
+    """Flow of one validator."""
 
     def __init__(
         self, context: RoleContext, engine: VerificationEngine, environment: Environment
@@ -49,21 +49,21 @@ class ValidatorFlow:
         self._workers: Counter[PeerId] = Counter()
         self._attempts: Counter[Digest] = Counter()
         self._withheld: Counter[PeerId] = Counter()
-        """How often the body of a worker's commit did not come, as long as it has one open."""
+        """Failed fetches of bodies per worker, while it has an open commit."""
         self._retry_at: dict[Digest, float] = {}
         self._failed: Counter[Digest] = Counter()
-        """How often a check failed for a reason of ours, by the commit."""
+        """Checks that failed on this node, by commit."""
         self._unscorable: dict[Digest, None] = {}
-        """Commits of rollouts that we give no verdict on."""
+        """Commits without a score, on which this node gives no verdict."""
         self._failures = Failures(context, "validator")
         self._doubts: tuple[str, ...] = ()
-        """Directions of the run's rules that were in doubt in the epoch that follows."""
+        """Directions of the run's rules that were in doubt at the last look."""
         self._doubts_told_in = -1
         self._delivered: dict[Digest, dict[PeerId, None]] = {}
         self._sending: dict[tuple[Digest, PeerId], asyncio.Task[None]] = {}
         self._decided_at: dict[Digest, float] = {}
         self._for_others: dict[Digest, tuple[PeerId, ...]] = {}
-        """Commits that we have no part in, and the validators among whom they were drawn then."""
+        """Commits whose committee excludes this node, with the validators of that draw."""
         self._computing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -84,7 +84,7 @@ class ValidatorFlow:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _tell_doubts(self) -> None:
-        """Log when thresholds begin or cease to be in doubt, looking once an epoch."""
+        """Once an epoch, log thresholds that begin or cease to be in doubt."""
         context, epoch = self._context, self._context.epoch()
         if epoch == self._doubts_told_in:
             return
@@ -99,10 +99,10 @@ class ValidatorFlow:
         self._doubts = tuple(doubts)
 
     def _due(self) -> list[Entry]:
-        """Return the commits in which we may have a part now.
+        """Return the commits whose committee may include this node, in order of priority.
 
-        Those of strangers come last, and of these those of who withholds bodies: they wait for each
-        in one of a few places. Else what was tried least comes first.
+        Trusted workers come first, then untrusted ones by ascending number of withheld bodies: each
+        fetch of a withheld body occupies a check slot. Among equals, the least tried come first.
         """
         replica, now = self._context.replica, self._context.epoch()
         due: list[Entry] = []
@@ -110,10 +110,10 @@ class ValidatorFlow:
         for entry in replica.ledger.open_entries():
             epoch = entry.epoch
             if not entry.timely or now <= epoch:
-                continue  # the beacon that draws its committee is of the next epoch
+                continue  # the beacon of the next epoch draws its committee
             if epoch not in drawn:
                 drawn[epoch] = replica.electorate.validators(epoch + 1)
-            # In a large swarm nearly all are for others, and a crowd of keys makes thousands.
+            # In a large swarm nearly all commits are for other validators, and may be thousands.
             if self._for_others.get(entry.commit.digest) is not drawn[epoch]:
                 due.append(entry)
         ranks = {
@@ -138,10 +138,10 @@ class ValidatorFlow:
             del self._withheld[worker]
         waiting = (entries[commit].state is CommitState.COMMITTED for commit in self._failed)
         if self._failures.count and not any(waiting):
-            self._failures.end()  # what failed is settled without us
+            self._failures.end()  # other validators settled the failed commits
         for task in [*self._checking.values(), *self._sending.values()]:
             if task.done():
-                task.result()  # a failure in a check is ours and must not pass in silence
+                task.result()  # raises on a bug
         self._checking = {key: task for key, task in self._checking.items() if not task.done()}
         self._sending = {key: task for key, task in self._sending.items() if not task.done()}
         self._workers = Counter(
@@ -149,10 +149,10 @@ class ValidatorFlow:
         )
 
     async def _attend(self, entry: Entry) -> None:
-        """Do what is due for one commit without an outcome."""
+        """Process one commit without an outcome: check, deliver the verdict, certify."""
         context, digest = self._context, entry.commit.digest
         if entry.state is not CommitState.COMMITTED:
-            return  # since others were attended to
+            return  # settled while earlier commits were processed
         committee = context.replica.committee(entry.commit)
         if committee is None:
             return
@@ -186,10 +186,9 @@ class ValidatorFlow:
             return
         self._workers[worker] += 1
         check = self._checking[digest] = asyncio.create_task(self._check(entry, members))
-        check.add_done_callback(lambda _: self._context.changes.notify())  # its place is free
+        check.add_done_callback(lambda _: self._context.changes.notify())  # its slot is free
 
     def _has_place(self, worker: PeerId) -> bool:
-        """Return whether one more check may begin for a worker."""
         if len(self._checking) >= CHECKS_AT_ONCE or self._workers[worker] >= CHECKS_PER_WORKER:
             return False
         if self._has_standing(worker):
@@ -199,9 +198,9 @@ class ValidatorFlow:
         return strangers < STRANGER_CHECKS
 
     def _is_due(self, entry: Entry) -> bool:
-        """Return whether a check is of use, and all that it needs besides the body is here."""
+        """Return whether a check is useful and all its inputs but the body are on this node."""
         ledger = self._context.replica.ledger
-        # Slot order may not be proven yet; synchronisation brings the predecessor.
+        # Without the predecessor slot order is unproven; synchronisation will deliver it.
         ordered = ledger.predecessor_known(entry.commit)
         standing = not ledger.slashed(entry.commit.signer)
         return standing and ordered and self._examination.policy(entry.commit) is not None
@@ -220,19 +219,19 @@ class ValidatorFlow:
         self._withheld.pop(commit.signer, None)
         async with self._computing:
             if self._is_settled(entry):
-                return  # while we waited for our turn
+                return  # settled while this check waited for the engine
             began_at = asyncio.get_running_loop().time()
             try:
                 finding = await self._examination.examine(commit, body)
-            except Exception as error:  # noqa: BLE001 - one rollout must not end the checks of all
+            except Exception as error:  # noqa: BLE001 - one rollout must not stop all other checks
                 self._fail(commit, error)
                 return
             check_seconds = asyncio.get_running_loop().time() - began_at
         if isinstance(finding, Unscorable):
-            # Other validators may have a score, so there is nothing to hold against anybody.
+            # Other validators may get a score, so this is no fault of the worker.
             self._unscorable[commit.digest] = None
             log.warning(
-                "no verdict",
+                "verdict withheld",
                 commit=commit.digest.hex()[:12],
                 worker=commit.signer[-8:],
                 reason=finding.reason,
@@ -252,9 +251,9 @@ class ValidatorFlow:
             )
 
     def _fail(self, commit: Signed[RolloutCommit], error: Exception) -> None:
-        """Leave a check for later that failed for a reason of ours: that says nothing of a rollout.
+        """Postpone a check that failed on this node: the failure says nothing about the rollout.
 
-        Each time for longer, because what it holds may make it fail always. The others go on.
+        The pause grows with each failure, because a body may always fail. Other checks continue.
         """
         self._failures.note(EngineError.of(error))
         self._failed[commit.digest] += 1
@@ -262,12 +261,12 @@ class ValidatorFlow:
         self._retry_at[commit.digest] = asyncio.get_running_loop().time() + pause_seconds
 
     def _is_settled(self, entry: Entry) -> bool:
-        """Return whether a verdict of ours is stored or an outcome known."""
+        """Return whether this node's verdict is stored or an outcome is known."""
         own = self._context.replica.tally(entry.commit.digest).verdicts.get(self._context.peer_id)
         return own is not None or entry.state is not CommitState.COMMITTED
 
     async def _give_verdict(self, commit: Signed[RolloutCommit], finding: AuditResult) -> bool:
-        """Sign and store our verdict; False when that was not possible."""
+        """Sign and store the verdict; False when that was not possible."""
         context = self._context
         try:
             await context.network.record(finding.verdict(commit.digest))
@@ -283,7 +282,7 @@ class ValidatorFlow:
     # Verdicts and certificates
 
     def _deliver(self, entry: Entry, verdict: Signed[Verdict], members: tuple[PeerId, ...]) -> None:
-        """Hand our verdict to everyone who needs it and has not confirmed it."""
+        """Send the verdict to the committee and the worker, until each has confirmed it."""
         commit = entry.commit
         delivered = self._delivered.setdefault(commit.digest, {})
         for peer in (*members, commit.signer):
@@ -299,7 +298,7 @@ class ValidatorFlow:
             await asyncio.sleep(RETRY_EPOCHS * self._context.epoch_seconds)
 
     async def _certify(self, entry: Entry, committee: Committee) -> None:
-        """Publish the outcome when it is our turn: rank r waits r half epochs for the others."""
+        """Publish the outcome; the member of rank r waits r half epochs for those before it."""
         context, digest = self._context, entry.commit.digest
         outcome = context.replica.tally(digest).outcome(committee)
         if outcome is None:
@@ -314,7 +313,7 @@ class ValidatorFlow:
         try:
             await context.network.publish(Topic.CERTIFICATES, outcome.certificate(digest))
         except (RefusedError, StorageFullError) as error:
-            log.warning("no certificate", commit=digest.hex()[:12], error=str(error))
+            log.warning("certificate not published", commit=digest.hex()[:12], error=str(error))
             self._decided_at[digest] = now + RETRY_EPOCHS * context.epoch_seconds
 
 

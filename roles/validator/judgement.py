@@ -1,4 +1,4 @@
-"""Judgement of one rollout: the checks of a body in the order of their cost, the model last."""
+"""Checks of one rollout body, in ascending order of cost; the model comes last."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from roles.ports.engines import Unscorable, VerificationRequest
 from roles.runtime.scoring import Task
 
 Measure = Callable[[Sequence[VerificationRequest]], Awaitable[Sequence[Measurement] | None]]
-"""Measures claims with the policy of their commit; None where that is not possible now."""
+"""Measures claims with the policy of their commit; None when that is not possible now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A commit, the body that it promised, and the sequences of it that the model recomputes."""
+    """Commit, its body, and the indices of the sequences that the model recomputes."""
 
     worker: PeerId
     commit: RolloutCommit
@@ -41,11 +41,11 @@ async def judge(
     past: Callable[[], Past],
     measure: Measure,
 ) -> AuditResult | Unscorable | None:
-    """Return what a body is worth; None when ``measure`` returns None, which is no fault of it.
+    """Return the result of all checks; None when ``measure`` returns None.
 
-    ``past`` is asked again after each wait, since the ledger goes on meanwhile. Returns
-    ``Unscorable`` when the task has no score for it. Raises ``EngineError`` when the engine or the
-    task breaks.
+    ``past`` is evaluated after each wait, since the ledger changes meanwhile. Returns
+    ``Unscorable`` when the task has no score for the body. Raises ``EngineError`` when the engine
+    or the task fails.
     """
     commit = judged.commit
     sequences = read_body(manifest, commit, judged.body)

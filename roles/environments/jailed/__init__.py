@@ -1,4 +1,4 @@
-"""What runs behind the walls of a jail: checkers that meet the text of models.
+"""Programs that run inside a jail, such as checkers of model output.
 
-They import nothing of this project beside each other, because nothing else is in there with them.
+They import only each other from this project: no other module is visible in a jail.
 """

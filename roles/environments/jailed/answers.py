@@ -1,4 +1,4 @@
-"""Comparison of answers by their form."""
+"""Comparison of mathematical answers by their form."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -45,13 +45,13 @@ _NAME = re.compile(
 _DECIMAL = re.compile(r"-?\d*\.(\d+)", re.ASCII)
 _GOLD_DIGITS_MIN = 6
 _DIGITS_MIN = 10
-"""Decimal places from which on a number is taken for a rounded value; a gold is one earlier."""
+"""Decimal places from which a number counts as rounded; for a gold answer, fewer suffice."""
 
 _PLUS_CONSTANT = re.compile(r"(.*\S)\s*\+\s*[CcKk]")
 
 
 def same(gold: str, answer: str, depth: int = 0) -> bool:
-    """Tell whether two tidy formulas mean the same; raises ``UnreadableError`` for what is none."""
+    """Return whether two tidy formulas are equivalent; raises ``UnreadableError``."""
     gold, answer = unwrapped(gold), unwrapped(answer)
     if not gold or not answer or depth > _DEPTH_MAX:
         return False
@@ -151,12 +151,12 @@ def _lists(gold: str, answer: str, depth: int) -> bool | None:
         return False
     ordered = "(" in kinds or "[" in kinds or _named_apart(golds) != _named_apart(answers)
     if ordered and ("{" in kinds or any("\\or" in text for text in (gold, answer))):
-        return False  # what has an order is no set of alternatives
+        return False  # an ordered list is not a set of alternatives
     return _all_same(golds, answers, ordered, depth + 1)
 
 
 def _parts(text: str) -> list[str]:
-    """Return the answers that a text lists; one with a sign of both ways is two."""
+    """Return the answers that a text lists; an answer with a plus-minus sign is two."""
     parts = []
     for part in split_top(text, (",", ";", "\\and", "\\or")):
         if not part.strip():
@@ -170,7 +170,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _brackets(text: str) -> tuple[str, list[str]] | None:
-    """Return the kind of bracket around a text, and the parts in it."""
+    """Return the kind of bracket around a text, and the parts inside."""
     for opening, closing, kind in (
         ("\\{", "\\}", "{"),
         ("\\langle", "\\rangle", "("),
@@ -185,13 +185,11 @@ def _brackets(text: str) -> tuple[str, list[str]] | None:
 
 
 def _elements(text: str) -> list[str]:
-    """Return the parts of a list, or of a tuple."""
     found = _brackets(text)
     return found[1] if found and found[0] == "(" else _parts(text)
 
 
 def _named_apart(parts: Sequence[str]) -> bool:
-    """Return whether parts are assignments to several names."""
     return len({_assigned(part)[0] for part in parts} - {None}) > 1
 
 
@@ -255,7 +253,7 @@ def _matrix(gold: str, answer: str, depth: int) -> bool | None:
 
 
 def _assigned(text: str) -> tuple[str | None, str]:
-    """Return the name and the value of an assignment, and what else there is without a name."""
+    """Return the name and the value of an assignment; the name of another text is None."""
     sides, signs = relations(text)
     if signs == ["="] and _NAME.fullmatch(sides[0].strip()):
         return squeezed(sides[0]), sides[1]
@@ -292,9 +290,9 @@ def _relation(gold: str, answer: str, depth: int) -> bool | None:
 
 
 def _equation(gold: str, sides: list[str], signs: list[str], depth: int) -> bool:
-    """Return whether an equation that holds has the gold, carried out, at one of its ends.
+    """Return whether an equation is true and has the evaluated gold at one of its ends.
 
-    All sides must have one value: else a list of guesses between equality signs would score.
+    All sides must be equal: else a chain of guesses with equality signs would score.
     """
     if _NAME.fullmatch(sides[0].strip()):
         sides = sides[1:]
@@ -325,7 +323,7 @@ def _formula(gold: str, answer: str, depth: int) -> bool | None:  # noqa: ARG001
 
 
 def _rounded(text: str, decimal: Node, exact: Node, digits_min: int) -> bool:
-    """Return whether a decimal number of so many places is another value, rounded."""
+    """Return whether a decimal number with at least ``digits_min`` places is a value, rounded."""
     found = _DECIMAL.fullmatch(text.strip())
     if found is None or len(found[1]) < digits_min or exact.names():
         return False

@@ -1,4 +1,4 @@
-"""A reader of formulas in LaTeX and plain text, bounded in depth and in size."""
+"""Parser of formulas in LaTeX and plain text, bounded in depth and size."""
 
 import re
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ _DEPTH_MAX = 40
 _NODES_MAX = 600
 _DIGITS_MAX = 2000
 _EXPONENT_DIGITS_MAX = 4
-"""Of a number such as 1.5e3, with its sign."""
+"""Largest exponent of a number such as 1.5e3, in characters with its sign."""
 
 
 class UnreadableError(Exception):
-    """A formula that the reader does not support, that is too large or that has no value."""
+    """Formula that is unsupported, too large, or without a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operation on formulas; a number or a name has ``what`` and no ``parts``."""
+    """Node of a syntax tree; a number or a name has ``what`` and no ``parts``."""
 
     kind: str
     parts: tuple["Node", ...] = ()
@@ -86,12 +86,12 @@ _CLOSING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 
 
 def read(text: str) -> Node:
-    """Return the formula that a text holds; raises ``UnreadableError``."""
+    """Parse a formula; raises ``UnreadableError``."""
     return _Reader(text).whole()
 
 
 class _Reader:
-    """Recursive descent over the text, bounded in depth and in the number of nodes."""
+    """Recursive descent parser, bounded in depth and number of nodes."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -118,7 +118,7 @@ class _Reader:
             self._at += 1
 
     def _take(self, *signs: str) -> str:
-        """Return the first of the signs that stands here, and go behind it; else ``""``."""
+        """Consume and return the first of ``signs`` at this position, else ``""``."""
         self._skip()
         for sign in signs:
             if self._text.startswith(sign, self._at):
@@ -172,7 +172,7 @@ class _Reader:
         return factors[0] if len(factors) == 1 else self._node("*", *factors)
 
     def _begins_factor(self) -> bool:
-        """Return whether a factor without a sign of multiplication comes next."""
+        """Return whether a factor without a multiplication sign follows."""
         self._skip()
         after = self._text[self._at : self._at + 1]
         if after.isascii() and after.isdigit():
@@ -211,13 +211,13 @@ class _Reader:
         return node
 
     def _argument(self) -> Node:
-        """Read a group in braces or parentheses, a number or one name."""
+        """Parse a group in braces or parentheses, a number or one name."""
         if sign := self._take("{", "("):
             return self._closed(sign)
         return self._primary()
 
     def _digit(self) -> Node:
-        """Read an argument of a command: a group in braces, a digit or one name."""
+        """Parse an argument of a command: a group in braces, a digit or one name."""
         if self._take("{"):
             return self._closed("{")
         self._skip()
@@ -277,7 +277,7 @@ class _Reader:
         return self._node("number", what=value)
 
     def _named(self, name: str) -> Node:
-        """Read what may stand behind a name."""
+        """Parse the subscript and primes after a name."""
         if found := self._match(_SUBSCRIPT):
             name += "_" + (found[1] or found[2] or "").replace(" ", "")
         elif name in ("e", "i"):
@@ -357,7 +357,6 @@ class _Reader:
 
 
 def _repeating(found: re.Match[str]) -> Fraction:
-    """Return the value of a number whose last digits repeat."""
     whole, fixed = found[1] or "0", found[2]
     period = found[3] or (found[4] + (found[5] or "") + (found[6] or ""))
     if len(found.group()) > _DIGITS_MAX:
@@ -367,7 +366,7 @@ def _repeating(found: re.Match[str]) -> Fraction:
 
 
 def is_literal(node: Node) -> bool:
-    """Return whether a formula is a number that is written out: integer, decimal or fraction."""
+    """Return whether a formula is a literal number: integer, decimal or fraction."""
     if node.kind == "neg":
         return is_literal(node.parts[0])
     return node.kind == "number" or (
@@ -376,9 +375,9 @@ def is_literal(node: Node) -> bool:
 
 
 def is_unevaluated(node: Node) -> bool:
-    """Return whether a sum or product of rational numbers, or a choice of one, is not carried out.
+    """Return whether a sum or product of rational numbers, or a choice such as ``max``, is left.
 
-    A number times a power of ten is carried out.
+    A number times a power of ten counts as evaluated.
     """
     for inner in node.walk():
         rational = [part for part in inner.parts if _is_rational(part)]

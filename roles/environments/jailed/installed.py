@@ -1,4 +1,4 @@
-"""What is installed of a package, as one digest: its own files, whoever installed them, and how."""
+"""Digest of an installed package's own files, independent of the installer."""
 
 from importlib.metadata import distribution
 from pathlib import Path, PurePosixPath
@@ -6,15 +6,15 @@ from pathlib import Path, PurePosixPath
 from blake3 import blake3
 
 _SCRIPTS = ("bin", "Scripts")
-"""Where installers write programs, with the path of their interpreter in them."""
+"""Directories of installed programs, which contain the path of their interpreter."""
 
 
 def package_files(package: str) -> dict[str, Path]:
-    """Return the files of an installed package by their names under its directory, sorted.
+    """Return the files of an installed package by their sorted names in its directory.
 
-    Its metadata are left out, because they tell how it was installed, and so is what interpreters
-    compile. Raises ``PackageNotFoundError``, and ``ValueError`` for one that lists no files or has
-    some where no others can have them.
+    Metadata are excluded because they depend on the installer; so are compiled files. Raises
+    ``PackageNotFoundError``, and ``ValueError`` for a package without files or with files outside
+    of its directory.
     """
     found = distribution(package)
     files = {}
@@ -35,8 +35,8 @@ def package_files(package: str) -> dict[str, Path]:
 def package_digest(package: str) -> str:
     """Return the BLAKE3 digest of the names and contents of a package's files, in hexadecimal.
 
-    Each name, in UTF-8, and each content follows its length, 8 bytes big-endian. Raises as
-    ``package_files``, and ``ValueError`` where a file is missing.
+    Each name (UTF-8) and each content follows its length, 8 bytes big-endian. Raises as
+    ``package_files``, and ``ValueError`` for a missing file.
     """
     whole = blake3()
     for name, path in package_files(package).items():

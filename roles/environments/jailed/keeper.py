@@ -1,6 +1,6 @@
-"""Report the exit status and the use of a command, from outside of its walls.
+"""Supervisor outside of a jail: runs its command, reports the exit status and resource use.
 
-A process starts with the largest size of the process that started it. So this one is small.
+A process starts with the peak memory of its parent, so this one is small.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 
 REPORT, FILTER = 3, 4
 
-os.closerange(FILTER + 1, 1 << 16)  # what this process was left is not for a program
+os.closerange(FILTER + 1, 1 << 16)  # a program must not inherit other descriptors
 os.set_inheritable(REPORT, False)
 child = os.posix_spawn(sys.argv[1], sys.argv[1:], {})
 for file in (0, 1):

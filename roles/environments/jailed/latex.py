@@ -1,7 +1,7 @@
-"""The final answer in a text, and one spelling for what LaTeX and Unicode spell in several ways.
+"""Extraction of the final answer from a text, and normalisation of LaTeX and Unicode notation.
 
-Character classes are ASCII and tables are explicit, because Unicode's own tables differ between
-versions of Python.
+Character classes are ASCII and tables are explicit, because Python's Unicode tables differ between
+versions.
 """
 # ruff: noqa: RUF001 - signs that look alike are the point
 
@@ -27,9 +27,9 @@ _SENTENCE_END = re.compile(r"[.!?]\s|\n")
 def final_answer(text: str, require_box: bool) -> str | None:
     """Return the final answer in a completion, None when there is none.
 
-    It is the content of the last box; boxes that "and" or a comma joins are one answer. Where no
-    box is required, the following count in this order: a line behind ``####``, what follows
-    "answer is" or "answer:", the last bold text, the last formula, and the last number.
+    It is the content of the last box; boxes joined by "and" or a comma are one answer. If no box is
+    required, the fallbacks are, in this order: a line after ``####``, the text after "answer is" or
+    "answer:", the last bold text, the last formula, and the last number.
     """
     boxes = _boxes(text)
     if boxes is None:
@@ -56,9 +56,9 @@ def final_answer(text: str, require_box: bool) -> str | None:
 
 
 def gold_answer(gold: str) -> str:
-    """Return the answer in the gold of a data set.
+    """Return the answer in a data set's expected answer.
 
-    It may stand behind ``####``, in a list of JSON or Python with one text, or in the last box.
+    It may follow ``####``, or be in a JSON or Python list with one text, or in the last box.
     """
     text = gold.strip()
     if "####" in text:
@@ -75,12 +75,12 @@ def gold_answer(gold: str) -> str:
 
 
 def _boxes(text: str) -> list[str] | None:
-    """Return the contents of the last box, and of those joined to it; None when it has no end."""
+    """Return the contents of the last box and of those joined to it; None if it is not closed."""
     found: list[str] = []
     end = 0
     for start in _BOX.finditer(text):
         if start.start() < end:
-            continue  # within the one before
+            continue  # inside the previous box
         content, after = _argument(text, start.end())
         if content is None:
             return None
@@ -94,7 +94,6 @@ def _boxes(text: str) -> list[str] | None:
 
 
 def _unboxed(text: str) -> str:
-    """Return a text with the boxes in it opened."""
     while start := _BOX.search(text):
         content, end = _argument(text, start.end())
         if content is None:
@@ -104,7 +103,7 @@ def _unboxed(text: str) -> str:
 
 
 def _argument(text: str, at: int) -> tuple[str | None, int]:
-    """Return the argument of a command and where it ends."""
+    """Return the argument of a command and the position of its end."""
     if not text.startswith("{", at):
         if found := _BOX_ARGUMENT.match(text, at):
             return found.group(), found.end()
@@ -124,13 +123,13 @@ def _argument(text: str, at: int) -> tuple[str | None, int]:
 
 
 def _formula(text: str) -> str | None:
-    """Return the last formula between dollars or their like."""
+    """Return the last formula between dollars or equivalent delimiters."""
     found = [next(filter(None, groups), "") for groups in _MATH.findall(text)]
     return found[-1].strip(" .\n") or None if found else None
 
 
 def _equation(text: str, run: re.Match[str]) -> str:
-    """Return the last number of a text, with the sum or product that it is said to be equal to."""
+    """Return the last number of a text, with the sum or product on its left side."""
     line = run.group().strip(" .,:\n").splitlines()[-1]
     start = run.start() + run.group().rindex(line)
     before = text[max(0, start - _LEFT_SIDE_MAX) : start]
@@ -140,7 +139,7 @@ def _equation(text: str, run: re.Match[str]) -> str:
 
 
 def _balanced(run: str) -> str:
-    """Return a run of text without the parentheses at its ends that have no partner."""
+    """Return a run of text without unmatched parentheses at its ends."""
     while run.count("(") > run.count(")") and run.startswith("("):
         run = run[1:]
     while run.count(")") > run.count("(") and run.endswith(")"):
@@ -237,7 +236,7 @@ _LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz
 
 
 def _text(content: str) -> str:
-    """Return text in a formula as it is, but for words that join answers."""
+    """Return text in a formula, with words that join answers as commands."""
     words = content.strip(" ,").translate(_LOWER)
     if words in ("and", "or"):
         return f" \\{words} "
@@ -249,7 +248,7 @@ def _text(content: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Return a formula with one spelling for what has several; it means the same."""
+    """Return an equivalent formula in canonical notation."""
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda at: f"^{{{at.group().translate(_RAISED)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋ₙ]+", lambda at: f"_{{{at.group().translate(_LOWERED)}}}", text)
     text = text.translate(_TABLE).strip()
@@ -265,9 +264,9 @@ def tidy(text: str) -> str:
 
 
 def _joined_thousands(text: str) -> str:
-    """Return a text without the commas in its numbers.
+    """Return a text without thousands separators.
 
-    Between brackets they separate numbers, except in front of a zero, with which none begins.
+    Between brackets commas separate numbers, except before a zero, which begins no number.
     """
 
     def join(found: re.Match[str]) -> str:
@@ -281,7 +280,7 @@ def _joined_thousands(text: str) -> str:
 
 
 def _single_parentheses(text: str) -> str:
-    """Return a text without parentheses around nothing but parentheses."""
+    """Return a text without doubled parentheses."""
     partners = _partners(text, "(", ")")
     doubled = {
         place
@@ -293,7 +292,6 @@ def _single_parentheses(text: str) -> str:
 
 
 def _without_braces(text: str) -> str:
-    """Return a text without the braces around all of it."""
     partners = _partners(text, "{", "}")
     layers = 0
     while partners.get(layers) == len(text) - 1 - layers:
@@ -302,7 +300,7 @@ def _without_braces(text: str) -> str:
 
 
 def _partners(text: str, opening: str, closing: str) -> dict[int, int]:
-    """Return where each bracket is closed, by where it is opened."""
+    """Return the position of each closing bracket by that of its opening one."""
     found: dict[int, int] = {}
     opened: list[int] = []
     escaped = False
@@ -339,5 +337,5 @@ def squeezed(text: str) -> str:
 
 
 def lowered(text: str) -> str:
-    """Return a text with small letters for ASCII's capitals."""
+    """Return a text with ASCII letters in lower case."""
     return text.translate(_LOWER)

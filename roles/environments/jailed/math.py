@@ -1,8 +1,8 @@
-"""Comparison of an answer in mathematics with the expected one.
+"""Comparison of a mathematical answer with the expected one.
 
-The form of an answer decides how it is compared: words, choices, times, ratios, bases, residues,
-sets of numbers, lists, matrices, relations, and formulas with units. A formula that cannot be read,
-or whose value is too large to compute, is right only when its text is the expected one.
+The form of an answer selects the comparison: words, choices, times, ratios, bases, residues, sets
+of numbers, lists, matrices, relations, or formulas with units. An unreadable formula, or one whose
+value is too large to compute, is correct only if its text equals the expected one.
 """
 
 from typing import Any
@@ -13,15 +13,15 @@ from roles.environments.jailed.latex import final_answer, gold_answer, squeezed,
 from roles.environments.jailed.values import BUDGET
 
 _CHARACTERS_MAX = 1000
-"""Of an answer that is more than text."""
+"""Longest answer that is compared by value."""
 
 _OPERATORS = ("+", "-", "*", "/", "^", "=", "!", "\\")
 
 
 def check(question: Any) -> bool:
-    """Return whether ``answer`` to the ``prompt`` means the same as ``expected``.
+    """Return whether ``answer`` to the ``prompt`` is equivalent to ``expected``.
 
-    With ``require_box`` an answer outside of a box does not count.
+    With ``require_box``, only a boxed answer counts.
     """
     gold, text = question["expected"].strip(), question["answer"].strip()
     require_box = bool(question.get("require_box"))
@@ -52,7 +52,7 @@ def check(question: Any) -> bool:
 
 
 def _is_copied(answer: str, prompt: str) -> bool:
-    """Return whether an answer is a formula of the question, not carried out."""
+    """Return whether an answer copies a formula of the question unevaluated."""
     formula, question = squeezed(answer), squeezed(tidy(prompt))
     at = question.find(formula)
     while at >= 0:
@@ -64,6 +64,6 @@ def _is_copied(answer: str, prompt: str) -> bool:
 
 
 def _goes_on(left: str, right: str) -> bool:
-    """Return whether two signs are of the same number."""
+    """Return whether two characters belong to the same number."""
     digits = "0123456789."
     return bool(left and right) and left in digits and right in digits

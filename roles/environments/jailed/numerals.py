@@ -1,4 +1,4 @@
-"""Times of the day, and numbers with a base."""
+"""Comparison of times of day, and of numbers with a base."""
 
 import re
 
@@ -20,14 +20,14 @@ _BASE_MAX = 36
 
 
 def is_time(text: str) -> bool:
-    """Return whether a text may be a time of the day."""
+    """Return whether a text may be a time of day."""
     return _CLOCK.fullmatch(lowered(squeezed(text))) is not None
 
 
 def times_equal(gold: str, answer: str) -> bool | None:
-    """Compare times of the day, None when one text is none.
+    """Compare times of day; None when one text is not a time.
 
-    One without "a.m." or "p.m." may be either, unless it is past noon.
+    A time without "a.m." or "p.m." may be either, unless it is past noon.
     """
     found = [_CLOCK.fullmatch(lowered(squeezed(text))) for text in (gold, answer)]
     if not (found[0] and found[1]):
@@ -46,9 +46,9 @@ def times_equal(gold: str, answer: str) -> bool | None:
 
 
 def based_equal(gold: str, answer: str) -> bool | None:
-    """Compare numbers of which one has a base, None when none has one.
+    """Compare numbers of which one has a base; None when neither has one.
 
-    The base of the gold may be left out. Digits to another base are another answer.
+    The answer may omit the base of the gold. Digits in another base are another answer.
     """
     found = [_BASE.fullmatch(squeezed(text)) for text in (gold, answer)]
     bases = [_base_of(at) for at in found]

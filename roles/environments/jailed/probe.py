@@ -1,7 +1,7 @@
-"""Try to break out of a jail, and print what could be done; ``holds`` when nothing could.
+"""Self-test of a jail: try to break out, and print the successful attempts, or ``holds``.
 
-Arguments: a directory that must not be seen, the most processes and threads, and the environment
-variables.
+Arguments: a directory that must be hidden, the limits of processes and threads, and the expected
+environment variables.
 """
 
 import _thread
@@ -17,7 +17,7 @@ processes_max, threads_max = int(sys.argv[2]), int(sys.argv[3])
 
 
 def must_fail(what: str, attempt: Callable[[], object]) -> None:
-    """Note a hole unless an attempt fails."""
+    """Record a hole unless an attempt fails."""
     try:
         attempt()
     except (OSError, MemoryError, RuntimeError):

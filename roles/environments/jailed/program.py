@@ -1,11 +1,11 @@
-"""Run a program as ``python answer.py`` would, and then the lines that test it.
+"""Run a program like ``python answer.py``, and then its test lines.
 
-Standard input holds the program, the asserts, the mark and the program's own input, one behind the
-other; the arguments are the lengths of the first three in bytes. With asserts the program runs
-under the module name ``answer``, and the mark on a line of its own tells that all asserts held.
+Standard input is the concatenation of the program, the asserts, the mark and the program's own
+input; the arguments are the lengths of the first three in bytes. With asserts the module name is
+``answer``, and the mark on a separate line means that all asserts passed.
 
-What programs draw at random, the number of processors and the size of thread stacks are the same
-each time and on every machine.
+Random numbers, the number of processors and the size of thread stacks are the same on every run and
+machine.
 """
 
 import _thread
@@ -23,17 +23,17 @@ READY = b"ready\n"
 DIRECTORY = "/tmp"  # noqa: S108 - the jail's own
 FILES_MAX = 1 << 16
 THREAD_STACK_BYTES = 8 << 20
-"""As where a stack has its usual limit; else each thread would map the 64 MiB of this jail."""
+"""Usual stack limit; by default each thread would map the 64 MiB of this jail."""
 
 FRAMES_BELOW = 2 if sys.version_info < (3, 12) else 1
-"""Frames below the program's first one, which count against its recursion limit: that of this file
-and, before Python 3.12, that of ``exec``."""
+"""Stack frames below the program's first one, which count against its recursion limit: the frame of
+this file and, before Python 3.12, that of ``exec``."""
 
 
 def take_input() -> list[bytes]:
     """Return the parts of the standard input; the last part becomes the program's input.
 
-    That is a file, as after ``< input``: programs ask for its size, seek in it and open it again.
+    That input is a file, as with ``< input``: programs may get its size, seek and reopen it.
     """
     with open(0, "rb", closefd=False) as everything:
         data = everything.read()
@@ -56,13 +56,13 @@ def take_input() -> list[bytes]:
 
 
 def zeros(size: int, flags: int = 0) -> bytes:
-    """Return what a program draws from the system's source of random bytes."""
+    """Return zero bytes in place of the system's random bytes."""
     del flags
     return bytes(size)
 
 
 def fix_machine() -> None:
-    """Let random numbers, processors and new files be the same on every machine."""
+    """Make random numbers, processor count and file modes the same on every machine."""
     os.urandom = os.getrandom = random._urandom = zeros  # type: ignore[attr-defined]  # noqa: SLF001
     original = random.Random.seed
 
@@ -83,7 +83,7 @@ def fix_machine() -> None:
 
 
 def make_module(source: bytes, name: str) -> ModuleType:
-    """Return the module in which a program runs, with its file."""
+    """Write a program to its file and return its module."""
     path = Path(DIRECTORY, "answer.py")
     path.write_bytes(source)
     module = ModuleType(name)
@@ -100,7 +100,7 @@ def make_module(source: bytes, name: str) -> ModuleType:
 
 
 def tell(mark: bytes) -> None:
-    """Write the mark on a line of its own, behind what the program wrote."""
+    """Write the mark on a separate line after the program's output."""
     for stream in {sys.stdout, sys.__stdout__}:
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
@@ -115,7 +115,7 @@ if __name__ == "__main__":
     fix_machine()
     module = make_module(program, "answer" if asserts else "__main__")
     code = compile(program, str(module.__file__), "exec", dont_inherit=True)
-    exec(code, module.__dict__)  # noqa: S102 - this is what the jail is for
+    exec(code, module.__dict__)  # noqa: S102 - purpose of the jail
     if asserts:
         code = compile(asserts, "<asserts>", "exec", dont_inherit=True)
         exec(code, module.__dict__)  # noqa: S102 - as above

@@ -1,4 +1,4 @@
-"""Sets of real numbers, written as intervals, unions, inequalities or in words of set theory."""
+"""Comparison of sets of real numbers: intervals, unions, inequalities and set notation."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ _SIZES = {"<": (-1, False), "\\le": (-1, True), ">": (1, False), "\\ge": (1, Tru
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Numbers between two ends; an end that is None is infinite."""
+    """Interval; an end of None is infinite."""
 
     low: Any = None
     low_closed: bool = False
@@ -37,9 +37,9 @@ class _Piece:
 
 
 def ranges_equal(gold: str, answer: str) -> bool | None:
-    """Return whether two texts are the same set of numbers, None when one is no such set.
+    """Return whether two texts are the same set of numbers; None when one is not a set.
 
-    ``(1, 2)`` is an interval only when the other text is a set beyond doubt.
+    ``(1, 2)`` is an interval only if the other text is unambiguously a set.
     """
     if not any(_EVIDENT.search(text) or _MIXED.search(text) for text in (gold, answer)):
         return None
@@ -55,7 +55,7 @@ def ranges_equal(gold: str, answer: str) -> bool | None:
 
 
 def _range(text: str) -> tuple[str | None, list[_Piece]]:
-    """Return the name of a set's numbers, if it has one, and the set's pieces in order."""
+    """Return the variable of a set, if it has one, and the set's pieces in order."""
     text = _OUTWARD_RIGHT.sub(r"\1)", _OUTWARD_LEFT.sub(r"(\1\2", unwrapped(text)))
     if found := _BUILDER.fullmatch(text):
         return None, _range(found[2])[1]
@@ -112,7 +112,7 @@ def _set(text: str) -> list[_Piece]:
 
 
 def _split_union(text: str) -> list[str]:
-    """Return the sets that a union consists of; brackets of intervals may be turned outward."""
+    """Return the members of a union; brackets of intervals may be turned outward."""
     return [part.strip() for part in re.split(r"\\cup(?![A-Za-z])", text)]
 
 
@@ -164,7 +164,7 @@ def _without(pieces: Sequence[_Piece], point: Any) -> list[_Piece]:
 
 
 def _common(one: _Piece, other: _Piece) -> list[_Piece]:
-    """Return what two pieces have in common."""
+    """Return the intersection of two pieces."""
     low, low_closed = one.low, one.low_closed
     if other.low is not None:
         order = 1 if low is None else compare(other.low, low)
@@ -185,7 +185,7 @@ def _common(one: _Piece, other: _Piece) -> list[_Piece]:
 
 
 def _ordered(pieces: Sequence[_Piece]) -> list[_Piece]:
-    """Return pieces from low to high, those that touch as one, without empty ones."""
+    """Return pieces in ascending order, adjacent ones merged, without empty ones."""
     if len(pieces) > _PIECES_MAX:
         raise UnreadableError("a set of too many pieces")
     kept = []

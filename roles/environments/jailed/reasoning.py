@@ -1,4 +1,4 @@
-"""Questions of reasoning-gym, and its own score of an answer."""
+"""Questions and scores of reasoning-gym."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def check(question: Any) -> Any:
 
 
 def dataset_of(question: Any) -> Any:
-    """Return a data set of one entry: entries of a data set differ by its seed."""
+    """Return a data set of one entry, which its seed determines."""
     options = question["options"]
     return reasoning_gym.create_dataset(
         question["dataset"], seed=question["seed"], size=1, **options

@@ -1,7 +1,7 @@
-"""Questions to a checker, each answered by a child of its own.
+"""Server of a checker that forks one child process per question.
 
-The checker is imported once. A child begins in the state after that, whatever was asked before, so
-its answer and what it uses follow from the question; and the kernel can end it alone.
+The checker is imported once. Each child starts from the state after the import, so its answer and
+resource use follow from the question alone, and the kernel can kill it separately.
 """
 
 import json
@@ -14,21 +14,21 @@ from contextlib import suppress
 from typing import Any
 
 READY = b"ready\n"
-"""What a program in a jail writes first, so that a jail that could not be made is no answer."""
+"""First output of a program in a jail; without it the jail failed to start."""
 
 LENGTH_BYTES = 4
-"""In front of a question and of a reply, big-endian; both are JSON."""
+"""Length prefix of questions and replies, big-endian; both are JSON."""
 
 REPLY_BYTES_MAX = 1 << 16
 _RESERVE_BYTES = 1024
-"""For what a reply says besides the answer."""
+"""Room in a reply for the fields besides the answer."""
 
 
 _SCRATCH = ("/tmp", "/dev/shm")  # noqa: S108 - the jail's own
 
 
 def take_output() -> int:
-    """Return the output for replies alone: what libraries print from now on goes nowhere."""
+    """Reserve the output for replies and return it; later prints of libraries are discarded."""
     output = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 1)
@@ -37,10 +37,10 @@ def take_output() -> int:
 
 
 def serve(output: int, answer: Callable[[Any], Any], cpu_seconds_max: int) -> None:
-    """Reply to questions until there are no more; what a child leaves in files is taken away.
+    """Reply to questions until the input ends; remove files that a child leaves behind.
 
-    A reply holds the ``answer``, None when the checker raised; the ``status`` with which its child
-    ended, as a shell gives it; and its ``cpu_seconds`` and ``memory_bytes``.
+    A reply holds the ``answer`` (None when the checker raised), the exit ``status`` of the child as
+    in a shell, and its ``cpu_seconds`` and ``memory_bytes``.
     """
     kept = _scratch()
     os.write(output, READY)
@@ -51,7 +51,7 @@ def serve(output: int, answer: Callable[[Any], Any], cpu_seconds_max: int) -> No
         if child == 0:
             os.close(result_end)
             os.close(output)
-            os.dup2(1, 0)  # the next question is not for what it leaves behind
+            os.dup2(1, 0)  # its leftover processes must not read the next question
             _answer(answer, question, told_end, cpu_seconds_max)
         os.close(told_end)
         with os.fdopen(result_end, "rb") as result:
@@ -73,12 +73,12 @@ def serve(output: int, answer: Callable[[Any], Any], cpu_seconds_max: int) -> No
 def _answer(
     answer: Callable[[Any], Any], question: Any, told_end: int, cpu_seconds_max: int
 ) -> None:
-    """Answer in a child, and end it."""
+    """Answer in a child process, and exit."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds_max, cpu_seconds_max))
     result = None
     try:
         result = answer(question)
-    except BaseException:  # noqa: BLE001, S110 - whatever a checker raises, it has no answer
+    except BaseException:  # noqa: BLE001, S110 - any exception means no answer
         pass
     finally:
         with os.fdopen(told_end, "wb") as told:
@@ -92,7 +92,7 @@ def _scratch() -> set[str]:
 
 def _remove(path: str) -> None:
     with suppress(OSError):
-        if stat.S_ISDIR(os.lstat(path).st_mode):  # to open a pipe would wait for its other end
+        if stat.S_ISDIR(os.lstat(path).st_mode):  # opening a pipe would block
             shutil.rmtree(path, ignore_errors=True)
         else:
             os.unlink(path)  # noqa: PTH108 - as scanned
@@ -101,12 +101,12 @@ def _remove(path: str) -> None:
 def _understood(said: bytes) -> Any:
     try:
         return json.loads(said)
-    except ValueError:  # cut off at the limit
+    except ValueError:  # truncated at the limit
         return None
 
 
 def _read(count: int) -> bytes:
-    """Return so many bytes, fewer at the end of the input."""
+    """Return ``count`` bytes, fewer at the end of the input."""
     parts = bytearray()
     while len(parts) < count and (part := os.read(0, count - len(parts))):
         parts += part

@@ -1,4 +1,4 @@
-"""Parts of formulas between separators that no bracket encloses."""
+"""Splitting of formulas at separators outside of brackets."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _RELATION = re.compile(
 def split_top(text: str, separators: Sequence[str]) -> list[str]:
     """Return the parts of a text between separators.
 
-    Raises ``UnreadableError`` for brackets that do not match.
+    Raises ``UnreadableError`` for unmatched brackets.
     """
     pattern = re.compile("|".join(map(_pattern, separators)))
     return _split(text, pattern)[0]
@@ -27,7 +27,7 @@ def relations(text: str) -> tuple[list[str], list[str]]:
 
 
 def is_enclosed(text: str) -> bool:
-    """Return whether the bracket that a text begins with is closed at its end."""
+    """Return whether the opening bracket of a text is closed at its end."""
     depth = 0
     for found in _BRACKETS.finditer(text):
         depth += 1 if found.group() in _OPENING else -1

@@ -1,4 +1,4 @@
-"""Numbers with units, currencies, percent signs and thousands separators."""
+"""Comparison of numbers with units, currencies, percent signs and thousands separators."""
 
 import re
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ _NO_UNIT = re.compile(r"\b(?:or|and|not|is|no|maybe|if|for|when|where)\b")
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A formula and its unit: a dimension with a factor, None when there is none."""
+    """Formula and unit; the unit is a dimension (None without one) and a factor."""
 
     node: Node
     dimension: str | None = None
@@ -63,7 +63,7 @@ class Quantity:
 
     @staticmethod
     def comparable(gold: "Quantity", answer: "Quantity") -> Iterator[tuple[Node, Node]]:
-        """Yield pairs of formulas of which one must be equal; a unit may be left out."""
+        """Yield pairs of formulas, one of which must be equal; a unit may be omitted."""
         dimensions = {gold.dimension, answer.dimension}
         if gold.dimension == answer.dimension:
             yield _scaled(gold, answer.factor), _scaled(answer, gold.factor)
@@ -82,14 +82,14 @@ _HALF_TURN = Node("/", (number(180), Node("constant", what="pi")))
 
 
 def _scaled(one: Quantity, other: Fraction) -> Node:
-    """Return the formula in the smaller one of two units."""
+    """Return the formula in the smaller of two units."""
     if one.factor <= other:
         return one.node
     return Node("*", (one.node, number(one.factor / other)))
 
 
 def quantity(text: str) -> Quantity:
-    """Return the formula and the unit that a text holds; raises ``UnreadableError``."""
+    """Parse a formula with a unit; raises ``UnreadableError``."""
     text = text.strip()
     for sign, currency in _CURRENCIES.items():
         if text.startswith(sign):
@@ -106,7 +106,6 @@ def quantity(text: str) -> Quantity:
 
 
 def _with_unit(text: str, unit: str) -> Quantity:
-    """Return a formula with the unit of this name."""
     name = lowered(re.sub(r"\\text\{([^{}]*)\}", r"\1", unit)).strip().rstrip(".")
     if _NO_UNIT.search(name) or not _UNIT_NAME.fullmatch(name):
         raise UnreadableError(f"{unit!r} is no unit")

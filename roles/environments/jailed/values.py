@@ -1,9 +1,8 @@
-"""Values of formulas: arithmetic with a limit on each operation and on all of them together.
+"""Evaluation of formulas, with a limit on each operation and on the total work.
 
-Rational numbers are exact. All others have ``_DIGITS`` digits in mpmath, whose arithmetic is made
-of Python's integers, so values are the same on every machine. Nothing is simplified, solved or
-summed, and the size of a result is estimated before it is computed: the cost of a formula follows
-from its text.
+Rational numbers are exact. All others have ``_DIGITS`` digits in mpmath, whose arithmetic uses
+Python integers, so values are the same on every machine. The evaluator does not simplify, solve or
+sum, and estimates the size of a result first, so a formula's text determines its cost.
 """
 
 import math
@@ -13,7 +12,7 @@ from fractions import Fraction
 from hashlib import sha256
 from typing import Any
 
-os.environ["MPMATH_NOGMPY"] = "1"  # one arithmetic on every machine, read when it is imported
+os.environ["MPMATH_NOGMPY"] = "1"  # the same arithmetic on every machine; mpmath reads it on import
 
 from mpmath import MPContext
 
@@ -22,7 +21,7 @@ from roles.environments.jailed.formulas import Node, UnreadableError
 _DIGITS = 400
 _EQUAL_DIGITS = 350
 _BITS_MAX = 1 << 16
-"""Of an exact number, and of the exponent's effect on any other."""
+"""Largest size of an exact number, and of an exponent's effect on any other."""
 
 _FACTORIAL_MAX = 5000
 
@@ -32,7 +31,7 @@ _LARGE_POINTS = (4, 5)
 _POINTS_MIN = 3
 
 _WORK_MAX = 100_000
-"""Of all values of a question, in units of about 10 us."""
+"""Total work per question, in units of about 10 us."""
 
 _WORK_OF_FUNCTION = 20
 _WORK_OF_GAMMA = 600
@@ -64,38 +63,37 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class Budget:
-    """Work that is left for a question."""
+    """Remaining work for a question."""
 
     def __init__(self) -> None:
         self._left = _WORK_MAX
 
     def renew(self) -> None:
-        """Begin a question."""
+        """Reset the budget for a new question."""
         self._left = _WORK_MAX
 
     def spend(self, work: int) -> None:
-        """Raise ``UnreadableError`` when nothing is left."""
+        """Spend work; raises ``UnreadableError`` when the budget is exhausted."""
         self._left -= work
         if self._left < 0:
             raise UnreadableError("too much work")
 
 
 BUDGET = Budget()
-"""Of the question that is being answered."""
 
 
 def values_equal(gold: Node, answer: Node) -> bool:
     """Return whether two formulas have the same value, for all values of their variables.
 
-    A logarithm without a base may be natural or decimal, in both alike. Formulas with variables are
-    compared at fixed points: at positive ones, and where the gold is real at points of either sign.
+    A logarithm without a base is natural or decimal, in both alike. Formulas with variables are
+    compared at fixed positive points, and where the gold is real also at points of either sign.
     """
     logs = (False, True) if gold.has_logarithm() or answer.has_logarithm() else (False,)
     return any(_equal(gold, answer, decimal) for decimal in logs)
 
 
 def proportion(gold: Node, answer: Node) -> int:
-    """Return the sign of the constant that ``answer / gold`` is, 0 when it is none."""
+    """Return the sign of ``answer / gold`` if that is constant, else 0."""
     names = sorted(gold.names() | answer.names())
     ratios = []
     for point in _points(names):
@@ -133,7 +131,7 @@ def compare(left: Any, right: Any) -> int:
 
 
 class _UndefinedError(UnreadableError):
-    """A formula that has no value at a point."""
+    """Formula without a value at a point."""
 
 
 def _equal(gold: Node, answer: Node, decimal_logs: bool) -> bool:
@@ -159,7 +157,7 @@ def _equal(gold: Node, answer: Node, decimal_logs: bool) -> bool:
 
 
 def _points(names: Sequence[str]) -> Iterator[dict[str, Fraction]]:
-    """Yield values for names, each of which follows from the name and the point's place."""
+    """Yield points: values for names, each derived from the name and the point's index."""
     for place in range(_POINTS):
         point = {}
         for name in names:
@@ -186,7 +184,6 @@ def _close(left: Any, right: Any) -> bool:
 
 
 def _number(found: Any) -> Any:
-    """Return a value as a number of mpmath."""
     if isinstance(found, Fraction):
         return _mp.mpf(found.numerator) / found.denominator
     return found

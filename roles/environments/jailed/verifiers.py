@@ -1,6 +1,6 @@
-"""Tasks of an environment package for the verifiers library, and its own scores of one answer.
+"""Problems and scores of an environment package for the verifiers library.
 
-The package is somebody else's code. It is loaded once, before anything of a model is read.
+The package is third-party code. It is loaded once, before any model output is read.
 """
 
 import asyncio
@@ -22,29 +22,29 @@ from verifiers.v1.state import state_cls
 from roles.environments.jailed.installed import package_digest, package_files
 
 PROBLEMS_MAX = 10_000
-"""Of a package that has more, or makes them without end, the first ones count; a guess."""
+"""Largest number of problems, the first ones of a package with more or infinitely many; a guess."""
 
 PACKAGES = "/sources/packages"
-"""Where the package is, when it is not installed beside the interpreter."""
+"""Directory of a package that the interpreter itself does not have."""
 
 CHAT_BYTES_MAX = 48 << 10
-"""As JSON, below what a reply holds."""
+"""Largest chat as JSON, below the size limit of a reply."""
 
 _ROLES = ("system", "user", "assistant")
 
 
 def checker(settings: Any) -> Callable[[Any], Any]:
-    """Load a ``package`` with ``arguments``; return what answers questions about its problems.
+    """Load a ``package`` with ``arguments``; return a function for questions about its problems.
 
-    Without an ``index`` it says how many there are (``count``), or why the package is ``refused``;
-    with one it returns the chat of a problem, a list of role and content each; with ``answers``,
+    A question without ``index`` yields the ``count`` of problems, or why the package is
+    ``refused``; with ``index``, the problem's chat as pairs of role and content; with ``answers``
     too, their scores.
     """
     sys.path.append(PACKAGES)
     os.environ["HOME"] = "/tmp"  # noqa: S108 - the jail's own; the library looks for one
     try:
         return _Problems(settings["package"], settings["digest"], settings["arguments"]).check
-    except BaseException as error:  # noqa: BLE001 - somebody else's code, which may also exit
+    except BaseException as error:  # noqa: BLE001 - third-party code, which may also exit
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return lambda _: {"refused": reason}
 
@@ -61,7 +61,7 @@ class _Problems:
             raise ValueError("no tasks")
         needs = [*_needs_of_package(package, taskset), *_needs_of_tasks(self._tasks[0])]
         if needs:
-            raise ValueError(f"needs {', '.join(needs)}: one answer to one prompt is what runs")
+            raise ValueError(f"needs {', '.join(needs)}: only one answer per prompt is supported")
         self._chats = [_chat(task.data) for task in self._tasks]
 
     def check(self, question: Any) -> Any:
@@ -74,13 +74,13 @@ class _Problems:
 
 
 def _seed() -> None:
-    """Let what is drawn at random be the same each time, on every machine."""
+    """Seed all random generators, for the same draws on every machine."""
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - the one that other people's code draws from
+    np.random.seed(0)  # noqa: NPY002 - the generator that third-party code uses
 
 
 def _needs_of_package(package: str, taskset: Any) -> list[str]:
-    """Return what a package has that is not here."""
+    """Return the unsupported features of a package."""
     module = sys.modules[type(taskset).__module__]
     files = {path.resolve() for path in package_files(package).values()}
     found = {
@@ -93,7 +93,7 @@ def _needs_of_package(package: str, taskset: Any) -> list[str]:
 
 
 def _needs_of_tasks(task: Any) -> list[str]:
-    """Return what tasks of its type have that is not here."""
+    """Return the unsupported features of a task's type."""
     kind = type(task)
     scored = [*task.hooks("reward"), *task.hooks("metric")]
     steered = [name for one in kind.__mro__ for name, it in vars(one).items() if _steers(it)]
@@ -120,7 +120,7 @@ def _takes_runtime(scored: Callable[..., Any]) -> bool:
 
 
 def _chat(data: Any) -> list[tuple[str, str]]:
-    """Return role and content of the messages of a prompt, as the library's plain chat has them."""
+    """Return role and content of a prompt's messages, as in the library's plain chat."""
     if data.image or data.skills or data.artifacts:
         raise ValueError(f"problem {data.idx} needs an image, skills or artifacts")
     prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt
@@ -128,13 +128,13 @@ def _chat(data: Any) -> list[tuple[str, str]]:
     for message in prompt or ():
         content = message.content
         if message.role not in _ROLES or getattr(message, "tool_calls", None):
-            raise ValueError(f"problem {data.idx} has messages of tools")
+            raise ValueError(f"problem {data.idx} has tool messages")
         if isinstance(content, list) and any(part.type != "text" for part in content):
-            raise ValueError(f"problem {data.idx} has messages that are no text")
+            raise ValueError(f"problem {data.idx} has messages that are not text")
         text = content if isinstance(content, str) else vf.types.content_text(content)
         chat.append((message.role, text))
     if not chat or chat[-1][0] != "user":
-        raise ValueError(f"problem {data.idx} does not end with what a user asks")
+        raise ValueError(f"problem {data.idx} does not end with a user message")
     if len(json.dumps(chat)) > CHAT_BYTES_MAX:
         raise ValueError(f"problem {data.idx} has a prompt of more than {CHAT_BYTES_MAX} bytes")
     return chat
@@ -144,19 +144,19 @@ _MESSAGES = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf
 
 
 def _score(task: Any, chat: list[tuple[str, str]], answer: str) -> float:
-    """Return what the package's rewards sum up to, from 0 to 1; 0 when one of them raises."""
+    """Return the sum of the package's rewards, from 0 to 1; 0 when one of them raises."""
     _seed()
     try:
         trace = _trace(task, chat, answer)
         asyncio.run(task.score(trace))
         reward = float(trace.reward)
-    except BaseException:  # noqa: BLE001 - also what exits: so it does on every machine
+    except BaseException:  # noqa: BLE001 - also SystemExit, which is the same on every machine
         return 0.0
     return 0.0 if math.isnan(reward) else min(1.0, max(0.0, reward))
 
 
 def _trace(task: Any, chat: list[tuple[str, str]], answer: str) -> Any:
-    """Return the record of a conversation in which a model said ``answer``."""
+    """Return the library's record of a chat in which the model replied ``answer``."""
     nodes = [
         vf.MessageNode(parent=place - 1 if place else None, message=_MESSAGES[role](content=text))
         for place, (role, text) in enumerate(chat)

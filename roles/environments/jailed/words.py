@@ -1,4 +1,4 @@
-"""Answers in words."""
+"""Comparison of answers in words."""
 
 import re
 
@@ -43,18 +43,18 @@ _NUMBERS = (
 
 
 def meaning(text: str) -> str:
-    """Return one key for texts that mean the same in words."""
+    """Return a key that is equal for texts with the same meaning in words."""
     plain = lowered(TEXT.sub(r"\1", text)).strip(" .")
     plain = squeezed(_ARTICLE.sub("", plain))
     return _MEANINGS.get(plain, plain)
 
 
 def is_wordy(text: str) -> bool:
-    """Return whether a text holds words: two letters are a product, and functions are none."""
+    """Tell whether a text contains words; two letters are a product, and functions do not count."""
     plain = re.sub(r"\\[A-Za-z]+", " ", TEXT.sub(" wordy ", text))
     return any(word not in FUNCTION_NAMES for word in _WORD.findall(plain))
 
 
 def number_of(key: str) -> str | None:
-    """Return the digits of a number in words, None for other words."""
+    """Return the digits of a number given in words, None for other words."""
     return str(_NUMBERS.index(key)) if key in _NUMBERS else None

@@ -240,10 +240,10 @@ BAD = {
     ),
     "no tests": (SUM | {"tests": "[]"}, "tests must be a list of 1 to"),
     "null tests": (SUM | {"tests": None}, "tests is null"),
-    "tests that are no JSON": (SUM | {"tests": "assert f(1) == 2"}, "tests are no JSON"),
+    "tests that are no JSON": (SUM | {"tests": "assert f(1) == 2"}, "tests are not JSON"),
     "tests that are a number": (SUM | {"tests": "5"}, "tests are of the type int, not a list"),
-    "a test without an output": (SUM | {"tests": [{"input": "1"}]}, "no test"),
-    "a test of another kind": (SUM | {"tests": [TESTS[0] | {"testtype": "functional"}]}, "no test"),
+    "a test without an output": (SUM | {"tests": [{"input": "1"}]}, "invalid test"),
+    "a test of another kind": (SUM | {"tests": [TESTS[0] | {"testtype": "functional"}]}, "invalid"),
     "too many tests": (SUM | {"tests": TESTS * 1000}, "tests must be a list of 1 to"),
     "tests that call a function": (
         SUM | {"tests": APPS | {"fn_name": "add"}},
@@ -253,7 +253,7 @@ BAD = {
         SUM | {"tests": APPS | {"inputs": ["1"]}},
         "neither a list nor inputs and as many outputs",
     ),
-    "a list for a row": ([SUM], "no JSON object"),
+    "a list for a row": ([SUM], "not a JSON object"),
 }
 
 
@@ -328,7 +328,7 @@ def test_what_a_row_holds_does_not_reach_the_terminal(prepare, tmp_path):
 def test_answers_need_a_jail(prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(jail, "_TOOLS", ("absent-tool",))
     source = write_rows(tmp_path / "rows", [{"prompt": "?", "answer": "1"}])
-    with pytest.raises(ValueError, match="absent-tool not installed: the answers of a data set"):
+    with pytest.raises(ValueError, match="absent-tool not installed: answers are scored in a jail"):
         prepare(source, "math/sums")
 
 
@@ -371,11 +371,11 @@ def test_a_pass_rate_that_is_none_is_a_bad_row(prepare, tmp_path):
         (b"[\n{}]", "is one JSON array: write a row a line, such as with jq -c"),
         (b"\x00\x01\x02", "neither text in UTF-8 nor parquet"),
         ("prompt,tests\n".encode("utf-16"), "neither text in UTF-8 nor parquet"),
-        (b"PAR1 and then nothing", "is no whole parquet file, row 0: "),
+        (b"PAR1 and then nothing", "is not a complete parquet file, row 0: "),
         (b"question,tests\n1,[]\n", "no column prompt; it has question, tests: rename"),
         (b"prompt;tests\n1;[]\n", "no column prompt, tests; it has prompt;tests"),
         (b"prompt,tests,prompt\n1,[],2\n", "has the column prompt twice"),
-        (b'prompt,tests\n"1,[]\n', "is no csv, line 2: unexpected end of data"),
+        (b'prompt,tests\n"1,[]\n', "is not valid csv, line 2: unexpected end of data"),
         (b"prompt,tests\n", "has no row"),
     ],
 )
@@ -406,9 +406,9 @@ def test_lines_that_cannot_be_read_are_bad_rows(prepare, tmp_path, monkeypatch):
     named = [str(bad) for bad in told.value.report.bad_rows]
     assert [line.split(": ", 2)[:2] for line in named] == [
         ["line 3", "text that is not UTF-8"],
-        ["line 4", "no JSON"],
-        ["line 5", "no JSON"],
-        ["line 6", "no JSON"],
+        ["line 4", "not JSON"],
+        ["line 5", "not JSON"],
+        ["line 6", "not JSON"],
         ["line 7", "prompt holds text that is not Unicode"],
     ]
     report = prepare(source, skip_bad_rows=True)

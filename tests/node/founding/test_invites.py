@@ -56,7 +56,7 @@ def test_nobody_invites_more_than_the_manifest_allows(tmp_path):
     assert given(path, GUEST, MEMBER).message.number == 0
     with pytest.raises(NodeError, match="may not invite"):
         given(tmp_path / "others", GUEST, OTHER)
-    with pytest.raises(NodeError, match="nobody needs an invite"):
+    with pytest.raises(NodeError, match="it needs no invites"):
         given(path, GUEST, world=World(run_manifest()))
 
 

@@ -65,7 +65,7 @@ def test_other_files_and_directories_are_refused(tmp_path):
     assert "neither a Hugging Face directory nor a GGUF file" in refused(
         tmp_path / "model.pt", tmp_path
     )
-    assert "it has no config.json" in refused(tmp_path, tmp_path)
+    assert "config.json is missing" in refused(tmp_path, tmp_path)
 
 
 def test_a_prompt_and_its_answer_fit_into_the_positions():

@@ -343,7 +343,7 @@ def test_the_files_of_a_manifest_are_named_by_their_bytes(chat_model, tmp_path):
         ({"name": "code/sums"}, ROWS, "has no column tests"),
         ({"name": "math/sums", "pass_rates": [0.95, 1.0]}, ROWS, "no row with a pass rate"),
         ({"name": "math/sums", "pass_rates": [0.5, 0.4]}, ROWS, "the smaller one first"),
-        ({"name": "chess/games"}, ROWS, "in text there are code"),
+        ({"name": "chess/games"}, ROWS, "text tasks: code"),
         ({"name": "reasoning-gym/n_queens"}, None, "is none of"),
         (
             {"name": "reasoning-gym/basic_arithmetic", "options": {"digits": 1}},

@@ -112,7 +112,7 @@ def test_a_task_over_characters_is_asked_in_its_characters(sums, capsys):
     ("options", "code", "said"),
     [
         (("--data-dir", "{root}", "--version", "1", "-p", "?"), 78, "version 1 is not held in"),
-        (("--model", "{root}", "-p", "?"), 78, "is no Hugging Face directory"),
+        (("--model", "{root}", "-p", "?"), 78, "is not a Hugging Face directory"),
         (("--model", "{base}", "--version", "1"), 2, "--model excludes --version and --data-dir"),
         (("--model", "{base}", "--json"), 2, "--json is for one answer; add -p TEXT"),
         (("--data-dir", "{nothing}", "-p", "?"), 78, "belongs to no run"),

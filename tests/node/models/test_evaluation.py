@@ -199,7 +199,7 @@ def test_an_exported_directory_is_evaluated_as_the_version_that_it_is(held, tmp_
         ),
         (("--tasks", "reasoning-gym:gcd"), 78, "the run's task arithmetic is over characters"),
         (("--model", "{base}"), 2, "belongs to no run: add the --data-dir of a node"),
-        (("--model", "/nowhere"), 78, "/nowhere is no Hugging Face directory"),
+        (("--model", "/nowhere"), 78, "/nowhere is not a Hugging Face directory"),
     ],
 )
 def test_refusals(held, capsys, options, code, said):

@@ -35,7 +35,7 @@ async def test_tasks_over_characters_need_no_files(data):
     made = task(data, "sorting")
     assert isinstance(made, InBackground)
     await made.open()
-    with pytest.raises(ValueError, match="over characters there are arithmetic, sorting"):
+    with pytest.raises(ValueError, match="character tasks: arithmetic, sorting"):
         task(data, "math")
 
 
@@ -98,7 +98,7 @@ async def test_options_reach_the_generator(data):
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("chess/games", {}, "in text there are code"),
+        ("chess/games", {}, "text tasks: code"),
         ("reasoning-gym/n_queens", {}, "is none of"),
         ("reasoning-gym/gcd", {"size": 3}, "must not hold 'size'"),
         ("reasoning-gym/gcd", {"seed": 3}, "must not hold 'seed'"),
@@ -111,7 +111,7 @@ def test_what_this_machine_cannot_run_is_told_in_one_line(data, name, options, t
 
 
 @needs_jail
-@pytest.mark.parametrize(("rows", "told"), [(None, "no data set"), (SUMS, "no column answer")])
+@pytest.mark.parametrize(("rows", "told"), [(None, "not a data set"), (SUMS, "no column answer")])
 async def test_files_that_are_not_what_they_should_be_are_told(data, tmp_path, rows, told):
     if rows is not None:
         write_rows(tmp_path / "dataset", rows)

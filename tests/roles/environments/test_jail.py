@@ -219,7 +219,7 @@ def test_what_is_installed_may_lie_where_a_jail_has_its_scratch(tmp_path, monkey
 
 
 async def test_a_program_that_cannot_begin_is_a_failure_of_this_machine(jail):
-    with pytest.raises(EngineError, match="could not be made"):
+    with pytest.raises(EngineError, match="cannot start a jail"):
         await jail.run("import nothing_such", [], b"", LIMITS)
 
 

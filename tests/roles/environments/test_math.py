@@ -159,7 +159,7 @@ async def test_between_the_limits_there_is_no_score():
 @needs_jail
 async def test_a_deadline_replaces_the_checker():
     checker = Checker("math", replace(SHORT, wall_seconds=0.0))
-    assert await checker.ask({"expected": "1", "answer": "1"}) == Unscorable("no end within 0 s")
+    assert await checker.ask({"expected": "1", "answer": "1"}) == Unscorable("timed out after 0 s")
     assert checker._idle == []
     await checker.close()
 
@@ -170,7 +170,7 @@ async def test_a_checker_that_was_ended_is_replaced(checker):
     assert await asked.grade(0, "$0.5$") == 1.0
     checker._idle[0].kill()
     await checker._idle[0].wait()
-    assert await asked.grade(0, "$0.5$") == Unscorable("its checker has ended")
+    assert await asked.grade(0, "$0.5$") == Unscorable("its checker exited")
     assert await asked.grade(0, "$0.5$") == 1.0
 
 
@@ -188,7 +188,7 @@ async def test_a_cancelled_question_leaves_no_checker_in_the_middle(checker):
 @needs_jail
 async def test_a_checker_that_is_not_installed_is_a_failure_of_this_machine():
     checker = Checker("nothing", SHORT)
-    with pytest.raises(EngineError, match="could not be made"):
+    with pytest.raises(EngineError, match="cannot start a jail"):
         await checker.ask({})
 
 

@@ -26,10 +26,10 @@ def test_rows_outside_of_the_pass_rates_do_not_count(tmp_path):
 
 def test_what_is_no_data_set_is_told_in_one_line(tmp_path):
     wrong = tmp_path / "rows"
-    with pytest.raises(ValueError, match="no data set"):
+    with pytest.raises(ValueError, match="not a data set"):
         ParquetRows(wrong, COLUMNS)
     wrong.write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="no data set"):
+    with pytest.raises(ValueError, match="not a data set"):
         ParquetRows(wrong, COLUMNS)
     with pytest.raises(ValueError, match="no column answer"):
         ParquetRows(write_rows(wrong, [{"prompt": "p"}]), COLUMNS)

@@ -34,7 +34,7 @@ def before(*messages):
         ("math", HALF | {"prompt": " \n"}, "prompt is blank"),
         ("math", HALF | {"answer": " "}, "answer is blank"),
         ("code", SUM | {"tests": "[]"}, "tests: tests must be a list of 1 to"),
-        ("code", SUM | {"tests": "[" * 10**5}, "tests within tests"),
+        ("code", SUM | {"tests": "[" * 10**5}, "tests are nested too deeply"),
         ("code", SUM | {"tests": '[{"input": "\\ud800", "output": ""}]'}, "half a surrogate pair"),
         ("math", HALF | {"chat_before": "{}"}, "a chat must be a list of messages"),
         ("math", HALF | {"chat_before": "[" * 10**5}, "chat_before is not JSON"),

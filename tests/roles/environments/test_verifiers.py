@@ -280,7 +280,7 @@ async def test_between_the_limits_there_is_no_score(monkeypatch, tmp_path, token
     monkeypatch.setattr(verifiers, "LIMITS", replace(SHORT, memory_soft_bytes=64 << 20))
     named = founded(monkeypatch, tmp_path, "sums", SUMS)
     task = task_of(named, tokenizer)
-    with pytest.raises(ValueError, match=r"says nothing of its problems: .*MiB of memory"):
+    with pytest.raises(ValueError, match=r"does not report its problems: .*MiB of memory"):
         await opened(task)
     task._count = 5
     (given,) = await task.grade_all([0], ["2"])
@@ -334,9 +334,9 @@ REFUSED = {
     ),
     "nothing": ({"task": "pass"}, "needs rewards"),
     "several": ({"more": ENV, "names": "'E'"}, "an environment of its own"),
-    "silent": ({"data": ""}, "does not end with what a user asks"),
-    "spoken": ({"data": SPOKEN}, "does not end with what a user asks"),
-    "picture": ({"data": IMAGE}, "that are no text"),
+    "silent": ({"data": ""}, "does not end with a user message"),
+    "spoken": ({"data": SPOKEN}, "does not end with a user message"),
+    "picture": ({"data": IMAGE}, "that are not text"),
     "long": ({"data": "prompt='x' * 60_000"}, "more than 49152 bytes"),
     "empty": ({"count": 0}, "no tasks"),
     "exits": ({"more": "raise SystemExit('bye')"}, "SystemExit: bye"),

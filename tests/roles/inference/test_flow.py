@@ -367,7 +367,7 @@ async def test_a_key_on_probation_makes_nothing_that_nobody_would_judge(tmp_path
     await world.rest(30)
     assert commits(world) == []
     assert engine.tokens_sampled == 0, "no rollout is made in vain"
-    assert "our key is too new for version 0" in str(world.conditions)
+    assert "this key is too new for version 0" in str(world.conditions)
     await world.rest(20)
     world.version(created_at=round(world.now() * 1000))
     world.hold(1, b"policy 1")

@@ -60,7 +60,7 @@ async def test_it_does_not_begin_a_run_that_others_know(tmp_path):
     world.start()
     await world.rest(20)
     assert world.published == []
-    assert "what others know" in str(world.conditions)
+    assert "the state of this run from peers" in str(world.conditions)
     await world.stop()
 
 

@@ -108,7 +108,7 @@ async def test_the_lead_is_left_to_another_trainer_that_is_here(tmp_path):
     await world.rest(EPOCH_SECONDS * 2)
     assert 1000 - len(world.engine.errors["step"]) == FAILURES_TO_RESIGN
     assert world.conditions.has_resigned(Role.TRAINER)
-    assert "the lead is left to another trainer" in str(world.conditions)
+    assert "handing over the lead to another trainer" in str(world.conditions)
     await world.rest(20 * EPOCH_SECONDS)
     assert 1000 - len(world.engine.errors["step"]) == FAILURES_TO_RESIGN
     world.version(trainer=1, term=1)

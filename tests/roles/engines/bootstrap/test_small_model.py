@@ -67,5 +67,5 @@ def test_the_tokenizer_has_learned_the_words_of_its_task(made):
 
 
 def test_a_task_without_known_solutions_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="knows no solutions"):
+    with pytest.raises(ValueError, match="has no known solutions"):
         make_small_model(recipe_of(name="math/sums"), 0, tmp_path / "model", 0.3)
