@@ -9,7 +9,7 @@ from simulations.checkers.certificates import Certificates
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.wire import Opened, shown
 from simulations.metrics.makespan import VersionSpread
-from simulations.metrics.spread import Histogram
+from simulations.metrics.spread import SpreadHistogram
 from simulations.runtime.trace import Event
 
 POINTS_MAX = 4000
@@ -57,7 +57,7 @@ class Series:
         self.marks: list[tuple[float, str]] = []
         """Seconds since the start, and the fault or event at that time."""
         self.makespans: list[VersionSpread] = []
-        self.delays = Histogram()
+        self.delays = SpreadHistogram()
         watch.on_message("rollout-commit", self._on_commit)
         watch.on_message("checkpoint-manifest", self._on_manifest)
         watch.on("sample", self._on_sample)

@@ -14,7 +14,7 @@ SETTLE_SECONDS = 10.0
 """A younger node may not be in any mesh yet."""
 
 
-class Histogram:
+class SpreadHistogram:
     """Histogram with buckets of two per cent: sums of millions of values in a few kilobytes."""
 
     GROWTH = 1.02
@@ -73,7 +73,7 @@ class SpreadTracker:
         """Node to (messages, duplicates) at its last sample."""
         self._arrivals = 0
         self._duplicates = 0
-        self.delays = Histogram()
+        self.delays = SpreadHistogram()
         watch.on("gossip-published", self._on_published)
         watch.on("gossip-first", self._on_first)
         watch.on("node-up", self._on_up)

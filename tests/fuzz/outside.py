@@ -252,7 +252,7 @@ def _child_frames(names: Any) -> Decoder:
         wire.Hello(version=1, software="x"),
         wire.Item(id=1, value={"tokens": [1, 2], "logprobs": [-0.5]}),
         wire.Failed(id=None, error="ValueError", reason="x", trace=""),
-        wire.Heartbeat(memory_bytes=1, tokens=2),
+        wire.EngineHeartbeat(memory_bytes=1, tokens=2),
         wire.FirstTokenNotice(version=1, seconds=0.5),
         wire.Call(id=1, method="load", arguments=(1, "x")),
         wire.CancelCall(id=1),

@@ -387,7 +387,7 @@ class EventsPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class StreamTick:
     """What a page that watches is told each second."""
 
     state: State
@@ -411,7 +411,7 @@ ANSWERS: dict[str, type] = {
     "node": MachinePage,
     "run": RunPage,
     "events": EventsPage,
-    "look": Tick,
+    "look": StreamTick,
     "happened": RunEvent,
 }
 """By what they are called in the schema."""

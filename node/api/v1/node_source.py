@@ -20,7 +20,7 @@ from node.api.v1.answers import (
     RolloutPage,
     RunPage,
     SampleHistory,
-    Tick,
+    StreamTick,
     TrainingPage,
     WeightsPage,
 )
@@ -139,14 +139,14 @@ class NodeSource(DataSource):
         return Meta("live", self.happenings.boot, title)
 
     @override
-    def look_now(self) -> Tick:
+    def look_now(self) -> StreamTick:
         """Return what pages that watch are told each second."""
         if self._view is None:
             status = self._status()
-            return Tick(status.state, status.reason, 0, -1, 0, 0, 0)
+            return StreamTick(status.state, status.reason, 0, -1, 0, 0, 0)
         observer = self._view.observer
         snapshot = observer.snapshot()
-        return Tick(
+        return StreamTick(
             state=snapshot.state,
             reason=observer.reason(),
             epoch=self._view.manifest.manifest.epoch_at(self._clock.now()),

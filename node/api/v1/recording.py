@@ -17,7 +17,7 @@ from node.api.v1.answers import (
     RunEvent,
     RunPage,
     SampleHistory,
-    Tick,
+    StreamTick,
     TrainingPage,
     WeightsPage,
 )
@@ -123,9 +123,9 @@ class Recording(DataSource):
         return Meta("recorded", self.happenings.boot, self._recorded.title)
 
     @override
-    def look_now(self) -> Tick:
+    def look_now(self) -> StreamTick:
         seen = self._recorded.overview
-        return Tick(
+        return StreamTick(
             seen.state,
             seen.reason,
             seen.epoch,

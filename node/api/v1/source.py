@@ -12,7 +12,7 @@ from node.api.v1.answers import (
     RolloutPage,
     RunPage,
     SampleHistory,
-    Tick,
+    StreamTick,
     TrainingPage,
     WeightsPage,
 )
@@ -29,7 +29,7 @@ class DataSource(Protocol):
     def meta(self) -> Meta:
         """Return who answers."""
 
-    def look_now(self) -> Tick:
+    def look_now(self) -> StreamTick:
         """Return what pages that watch are told each second."""
 
     def overview(self) -> Overview:

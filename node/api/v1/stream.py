@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from pydantic import TypeAdapter
 
-from node.api.v1.answers import RunEvent, Tick
+from node.api.v1.answers import RunEvent, StreamTick
 from node.api.v1.source import DataSource
 
 STREAMS_MAX = 16
@@ -20,7 +20,7 @@ RETRY_MILLISECONDS = 2_000
 SILENCE_SECONDS = 15.0
 """Then a comment tells that the line is alive: what was recorded has nothing more to tell."""
 
-_LOOK, _HAPPENING = TypeAdapter(Tick), TypeAdapter(RunEvent)
+_LOOK, _HAPPENING = TypeAdapter(StreamTick), TypeAdapter(RunEvent)
 
 
 def resume_from(last_event_id: str) -> tuple[str, int]:

@@ -95,8 +95,9 @@ class _Strangers:
 
 
 class ReadRateLimiter:
-    """The accounts of all peers; ``trusted`` tells who has standing, ``meshed`` who is in a
-    mesh.
+    """CPU accounts of all peers.
+
+    ``trusted`` returns whether a peer is trusted, ``meshed`` whether it is in one of our meshes.
     """
 
     def __init__(

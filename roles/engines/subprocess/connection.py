@@ -153,7 +153,7 @@ class EngineConnection:
                     return
                 case wire.Failed() as failed:
                     raise EngineError(f"no engine: {failed.reason}"[:300], failed.trace)
-                case wire.Heartbeat() as beat:
+                case wire.EngineHeartbeat() as beat:
                     self._take(beat)
                 case other:
                     raise wire.WireError(f"{type(other).__name__} before Made")
@@ -176,7 +176,7 @@ class EngineConnection:
 
     def _take(self, message: wire.EngineMessage) -> None:
         match message:
-            case wire.Heartbeat():
+            case wire.EngineHeartbeat():
                 self.memory_bytes = message.memory_bytes
                 computed = message.tokens - self.tokens
                 self.tokens = message.tokens
@@ -203,7 +203,7 @@ class EngineConnection:
                     call.answer.set_exception(_raised(message))
             case _:
                 raise wire.WireError(f"unexpected {type(message).__name__}")
-        if not isinstance(message, wire.Heartbeat):
+        if not isinstance(message, wire.EngineHeartbeat):
             self._progress_at = self._now()
 
     def _take_item(self, call: _PendingCall, value: Any) -> None:

@@ -83,7 +83,7 @@ class _Server:
             memory_bytes = self._process.memory_info().rss
             # Long generate calls are counted while they run.
             tokens = getattr(self._engine, "tokens_sampled", self._tokens)
-            await self._say(wire.Heartbeat(memory_bytes=memory_bytes, tokens=tokens))
+            await self._say(wire.EngineHeartbeat(memory_bytes=memory_bytes, tokens=tokens))
             await self._tell_first_token()
             await asyncio.sleep(seconds)
 

@@ -120,7 +120,7 @@ class Failed(EngineMessage):
     trace: Annotated[str, Field(max_length=TRACE_CHARACTERS_MAX)]
 
 
-class Heartbeat(EngineMessage):
+class EngineHeartbeat(EngineMessage):
     """Heartbeat: resident memory, and the tokens computed since the process started."""
 
     memory_bytes: Annotated[int, Field(ge=0)]
@@ -145,7 +145,7 @@ QUESTIONS: Mapping[str, type[EngineMessage]] = _named(Make, Call, CancelCall)
 """Messages that the daemon sends."""
 
 ANSWERS: Mapping[str, type[EngineMessage]] = _named(
-    Hello, Made, Item, CallDone, Failed, Heartbeat, FirstTokenNotice
+    Hello, Made, Item, CallDone, Failed, EngineHeartbeat, FirstTokenNotice
 )
 """Messages that the engine process sends."""
 

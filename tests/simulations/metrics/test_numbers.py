@@ -11,7 +11,7 @@ from simulations.checkers.swarm import TracedNode
 from simulations.metrics.makespan import ideal_seconds, round_trips_least
 from simulations.metrics.numbers import RunMeter, quantile, rounded
 from simulations.metrics.series import POINTS_MAX
-from simulations.metrics.spread import CLOSE_SECONDS, Histogram
+from simulations.metrics.spread import CLOSE_SECONDS, SpreadHistogram
 from tests.simulations.trace_examples import small_run
 
 KEYS = {
@@ -332,7 +332,7 @@ def test_series_follow_the_run_and_stay_small():
 
 @given(st.lists(st.floats(1e-3, 1e4), min_size=1), st.floats(0, 1))
 def test_a_histogram_is_right_to_two_per_cent(values, share):
-    histogram = Histogram()
+    histogram = SpreadHistogram()
     for value in values:
         histogram.add(value)
     exact = quantile(sorted(values), share)
@@ -340,7 +340,7 @@ def test_a_histogram_is_right_to_two_per_cent(values, share):
 
 
 def test_a_histogram_knows_what_never_came():
-    histogram = Histogram()
+    histogram = SpreadHistogram()
     assert math.isnan(histogram.quantile(0.5))
     histogram.add(1.0)
     histogram.add(math.inf)

@@ -92,7 +92,7 @@ async def test_a_process_of_another_version_is_refused_and_told_why(how):
 async def test_an_engine_that_cannot_be_made_is_told():
     played, process = await Played.begin()
     played.say(wire.Hello(version=wire.VERSION, software=""))
-    played.say(wire.Heartbeat(memory_bytes=1, tokens=0))
+    played.say(wire.EngineHeartbeat(memory_bytes=1, tokens=0))
     failed = wire.Failed(id=None, error="ValueError", reason="no such device", trace="where")
     played.say(failed)
     with pytest.raises(EngineError, match="no engine: no such device"):
@@ -182,7 +182,7 @@ async def test_no_bytes_do_more_than_end_the_conversation(seed):
 )
 async def test_a_death_is_told_with_its_size_and_the_last_line(how, told):
     played, talk = await begun()
-    played.say(wire.Heartbeat(memory_bytes=812_000_000, tokens=5))
+    played.say(wire.EngineHeartbeat(memory_bytes=812_000_000, tokens=5))
     await eventually(lambda: talk.memory_bytes > 0)
     call = generate(talk)
     await played.hear()
@@ -205,7 +205,7 @@ async def test_silence_ends_the_process():
 
 async def beating(played):
     while True:
-        played.say(wire.Heartbeat(memory_bytes=1, tokens=0))
+        played.say(wire.EngineHeartbeat(memory_bytes=1, tokens=0))
         await asyncio.sleep(0.05)
 
 

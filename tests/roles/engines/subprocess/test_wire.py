@@ -16,7 +16,7 @@ ANSWERS = [
     wire.Item(id=3, value={"tokens": (1, 2), "logprobs": (-0.5, float("-inf"))}),
     wire.CallDone(id=3),
     wire.Failed(id=None, error="EngineError", reason="no memory", trace="where"),
-    wire.Heartbeat(memory_bytes=10, tokens=0),
+    wire.EngineHeartbeat(memory_bytes=10, tokens=0),
 ]
 
 
