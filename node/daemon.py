@@ -17,11 +17,11 @@ from node.api.v1.view import NodeView
 from node.api.why import Why
 from node.context import NodeContext, Ports, run_service
 from node.membership.admission import OwnAdmission
-from node.membership.announcer import About, Announcer
+from node.membership.announcer import About, Announcer, NodeFacts
 from node.membership.incarnation import KeyGuard
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
-from node.network.connections.manager import ConnectionManager
+from node.network.connections.manager import ConnectionManager, PeerValue
 from node.network.gossip.config import params_for_epoch
 from node.network.gossip.driver import Gossip
 from node.network.reachability.autonat import Reachability
@@ -41,7 +41,7 @@ from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from node.weights.run_files import RunFiles
 from protocol.core.crypto import Signer, Verifier, verify
-from protocol.core.types import Role, Topic
+from protocol.core.types import PeerId, Role, Topic
 from protocol.gossipsub.message import Decoders
 from protocol.ledger.reputation import has_reputation
 from protocol.messages import Opened
@@ -98,16 +98,12 @@ class Daemon:
         self._stop = asyncio.Event()
         replica = Replica(self._manifest, verifier, opened)
         trusted = partial(has_reputation, manifest=self._manifest, ledger=replica.ledger)
-        rng, roster = ports.rng.child("connections"), replica.roster
-        self._peers = ConnectionManager(
-            ports.transport, ports.clock, rng, initial_peers, roster, trusted
-        )
-        trust = Trust(trusted, self._peers.block_of, roster.__contains__)
+        self._peers = self._make_peers(ports, replica, initial_peers, trusted)
+        trust = Trust(trusted, self._peers.block_of, replica.roster.__contains__)
         self._context = context = NodeContext(
             signer, replica, ports, self._peers, ChangeSignal(), Conditions(), trust
         )
         self._gossip = self._make_gossip(verifier, decoding)
-        self._peers.gossip_ok, self._peers.meshed = self._gossip.gossip_ok, self._gossip.meshed
         self._exchange = self._make_exchange(upload_bytes_per_second)
         self._downloads = downloads = Downloads(ports, replica, self._exchange)
         self._witness = ReachabilityProber(context)
@@ -142,6 +138,21 @@ class Daemon:
             context.conditions.prepare(role, "opening the run's task")
         for owner in (replica, self._peers, self._gossip, self._exchange):
             context.tables.register(*owner.tables)
+
+    def _make_peers(
+        self,
+        ports: Ports,
+        replica: Replica,
+        initial: Sequence[str],
+        trusted: Callable[[PeerId], bool],
+    ) -> ConnectionManager:
+        value = PeerValue(
+            trusted,
+            lambda peers: self._gossip.above_gossip_threshold(peers),  # noqa: PLW0108 - made later
+            lambda: self._gossip.meshed(),  # noqa: PLW0108
+        )
+        rng = ports.rng.child("connections")
+        return ConnectionManager(ports.transport, ports.clock, rng, initial, replica.roster, value)
 
     def _make_exchange(self, upload_bytes_per_second: int | None) -> BlobExchange:
         context = self._context
@@ -178,13 +189,18 @@ class Daemon:
             OwnAdmission(self._context, self._about.invite),
             self._about,
             self._network,
+            self._facts,
             # Records only: an untrusted peer can store arbitrary bytes in the directory.
             hint=lambda record: inbox.take(record, MessageOrigin.DIRECTORY, topic=Topic.ROSTER),
             synchronised=self._anti_entropy.wait_until_synchronised,
-            reachable=lambda: self._reachability.reachable,
-            witnessed=self._witness.findings,
-            policy_version=self._policies.newest_version,
-            relayed=lambda: self._circuits.addresses,
+        )
+
+    def _facts(self) -> NodeFacts:
+        return NodeFacts(
+            reachable=self._reachability.reachable,
+            observations=self._witness.findings(),
+            policy_version=self._policies.newest_version(),
+            relay_addresses=self._circuits.addresses,
         )
 
     def _make_observer(self, p2pd_pid: Callable[[], int | None]) -> Observer:

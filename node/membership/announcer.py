@@ -55,12 +55,22 @@ class About:
     """Invite to a run with invited keys only; a node stores it for later starts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """Changing fields of this node's record, read when a record is made."""
+
+    reachable: bool
+    """Others can dial this node, as far as they have reported."""
+    observations: Mapping[bytes, int]
+    """Rate classes that this node observed, by public key."""
+    policy_version: int
+    relay_addresses: Sequence[str] = ()
+
+
 class Announcer:
     """Publishes this node's record and passes directory records to ``hint``.
 
-    ``synchronised`` waits until enough peers have sent what this node missed. ``reachable`` is the
-    observation of this node by others. ``witnessed`` holds this node's observations of others: a
-    rate class for each public key. ``relayed`` are this node's addresses at relays.
+    ``synchronised`` waits until enough peers have sent what this node missed.
     """
 
     def __init__(
@@ -70,13 +80,10 @@ class Announcer:
         admission: OwnAdmission,
         about: About,
         network: Network,
+        facts: Callable[[], NodeFacts],
         *,
         hint: Callable[[bytes], object],
         synchronised: Callable[[], Awaitable[None]],
-        reachable: Callable[[], bool],
-        witnessed: Callable[[], Mapping[bytes, int]],
-        policy_version: Callable[[], int],
-        relayed: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._context = context
         self._incarnation = incarnation
@@ -85,10 +92,7 @@ class Announcer:
         self._network = network
         self._hint = hint
         self._synchronised = synchronised
-        self._reachable = reachable
-        self._witnessed = witnessed
-        self._policy_version = policy_version
-        self._relayed = relayed
+        self._facts = facts
         self._stale = asyncio.Event()
         self._newest: Signed[NodeRecord] | None = None
         self._announced = asyncio.Event()
@@ -159,14 +163,14 @@ class Announcer:
 
     async def _record(self, *, leaving: bool) -> NodeRecord:
         # Relay addresses replace addresses that others cannot reach.
-        addresses = self._relayed() or await within(
+        addresses = self._facts().relay_addresses or await within(
             CALL_SECONDS, self._context.ports.transport.addresses()
         )
         short = [item for item in addresses if len(item) <= ADDRESS_CHARACTERS_MAX]
         head = self._context.replica.ledger.head
         conditions = self._context.conditions
         roles = [role for role in self._about.roles if not conditions.has_resigned(role)]
-        witnessed = self._witnessed()
+        facts = self._facts()
         await self._incarnation.advance(leaving=leaving)
         return NodeRecord(
             sequence=self._incarnation.sequence,
@@ -175,14 +179,14 @@ class Announcer:
             addresses=tuple(short[:ADDRESSES_MAX]),
             hardware=self._about.hardware,
             upload_bytes_per_second=self._about.upload_bytes_per_second,
-            reachable=self._about.reachable and self._reachable(),
-            witnessed=tuple(witnessed),
-            upload_classes=tuple(witnessed.values()),
+            reachable=self._about.reachable and facts.reachable,
+            witnessed=tuple(facts.observations),
+            upload_classes=tuple(facts.observations.values()),
             http_port=self._about.http_port,
             software=self._about.software,
             scoring=self._about.scoring,
             protocol_version=PROTOCOL_VERSION,
-            policy_version=self._policy_version(),
+            policy_version=facts.policy_version,
             checkpoint=b"" if head is None else head.digest,
             admission=self._admission.proof,
             leaving=leaving,

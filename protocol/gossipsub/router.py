@@ -126,7 +126,7 @@ class Router:
         """Our subscriptions."""
         return self._mesh.topics
 
-    def gossip_ok(self, peers: Iterable[PeerId]) -> list[PeerId]:
+    def above_gossip_threshold(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """Return the peers with a score that allows gossip."""
         return self._score.at_least(self._params.gossip_score_min, peers)
 
@@ -381,7 +381,7 @@ class Router:
         """Return the subscribers that may get our IHAVE, outside and inside the mesh."""
         members = dict.fromkeys(self._mesh.members(topic))
         outside = [peer for peer in self._peers.subscribers(topic) if peer not in members]
-        return self.gossip_ok(outside), self.gossip_ok(members)
+        return self.above_gossip_threshold(outside), self.above_gossip_threshold(members)
 
 
 def _grafting(grafts: dict[PeerId, list[str]]) -> list[Effect]:

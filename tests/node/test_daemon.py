@@ -52,8 +52,9 @@ async def test_a_node_that_has_too_many_connections_asks_gossip_whose_to_end():
     world.start_all()
     await world.reach(1, "relay-0")
     daemon = world.daemon("relay-0")
-    assert daemon._peers.gossip_ok == daemon._gossip.gossip_ok
-    assert daemon._peers.meshed == daemon._gossip.meshed
+    value, gossip, peers = daemon._peers._value, daemon._gossip, daemon._peers.connected
+    assert value.meshed() == gossip.meshed() != frozenset()
+    assert value.above_gossip_threshold(peers) == gossip.above_gossip_threshold(peers) == peers
     await world.finish()
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 
 import structlog
@@ -64,11 +65,22 @@ TOLD_MAX = 4
 """Unreachable addresses whose errors are reported."""
 
 
+@dataclass(frozen=True, slots=True)
+class PeerValue:
+    """Value of peers to this node: which of them to dial, to keep, and to prune first."""
+
+    trusted: Callable[[PeerId], bool] = lambda _peer: False
+    above_gossip_threshold: Callable[[Sequence[PeerId]], Sequence[PeerId]] = list
+    """Returns the peers above the gossip threshold; the others are pruned first."""
+    meshed: Callable[[], frozenset[PeerId]] = frozenset
+    """Returns the gossip mesh peers, whose connections are pruned last."""
+
+
 class ConnectionManager(PeerView):
     """Manages the connections of this node.
 
     ``initial`` are addresses of bootstrap peers and of peers that answered an earlier process.
-    ``roster`` is None until the run is known; ``trusted`` returns whether a peer is trusted.
+    ``roster`` is None until the run is known.
     """
 
     def __init__(
@@ -78,7 +90,7 @@ class ConnectionManager(PeerView):
         rng: Rng,
         initial: Sequence[str],
         roster: Roster | None = None,
-        trusted: Callable[[PeerId], bool] = lambda _peer: False,
+        value: PeerValue = PeerValue(),
     ) -> None:
         self._transport = transport
         self._clock = clock
@@ -86,11 +98,11 @@ class ConnectionManager(PeerView):
         self._initial = list(initial)
         self._book = AddressBook(roster, clock)
         self._dialler = Dialler(transport, self._initial, self._book.is_relay, self._on_answer)
-        self._proven = trusted
+        self._value = value
         self._connected: dict[PeerId, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._candidates = Candidates(self.peer_id, roster, self._book, clock, rng)
-        self._standing = TrustedPeers(trusted)
+        self._standing = TrustedPeers(value.trusted)
         self._seek_standing_at = 0.0
         self._chosen: dict[PeerId, None] = {}
         self._locations = Locations(transport)
@@ -98,13 +110,9 @@ class ConnectionManager(PeerView):
         self._look_now = asyncio.Event()
         self._bans = Bans()
         self.inbound = ConnectionGater(
-            trusted, self._bans, self.blame, self.disconnect, self._admit
+            value.trusted, self._bans, self.blame, self.disconnect, self._admit
         )
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
-        self.gossip_ok: Callable[[Sequence[PeerId]], Sequence[PeerId]] = list
-        """Returns the peers above the gossip threshold; the others are pruned first."""
-        self.meshed: Callable[[], frozenset[PeerId]] = frozenset
-        """Returns the gossip mesh peers, whose connections are pruned last."""
         self.unreachable_since: float | None = None
         self.tables: tuple[Table, ...] = (
             SizeGauge("connected", Params().peers_max, lambda: len(self._connected)),
@@ -284,12 +292,16 @@ class ConnectionManager(PeerView):
 
     def _is_kept(self, peer: PeerId) -> bool:
         """Return whether a connection is exempt from pruning: outbound or trusted."""
-        return peer in self._chosen or self._proven(peer)
+        return peer in self._chosen or self._value.trusted(peer)
 
     def _addresses(self) -> list[str]:
         """Return bootstrap addresses and a sample of known ones, except our own and banned."""
         outcomes, known, book = self._dialler.outcomes, [], self._book
-        for addresses in (outcomes.answered(), book.reachable(), book.reachable(self._proven)):
+        for addresses in (
+            outcomes.answered(),
+            book.reachable(),
+            book.reachable(self._value.trusted),
+        ):
             drawn = self._rng.sample(addresses, 2 * TRIED_MAX)
             known += outcomes.best_first(drawn)[:TRIED_MAX]
         nobody = (self.peer_id, *self._bans.held(loop_time()))
@@ -319,7 +331,7 @@ class ConnectionManager(PeerView):
             self._retry_seconds = RETRY_SECONDS_MIN
         if self._standing.look(self._connected, now):
             with suppress(TransportError):  # repeated at the next poll
-                kept = self.meshed().union(self._chosen, self._standing.peers)
+                kept = self._value.meshed().union(self._chosen, self._standing.peers)
                 await within(CONNECT_SECONDS, self._transport.keep(kept))
         if len(self._connected) < CONNECTIONS_TARGET or self._lacks_standing(now):
             self._few.set()
@@ -330,12 +342,13 @@ class ConnectionManager(PeerView):
         """Close connections of banned peers and, above the limit, of untrusted ones."""
         away = dict.fromkeys(filter(self._connected.__contains__, self._bans.held(now)))
         if self._taken > CONNECTIONS_HIGH:
-            meshed = self.meshed()
+            meshed = self._value.meshed()
             others = [
                 peer for peer in self._connected if peer not in meshed and not self._is_kept(peer)
             ]
-            gossip_ok, count = frozenset(self.gossip_ok(others)), self._taken - CONNECTIONS_LOW
-            away |= dict.fromkeys(surplus(others, self.places, gossip_ok, count))
+            above = frozenset(self._value.above_gossip_threshold(others))
+            count = self._taken - CONNECTIONS_LOW
+            away |= dict.fromkeys(surplus(others, self.places, above, count))
         if away:
             for peer in away:
                 del self._connected[peer]
@@ -384,7 +397,7 @@ class ConnectionManager(PeerView):
         """Dial trusted members while too few are connected, and random members."""
         drawn, now = dict[PeerId, None](), loop_time()
         if self._lacks_standing(now):
-            drawn |= self._draw(self._proven)
+            drawn |= self._draw(self._value.trusted)
             if not drawn:
                 self._seek_standing_at = now + RETRY_SECONDS_MAX
         if len(self._connected) < CONNECTIONS_TARGET:

@@ -48,12 +48,12 @@ def independent(addresses: Sequence[str], answered: Iterable[str], networks_max:
 def surplus(
     peers: Sequence[PeerId],
     places: Mapping[PeerId, Sequence[str]],
-    gossip_ok: AbstractSet[PeerId],
+    above: AbstractSet[PeerId],
     count: int,
 ) -> list[PeerId]:
     """Return up to ``count`` peers to disconnect.
 
-    Order: peers below the gossip threshold (not ``gossip_ok``) first, then those with most peers in
+    Order: peers that are not ``above`` the gossip threshold first, then those with most peers in
     their address block, then the most recent. Peers with unknown address have no colocation count.
     ``peers`` are in order of arrival.
     """
@@ -62,7 +62,7 @@ def surplus(
     for came, peer in enumerate(peers):
         here = places.get(peer, ())[:1]
         near.update(here)
-        ranked.append((peer not in gossip_ok, near[here[0]] if here else 0, came, peer))
+        ranked.append((peer not in above, near[here[0]] if here else 0, came, peer))
     return [peer for *_, peer in sorted(ranked, reverse=True)[:count]]
 
 

@@ -175,9 +175,9 @@ class Gossip:
         """Return the mesh peers of all topics."""
         return frozenset().union(*map(self.mesh_peers, self._router.topics))
 
-    def gossip_ok(self, peers: Sequence[PeerId]) -> list[PeerId]:
+    def above_gossip_threshold(self, peers: Sequence[PeerId]) -> list[PeerId]:
         """Return the peers at or above the gossip threshold."""
-        return self._router.gossip_ok(peers)
+        return self._router.above_gossip_threshold(peers)
 
     def report(self) -> list[PeerReport]:
         """Return the state of each peer, in order of arrival."""

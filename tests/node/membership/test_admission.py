@@ -154,11 +154,9 @@ async def test_nobody_is_announced_who_is_not_admitted(monkeypatch):
         node.admission,
         About((Role.INFERENCE,), None, reachable=True, software=""),
         None,
+        None,
         hint=None,
         synchronised=None,
-        reachable=None,
-        witnessed=None,
-        policy_version=None,
     )
     await announcer.announce()  # would access missing parts
     await announcer.announce(leaving=True)

@@ -5,7 +5,7 @@ import pytest
 from node.context import NodeContext, Ports
 from node.membership import announcer as module
 from node.membership.admission import OwnAdmission
-from node.membership.announcer import CALL_SECONDS, About, Announcer
+from node.membership.announcer import CALL_SECONDS, About, Announcer, NodeFacts
 from node.membership.incarnation import KeyGuard
 from protocol.core.rng import Rng
 from protocol.core.types import Role, Topic
@@ -100,14 +100,19 @@ class Node:
             OwnAdmission(context, b""),
             About((Role.VALIDATOR,), Hardware(), reachable=True, software="test", scoring=RUNTIME),
             self.network,
+            self.facts,
             hint=lambda envelope: self.replica.receive_topic(
                 Topic.ROSTER, envelope, self.clock.now()
             ),
             synchronised=self.synchronised.wait,
-            reachable=lambda: self.reachable,
-            witnessed=lambda: self.witnessed,
-            policy_version=lambda: 7,
-            relayed=lambda: self.relayed,
+        )
+
+    def facts(self):
+        return NodeFacts(
+            reachable=self.reachable,
+            observations=self.witnessed,
+            policy_version=7,
+            relay_addresses=self.relayed,
         )
 
     def show(self, record):

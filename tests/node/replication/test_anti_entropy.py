@@ -382,7 +382,7 @@ async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
     trust = replace(context.trust, trusted=trusted.__getitem__)
     pair.theirs.anti_entropy._context = replace(context, trust=trust)
     assert await pair.pull()
-    assert {str(whose) for _, whose in taken} == {str({"proven": False, "messages": True})}
+    assert {str(whose) for _, whose in taken} == {str({"trusted": False, "messages": True})}
     counts = [count for count, _ in taken]
     held = (*validators(), *made)
     page_bytes = 4 + len(encode({"ids": [signed.digest for signed in held]}))
@@ -397,7 +397,7 @@ async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
     await asyncio.sleep(1)
     assert await pair.ours.anti_entropy.pull(THEIRS)
     assert taken
-    assert all(whose["proven"] for _, whose in taken)
+    assert all(whose["trusted"] for _, whose in taken)
 
 
 async def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):

@@ -14,6 +14,7 @@ from node.network.connections.manager import (
     RETRY_SECONDS_MIN,
     TRIED_MAX,
     ConnectionManager,
+    PeerValue,
 )
 from node.network.connections.peer_selection import (
     AGAIN_SECONDS,
@@ -23,7 +24,7 @@ from node.network.connections.peer_selection import (
 )
 from protocol.core.crypto import verify
 from protocol.core.rng import Rng
-from protocol.core.types import Role
+from protocol.core.types import PeerId, Role
 from protocol.membership.roster import Roster
 from roles.ports.transport import TransportError
 from simulations.network.network import TRIM_SECONDS
@@ -58,7 +59,7 @@ class Net:
         for name in names:
             self.hub.transport(self.peer(name))
 
-    def table(self, *initial, seed=b"1", trusted=lambda _peer: False):
+    def table(self, *initial, seed=b"1", **value):
         """Return the connection manager under test."""
         transport = self.hub.transport(self.peer("ours"))
         connect = transport.connect
@@ -72,7 +73,9 @@ class Net:
         transport.connect = dial
         known = [address(self.peer(name)) for name in initial]
         self.roster = Roster(WORLD.manifest, verify)
-        return ConnectionManager(transport, LoopClock(), Rng(seed), known, self.roster, trusted)
+        return ConnectionManager(
+            transport, LoopClock(), Rng(seed), known, self.roster, PeerValue(**value)
+        )
 
     def tell(self, name, *, at=None, **changes):
         """Add a member's record, by default with its real address."""
@@ -601,19 +604,19 @@ def at_most_ten(monkeypatch):
     monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
 
 
-def beside_a_worker(net, count):
+def beside_a_worker(net, count, **value):
     """Add untrusted peers and one trusted worker; return them and the connection manager."""
     strangers = [f"stranger {number}" for number in range(count)]
     net.add(*strangers, "worker")
-    return strangers, net.table(trusted=lambda peer: peer == net.peer("worker"))
+    return strangers, net.table(trusted=lambda peer: peer == net.peer("worker"), **value)
 
 
 @pytest.mark.usefixtures("at_most_ten")
 async def test_where_there_are_too_many_who_was_chosen_or_meshed_and_who_has_standing_stay():
     net = Net()
-    strangers, ours = beside_a_worker(net, 10)
+    meshed = frozenset({net.peer("meshed")})
+    strangers, ours = beside_a_worker(net, 10, meshed=lambda: meshed)
     net.add("chosen", "meshed")
-    ours.meshed = lambda: frozenset({net.peer("meshed")})
     for name in strangers:
         net.hub.connect(net.peer(name), net.peer("ours"))
     await ours._look()
@@ -630,9 +633,13 @@ async def test_where_there_are_too_many_who_was_chosen_or_meshed_and_who_has_sta
 @pytest.mark.usefixtures("at_most_ten")
 async def test_where_there_are_too_many_those_go_first_that_nobody_heeds():
     net = Net()
-    strangers, ours = beside_a_worker(net, 11)
-    floods = {net.peer(name) for name in strangers[:2]}
-    ours.gossip_ok = lambda peers: [peer for peer in peers if peer not in floods]
+    floods: set[PeerId] = set()
+    strangers, ours = beside_a_worker(
+        net,
+        11,
+        above_gossip_threshold=lambda peers: [peer for peer in peers if peer not in floods],
+    )
+    floods |= {net.peer(name) for name in strangers[:2]}
     for name in strangers:
         net.hub.connect(net.peer(name), net.peer("ours"))
     await ours._look()
@@ -645,8 +652,8 @@ async def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_sta
     strangers = [f"stranger {number}" for number in range(p2pd.CONNECTIONS_HIGH)]
     net.add(*strangers, "chosen", "worker", "meshed", "guest", "left")
     standing = {net.peer("worker"), net.peer("left")}
-    ours = net.table("chosen", trusted=standing.__contains__)
-    ours.meshed = lambda: frozenset({net.peer("meshed")})
+    meshed = frozenset({net.peer("meshed")})
+    ours = net.table("chosen", trusted=standing.__contains__, meshed=lambda: meshed)
     for name in ("guest", "worker", "meshed", "left"):
         net.hub.connect(net.peer(name), net.peer("ours"))
     await ours.reach()

@@ -812,14 +812,14 @@ async def test_peers_at_one_place_are_told_to_the_router_once_greeted():
         strangers = [RawPeer(hub, number) for number in range(100, 139)]
         everybody = [other.peer_id, *(each.identity.peer_id for each in strangers)]
         await eventually(lambda: meshed(node, other))
-        assert node.gossip.gossip_ok([other.peer_id]) == [other.peer_id]
+        assert node.gossip.above_gossip_threshold([other.peer_id]) == [other.peer_id]
         node.peers.places = dict.fromkeys(everybody, ("203.0.113.7",))
         for each in strangers:
             await each.listen()
             hub.connect(each.identity.peer_id, node.peer_id)
         await asyncio.sleep(3 * POLL_SECONDS)
         assert len(node.peers.connected) == 40
-        assert node.gossip.mesh_peers(TOPIC) == node.gossip.gossip_ok(everybody) == []
+        assert node.gossip.mesh_peers(TOPIC) == node.gossip.above_gossip_threshold(everybody) == []
         strangers[0].rpcs.clear()
         await node.gossip.publish(TOPIC, b"news")
         await asyncio.sleep(5)
