@@ -1,12 +1,12 @@
-"""The control API: how people and monitors ask a running daemon, on 127.0.0.1 only.
+"""Read-only HTTP API of a running daemon, on 127.0.0.1 only.
 
-``server`` runs in the daemon's loop, ``client`` is what the commands ask with, ``render`` draws the
-answers. The API only reads: whoever can open a local port may look, and nobody can command.
+``server`` runs in the daemon's event loop, ``node.cli.api_client`` is the client of the commands,
+``node.cli.render`` draws the responses. Any process that can open a local port may read the API.
 
 ===========  =============================================================================
-path         answer
+path         response
 ===========  =============================================================================
-/healthz     200 while the loop turns
+/healthz     200 while the event loop runs
 /readyz      200 when the state is ``ready``, else 503; JSON with ``state`` and ``reason``
 /metrics     Prometheus text
 /status      ``NodeStatus`` as JSON

@@ -1,14 +1,11 @@
-"""What a status says of weights on their way: what is here of them, and who gives and takes."""
+"""Status of weight downloads and uploads: progress, sources and receivers."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PeerTrafficStatus:
-    """Bytes that came from a peer or went to one; ``name`` is its peer id.
-
-    Who fetches from us by HTTP may be nobody of the swarm, and is known by address.
-    """
+    """Traffic with one peer; ``name`` is its peer id, or the address of an HTTP client."""
 
     name: str
     http_bytes: int
@@ -18,12 +15,10 @@ class PeerTrafficStatus:
 
 @dataclass(frozen=True, slots=True)
 class StripeStatus:
-    """The part of a file that comes by one tree; ``parent`` feeds us there, empty before one does.
+    """The part of a file that one tree carries; ``parent`` is our parent in it, empty at first.
 
-    A short file has no pieces in some stripes, which are left out.
-
-    ``map`` is hexadecimal, one bit for each piece in their order, set where it is here; the first
-    piece is the most significant bit of the first digit. A piece is a chunk.
+    Stripes without pieces, as in a short file, are left out. ``map`` is hexadecimal with one bit
+    per piece (chunk) in order, set if present; the first piece is the most significant bit.
     """
 
     number: int
@@ -35,57 +30,56 @@ class StripeStatus:
 
 @dataclass(frozen=True, slots=True)
 class DownloadStatus:
-    """A version on its way here, or one of the last that came: then ``arrived_at`` says when.
+    """A version download in progress, or a recent complete one with ``arrived_at`` set.
 
-    Also a file of the run, whose ``version`` is -1. ``total_bytes`` is 0 until its index is here.
+    A file of the run has ``version`` -1. ``total_bytes`` is 0 until the index is received.
     """
 
     name: str
     version: int
     form: str
-    """How it travels: ``file``, ``planes`` or ``patch``."""
+    """Encoding: ``file``, ``planes`` or ``patch``."""
     bytes_here: int
     total_bytes: int
     spared_bytes: int
-    """How much longer the file is than what travels."""
+    """Bytes saved: size of the file minus size of the encoding."""
     seconds: float
-    """Since it was asked for, or how long it took."""
+    """Duration since the request; of a complete download its total duration."""
     bytes_per_second: int
     seconds_to_go: float | None
-    """None while nothing comes."""
+    """None while no bytes arrive."""
     arrived_at: float | None
-    """Unix time; None while it is on its way."""
+    """Unix time; None while in progress."""
     root: str
-    """Who feeds the forest: the publisher, or who holds the version when that one is gone."""
+    """Root of the forest: the publisher, or another holder of the version if it is gone."""
     root_bytes: int
     """Received from the root."""
     http_bytes: int
     stream_bytes: int
-    """Received by each way, also what was not good or came twice."""
+    """Bytes received over each transport, including corrupt and duplicate ones."""
     stripes: tuple[StripeStatus, ...]
-    """Empty before the index is here, and for what has arrived."""
+    """Empty before the index is received, and for complete downloads."""
     sources: tuple[PeerTrafficStatus, ...]
-    """Those who sent last, the one that sends most first; who is no stripe's parent helps out."""
+    """Recent sources, highest rate first; a source that is no parent is an additional one."""
 
     @property
     def pieces(self) -> int:
-        """Of all stripes."""
+        """Number of pieces in all stripes."""
         return sum(stripe.pieces for stripe in self.stripes)
 
     @property
     def pieces_here(self) -> int:
-        """Of all stripes."""
+        """Number of present pieces in all stripes."""
         return sum(stripe.pieces_here for stripe in self.stripes)
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramStatus:
-    """How long something took: ``seconds`` in all.
+    """Histogram of durations, with their sum in ``seconds``; empty before the first one.
 
-    ``counts`` are those of up to each bound, and above the one before; the longer ones come last.
-    The bounds are those of what is measured: ``SECONDS_BOUNDS`` of
-    ``node.weights.download_progress`` for arrivals, ``roles.runtime.metrics`` for rollouts. None:
-    there was nothing yet.
+    ``counts`` has one entry per bucket, the last one above all bounds. The bounds are
+    ``SECONDS_BOUNDS`` of ``node.weights.download_progress`` for downloads and those of
+    ``roles.runtime.metrics`` for rollouts.
     """
 
     counts: tuple[int, ...] = ()

@@ -1,6 +1,6 @@
-"""Turns the records of downloads and uploads into their part of a ``NodeStatus``.
+"""Conversion of download and upload records into their part of a ``NodeStatus``.
 
-``now`` is of the records' clock; ``wall_now`` is unix time at the same moment.
+``now`` is the records' monotonic time; ``wall_now`` is unix time at the same moment.
 """
 
 from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
@@ -14,7 +14,7 @@ from roles.runtime.metrics import Histogram
 def download_statuses(
     arrivals: DownloadLog, now: float, wall_now: float
 ) -> tuple[DownloadStatus, ...]:
-    """Return what is on its way, the newest version first, then what came, the last one first."""
+    """Return downloads in progress, newest version first, then complete ones, latest first."""
     coming = sorted(arrivals.under_way, key=lambda arrival: -arrival.label.version)
     return tuple(
         _status(arrival, now, wall_now) for arrival in (*coming, *reversed(arrivals.arrived))
@@ -22,19 +22,19 @@ def download_statuses(
 
 
 def durations_statuses(arrivals: DownloadLog) -> dict[str, HistogramStatus]:
-    """Return how long versions took, by the form in which they came."""
+    """Return the durations of version downloads by encoding."""
     return {
         str(form): durations_status(durations) for form, durations in arrivals.durations.items()
     }
 
 
 def durations_status(durations: Histogram) -> HistogramStatus:
-    """Return what a histogram is made of."""
+    """Return the status of a histogram."""
     return HistogramStatus(tuple(durations.counts), durations.seconds)
 
 
 def party_statuses(tally: TrafficStats, now: float) -> tuple[PeerTrafficStatus, ...]:
-    """Return with whom bytes moved, the one with the highest rate first."""
+    """Return the traffic of each peer, highest rate first."""
     parties = [
         PeerTrafficStatus(
             name,
@@ -48,7 +48,7 @@ def party_statuses(tally: TrafficStats, now: float) -> tuple[PeerTrafficStatus, 
 
 
 def receiver_statuses(tally: TrafficStats, now: float) -> tuple[PeerTrafficStatus, ...]:
-    """Return whom bytes go to now, the one with the highest rate first."""
+    """Return the current receivers of uploads, highest rate first."""
     return tuple(party for party in party_statuses(tally, now) if party.bytes_per_second)
 
 
@@ -79,7 +79,7 @@ def _status(arrival: DownloadProgress, now: float, wall_now: float) -> DownloadS
 
 
 def _stripes(arrival: DownloadProgress) -> tuple[StripeStatus, ...]:
-    """Return the stripes that have pieces; a short file has none in some."""
+    """Return the stripes with pieces; a short file has none in some."""
     statuses = []
     for number, parent in enumerate(arrival.parents):
         shards = arrival.stripe(number)
@@ -91,7 +91,7 @@ def _stripes(arrival: DownloadProgress) -> tuple[StripeStatus, ...]:
 
 
 def piece_map(shards: list[tuple[int, int]]) -> str:
-    """Return the bitmap of pieces, per shard their count and a mask, whose bit i is piece i."""
+    """Return the hexadecimal piece map of shards, given as (count, mask) with bit i for piece i."""
     bits = "".join(f"{mask:0{count}b}"[::-1] for count, mask in shards)
     digits = -(-len(bits) // 4)
     return f"{int(bits.ljust(4 * digits, '0'), 2):0{digits}x}"

@@ -1,4 +1,4 @@
-"""Fit of the run's rules to its workers and validators, for the node's status."""
+"""Status of the run's thresholds and of validators' scores."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from protocol.rollout.fit import REWARDS
 
 
 def judging_status(replica: Replica) -> JudgingStatus:
-    """Return what the decided rollouts say of thresholds and of scores."""
+    """Return thresholds in doubt and differing scores, from the decided rollouts."""
     fit = replica.ledger.decisions().fit
     misfits = fit.misfits
     return JudgingStatus(
@@ -31,7 +31,7 @@ def _differed(replica: Replica) -> Counter[str]:
 
 
 def _overruled(replica: Replica) -> Counter[str]:
-    """Count the verdicts that the outcome contradicts because of a score, by their signers."""
+    """Count, by signer, the verdicts whose score the outcome contradicts."""
     entries = replica.ledger.entries
     return Counter(
         str(signer)

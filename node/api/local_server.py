@@ -1,4 +1,4 @@
-"""An application for browsers and programs of this machine alone, and what serves it."""
+"""HTTP application and server for clients on this machine only."""
 
 from collections.abc import Sequence
 
@@ -15,19 +15,19 @@ from node.local.datadir import API_HOST
 from node.local.http_server import EmbeddedServer
 
 HOST_NAMES = [API_HOST, "localhost"]
-"""Accepted in the Host header: a web page that rebinds its name to 127.0.0.1 sends its own."""
+"""Accepted Host headers, against DNS rebinding by a web page."""
 
 REQUESTS_MAX = 64
-"""At once; more are answered 503."""
+"""Concurrent requests; further ones get 503."""
 
 
 def web_routes(source: DataSource) -> list[BaseRoute]:
-    """Return the pages and what they read."""
+    """Return the routes of the web pages and of ``/api/v1``."""
     return [api_v1(source), pages()]
 
 
 def guarded(routes: Sequence[BaseRoute]) -> Starlette:
-    """Return the application with these routes."""
+    """Return the application with host check and ``Guard`` around the routes."""
     return Starlette(
         routes=routes,
         middleware=[
@@ -38,7 +38,7 @@ def guarded(routes: Sequence[BaseRoute]) -> Starlette:
 
 
 def local_server(app: Starlette) -> EmbeddedServer:
-    """Return what serves an application on a socket that it is given."""
+    """Return a uvicorn server for an application; the caller provides the socket."""
     return EmbeddedServer(
         uvicorn.Config(
             app,

@@ -1,8 +1,8 @@
-"""Prometheus metrics, made from the node's status at each scrape.
+"""Prometheus metrics, computed from the node's status at each scrape.
 
-Nothing counts twice: the machines count, ``NodeStatus`` shows, this renames. Every node has a
-registry of its own, because tests and simulations run many nodes in one process. Labels take a
-handful of values each: never a peer id, never a commit; reasons come from other nodes and are cut.
+This module only renames counters of ``NodeStatus``. Every node has its own registry, because tests
+and simulations run many nodes in one process. Labels have few values: no peer ids, no commits, and
+at most ``REASONS_MAX`` reasons, because reasons come from other nodes.
 """
 
 import math
@@ -41,7 +41,7 @@ from roles.runtime.training_steps import STATISTICS, TrainingStep
 PREFIX = "prime_node"
 
 REASONS_MAX = 24
-"""Reasons told apart; an honest swarm has about ten, and what comes later counts as ``other``."""
+"""Distinct reason labels; an honest swarm has about ten, and later ones count as ``other``."""
 
 
 class NodeMetrics(Collector):
@@ -78,9 +78,9 @@ class NodeMetrics(Collector):
         yield from _circuits(status.circuits)
 
     def _outcomes(self, status: NodeStatus) -> Iterator[Metric]:
-        """Yield what became of rollouts since the first time that it was asked for.
+        """Yield rollouts by outcome since the first scrape.
 
-        What the disk holds was there before: until it has been read, nothing counts.
+        Counting starts after the restore from disk, so that restored rollouts do not count.
         """
         rollouts = own = RolloutCounts()
         if status.restored:
@@ -114,11 +114,11 @@ def _info(status: NodeStatus) -> Metric:
         "roles": ",".join(status.roles),
         "version": status.machine.version,
     }
-    return InfoMetricFamily(PREFIX, "Who this node is.", values)
+    return InfoMetricFamily(PREFIX, "Identity and version of this node.", values)
 
 
 def _state(status: NodeStatus) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_state", "1 for the state it is in.", labels=["state"])
+    family = GaugeMetricFamily(f"{PREFIX}_state", "1 for the current state.", labels=["state"])
     for state in get_args(State):
         family.add_metric([state], float(state == status.state))
     return family
@@ -131,15 +131,15 @@ def _gauges(status: NodeStatus) -> Iterator[Metric]:
     values: tuple[tuple[str, str, float], ...] = (
         ("started_seconds", "Unix time of the start.", status.started_at),
         ("epoch", "Epoch of the run.", status.epoch),
-        ("peers", "Peers that are connected now.", status.peers_connected),
-        ("peers_banned", "Peers kept away because of what they sent.", status.peers_banned),
+        ("peers", "Connected peers.", status.peers_connected),
+        ("peers_banned", "Peers banned for invalid messages.", status.peers_banned),
         ("members", "Live members on the roster.", status.members_count),
         ("policy_version", "Policy version held.", status.policy_version),
         ("policy_version_newest", "Newest policy version known.", status.policy_version_newest),
         ("policy_lag_max", "Largest lag of a trained rollout, versions.", status.policy_lag_max),
         ("workers_judged", "Workers with two or more decided rollouts.", judging.workers),
-        ("workers_off", "The most that are off in one rule in doubt; else 0.", judging.workers_off),
-        ("scores_overruled", "Rewards that a committee decided otherwise than we.", overruled),
+        ("workers_off", "Workers off in the worst rule in doubt, else 0.", judging.workers_off),
+        ("scores_overruled", "Scores of this node that a committee contradicted.", overruled),
     )
     for name, text, value in values:
         yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
@@ -150,9 +150,9 @@ def _gauges(status: NodeStatus) -> Iterator[Metric]:
 
 
 def _outcomes(name: str, text: str, counts: RolloutCounts) -> Iterator[Metric]:
-    """Yield what was committed, what of it was learned from, and outcomes that exclude each other.
+    """Yield counters of committed and trained rollouts, and of exclusive outcomes.
 
-    Rejected ones of the swarm have their reasons in a family of their own.
+    Rejections of the swarm have another family with their reasons.
     """
     family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["outcome"])
     for outcome in ("certified", "rejected", "expired"):
@@ -166,12 +166,12 @@ def _outcomes(name: str, text: str, counts: RolloutCounts) -> Iterator[Metric]:
 def _machine(status: NodeStatus) -> Iterator[Metric]:
     machine = status.machine
     values = (
-        ("disk_free_bytes", "Free on the disk of the data directory.", machine.disk_free_bytes),
-        ("disk_total_bytes", "Size of that disk.", machine.disk_total_bytes),
-        ("p2pd_memory_bytes", "Memory that p2pd has.", machine.p2pd_memory_bytes),
-        ("gpus", "GPUs that the driver shows.", machine.gpus),
+        ("disk_free_bytes", "Free space of the data directory's disk.", machine.disk_free_bytes),
+        ("disk_total_bytes", "Size of the data directory's disk.", machine.disk_total_bytes),
+        ("p2pd_memory_bytes", "Resident memory of p2pd.", machine.p2pd_memory_bytes),
+        ("gpus", "GPUs reported by the driver.", machine.gpus),
         ("gpu_memory_bytes", "Memory of all GPUs.", machine.gpu_memory_bytes),
-        ("gpu_memory_free_bytes", "Of it free.", machine.gpu_memory_free_bytes),
+        ("gpu_memory_free_bytes", "Free memory of all GPUs.", machine.gpu_memory_free_bytes),
     )
     for name, text, value in values:
         yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
@@ -181,15 +181,13 @@ def _machine(status: NodeStatus) -> Iterator[Metric]:
     for state in get_args(State):
         spent.add_metric([state], machine.state_seconds.get(state, 0.0))
     yield spent
-    yield CounterMetricFamily(
-        f"{PREFIX}_dial_failures", "Dials that nobody answered.", status.dial_failures
-    )
+    yield CounterMetricFamily(f"{PREFIX}_dial_failures", "Failed dials.", status.dial_failures)
 
 
 def _training(step: TrainingStep | None) -> Iterator[Metric]:
     """Yield the newest step of this node's trainer; without one the gauges have no sample."""
     known = {} if step is None else {"version": step.version} | step.statistics
-    told = {"version": "Version that the newest step made."} | STATISTICS
+    told = {"version": "Version of the newest training step."} | STATISTICS
     for name, text in told.items():
         family = GaugeMetricFamily(f"{PREFIX}_training_{name}", text, labels=())
         if name in known:
@@ -198,7 +196,7 @@ def _training(step: TrainingStep | None) -> Iterator[Metric]:
 
 
 EVALUATION = {
-    "version": "Newest version that was evaluated on held-out problems.",
+    "version": "Newest version evaluated on held-out problems.",
     "problems": "Held-out problems of that version.",
     "reward_mean": "Mean reward of that version on held-out problems.",
     "reward_low": "Lower bound of the 95 % interval of the mean reward.",
@@ -220,13 +218,13 @@ def _evaluation(points: Sequence[EvaluationPoint]) -> Iterator[Metric]:
 
 def _circuits(circuits: CircuitsStatus) -> Iterator[Metric]:
     for name, text, value in (
-        ("relays", "Relays that take connections for this node.", circuits.relays),
-        ("circuit_reservations", "Nodes that can be reached through us.", circuits.reservations),
-        ("circuits", "Connections that this node carries now.", circuits.circuits),
+        ("relays", "Relays that accept connections for this node.", circuits.relays),
+        ("circuit_reservations", "Nodes reachable through this relay.", circuits.reservations),
+        ("circuits", "Connections relayed by this node.", circuits.circuits),
     ):
         yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
     yield CounterMetricFamily(
-        f"{PREFIX}_circuit_bytes", "Bytes of circuits carried.", circuits.carried_bytes
+        f"{PREFIX}_circuit_bytes", "Bytes relayed by this node.", circuits.carried_bytes
     )
 
 
@@ -239,7 +237,7 @@ def _traffic(status: NodeStatus) -> Iterator[Metric]:
     yield _blob_ways(traffic)
     yield CounterMetricFamily(
         f"{PREFIX}_weights_spared_bytes",
-        "What encodings of weights were shorter than the files that they made.",
+        "Download bytes saved by encodings of weights.",
         traffic.weights_spared,
     )
     yield CounterMetricFamily(
@@ -249,15 +247,15 @@ def _traffic(status: NodeStatus) -> Iterator[Metric]:
 
 def _gossip(peers: Sequence[GossipPeerStatus]) -> Iterator[Metric]:
     levels = GaugeMetricFamily(
-        f"{PREFIX}_gossip_peers", "Peers by what their scores deny them.", labels=["level"]
+        f"{PREFIX}_gossip_peers", "Gossip peers by score level.", labels=["level"]
     )
     for level in GOSSIP_LEVELS:
         levels.add_metric([level], sum(peer.level == level for peer in peers))
     yield levels
     scores = [peer.score for peer in peers] or [0.0]
     for name, text, value in (
-        ("score_min", "Lowest score of a peer; 0 without peers.", min(scores)),
-        ("score_mean", "Mean score of the peers; 0 without peers.", sum(scores) / len(scores)),
+        ("score_min", "Lowest peer score; 0 without peers.", min(scores)),
+        ("score_mean", "Mean peer score; 0 without peers.", sum(scores) / len(scores)),
     ):
         yield GaugeMetricFamily(f"{PREFIX}_gossip_{name}", text, value)
 
@@ -266,11 +264,11 @@ def _tables(sizes: Mapping[str, int], limits: Mapping[str, int]) -> Iterator[Met
     """Yield the size and the limit of each table."""
     entries = GaugeMetricFamily(
         f"{PREFIX}_table_entries",
-        "Entries (of those named so, bytes) of tables that strangers can fill.",
+        "Entries, or bytes by name, of tables that untrusted peers can fill.",
         labels=["table"],
     )
     most = GaugeMetricFamily(
-        f"{PREFIX}_table_entries_limit", "The most that they may hold.", labels=["table"]
+        f"{PREFIX}_table_entries_limit", "Limits of these tables.", labels=["table"]
     )
     for name in sorted(sizes):
         entries.add_metric([name], sizes[name])
@@ -282,7 +280,7 @@ def _tables(sizes: Mapping[str, int], limits: Mapping[str, int]) -> Iterator[Met
 def _blob_ways(traffic: TrafficStatus) -> Metric:
     family = CounterMetricFamily(
         f"{PREFIX}_blob_bytes",
-        "Blob bytes by what they are for and by the way they went.",
+        "Blob bytes by kind, direction and transport.",
         labels=["kind", "direction", "way"],
     )
     for direction, blobs, weights, http in (
@@ -301,7 +299,7 @@ def _blob_ways(traffic: TrafficStatus) -> Metric:
 
 
 def _arrivals(status: NodeStatus) -> Iterator[Metric]:
-    """Yield what is known of the newest version on its way, and how long those before took."""
+    """Yield the progress of the newest version download, and the durations of complete ones."""
     coming = (one for one in status.arrivals if one.arrived_at is None and one.version >= 0)
     values = _arriving(next(coming, None))
     for (name, text), value in zip(_ARRIVING, values, strict=True):
@@ -310,11 +308,11 @@ def _arrivals(status: NodeStatus) -> Iterator[Metric]:
 
 
 _ARRIVING = (
-    ("version", "Newest version on its way, -1 while none is."),
-    ("pieces", "Pieces of it, 0 before its index is here."),
-    ("pieces_here", "Pieces of it that are here."),
-    ("bytes_per_second", "How fast it comes now."),
-    ("to_go_seconds", "How long the rest takes at that rate; infinite while nothing comes."),
+    ("version", "Newest version in download, -1 without one."),
+    ("pieces", "Its pieces, 0 before its index is received."),
+    ("pieces_here", "Its pieces on this node."),
+    ("bytes_per_second", "Its download rate."),
+    ("to_go_seconds", "Remaining time at that rate; infinite while no bytes arrive."),
 )
 
 
@@ -334,7 +332,7 @@ def _arriving(arrival: DownloadStatus | None) -> tuple[float, ...]:
 def _arrival_durations(by_form: dict[str, HistogramStatus]) -> Metric:
     family = HistogramMetricFamily(
         f"{PREFIX}_version_arrival_seconds",
-        "How long versions took to come, by the form in which they travelled.",
+        "Durations of version downloads by encoding.",
         labels=["form"],
     )
     for form, durations in by_form.items():
@@ -346,19 +344,19 @@ def _durations(status: NodeStatus) -> Iterator[Metric]:
     for name, text, bounds, durations in (
         (
             "policy_uptake",
-            "From the manifest of a version to the first token of its policy here.",
+            "Policy swap latency: from a version's manifest to its first token here.",
             UPTAKE_BOUNDS,
             status.uptake,
         ),
         (
             "generation",
-            "How long the engine took for own rollouts, beside others that it made.",
+            "Generation time of own rollouts, concurrent with others.",
             GENERATION_BOUNDS,
             status.generations,
         ),
         (
             "check",
-            "How long checks of others' rollouts took, once their body was here.",
+            "Verification time of others' rollouts, after the body was received.",
             CHECK_BOUNDS,
             status.checks,
         ),
@@ -372,7 +370,7 @@ def _durations(status: NodeStatus) -> Iterator[Metric]:
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return buckets as Prometheus has them, each with all below it; no counts: nothing yet."""
+    """Return cumulative Prometheus buckets; empty ``counts`` stand for zeros."""
     known = counts or (0,) * (len(bounds) + 1)
     return list(zip([*map(str, bounds), "+Inf"], accumulate(known), strict=True))
 
@@ -380,15 +378,15 @@ def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, 
 def _loop(loop: LoopStatus) -> Iterator[Metric]:
     yield HistogramMetricFamily(
         f"{PREFIX}_loop_delay_seconds",
-        "How late the event loop came to what was due.",
+        "Delays of the event loop.",
         buckets=_buckets(LOOP_DELAY_BOUNDS, loop.delays),
         sum_value=loop.delay_seconds,
     )
     for name, text, value in (
-        ("delay_max", "Longest of these delays.", loop.delay_seconds_max),
+        ("delay_max", "Longest delay of the event loop.", loop.delay_seconds_max),
         (
             "own_delay_max",
-            "Longest without the time for which the machine gave the loop no core.",
+            "Longest delay of the event loop without its waits for a CPU core.",
             loop.own_delay_seconds_max,
         ),
     ):

@@ -1,4 +1,4 @@
-"""Turns a running node into a ``NodeStatus``: reads and listens, never changes."""
+"""Snapshot of a running node as a ``NodeStatus``; reads the node and never changes it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -56,7 +56,7 @@ from protocol.run.recipe import ToplocSection
 
 @dataclass(slots=True)
 class Observer:
-    """Everything that a status is read from."""
+    """The components of a node that its status is read from."""
 
     context: NodeContext
     roles: tuple[Role, ...]
@@ -72,16 +72,16 @@ class Observer:
     p2pd_pid: Callable[[], int | None]
     started_at: float
     monotonic: Callable[[], float]
-    """The clock of what is measured while it moves."""
+    """The clock of download and upload rates."""
     first_certificate_at: float | None = None
     restored: bool = False
-    """Whether what is stored has been taken back."""
+    """True once the stored state is restored."""
     draining: bool = False
     _counted_in: int = -1
     _members_live: int = 0
 
     def note(self, received: Received, _source: MessageOrigin) -> None:
-        """Note when the first certificate came."""
+        """Record the time of the first certificate."""
         if self.first_certificate_at is None and received.result is ValidationResult.ACCEPT:
             signed = received.signed
             if signed is not None and isinstance(signed.message, Certificate):
@@ -142,7 +142,7 @@ class Observer:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return the numbers that cost nothing to take."""
+        """Return the counters that are cheap to read."""
         ledger, gossip = self.context.replica.ledger, self.gossip
         totals = ledger.totals
         return Snapshot(
@@ -164,11 +164,11 @@ class Observer:
         )
 
     def reason(self) -> str:
-        """Return why the node is in its state."""
+        """Return the reason of the node's state."""
         return self.stage().reason
 
     def _count_members(self) -> int:
-        """Count the live records, once per epoch: that is a look at every one of them."""
+        """Count the live records, once per epoch, since it scans all of them."""
         now, replica = self.context.ports.clock.now(), self.context.replica
         epoch = replica.manifest.epoch_at(now)
         if epoch != self._counted_in:
@@ -176,16 +176,16 @@ class Observer:
         return self._members_live
 
     def stage(self) -> Stage:
-        """Return what the node is at; cheap enough to look at it often."""
+        """Return the state of the node; cheap enough for frequent calls."""
         if self.draining:
             return Stage("draining")
         if not self.restored:
-            return Stage("starting", "reading what is stored")
+            return Stage("starting", "reading stored messages")
         if not self.peers.connected:
             reason = self.peers.unreachable or self._other_versions() or "looking for peers"
             return Stage("joining", reason)
         if self.context.replica.ledger.slashed(self.context.signer.peer_id):
-            return Stage("paused", "a rollout of ours was rejected; `prime-node why` shows it")
+            return Stage("paused", "this node is slashed; see `prime-node why`")
         if wrong := self.context.conditions.wrong:
             return Stage("paused", wrong)
         if not self.anti_entropy.synchronised:
@@ -207,22 +207,22 @@ class Observer:
         return Stage("syncing", f"synchronising ({taken} of {asked} messages)", taken / asked)
 
     def _fetching(self) -> Stage:
-        """Tell how far the first policy is; the newest one, should several be on their way."""
+        """Return the download progress of the first policy, or of the newest of several."""
         coming = (one for one in self.arrivals.under_way if one.label.version >= 0)
         arrival = max(coming, key=lambda one: one.label.version, default=None)
         if arrival is None or not arrival.total_bytes:
             if self.context.replica.ledger.version < 0:
                 return Stage("syncing", "waiting for version 0: no trainer has published it yet")
-            return Stage("syncing", "fetching weights: asking for them")
+            return Stage("syncing", "fetching weights: waiting for the index")
         share = 1 - arrival.bytes_missing / arrival.total_bytes
         to_go = arrival.seconds_to_go(self.monotonic())
-        left = "nothing comes now" if to_go is None else f"{duration_text(to_go)} left"
+        left = "stalled" if to_go is None else f"{duration_text(to_go)} left"
         return Stage("syncing", f"fetching weights {int(100 * share)} %, {left}", share)
 
     def _other_versions(self) -> str:
-        """Tell which newer protocol connected peers speak; those with an older one have to upgrade.
+        """Return a hint to upgrade if connected peers use a newer protocol version.
 
-        Connected ones only: a record with any version costs a stranger nothing.
+        Records of other peers do not count: an untrusted peer can forge any version for free.
         """
         spoken = (self.inbox.other_versions.get(peer, 0) for peer in self.peers.connected)
         newer = Counter(version for version in spoken if version > PROTOCOL_VERSION)
@@ -266,7 +266,7 @@ class Observer:
 
     def _checkpoints(self) -> tuple[CheckpointStatus, ...]:
         ledger = self.context.replica.ledger
-        # What has no outcome here is in no version that this node has checked itself.
+        # This node verified no version that contains a commit without an outcome here.
         rejected = Counter(entry.trained_in for entry in ledger.trained_on_rejected)
         return tuple(
             CheckpointStatus(
@@ -280,7 +280,7 @@ class Observer:
         )
 
     def traffic(self) -> TrafficStatus:
-        """Return the bytes moved since the start."""
+        """Return the bytes sent and received since the start."""
         blobs, gossip = self.exchange, self.gossip.link_counters
         return TrafficStatus(
             blobs_sent=blobs.sent.total(),
@@ -335,7 +335,7 @@ class Observer:
         )
 
     def why(self) -> Why:
-        """Explain this node's state and every own rollout that was not certified."""
+        """Return the reason of this node's state, and its rollouts that were not certified."""
         stage = self.stage()
         ledger, peer_id = self.context.replica.ledger, self.context.signer.peer_id
         failed = tuple(
@@ -387,7 +387,7 @@ class Observer:
 
 
 def _kind(topic: str) -> str:
-    """Return what a topic is for: the name on the wire begins with the run's."""
+    """Return the kind of a topic: its name without the prefix of the run."""
     return topic.rsplit("/", 1)[-1]
 
 

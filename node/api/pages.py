@@ -1,7 +1,7 @@
-"""The files of the web view, and what every answer to a browser must keep.
+"""Static files of the dashboard, and the security rules of all responses to browsers.
 
-Nothing on a page comes from anywhere else: no script but ours runs, none is written into the page,
-and text of other nodes stays text (trusted types refuse what would parse it as HTML).
+Pages load nothing from other origins and run no inline scripts. Text from other nodes stays text:
+trusted types refuse to parse it as HTML.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 DIRECTORY = Path(__file__).with_name("web")
 
 REQUEST_TARGET_BYTES_MAX = 1024
-"""Path and query; the longest of ours has about 300."""
+"""Limit of path and query; the longest of the dashboard has about 300 bytes."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -28,18 +28,18 @@ HEADERS = {
 
 
 def pages() -> Mount:
-    """Return what serves ``/``; it comes after all other routes."""
+    """Return the mount of ``/``, which must follow all other routes."""
     return Mount("/", StaticFiles(directory=DIRECTORY, html=True))
 
 
 class Guard:
-    """Refuses what is no short question, and sends the headers above with every answer."""
+    """Middleware that rejects all but short GET requests and adds ``HEADERS`` to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -52,19 +52,19 @@ class Guard:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 if "cache-control" not in headers:
-                    headers["Cache-Control"] = "no-cache"  # another version may be served next
+                    headers["Cache-Control"] = "no-cache"  # an upgrade may change the files
             await send(message)
 
         await app(scope, receive, guarded)
 
 
 def _refusal(scope: Scope) -> Response | None:
-    """Return the answer to what nobody should send, None for the rest."""
+    """Return an error response to an invalid request, None for a valid one."""
     if scope["method"] not in {"GET", "HEAD"}:
-        return Response("only GET is answered", 405, {"Allow": "GET, HEAD"})
+        return Response("only GET and HEAD are allowed", 405, {"Allow": "GET, HEAD"})
     if len(scope["raw_path"]) + len(scope["query_string"]) > REQUEST_TARGET_BYTES_MAX:
-        return Response("the address is too long", 414)
+        return Response("the URL is too long", 414)
     headers = Headers(scope=scope)
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        return Response("a question has no body", 413)
+        return Response("a request body is not allowed", 413)
     return None

@@ -1,4 +1,4 @@
-"""Serves the pages of a recording until it is cancelled."""
+"""HTTP server of a recorded report."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,10 @@ from node.local.ports import listen
 
 
 async def serve_recording(directory: Path, port: int, told: Callable[[int], None]) -> None:
-    """Serve what a directory holds; ``told`` gets the port. Raises ``NodeError``."""
+    """Serve the recording in a directory until cancelled; call ``told`` with the port.
+
+    Raises ``NodeError``.
+    """
     source = Recording(read_recording(directory))
     listener = listen(
         API_HOST,

@@ -1,4 +1,4 @@
-"""Counts of rollouts: a ledger's as a status has them, and those that never fall."""
+"""Rollout counts of a ledger as a status, and as monotonic counters."""
 
 from node.api.status import RolloutCounts
 from protocol.ledger.worker_stats import WorkerStats
@@ -7,7 +7,7 @@ _NUMBERS = ("committed", "certified", "rejected", "expired", "trained")
 
 
 def counted(counts: WorkerStats) -> RolloutCounts:
-    """Return a ledger's counts as a status has them."""
+    """Return a ledger's counts as a ``RolloutCounts``."""
     return RolloutCounts(
         committed=counts.committed,
         certified=counts.certified,
@@ -19,11 +19,11 @@ def counted(counts: WorkerStats) -> RolloutCounts:
 
 
 class MonotonicCounts:
-    """What was added to a ledger's counts since they were first looked at here.
+    """Monotonic counters from a ledger's counts, starting at 0.
 
-    Theirs fall: a commit that has expired is certified late, a branch of versions gives way, and a
-    restart forgets what is old. Prometheus takes a fall for a start from 0, and an increase over it
-    would be the whole count.
+    A ledger's counts can fall: an expired commit is certified late, a branch of versions loses, or
+    a restart drops old entries. Prometheus takes a fall for a reset to 0 and would count the whole
+    value as an increase.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class MonotonicCounts:
         self._risen = RolloutCounts()
 
     def look(self, counts: RolloutCounts) -> RolloutCounts:
-        """Return the sums of all rises up to ``counts``; 0 of everything at the first look."""
+        """Return the sums of all increases up to ``counts``, all 0 at the first call."""
         last, risen = self._last or counts, self._risen
         numbers = {
             name: getattr(risen, name) + max(0, getattr(counts, name) - getattr(last, name))

@@ -1,4 +1,4 @@
-"""The daemon's side of the control API."""
+"""HTTP server of the control API."""
 
 import asyncio
 import contextlib
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 class ControlServer:
-    """Serves the control API from the running loop until ``stop``.
+    """Server of the control API in the running event loop.
 
-    ``status`` and ``why`` are called in the loop, once per request; ``source`` is what pages read,
-    and without it there are none. With ``datadir`` the port is written to its ``api.json``, where
-    the commands look for it. ``port`` 0 takes a free one: that of the last time if it still is, so
-    that a page which is open finds the node again.
+    ``status`` and ``why`` are called in the loop, once per request. ``source`` is the data of the
+    dashboard; without it there is no dashboard. With ``datadir`` the port is written to its
+    ``api.json`` for the commands. ``port`` 0 is a free port, if possible the previous one, so that
+    an open page reconnects after a restart.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ControlServer:
         self._server = local_server(application(status, why, source))
 
     async def start(self) -> int:
-        """Begin to serve and return the port; raises ``NodeError`` when it is taken."""
+        """Start serving and return the port; raises ``NodeError`` when it is in use."""
         listener = self._listener()
         port: int = listener.getsockname()[1]
         await self._server.begin(listener, "control-api")
@@ -61,12 +61,12 @@ class ControlServer:
     def _listener(self) -> socket.socket:
         last = last_api_port(self._datadir) if self._datadir is not None and not self._port else 0
         if last:
-            with contextlib.suppress(NodeError):  # somebody else has it by now
+            with contextlib.suppress(NodeError):  # in use by another process
                 return _listen(last)
         return _listen(self._port)
 
     async def stop(self) -> None:
-        """Answer what was asked, then close, within a few seconds; idempotent."""
+        """Finish open requests and close within a few seconds; idempotent."""
         if self._server.serves and self._datadir is not None:
             with contextlib.suppress(OSError):
                 self._datadir.api.unlink(missing_ok=True)
@@ -85,7 +85,7 @@ def _listen(port: int) -> socket.socket:
 def application(
     status: Callable[[], NodeStatus], why: Callable[[], Why], source: DataSource | None = None
 ) -> Starlette:
-    """Return the API as an ASGI application; see the package for its paths."""
+    """Return the API as an ASGI application; ``node.api`` lists its paths."""
     metrics = NodeMetrics(status)
 
     async def healthz(_: Request) -> Response:

@@ -1,6 +1,6 @@
-"""What a node says of itself and of the swarm as it sees it: the one shape behind every view.
+"""Status of a node and its view of the swarm, the data model of all views.
 
-The control API serves it as JSON, ``prime-node status`` and the testnet draw it, tests read it.
+The control API serves it as JSON; ``prime-node status`` and the testnet draw it.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -13,24 +13,24 @@ from roles.runtime.metrics import UPTAKE_BOUNDS
 from roles.runtime.training_steps import TrainingStep
 
 EVALUATIONS_MAX = 200
-"""Evaluated versions that a status lists; a guess."""
+"""Evaluated versions in a status (a guess)."""
 
 State = Literal["starting", "joining", "syncing", "ready", "paused", "draining"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a node is at: its state, what it waits for, and how much of that is done."""
+    """State of a node, the condition it waits for, and the progress of that."""
 
     state: State
     reason: str = ""
     share: float | None = None
-    """From 0 to 1; None where nobody can know."""
+    """Progress from 0 to 1; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One row of the roster: a live record that this node holds."""
+    """A live record of the roster."""
 
     peer_id: str
     roles: tuple[str, ...]
@@ -39,12 +39,12 @@ class MemberStatus:
     software: str
     standing: Literal["good", "slashed"]
     scoring: str = ""
-    """Digest of its scoring runtime, in hexadecimal; empty where it does not score."""
+    """Digest of its scoring runtime, hexadecimal; empty if it does not score."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutCounts:
-    """Commits by what became of them, and rejections by reason."""
+    """Commits by outcome, and rejections by reason."""
 
     committed: int = 0
     certified: int = 0
@@ -56,27 +56,23 @@ class RolloutCounts:
 
 @dataclass(frozen=True, slots=True)
 class JudgingStatus:
-    """Fit of the run's rules: thresholds in doubt, and validators whose scores differ.
-
-    Workers and validators that are named have rollouts among those that are not forgotten.
-    """
+    """Thresholds in doubt, and validators whose scores differ, from rollouts still held."""
 
     doubts: tuple[str, ...] = ()
-    """Deviations that workers share, a line each; meanwhile they slash nobody."""
+    """Deviations shared by workers, a line each; a threshold in doubt slashes no worker."""
     workers: int = 0
-    """Workers with rollouts enough to tell."""
+    """Workers with at least two decided rollouts."""
     workers_off: int = 0
-    """The most of them that are off in one direction in doubt."""
+    """Largest number of workers with the same deviation of a threshold in doubt."""
     rewards_differed: dict[str, int] = field(default_factory=dict)
-    """Rollouts of each worker that were rejected for a reward that differs."""
+    """Rollouts of each worker rejected for a different reward."""
     overruled: dict[str, int] = field(default_factory=dict)
-    """Rollouts about whose rewards each validator signed another verdict than the outcome, as far
-    as its verdicts are here."""
+    """Known verdicts of each validator about a reward that the outcome contradicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """One published version: a point of the reward curve."""
+    """A published version, a point of the reward curve."""
 
     version: int
     reward_mean: float
@@ -87,7 +83,7 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, slots=True)
 class TrafficStatus:
-    """Bytes moved by the blob exchange (``weights_*`` are part of ``blobs_*``)."""
+    """Bytes sent and received; ``weights_*`` are part of ``blobs_*``."""
 
     blobs_sent: int = 0
     blobs_received: int = 0
@@ -95,9 +91,9 @@ class TrafficStatus:
     weights_received: int = 0
     weights_sent_http: int = 0
     weights_received_http: int = 0
-    """Of the two before, by HTTP; all else goes by streams."""
+    """Part of the two before sent over HTTP; all else uses libp2p streams."""
     weights_spared: int = 0
-    """What encodings were shorter than the files that they made."""
+    """Download bytes saved by encodings."""
     gossip_sent: int = 0
     gossip_received: int = 0
     gossip_dropped: int = 0
@@ -105,19 +101,19 @@ class TrafficStatus:
 
 @dataclass(frozen=True, slots=True)
 class GossipPeerStatus:
-    """A peer that gossips with this node: its score, and what that is made of.
+    """A gossip peer: its score and the parts of the score.
 
-    ``mesh`` are the topics in whose meshes it is, ``backoff_seconds`` for how long it must not come
-    back to one. The counts decay to a hundredth in ten minutes; ``faults`` are what every service
-    found, and ``neighbours`` other peers at the same address.
+    ``mesh`` lists the topics of its meshes, ``backoff_seconds`` the remaining backoff by topic.
+    Counters decay to 1 % in ten minutes. ``faults`` counts faults found by all services,
+    ``neighbours`` other peers at the same address.
     """
 
     peer_id: str
     score: float
     level: str
-    """Of ``GOSSIP_LEVELS``: what its score denies it."""
+    """One of ``GOSSIP_LEVELS``: the restriction that its score implies."""
     chosen: bool
-    """Whether this node dialled it by its own choice."""
+    """True for an outbound peer."""
     mesh: tuple[str, ...] = ()
     backoff_seconds: dict[str, float] = field(default_factory=dict)
     first_deliveries: float = 0.0
@@ -132,9 +128,9 @@ GOSSIP_LEVELS = tuple(map(str, ScoreLevel))
 
 @dataclass(frozen=True, slots=True)
 class CircuitsStatus:
-    """Connections through relays: ``relays`` take some for this node, the rest is what it relays.
+    """Connections through relays: ``relays`` accept some for this node; the rest it relays itself.
 
-    ``carried_bytes`` counts both directions, since the start.
+    ``carried_bytes`` counts both directions since the start.
     """
 
     relays: int = 0
@@ -145,11 +141,11 @@ class CircuitsStatus:
 
 @dataclass(frozen=True, slots=True)
 class PolicySwapStatus:
-    """How soon an inference node uses new versions: seconds since it knew of a manifest.
+    """Policy swap latency of an inference node, in seconds from receipt of a version's manifest.
 
-    Of the newest ``version`` (-1 before the first): weights here, swapped in, first token; of the
-    last ones the median until the first token. ``counts`` are first tokens up to each of
-    ``UPTAKE_BOUNDS`` (and above the one before), and the later ones last; ``seconds`` their sum.
+    The stages of the newest ``version`` (-1 before the first) are weights downloaded, policy
+    swapped, first token. The median is over recent versions. ``counts`` is the histogram of times
+    to the first token with ``UPTAKE_BOUNDS``, ``seconds`` their sum.
     """
 
     version: int = -1
@@ -163,10 +159,7 @@ class PolicySwapStatus:
 
 @dataclass(frozen=True, slots=True)
 class BusyTimeStatus:
-    """What the steps of a trainer took since its start, in seconds.
-
-    The first one began at ``began_at``; None: there was none yet.
-    """
+    """Total seconds of training steps since the start; the first began at ``began_at``."""
 
     began_at: float | None = None
     seconds: float = 0.0
@@ -174,66 +167,65 @@ class BusyTimeStatus:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStatus:
-    """Steps of this node's trainer."""
+    """Training steps of this node."""
 
     newest: TrainingStep | None = None
     """None before the first one."""
     warning: str = ""
-    """Why the newest step did not change the policy, and what to do; empty if it did."""
+    """Reason and remedy if the newest step did not change the policy; else empty."""
 
 
 LOOP_DELAY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Seconds by which delays of the event loop are told apart."""
+"""Histogram bounds of event loop delays, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopStatus:
-    """How late the event loop came to what was due, looked at many times a second.
+    """Delays of the event loop, sampled many times a second.
 
-    ``delays`` counts those up to each of ``LOOP_DELAY_BOUNDS`` (and above the one before), and the
-    longer ones last; ``delay_seconds`` is their sum.
+    ``delays`` is a histogram with ``LOOP_DELAY_BOUNDS``, ``delay_seconds`` the sum.
     """
 
     delays: tuple[int, ...] = (0,) * (len(LOOP_DELAY_BOUNDS) + 1)
     delay_seconds: float = 0.0
     delay_seconds_max: float = 0.0
     own_delay_seconds_max: float = 0.0
-    """The longest without the time for which the machine gave the loop's thread no core."""
+    """Longest delay without the loop thread's waits for a CPU core."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineStatus:
-    """What the node takes and has on its machine; 0 where that is not known."""
+    """Resources of the node's machine; 0 if unknown."""
 
     version: str = ""
-    """Of prime-node."""
+    """Version of prime-node."""
     disk_free_bytes: int = 0
     disk_total_bytes: int = 0
-    """Of the file system of the data directory."""
+    """Size of the file system of the data directory."""
     p2pd_memory_bytes: int = 0
     gpus: int = 0
     gpu_memory_bytes: int = 0
     gpu_memory_free_bytes: int = 0
-    """Of all GPUs together."""
+    """Sum over all GPUs."""
     state_seconds: dict[str, float] = field(default_factory=dict)
-    """For how long the node was in each state since its start."""
+    """Seconds in each state since the start."""
 
 
 LISTED_MAX = 256
-"""Members, and workers, that a status lists; ``members_count`` and the like count all of them."""
+"""Members and workers listed in a status; ``members_count`` and the like count all of them."""
 
 CHECKPOINTS_MAX = 512
-"""Versions that it lists, the newest."""
+"""Newest versions listed in a status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The numbers of a ``NodeStatus`` that cost nothing to take, for who looks often."""
+    """The counters of a ``NodeStatus`` that are cheap enough for frequent polling."""
 
     state: State
     connected: int
     members: int
-    """Live records, this node's own among them; counted once per epoch."""
+    """Live records including this node's own; counted once per epoch."""
     policy_version: int
     version: int
     backlog: int
@@ -248,12 +240,12 @@ class Snapshot:
     weights_received: int
     """Bytes since the start."""
     sizes: dict[str, int]
-    """How full the bounded queues and tables are, the fullest of a kind."""
+    """Sizes of bounded queues and tables, of several with one name the fullest."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node's snapshot; counts of ``rollouts`` are swarm-wide, of ``own_rollouts`` ours."""
+    """A node's snapshot; ``rollouts`` counts those of the swarm, ``own_rollouts`` its own."""
 
     peer_id: str
     run_id: str
@@ -266,65 +258,63 @@ class NodeStatus:
     addresses: tuple[str, ...] = ()
     peers_connected: int = 0
     peers_banned: int = 0
-    """Kept away for a while because of what they sent."""
+    """Peers banned for invalid messages."""
     policy_version: int = -1
     policy_version_newest: int = -1
     policy_lag_max: int = 0
     first_certificate_at: float | None = None
     members: tuple[MemberStatus, ...] = ()
-    """Up to ``LISTED_MAX``: this node and keys of the genesis first, then by peer id."""
+    """Up to ``LISTED_MAX``: this node and genesis keys first, then by peer id."""
     members_count: int = 0
     members_by_role: dict[str, int] = field(default_factory=dict)
     rollouts: RolloutCounts = RolloutCounts()
     own_rollouts: RolloutCounts = RolloutCounts()
     judging: JudgingStatus = JudgingStatus()
     workers: dict[str, RolloutCounts] = field(default_factory=dict)
-    """Up to ``LISTED_MAX``: those that committed most, and this node."""
+    """Up to ``LISTED_MAX``: this node, and the workers with most commits."""
     checkpoints: tuple[CheckpointStatus, ...] = ()
     traffic: TrafficStatus = TrafficStatus()
     p2pd_pid: int | None = None
     dial_failures: int = 0
-    """Since the start."""
+    """Failed dials since the start."""
     tables: dict[str, int] = field(default_factory=dict)
-    """Sizes of the tables that remote peers can fill, the fullest of each name."""
+    """Sizes of the tables that remote peers can fill, of several with one name the fullest."""
     table_limits: dict[str, int] = field(default_factory=dict)
     """Limits of these tables."""
     machine: MachineStatus = MachineStatus()
     loop: LoopStatus = LoopStatus()
     arrivals: tuple[DownloadStatus, ...] = ()
-    """On their way, the newest version first; then the last that came, the last one first."""
+    """Downloads in progress, newest version first; then recent complete ones, latest first."""
     durations: dict[str, HistogramStatus] = field(default_factory=dict)
-    """Of the versions that came since the start, by their form."""
+    """Durations of version downloads since the start, by encoding."""
     receivers: tuple[PeerTrafficStatus, ...] = ()
-    """Who was sent blobs in the last seconds, the one that is sent most first."""
+    """Receivers of blobs in the last seconds, highest rate first."""
     uptake: PolicySwapStatus = PolicySwapStatus()
     generations: HistogramStatus = field(default_factory=HistogramStatus)
-    """Of own rollouts, since the start, up to each of
-    ``roles.runtime.metrics.GENERATION_BOUNDS``."""
+    """Own rollouts since the start, with ``roles.runtime.metrics.GENERATION_BOUNDS``."""
     checks: HistogramStatus = field(default_factory=HistogramStatus)
-    """Of others' rollouts, since the start, up to each of
-    ``roles.runtime.metrics.CHECK_BOUNDS``."""
+    """Verified rollouts since the start, with ``roles.runtime.metrics.CHECK_BOUNDS``."""
     steps: BusyTimeStatus = BusyTimeStatus()
     training: TrainingStatus = TrainingStatus()
     evaluation: tuple[EvaluationPoint, ...] = ()
-    """Versions on held-out problems, the newest ``EVALUATIONS_MAX``, ascending."""
+    """Newest ``EVALUATIONS_MAX`` versions evaluated on held-out problems, ascending."""
     circuits: CircuitsStatus = CircuitsStatus()
     gossip_peers: tuple[GossipPeerStatus, ...] = ()
-    """The best score first."""
+    """Highest score first."""
     forks: tuple[str, ...] = ()
-    """Keys that signed two things of which one may be said, and what follows, a line each."""
+    """Keys that signed two conflicting messages, and the consequence, a line each."""
     share: float | None = None
-    """How much of what the state waits for is done, from 0 to 1; None where nobody can know."""
+    """Progress of the awaited condition from 0 to 1; None if unknown."""
     clock: str = ""
-    """Error of this machine's clock, by the clocks of several peers; empty if there is none."""
+    """Clock error of this machine, measured against several peers; empty without one."""
     restored: bool = False
-    """Whether what the disk holds of the run is in the counts."""
+    """True once the counts include the stored state."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
 
     def peers_json(self) -> dict[str, Any]:
-        """Return the part about peers."""
+        """Return the fields about peers."""
         values = self.to_json()
         return {key: values[key] for key in ("peers_connected", "members", "gossip_peers")}

@@ -1,4 +1,4 @@
-"""The answer to ``why``: what the daemon tells at ``/why``, typed for whoever reads it."""
+"""Data model of ``/why``: reasons of the state and of failed rollouts."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,20 +8,20 @@ from node.api.status import State
 
 @dataclass(frozen=True, slots=True)
 class MeasuredValue:
-    """A quantity that a validator measured, and the most that an honest worker comes to."""
+    """A quantity measured by a validator, and its limit for honest workers."""
 
     value: float
     allowed: float
 
     @property
     def share(self) -> float:
-        """The value as a share of what is allowed."""
+        """The value as a fraction of its limit."""
         return self.value / self.allowed if self.allowed else float(self.value > 0)
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictFinding:
-    """One signed verdict; ``evidence`` is its digest, hexadecimal, ``validator`` its signer."""
+    """A signed verdict; ``evidence`` is its hexadecimal digest, ``validator`` its signer."""
 
     validator: str
     accept: bool
@@ -33,7 +33,7 @@ class VerdictFinding:
 
 @dataclass(frozen=True, slots=True)
 class FailedRollout:
-    """One of our commits that was not certified; digests are hexadecimal."""
+    """A commit of this node that was not certified; digests are hexadecimal."""
 
     commit: str
     version: int
@@ -45,21 +45,21 @@ class FailedRollout:
     verdicts: tuple[VerdictFinding, ...]
 
     def is_named(self, which: str) -> bool:
-        """Return whether ``which`` is its reason, its state or how its digest begins."""
+        """Return whether ``which`` is its reason, its state or a prefix of its digest."""
         wanted = which.lower()
         return wanted in {self.reason.lower(), self.state} or self.commit.startswith(wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedOnRejected:
-    """A version that learned from commits although they are rejected; digests are hexadecimal."""
+    """A version trained on rejected commits; digests are hexadecimal."""
 
     version: int
     trainer: str
     commits: tuple[str, ...]
 
     def is_named(self, which: str) -> bool:
-        """Tell whether ``which`` is its trainer or how the digest of one of the commits begins."""
+        """Return whether ``which`` is its trainer or a prefix of a commit's digest."""
         return which == self.trainer or any(
             commit.startswith(which.lower()) for commit in self.commits
         )
@@ -67,9 +67,9 @@ class TrainedOnRejected:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why the node is in its state, and which of its rollouts failed, oldest first.
+    """Reason of the node's state, and its failed rollouts, oldest first.
 
-    ``trained_on_rejected`` are versions of every trainer.
+    ``trained_on_rejected`` lists versions of all trainers.
     """
 
     state: State
@@ -83,7 +83,7 @@ class Why:
     """As in ``JudgingStatus``."""
 
     def about(self, which: str) -> "Why":
-        """Return only what ``which`` names: a commit, a reason, a state or a trainer."""
+        """Return the entries of a commit, a reason, a state or a trainer."""
         return replace(
             self,
             rollouts=tuple(item for item in self.rollouts if item.is_named(which)),

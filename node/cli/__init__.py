@@ -1,1 +1,1 @@
-"""``prime-node``: what a person types."""
+"""The ``prime-node`` command line."""

@@ -1,7 +1,7 @@
-"""How the commands ask the running daemon.
+"""HTTP client of the commands for the control API of a running daemon.
 
-The standard library's client: a command must answer at once, and importing httpx alone takes five
-times as long as this request. It also asks no proxy for what is on this machine.
+It uses the standard library: importing httpx takes five times as long as this request. It also
+ignores proxies, which cannot reach 127.0.0.1 of this machine.
 """
 
 import http.client
@@ -18,19 +18,19 @@ from node.local.errors import ExitCode, NodeError
 _Shape = TypeVar("_Shape")
 
 REQUEST_SECONDS = 5.0
-"""A node answers in milliseconds; one whose cores are busy with a model may take seconds."""
+"""A node responds in milliseconds, with all cores busy in seconds."""
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """Far above the status of a swarm of ten thousand."""
 
 
 def fetch_status(datadir: DataDir) -> NodeStatus:
-    """Ask for the daemon's snapshot; raises ``NodeError`` when none answers."""
+    """Return the daemon's status; raises ``NodeError`` when no daemon responds."""
     return _shaped(NodeStatus, datadir, "/status")
 
 
 def fetch_why(datadir: DataDir) -> Why:
-    """Ask the daemon for its explanations; raises ``NodeError`` when none answers."""
+    """Return the daemon's explanations; raises ``NodeError`` when no daemon responds."""
     return _shaped(Why, datadir, "/why")
 
 
@@ -45,7 +45,7 @@ def _shaped(shape: type[_Shape], datadir: DataDir, path: str) -> _Shape:
 
 
 def fetch(datadir: DataDir, path: str) -> dict[str, Any]:
-    """Return the JSON object at ``path``; raises ``NodeError`` when no daemon answers."""
+    """Return the JSON object at ``path``; raises ``NodeError`` when no daemon responds."""
     endpoint = load_api_endpoint(datadir)
     if endpoint is None:
         raise _no_daemon(datadir)
@@ -56,8 +56,8 @@ def fetch(datadir: DataDir, path: str) -> dict[str, Any]:
             values = json.loads(answer.read(ANSWER_BYTES_MAX))
     except TimeoutError:
         raise NodeError(
-            f"the daemon of {datadir.root} (process {endpoint.pid}) did not answer within "
-            f"{REQUEST_SECONDS:.0f} s; look at its log",
+            f"the daemon of {datadir.root} (process {endpoint.pid}) did not respond within "
+            f"{REQUEST_SECONDS:.0f} s; see its log",
             ExitCode.RETRY,
         ) from None
     except (OSError, http.client.HTTPException, ValueError):
@@ -72,6 +72,6 @@ def fetch(datadir: DataDir, path: str) -> dict[str, Any]:
 def _no_daemon(datadir: DataDir) -> NodeError:
     return NodeError(
         f"no daemon is running in {datadir.root}; start one with prime-node --role ROLE, "
-        "or say where it is with --data-dir",
+        "or name its directory with --data-dir",
         ExitCode.NO_DAEMON,
     )

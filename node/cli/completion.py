@@ -1,7 +1,7 @@
-"""What a shell offers for the values of options, by TAB.
+"""Shell completion of option values.
 
-The shell offers what of an answer begins with what is typed, and files where nothing does.
-Everything is imported when it is asked for, and nothing heavy ever.
+The shell filters the returned values by the typed prefix and falls back to file names. Imports
+happen on demand, and no heavy module is imported.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,14 +9,14 @@ from typing import get_args
 
 
 def roles(incomplete: str) -> list[str]:
-    """Return the roles, also as the next one of a list with commas, each once."""
+    """Return the roles; in a comma-separated list, those not yet given."""
     from protocol.core.types import Role  # noqa: PLC0415 - when a shell asks
 
     return _next_of_list(incomplete, list(Role))
 
 
 def step_logs(incomplete: str) -> list[str]:
-    """Return the logs of training steps, also as the next one of a list with commas, each once."""
+    """Return the logs of training steps; in a comma-separated list, those not yet given."""
     from node.local.config import StepLogName  # noqa: PLC0415 - pydantic; help does without
 
     return _next_of_list(incomplete, get_args(StepLogName))
@@ -29,33 +29,33 @@ def _next_of_list(incomplete: str, names: Sequence[str]) -> list[str]:
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes of the package; files are offered by the shell."""
+    """Return the names of the packaged recipes; the shell completes files."""
     from node.founding.recipes import recipe_names  # noqa: PLC0415 - when a shell asks
 
     return recipe_names()
 
 
 def environments() -> list[str]:
-    """Return the tasks over characters, which a testnet can have."""
+    """Return the character-level tasks that a testnet can run."""
     from roles.environments.base import ENVIRONMENTS  # noqa: PLC0415 - when a shell asks
 
     return list(ENVIRONMENTS)
 
 
 def devices() -> list[str]:
-    """Return what engines can compute on."""
+    """Return the devices of engines."""
     return ["auto", "cpu", "cuda"]
 
 
 def pythons() -> list[str]:
-    """Return the versions of Python that programs are scored under."""
+    """Return the Python versions of scoring runtimes."""
     from roles.environments.runtime import PYTHONS  # noqa: PLC0415 - when a shell asks
 
     return [*PYTHONS]
 
 
 def values_of(key: str) -> Callable[[], Sequence[str]]:
-    """Return what lists the values that a key of the config file can have."""
+    """Return a completion of the allowed values of a key of the config file."""
 
     def values() -> Sequence[str]:
         from node.local.config import NodeConfig  # noqa: PLC0415 - pydantic; help does without

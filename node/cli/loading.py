@@ -1,8 +1,8 @@
-"""Finds sub-commands without importing them.
+"""Lazy loading of sub-commands.
 
-Ours are listed here; other packages add theirs by entry points of the group
+Built-in commands are listed here. Other packages add commands by entry points of the group
 ``prime_node.commands``, each naming a ``typer.Typer``. Help shows the first line of the module's
-docstring, read from its source, so a slow or broken command harms nobody who does not call it.
+docstring, read from its source, so a slow or broken command affects only its own callers.
 """
 
 import ast
@@ -42,26 +42,26 @@ BUILT_IN = tuple(
 
 
 class CommandGroup(TyperGroup):
-    """``prime-node`` itself: its own options run a node, its commands are loaded when called."""
+    """The ``prime-node`` group: its own options run a node, its commands load when called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return our commands in a useful order, then the others by name."""
+        """Return the built-in commands in the order of ``BUILT_IN``, then the others by name."""
         del ctx
         return list(_entries())
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        """Return what help needs to know of a command; it is not imported for that."""
+        """Return a stub of a command for help, without importing the command."""
         del ctx
         entry = _entries().get(cmd_name)
         return None if entry is None else TyperCommand(cmd_name, help=summary(entry))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Import the command that is called; raises ``NodeError`` when there is none."""
+        """Import the called command; raises ``NodeError`` when there is none."""
         entries = _entries()
         name = args[0]
         if name in entries:
             return name, load(entries[name]), args[1:]
-        if ctx.resilient_parsing:  # shell completion of a word that is not finished
+        if ctx.resilient_parsing:  # shell completion of an unfinished word
             return None, None, args
         close = get_close_matches(name, entries, n=1)
         hint = f"did you mean {close[0]}?" if close else "see prime-node --help"
@@ -69,11 +69,11 @@ class CommandGroup(TyperGroup):
 
 
 def load(entry: EntryPoint) -> Any:
-    """Import a command; raises ``NodeError`` when that fails in whatever way."""
+    """Import a command; raises ``NodeError`` for any failure."""
     try:
         app = entry.load()
         command = typer.main.get_command(app)
-    except Exception as error:  # noqa: BLE001 - other people's code; the rest must go on
+    except Exception as error:  # noqa: BLE001 - third-party code; other commands must work
         raise NodeError(
             f"the command {entry.name} ({entry.value}) cannot be loaded: "
             f"{type(error).__name__}: {error}",
@@ -87,7 +87,7 @@ def summary(entry: EntryPoint) -> str:
     """Return the first line of the docstring of a command's module, without running any code."""
     try:
         docstring = ast.get_docstring(ast.parse(_source(entry.module))) or ""
-    except Exception:  # noqa: BLE001 - other people's code; the rest must go on
+    except Exception:  # noqa: BLE001 - third-party code; other commands must work
         return "(cannot be loaded)"
     return docstring.partition("\n")[0]
 
@@ -103,7 +103,7 @@ def _source(module: str) -> str:
 
 
 def _entries() -> dict[str, EntryPoint]:
-    """Return all commands by name; nobody replaces ours."""
+    """Return all commands by name; an entry point cannot replace a built-in command."""
     entries = {entry.name: entry for entry in BUILT_IN}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         entries.setdefault(entry.name, entry)

@@ -1,7 +1,7 @@
-"""``prime-node``: the main form runs a node, the commands beside it ask about one.
+"""Entry point of ``prime-node``, which runs a node unless a command is given.
 
-Nothing heavy is imported before it is known what to do, so help and mistakes answer at once. A
-person's mistake is one line on standard error; a traceback is a defect of ours.
+Heavy modules are imported after the command line is parsed, so help and usage errors appear at
+once. A usage error is one line on standard error; a traceback is a bug.
 """
 
 import os
@@ -19,14 +19,14 @@ from node.local.plain_text import tolerate_encoding
 NAME = "prime-node"
 
 EPILOG = """\
-Every option is also a key of the config file and a variable: PRIME_NODE_PORT,
-PRIME_NODE_DATA_DIR, PRIME_NODE_ROLES … A flag wins over both, a variable over
-the file.
+Every option is also a key of the config file and an environment variable:
+PRIME_NODE_PORT, PRIME_NODE_DATA_DIR, PRIME_NODE_ROLES … A flag overrides a
+variable, a variable overrides the file.
 
 Exit codes
-  0  done or drained     69  no daemon runs       77  key open to others
-  1  crash, or failed    73  data dir in use      78  bad configuration
-  2  usage               75  try again later     130  interrupted
+  0  done or drained     69  no daemon running    77  key readable by others
+  1  crash or failure    73  data dir in use      78  bad configuration
+  2  usage error         75  try again later     130  interrupted
 """
 
 app = typer.Typer(
@@ -90,11 +90,11 @@ def node(
     upload_limit: options.UploadLimit = None,
     version: Version = False,
 ) -> int | None:
-    """Train a language model by reinforcement learning, together with other people's machines.
+    """Train a language model by reinforcement learning in a peer-to-peer swarm.
 
-    To take part: prime-node --role inference --initial-peers ADDR
+    To join a run: prime-node --role inference --initial-peers ADDR
 
-    To see a whole swarm on this machine: prime-node testnet
+    To run a whole swarm on this machine: prime-node testnet
     """
     given = {name: value for name, value in locals().items() if value not in (ctx, None, False, [])}
     if ctx.invoked_subcommand is None:
@@ -105,7 +105,7 @@ def node(
 
         raise NodeError(
             f"{flag(misplaced[0])} is for running a node; put the options of "
-            f"{ctx.invoked_subcommand} after it",
+            f"{ctx.invoked_subcommand} after that word",
             ExitCode.USAGE,
         )
     return None
@@ -125,13 +125,13 @@ def start(flags: dict[str, Any]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``prime-node`` with ``arguments`` (those of the process) and return its exit code."""
-    tolerate_encoding(sys.stdout)  # standard error replaces what it lacks by itself
+    """Run ``prime-node`` with ``arguments`` (default ``sys.argv``) and return its exit code."""
+    tolerate_encoding(sys.stdout)  # standard error replaces unencodable characters by itself
     try:
         result = app(args=arguments, prog_name=NAME, standalone_mode=False)
     except NodeError as error:
         return _fail(error.message, error.exit_code)
-    except typer.TyperException as error:  # what typer finds on the command line
+    except typer.TyperException as error:  # a usage error found by typer
         return _fail(_usage(error), ExitCode.USAGE)
     except typer.Abort:
         return ExitCode.INTERRUPTED
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """Return what is wrong on the command line, and where its help is."""
+    """Return the usage error and the help command to see."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     if context is None:
         return f"{message}; see {NAME} --help"

@@ -1,7 +1,7 @@
 """The options of ``prime-node``, named like the keys of ``node.local.config.NodeConfig``.
 
-They are taken as they are written: ``load_config`` reads flags, environment and file alike, so a
-wrong value gets the same words wherever it stands.
+Values are passed on as text: ``load_config`` parses flags, environment and file alike, so a wrong
+value gives the same error from each of them.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ Roles = Annotated[
     _join(
         "--role",
         metavar="ROLE",
-        help="inference, validator, trainer, relay; repeat or a,b.",
+        help="inference, validator, trainer or relay; repeat or a,b.",
         autocompletion=completion.roles,
     ),
 ]
@@ -31,36 +31,36 @@ InitialPeers = Annotated[
         "--initial-peers",
         "--bootstrap",
         metavar="ADDR",
-        help="Peer to join through: /ip4/…/tcp/…/p2p/12D3KooW…; repeat or a,b.",
+        help="Bootstrap peer: /ip4/…/tcp/…/p2p/12D3KooW…; repeat or a,b.",
     ),
 ]
 NewSwarm = Annotated[
-    bool | None, _join("--new-swarm", help="Begin a swarm with --run: nobody is there yet.")
+    bool | None, _join("--new-swarm", help="Start a new swarm for --run, without initial peers.")
 ]
 Run = Annotated[
-    Path | None, _join(metavar="RUN.toml", help="Insist on the run of this signed manifest.")
+    Path | None, _join(metavar="RUN.toml", help="Join only the run of this signed manifest.")
 ]
-RunId = Annotated[str | None, _join(metavar="HEX", help="Insist on the run with this id.")]
+RunId = Annotated[str | None, _join(metavar="HEX", help="Join only the run with this id.")]
 Yes = Annotated[
-    bool | None, _join("--yes", "-y", help="Join whatever run the peers offer, without a question.")
+    bool | None, _join("--yes", "-y", help="Join the run that the peers offer without asking.")
 ]
 Invite = Annotated[
-    str | None, _join(metavar="TOKEN", help="What you were invited with, or a file; kept then.")
+    str | None, _join(metavar="TOKEN", help="Invite, or a file with one; stored for later starts.")
 ]
 
 Config = Annotated[
-    Path | None, _node(metavar="FILE", help="TOML; default ~/.config/prime-node/config.toml.")
+    Path | None, _node(metavar="FILE", help="TOML file; default ~/.config/prime-node/config.toml.")
 ]
 DataDir = Annotated[
     Path | None,
     _node(
         metavar="DIR",
-        help="Key, progress, weights; default ~/.local/share/prime-node, for root "
+        help="Key, state and weights; default ~/.local/share/prime-node, for root "
         "/var/lib/prime-node.",
     ),
 ]
 IdentityPath = Annotated[
-    Path | None, _node(metavar="FILE", help="The node's key; default identity.key in the data dir.")
+    Path | None, _node(metavar="FILE", help="Node's key; default identity.key in the data dir.")
 ]
 Device = Annotated[
     str | None,
@@ -74,34 +74,34 @@ Engine = Annotated[
     str | None,
     _node(
         metavar="NAME",
-        help="What generates: builtin (default) or vllm.",
+        help="Inference engine: builtin (default) or vllm.",
         autocompletion=completion.values_of("engine"),
     ),
 ]
 EngineGpus = Annotated[
-    str | None, _node(metavar="N", help="GPUs over which vLLM spreads the model; default 1.")
+    str | None, _node(metavar="N", help="GPUs for tensor parallelism in vLLM; default 1.")
 ]
 EnginePython = Annotated[
-    Path | None, _node(metavar="FILE", help="Interpreter of the engine processes; default our own.")
+    Path | None, _node(metavar="FILE", help="Python of the engine processes; default this one.")
 ]
 EngineMemory = Annotated[
-    str | None, _node(metavar="SIZE", help="Most memory that one engine may fill: 24GB.")
+    str | None, _node(metavar="SIZE", help="Memory limit of one engine, for example 24GB.")
 ]
 EngineServer = Annotated[
-    Path | None, _node(metavar="SOCKET", help="Fork server that nodes of this machine share.")
+    Path | None, _node(metavar="SOCKET", help="Engine fork server shared by nodes of this machine.")
 ]
 BlobQuota = Annotated[
-    str | None, _node(metavar="SIZE", help="Most to keep of weights and rollouts: 200GB.")
+    str | None, _node(metavar="SIZE", help="Disk quota of weights and rollouts, for example 200GB.")
 ]
 ApiPort = Annotated[
     str | None,
-    _node(metavar="PORT", help="Status, health and metrics on 127.0.0.1; 0 (default): any."),
+    _node(metavar="PORT", help="Control API on 127.0.0.1; 0 (default): a free port."),
 ]
 LogFormat = Annotated[
     str | None,
     _node(
         metavar="FORMAT",
-        help="auto (default: json off a terminal), console, json.",
+        help="auto (default: console on a terminal, else json), console or json.",
         autocompletion=completion.values_of("log_format"),
     ),
 ]
@@ -109,7 +109,7 @@ LogLevel = Annotated[
     str | None,
     _node(
         metavar="LEVEL",
-        help="debug, info (default), warning, error.",
+        help="debug, info (default), warning or error.",
         autocompletion=completion.values_of("log_level"),
     ),
 ]
@@ -117,36 +117,35 @@ LogTo = Annotated[
     list[str] | None,
     _node(
         metavar="NAME",
-        help="Log training steps to jsonl, tensorboard, wandb; repeat or a,b.",
+        help="Log training steps to jsonl, tensorboard or wandb; repeat or a,b.",
         autocompletion=completion.step_logs,
     ),
 ]
 
-Host = Annotated[
-    str | None, _network(metavar="IP", help="IPv4 address to listen on; default all of them.")
-]
+Host = Annotated[str | None, _network(metavar="IP", help="IPv4 address to listen on; default all.")]
 Port = Annotated[
-    str | None, _network(metavar="PORT", help="TCP port to listen on; 0 (default): any.")
+    str | None, _network(metavar="PORT", help="TCP port to listen on; 0 (default): a free port.")
 ]
 HostMaddr = Annotated[
-    str | None, _network(metavar="MADDR", help="Both as one: /ip4/0.0.0.0/tcp/31337.")
+    str | None,
+    _network(metavar="MADDR", help="Host and port as a multiaddr: /ip4/0.0.0.0/tcp/31337."),
 ]
 PublicIp = Annotated[
-    str | None, _network(metavar="IP", help="Address that others reach --port on, behind a NAT.")
+    str | None, _network(metavar="IP", help="Public address that forwards --port to this node.")
 ]
 AnnounceMaddrs = Annotated[
     list[str] | None,
-    _network(metavar="MADDR", help="Addresses to tell others instead; repeat or a,b."),
+    _network(metavar="MADDR", help="Addresses to announce instead; repeat or a,b."),
 ]
 HttpPort = Annotated[
     str | None,
-    _network(metavar="PORT", help="Serve weights by HTTP, too, also to strangers; 0: any port."),
+    _network(metavar="PORT", help="Serve weights over HTTP to anyone; 0: a free port."),
 ]
 UploadLimit = Annotated[
-    str | None, _network(metavar="RATE", help="Most to upload: 20MB/s or 160Mbit.")
+    str | None, _network(metavar="RATE", help="Upload limit, for example 20MB/s or 160Mbit.")
 ]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CommandDataDir = Annotated[
     Path | None, typer.Option("--data-dir", metavar="DIR", help="The node's data dir.")
 ]
@@ -154,5 +153,5 @@ CommandIdentityPath = Annotated[
     Path | None, typer.Option("--identity-path", metavar="FILE", help="The node's key.")
 ]
 ModelVersion = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Version; default the newest one held.")
+    int | None, typer.Option(min=0, metavar="N", help="Version; default the newest on disk.")
 ]

@@ -1,6 +1,6 @@
-"""What is checked before a node starts: everything cheap that a person can get wrong.
+"""Cheap checks of the configuration before a node starts.
 
-Engines take seconds to import; a mistake should be told before that.
+Engines take seconds to import; configuration errors appear before that.
 """
 
 from importlib.util import find_spec
@@ -19,9 +19,9 @@ from protocol.core.types import Role
 
 
 def preflight(config: NodeConfig) -> None:
-    """Look at data dir, key, run and way in; raises ``NodeError`` for the first that is wrong.
+    """Check data dir, ports, key, run and initial peers; raises ``NodeError`` for the first error.
 
-    The lock is tried and given back: ``node.process.runner`` takes it for the life of the node.
+    The lock is released again: ``node.process.runner`` takes it for the life of the node.
     """
     if config.engine == "vllm" and config.engine_python is None and find_spec("vllm") is None:
         raise NodeError(
@@ -41,23 +41,23 @@ def preflight(config: NodeConfig) -> None:
         load_or_create_identity(config.identity_path or datadir.identity)
         run = local_run(datadir, config.run, config.run_id)
     if run is not None:
-        scoring_digest(run.manifest, config)  # raises where the run's runtime is not here
+        scoring_digest(run.manifest, config)  # raises if the run's runtime is missing
         require_room(run.manifest, config, datadir)
     if config.new_swarm and run is None:
         raise NodeError(
-            "--new-swarm needs a run to begin: give its signed manifest with --run RUN.toml",
+            "--new-swarm needs a run: give its signed manifest with --run RUN.toml",
             ExitCode.USAGE,
         )
     if not (config.initial_peers or config.new_swarm or load_cached_peers(datadir)):
         raise NodeError(
             "no peer to join through: give one with --initial-peers ADDR, "
-            "or begin a swarm with --new-swarm --run RUN.toml",
+            "or start a new swarm with --new-swarm --run RUN.toml",
             ExitCode.USAGE,
         )
 
 
 def _check_ports(config: NodeConfig) -> None:
-    """Take each port for a moment; raises ``NodeError`` when somebody else has it."""
+    """Bind each port for a moment; raises ``NodeError`` when one is in use."""
     ports = {"port": config.port, "api_port": config.api_port, "http_port": config.http_port}
     for key, port in ports.items():
         host = API_HOST if key == "api_port" else config.host

@@ -1,7 +1,7 @@
-"""``prime-node testnet``: a whole swarm of separate processes on this machine, and a view of it.
+"""``prime-node testnet``: a whole swarm of separate processes on this machine, with a live view.
 
-Every node is the daemon that strangers run, with its own identity, data directory and ``p2pd``; the
-testnet only starts them, looks at their control APIs, and stops them. Read in this order: ``plan``
-(who takes part), ``genesis`` (keys, first policy, manifest), ``launcher`` (processes that start in
-milliseconds), ``record`` (what was seen), ``swarm`` (the run itself), then ``view`` and ``report``.
+Every node is the ordinary daemon with its own identity, data directory and ``p2pd``. The testnet
+only starts the nodes, polls their control APIs, and stops them. Reading order: ``plan`` (members),
+``genesis`` (keys, first policy, manifest), ``launcher`` (fork server), ``record`` (observations),
+``swarm`` (the run itself), then ``view`` and ``report``.
 """

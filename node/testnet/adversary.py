@@ -1,7 +1,6 @@
-"""Run one dishonest node, to see it caught: a worker that lies, or a peer that attacks others.
+"""Run one dishonest node for a test: a cheating worker, or a peer that attacks others.
 
-Both are found by name, in the entry-point groups ``prime_node.behaviours`` and
-``prime_node.attacks``.
+The entry-point groups ``prime_node.behaviours`` and ``prime_node.attacks`` name both kinds.
 """
 
 import os
@@ -28,7 +27,7 @@ def _names(group: str) -> set[str]:
 
 
 def _kinds() -> list[str]:
-    """Return what a shell offers."""
+    """Return the kinds for shell completion."""
     return sorted(name for group in (ATTACK_GROUP, BEHAVIOUR_GROUP) for name in _names(group))
 
 
@@ -36,29 +35,25 @@ def _kinds() -> list[str]:
 def run_adversary(
     kind: Annotated[
         str,
-        typer.Argument(help="What it does; an unknown word lists all.", autocompletion=_kinds),
+        typer.Argument(help="Behaviour; an unknown one lists all.", autocompletion=_kinds),
     ],
     *,
     initial_peers: Annotated[
-        list[str] | None, typer.Option(metavar="ADDR", help="Peer to join through.")
+        list[str] | None, typer.Option(metavar="ADDR", help="Bootstrap peer.")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What the node keeps.")
+        Path | None, typer.Option(metavar="DIR", help="Data directory of the node.")
     ] = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="IP", help="Address to accept connections on.")
-    ] = None,
-    times: Annotated[
-        int, typer.Option(min=1, help="How many times as often an attacker acts as by itself.")
-    ] = 1,
+    host: Annotated[str | None, typer.Option(metavar="IP", help="Address to listen on.")] = None,
+    times: Annotated[int, typer.Option(min=1, help="Multiplier of an attack's rate.")] = 1,
 ) -> None:
     """Join a run as a dishonest inference node, or as a relay that attacks its peers.
 
-    Only for swarms of your own: an attack is against whoever answers at these addresses.
+    Use it only in your own swarms: an attack hits all nodes behind these addresses.
     """
     attacks, lies = _names(ATTACK_GROUP), _names(BEHAVIOUR_GROUP)
     if kind not in attacks | lies:
-        known = f"lies: {', '.join(sorted(lies))}; attacks: {', '.join(sorted(attacks))}"
+        known = f"cheats: {', '.join(sorted(lies))}; attacks: {', '.join(sorted(attacks))}"
         raise NodeError(f"no behaviour {kind!r}; {known}", ExitCode.USAGE)
     flags = {
         "roles": [str(Role.RELAY if kind in attacks else Role.INFERENCE)],
@@ -74,7 +69,7 @@ def run_adversary(
 
 
 def attacking(kind: str, times: int) -> MakePorts:
-    """Return what makes the ports of a node that attacks; ``kind`` is registered."""
+    """Return the factory of ports for a node with a registered attack."""
     (point,) = entry_points(group=ATTACK_GROUP, name=kind)
     attack = point.load()
 

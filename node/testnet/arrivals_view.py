@@ -1,4 +1,4 @@
-"""A version on its way in the live view: a map of its pieces for each node, or for all together."""
+"""Live view of a version download: a piece map per node, or one for all nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from node.testnet.record import SwarmRecord
 from node.testnet.spread import receivers_of, spread
 
 SHOWN_AFTER_SECONDS = 1.0
-"""What comes faster is over before anybody has looked, and would only make the view jump."""
+"""Shorter downloads are not shown, because they would only make the view jump."""
 
 SOURCES_WIDTHS = (76, 100)
-"""From these widths on a row names one who a node gets its pieces from, and two."""
+"""Minimum widths of a row with one source, and with two."""
 
 FRAME_LINES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """How far one node is; ``arrival`` None: it has not begun."""
+    """Progress of one node; ``arrival`` is None before its download."""
 
     name: str
     arrival: DownloadStatus | None
@@ -39,9 +39,9 @@ class _Node:
 
 
 def draw_arrivals(record: SwarmRecord, *, width: int, lines_max: int) -> list[RenderableType]:
-    """Return what is to see of the newest version on its way, in at most ``lines_max`` lines.
+    """Return the newest version download in at most ``lines_max`` lines.
 
-    One line at least, as soon as a version has come to anybody.
+    At least one line, once a node has received a version.
     """
     version, nodes = _on_their_way(record)
     if not nodes:
@@ -57,7 +57,7 @@ def draw_arrivals(record: SwarmRecord, *, width: int, lines_max: int) -> list[Re
 
 
 def _on_their_way(record: SwarmRecord) -> tuple[int, list[_Node]]:
-    """Return the newest version that is on its way, and how far each node is with it."""
+    """Return the newest version in download, and the progress of each node."""
     coming = {
         (arrival.version, node.plan.name): arrival
         for node in record.running
@@ -81,7 +81,7 @@ def _what(nodes: Sequence[_Node]) -> str:
     known = max(arrivals, key=lambda one: one.total_bytes)
     have = sum(node.has_it for node in nodes)
     size = f"{known.form}, {bytes_text(known.total_bytes)}"
-    return f"is on its way: {size}; {have} of {len(nodes)} nodes have it"
+    return f"in download: {size}; {have} of {len(nodes)} nodes have it"
 
 
 def _table(rows: Sequence[Sequence[RenderableType]]) -> Table:
@@ -96,10 +96,17 @@ def _table(rows: Sequence[Sequence[RenderableType]]) -> Table:
 
 
 def _row(record: SwarmRecord, node: _Node, named: int) -> list[RenderableType]:
-    """Return the cells of a node, its ``named`` first sources among them."""
+    """Return the cells of a node, with the names of its first ``named`` sources."""
     arrival = node.arrival
     if arrival is None:
-        return [node.name, PieceBar([[0.0]], DIM), "", "", *[""] * (named > 0), Text("waits", DIM)]
+        return [
+            node.name,
+            PieceBar([[0.0]], DIM),
+            "",
+            "",
+            *[""] * (named > 0),
+            Text("waiting", DIM),
+        ]
     text = Text(_sources(record, arrival, named), DIM, justify="left")
     sources = [text] * (named > 0)
     if node.has_it:
@@ -116,7 +123,7 @@ def _row(record: SwarmRecord, node: _Node, named: int) -> list[RenderableType]:
 
 
 def _sources(record: SwarmRecord, arrival: DownloadStatus, named: int) -> str:
-    """Return from whom most comes: the parents of the stripes, and who helps."""
+    """Return the names of the main sources and the number of the others."""
     names = {str(node.plan.peer_id): node.plan.name for node in record.nodes.values()}
     shown = [names.get(one.name, f"…{one.name[-6:]}") for one in arrival.sources[:named]]
     hidden = len(arrival.sources) - len(shown)
@@ -124,7 +131,7 @@ def _sources(record: SwarmRecord, arrival: DownloadStatus, named: int) -> str:
 
 
 def _all_together(nodes: Sequence[_Node], *, wide: bool) -> list[RenderableType]:
-    """Return one row for all: each piece as full as many nodes have it, and the last one's time."""
+    """Return one row for all nodes: the share of nodes per piece, and the slowest time."""
     arrivals = [node.arrival for node in nodes if node.arrival is not None]
     coming = [one for one in arrivals if one.arrived_at is None]
     rate = sum(one.bytes_per_second for one in coming)
@@ -148,9 +155,9 @@ def _share(node: _Node) -> float:
 
 
 def _shares(nodes: Sequence[_Node]) -> list[list[float]]:
-    """Return, of each stripe, which share of the nodes has each piece.
+    """Return the share of nodes that have each piece, by stripe.
 
-    A node may take another form of the version, which has more pieces or fewer.
+    Nodes may download different encodings of the version, with different piece counts.
     """
     maps = [
         {stripe.number: piece_shares(stripe) for stripe in node.arrival.stripes}
@@ -176,7 +183,7 @@ def _at(pieces: Sequence[int], piece: int, length: int) -> int:
 
 
 def draw_spread(record: SwarmRecord) -> list[RenderableType]:
-    """Return a line about the newest version that has come to anybody."""
+    """Return a line about the newest version that a node has received."""
     last = spread(record, max(record.arrived, default=-1))
     if last is None:
         return []

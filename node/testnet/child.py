@@ -1,4 +1,4 @@
-"""What runs in the processes that the testnet forks."""
+"""Entry points of the processes that the testnet forks."""
 
 import os
 import signal
@@ -21,13 +21,13 @@ from roles.ports.engines import Engines
 BEHAVIOUR_GROUP = "prime_node.behaviours"
 
 DRAIN_SECONDS = 20.0
-"""A node finishes the rollout it works on and says good-bye; then it is stopped."""
+"""Time limit for a node to finish its rollout and leave the swarm before it is killed."""
 
 
 def node_main(settings: dict[str, Any], behaviour: str, log: Path) -> None:
-    """Be a node until it ends, and exit with its code; ``settings`` are keys of ``NodeConfig``."""
+    """Run a node and exit with its code; ``settings`` are keys of ``NodeConfig``."""
     _detach(log)
-    if behaviour:  # what it forges goes where the rest of its files are
+    if behaviour:  # forged files go into the node's directory
         tempfile.tempdir = str(settings["data_dir"])
     make_engines = dishonest(behaviour) if behaviour else live_engines
     try:
@@ -39,7 +39,7 @@ def node_main(settings: dict[str, Any], behaviour: str, log: Path) -> None:
 
 
 def dishonest(kind: str) -> MakeEngines:
-    """Return what makes the engines of a node that behaves as ``kind``.
+    """Return the factory of engines with the dishonest behaviour ``kind``.
 
     Raises ``ValueError`` when no such behaviour is registered.
     """
@@ -51,25 +51,25 @@ def _load_behaviour(kind: str) -> Callable[[Engines], Engines]:
     found = entry_points(group=BEHAVIOUR_GROUP, name=kind)
     if not found:
         known = ", ".join(sorted(entry_points(group=BEHAVIOUR_GROUP).names))
-        raise ValueError(f"no behaviour {kind!r}; there are: {known}")
+        raise ValueError(f"no behaviour {kind!r}; known are: {known}")
     behaviour: Callable[[Engines], Engines] = next(iter(found)).load()
     return behaviour
 
 
 def answer(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Send (error text, result, peak memory in bytes) of a call back to the testnet."""
+    """Call a function and send (error text, result, peak memory in bytes) to the testnet."""
     os.setsid()
     _leave_with_parent()
     error, result = "", None
     try:
         result = function(*arguments)
-    except Exception as failure:  # noqa: BLE001 - it is raised again in the testnet's process
+    except Exception as failure:  # noqa: BLE001 - raised again in the testnet's process
         error = f"{type(failure).__name__}: {failure}"
     sender.send((error, result, peak_rss_bytes(os.getpid())))
 
 
 def _detach(log: Path) -> None:
-    """Leave the terminal's process group, write to ``log``, and end when the testnet does."""
+    """Leave the terminal's process group, log to ``log``, and end with the testnet."""
     os.setsid()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
@@ -79,10 +79,10 @@ def _detach(log: Path) -> None:
 
 
 def _leave_with_parent() -> None:
-    """Drain when the testnet is gone, also when it was killed, and end in time as with it.
+    """Drain when the testnet exits or is killed, and kill this process after ``DRAIN_SECONDS``.
 
-    Our own children end with us: p2pd by its control connection, engines by their leash, jails by
-    a signal of the kernel.
+    Child processes end with this one: p2pd by its control connection, engines by their lifeline,
+    jails by a signal of the kernel.
     """
     parent = parent_process()
     if parent is None:

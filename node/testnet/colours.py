@@ -1,4 +1,4 @@
-"""The colours of everything that a testnet draws."""
+"""Colours of the testnet's views."""
 
 ACCENT = "#56b6c2"
 GOOD = "#98c379"

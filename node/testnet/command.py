@@ -1,4 +1,4 @@
-"""Run a whole swarm on this machine and watch it learn."""
+"""Run a whole swarm on this machine, with a live view."""
 
 import asyncio
 import contextlib
@@ -26,25 +26,25 @@ app = typer.Typer(add_completion=False)
 SWARM_FAILED = 1
 
 SWARM = "swarm"
-"""Directory of the other nodes, the logs and the report in that of a founded run."""
+"""Subdirectory of a created run for the other nodes, the logs and the report."""
 
 RecipeName = Annotated[
     str,
     typer.Option(
-        help="The run's rules: tiny-qwen3-bpe, a task in text, or a file.",
+        help="Rules of the run: a recipe name such as tiny-qwen3-bpe, or a TOML file.",
         autocompletion=completion.recipes,
     ),
 ]
 Environment = Annotated[
     str,
     typer.Option(
-        help="The task, for example arithmetic or sorting.", autocompletion=completion.environments
+        help="Task, for example arithmetic or sorting.", autocompletion=completion.environments
     ),
 ]
 Engine = Annotated[
     str,
     typer.Option(
-        help="What the inference nodes generate with: builtin or vllm.",
+        help="Engine of the inference nodes: builtin or vllm.",
         autocompletion=completion.values_of("engine"),
     ),
 ]
@@ -52,27 +52,27 @@ LogTo = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="Trainers log steps to jsonl, tensorboard, wandb; keeps all files.",
+        help="Training step logs: jsonl, tensorboard, wandb; implies --keep.",
         autocompletion=completion.step_logs,
     ),
 ]
 Steps = Annotated[
-    int | None, typer.Option(min=1, help="Policy versions to train; 60 of the default recipe.")
+    int | None, typer.Option(min=1, help="Policy versions to train; default recipe: 60.")
 ]
 FoundedRun = Annotated[
     Path | None,
     typer.Option(
-        metavar="RUN", help="Directory of a founded run, whose trainers and validators take part."
+        metavar="RUN", help="Directory of a created run, with its trainers and validators."
     ),
 ]
 DataDirectory = Annotated[
-    Path | None, typer.Option(help="New directory for all files; a temporary one if not given.")
+    Path | None, typer.Option(help="New directory for all files; default a temporary one.")
 ]
 EnginePython = Annotated[
-    Path | None, typer.Option(help="Interpreter of their engine processes; default our own.")
+    Path | None, typer.Option(help="Python of the engine processes; default this one.")
 ]
 UploadLimit = Annotated[
-    str | None, typer.Option(help="Of each node, for example 2MB/s: lets weights be watched.")
+    str | None, typer.Option(help="Upload limit per node, for example 2MB/s, to slow downloads.")
 ]
 
 
@@ -81,17 +81,17 @@ def run_testnet(
     *,
     steps: Steps = None,
     minutes: Annotated[
-        float, typer.Option(min=0.1, help="End after so many minutes at the latest.")
+        float, typer.Option(min=0.1, help="Time limit in minutes.")
     ] = MINUTES_DEFAULT,
     forever: Annotated[
-        bool, typer.Option("--forever", help="Go on until Ctrl-C, so that others can join.")
+        bool, typer.Option("--forever", help="Run until Ctrl-C, so that other nodes can join.")
     ] = False,
     inference: Annotated[int, typer.Option(min=1, help="Inference nodes.")] = 3,
     validators: Annotated[int, typer.Option(min=2, help="Validator nodes.")] = 3,
     trainers: Annotated[int, typer.Option(min=1, help="Trainer nodes; one leads.")] = 1,
     relays: Annotated[int, typer.Option(min=1, help="Relay nodes.")] = 1,
     cheaters: Annotated[
-        int, typer.Option(min=0, help="Dishonest inference nodes, each in another way.")
+        int, typer.Option(min=0, help="Dishonest inference nodes, with different behaviours.")
     ] = 0,
     recipe: RecipeName = RECIPE_DEFAULT,
     run: FoundedRun = None,
@@ -99,7 +99,7 @@ def run_testnet(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first policy.")] = 0,
     data_dir: DataDirectory = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep all files, also the nodes' and a temporary one's.")
+        bool, typer.Option("--keep", help="Keep all files, including the nodes' directories.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     view: Annotated[bool, typer.Option(help="Redraw a live view on a terminal.")] = True,
@@ -109,10 +109,10 @@ def run_testnet(
     log_to: LogTo = None,
     svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run a whole swarm on this machine and watch it learn.
+    """Run a whole swarm on this machine, with a live view.
 
-    With --run it is the swarm of a run that was founded (prime-node run create), and goes on with
-    it when the command is repeated: all files stay in RUN.
+    With --run it is the swarm of a run made by prime-node run create. Repeating the command resumes
+    the run, because all files stay in RUN.
     """
     logs = _step_logs(log_to)
     founded = None if run is None else _founded(run, recipe, environment)
@@ -120,7 +120,7 @@ def run_testnet(
         _directory(data_dir) if founded is None else (data_dir or founded / SWARM).absolute()
     )
     layout = SwarmLayout(directory, founded)
-    # The imports of the nodes take seconds: they start before anything else is done.
+    # Start the imports of the nodes first, because they take seconds.
     launcher.start_server(layout.log("forkserver"))
     options = Options(
         directory=directory,
@@ -150,9 +150,9 @@ def run_testnet(
 
 @contextlib.contextmanager
 def _cleaned_up(layout: SwarmLayout, *, keep: bool, temporary: bool) -> Iterator[bool]:
-    """Return whether the report stays, and remove afterwards what nobody asked to keep.
+    """Yield whether the report is kept, and remove all files not to be kept at the end.
 
-    All stays of a swarm that failed; a guest's data directory stays while the guest is still here.
+    A failed swarm keeps all files. A guest's data directory stays while the guest still runs.
     """
     failed = False
     try:
@@ -171,7 +171,7 @@ def _clean_up(layout: SwarmLayout, *, temporary: bool) -> None:
         for path in layout.directory.iterdir():
             if path != layout.trained:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        with contextlib.suppress(OSError):  # the model is there
+        with contextlib.suppress(OSError):  # not empty: it holds the model
             layout.directory.rmdir()
     else:
         shutil.rmtree(layout.nodes, ignore_errors=True)
@@ -193,9 +193,9 @@ def _directory(data_dir: Path | None) -> Path:
 
 
 def _founded(run: Path, recipe: str, environment: str) -> Path:
-    """Return the directory of a founded run; raises ``BadParameter`` for anything else."""
+    """Return the directory of a created run; raises ``BadParameter`` for any other directory."""
     if recipe != RECIPE_DEFAULT or environment:
-        raise typer.BadParameter("a founded run has its recipe and task", param_hint="--run")
+        raise typer.BadParameter("a created run has its recipe and task", param_hint="--run")
     directory = (run.parent if run.name == "run.toml" else run).absolute()
     if not (directory / "run.toml").is_file():
         raise typer.BadParameter(
@@ -204,14 +204,14 @@ def _founded(run: Path, recipe: str, environment: str) -> Path:
     for role in (Role.TRAINER, Role.VALIDATOR):
         if not _count(directory, role):
             raise typer.BadParameter(
-                f"{directory} has no data directory of a {role}; start the nodes by hand",
+                f"{directory} has no data directory of a {role}; start its nodes separately",
                 param_hint="--run",
             )
     return directory
 
 
 def _count(run: Path, role: Role) -> int:
-    """Return how many data directories of a role the founding made."""
+    """Return the number of data directories of a role in a created run."""
     return sum((path / "identity.key").exists() for path in run.glob(f"{role}-*"))
 
 
@@ -251,7 +251,7 @@ def _environment(name: str) -> str:
 
 
 class Showing(NamedTuple):
-    """What is shown of a testnet, and which of its files stay."""
+    """Output options of a testnet, and the files to keep."""
 
     report_stays: bool
     nodes_stay: bool

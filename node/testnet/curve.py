@@ -1,10 +1,10 @@
-"""A line drawn with braille dots: two by four of them in every character."""
+"""Line chart of braille characters, each with two by four dots."""
 
 from collections.abc import Sequence
 
 _BRAILLE = 0x2800
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Unicode's bit of the dot in column 0 or 1, rows from the top."""
+"""Unicode bits of the dots by column, rows from the top."""
 
 _COLUMNS, _ROWS = 2, 4
 

@@ -1,4 +1,4 @@
-"""Shows a running testnet: redrawn on a terminal, line by line anywhere else, or as a picture."""
+"""Display of a running testnet: a live view on a terminal, else lines, or an SVG picture."""
 
 import asyncio
 import io
@@ -21,13 +21,13 @@ PICTURE_WIDTH = 100
 PICTURE_HEIGHT = 60
 
 _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""The alternate screen without a cursor; leaving it brings back what was there before."""
+"""Enter the alternate screen without a cursor; leave it and restore the previous content."""
 
 _CLEAR, _HOME, _END_OF_LINE, _REST = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 async def show_live(record: SwarmRecord, screen: Screen, console: Console) -> None:
-    """Redraw the view until cancelled, on a screen of its own; the last drawing stays."""
+    """Redraw the view on the alternate screen until cancelled, then print the last one."""
     last_size = (0, 0)
     console.file.write(_OPEN)
     try:
@@ -46,9 +46,9 @@ async def show_live(record: SwarmRecord, screen: Screen, console: Console) -> No
 
 
 def frame(record: SwarmRecord, screen: Screen, console: Console, width: int, height: int) -> str:
-    """Return what redraws a terminal of this size, whatever was there before.
+    """Return the output that redraws a terminal of this size.
 
-    The address is one line, which the terminal itself breaks: who selects it gets it in one piece.
+    The address is one line wrapped by the terminal, so that a selection copies it in one piece.
     """
     address = "" if screen.stage in ("draining", "done", "failed") else screen.address
     address_lines = -(-len(address) // width)
@@ -81,7 +81,7 @@ def _colours(console: Console) -> _Colours | None:
 
 
 async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> None:
-    """Print a line now and then, at every new stage, and once how to join and for how long."""
+    """Print a line every ``LINE_SECONDS`` and at each new stage, and once the join command."""
     shown_stage, waited_seconds, join_shown = None, 0.0, False
     warned = ""
     while True:
@@ -93,9 +93,9 @@ async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> N
         if screen.join_command and not join_shown:
             told = (
                 f"join with: {screen.join_command}",
-                f"see what it does with: {screen.status_command}",
-                f"the swarm has begun: {lasting_text(screen)}",
-                f"watch it: {screen.web_url}",
+                f"show its status with: {screen.status_command}",
+                f"the swarm has started: {lasting_text(screen)}",
+                f"dashboard: {screen.web_url}",
             )
             console.print("\n".join(told), markup=False, highlight=False, soft_wrap=True)
             join_shown = True
@@ -108,7 +108,7 @@ async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> N
 
 
 def save_picture(record: SwarmRecord, screen: Screen, path: Path) -> None:
-    """Write the view as it is now as an SVG."""
+    """Write the current view as an SVG."""
     console = Console(
         width=PICTURE_WIDTH,
         record=True,

@@ -1,4 +1,4 @@
-"""Greedy accuracy of a policy: what it knows, without the noise of sampling; runs in a child."""
+"""Greedy accuracy of a policy, without sampling noise; runs in a child process."""
 
 import asyncio
 import os
@@ -13,11 +13,11 @@ from protocol.core.types import Version
 from roles.ports.engines import Answer, Policy, Unscorable
 
 PROBLEMS = 512
-"""A share estimated from so many problems is within 0.045 of the truth, 19 times in 20."""
+"""With 512 problems the 95 % interval of an accuracy is within 0.045."""
 
 
 def greedy_accuracy(layout: SwarmLayout, path: Path, seed: int) -> float:
-    """Return the mean score of greedy answers to problems that ``seed`` draws."""
+    """Return the mean score of greedy answers to problems drawn with ``seed``."""
     return asyncio.run(_greedy_accuracy(layout, path, seed))
 
 

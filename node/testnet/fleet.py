@@ -1,4 +1,4 @@
-"""The node processes of a testnet: started, looked at, drained."""
+"""Node processes of a testnet: start, poll and drain."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class EngineServer:
-    """What the engines of many nodes are forked from: their libraries are imported once."""
+    """Fork server of the engines of many nodes, which imports their libraries once."""
 
     def __init__(self, engine: EngineName, python: Path, directory: Path, log: Path) -> None:
         self.socket = directory / f"{engine}.sock"
@@ -41,13 +41,13 @@ class EngineServer:
             )
 
     def close(self) -> None:
-        """End it, and with it all that it forked."""
+        """Kill the server and all of its children."""
         self._client.close()
         self._process.kill()
         self._process.wait()
 
     def pids(self) -> list[int]:
-        """Return the processes that compute for the nodes."""
+        """Return the engine processes."""
         try:
             return [one.pid for one in psutil.Process(self._process.pid).children()]
         except psutil.Error:
@@ -55,7 +55,7 @@ class EngineServer:
 
 
 class Fleet:
-    """Starts nodes and keeps their record up to date."""
+    """The nodes of a testnet; it starts them and updates their record."""
 
     def __init__(
         self, layout: SwarmLayout, record: SwarmRecord, client: httpx.AsyncClient, options: Options
@@ -76,18 +76,18 @@ class Fleet:
         }
 
     def close(self) -> None:
-        """End what engines are forked from, and with it all that compute."""
+        """Kill the fork servers and all engines."""
         for server in self._engine_servers.values():
             server.close()
         self._sockets.close()
 
     def engine_pids(self) -> list[int]:
-        """Return the processes that compute for the nodes."""
+        """Return the engine processes of all nodes."""
         return [pid for server in self._engine_servers.values() for pid in server.pids()]
 
     async def start(self, plan: NodePlan, initial_peers: tuple[str, ...]) -> None:
-        """Start a node; it joins by ``initial_peers``, and without any it begins the swarm."""
-        # A relay that is started again is then found where everybody knew it.
+        """Start a node; without ``initial_peers`` it starts the swarm."""
+        # A fixed port lets peers find a restarted relay at its old address.
         port = free_port() if plan.role is Role.RELAY else 0
         engine = self._engine(plan)
         settings = {
@@ -95,7 +95,7 @@ class Fleet:
             "data_dir": str(plan.directory),
             "initial_peers": list(initial_peers),
             "new_swarm": not initial_peers,
-            # Who joins asks its peers for the run, as a stranger does.
+            # A joining node gets the run from its peers, as in a real swarm.
             "run": None if initial_peers else str(self._layout.manifest),
             "yes": True,
             "host": LOOPBACK,
@@ -115,24 +115,24 @@ class Fleet:
         self._processes[plan.name] = await launcher.start(node_main, settings, plan.behaviour, log)
 
     def _engine(self, plan: NodePlan) -> EngineName:
-        """Return what a node generates with; a dishonest one takes the built-in engine apart."""
+        """Return the engine of a node; a dishonest node needs the built-in engine."""
         honest = plan.role is Role.INFERENCE and not plan.behaviour
         return self._options.engine if honest else "builtin"
 
     async def observe(self) -> None:
-        """Look at every started node once, all at the same time."""
+        """Poll all started nodes once, concurrently."""
         plans = [self._record.nodes[name].plan for name in self._processes]
         samples = await asyncio.gather(*(sample(self._client, plan.directory) for plan in plans))
         for plan, taken in zip(plans, samples, strict=True):
             self._record.observe(plan.name, taken)
 
     def exited(self, plan: NodePlan) -> bool:
-        """Return whether the process that we started for a node has ended."""
+        """Return whether the started process of a node has exited."""
         process = self._processes.get(plan.name)
         return process is not None and process.exitcode is not None
 
     async def drain(self) -> list[str]:
-        """Ask every node to end, wait, and kill the rest; return the names of those killed."""
+        """Send SIGTERM to every node, wait, and kill the rest; return the names of killed nodes."""
         self._signal(signal.SIGTERM)
         for _ in range(round(DRAIN_SECONDS / EXIT_POLL_SECONDS)):
             if not self._living():
@@ -143,7 +143,7 @@ class Fleet:
         return stuck
 
     async def kill(self) -> None:
-        """Kill what is left, and wait until it is gone."""
+        """Kill the remaining nodes and wait for their exit."""
         self._signal(signal.SIGKILL)
         for process in self._processes.values():
             await asyncio.to_thread(process.join, 5.0)
@@ -154,7 +154,7 @@ class Fleet:
                 os.kill(pid, number)
 
     def _living(self) -> dict[int, str]:
-        """Return our nodes by process, also those that somebody started again by hand."""
+        """Return the nodes by process id, including those restarted by hand."""
         own = {
             process.pid: name
             for name, process in self._processes.items()
@@ -169,14 +169,14 @@ class Fleet:
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nobody listens on now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def restart_command(plan: NodePlan, initial_peers: tuple[str, ...], port: int) -> str:
-    """Return the command that starts a node of the testnet again after it was killed."""
+    """Return the command that restarts a killed node of the testnet."""
     command = program()
     command += ["adversary", plan.behaviour] if plan.behaviour else ["--role", str(plan.role)]
     command += ["--data-dir", str(plan.directory.resolve()), "--host", LOOPBACK]
@@ -187,7 +187,7 @@ def restart_command(plan: NodePlan, initial_peers: tuple[str, ...], port: int) -
 
 
 def join_command(initial_peers: tuple[str, ...], run_id: str, data_dir: Path) -> str:
-    """Return the shell command with which anybody on this machine joins, from any directory."""
+    """Return the shell command with which another node of this machine joins."""
     return shlex.join(
         [
             *program(),
@@ -201,12 +201,12 @@ def join_command(initial_peers: tuple[str, ...], run_id: str, data_dir: Path) ->
 
 
 def status_command(data_dir: Path) -> str:
-    """Return the shell command that shows what the node of a directory does."""
+    """Return the shell command that shows the status of a node."""
     return shlex.join([*program(), "status", "--data-dir", str(data_dir)])
 
 
 def program() -> list[str]:
-    """Return the words that call the prime-node which runs now, wherever a shell is."""
+    """Return the command words of the running prime-node, independent of the shell's directory."""
     installed = Path(sys.executable).with_name("prime-node")
     return [str(installed)] if installed.exists() else [sys.executable, "-m", "node.cli.main"]
 

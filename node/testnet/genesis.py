@@ -1,4 +1,4 @@
-"""How a testnet's run begins: keys, a first policy by a short cold start, a signed manifest."""
+"""Genesis of a testnet's run: keys, a first policy by a short cold start, a signed manifest."""
 
 import math
 import os
@@ -23,14 +23,14 @@ from protocol.run.manifest import RunFile, RunFileName, SignedManifest
 from protocol.run.recipe import VERSIONS_MAX, EnvironmentSection, ModelSection, Recipe
 
 COLD_START_ACCURACY = 0.33
-"""Sampled accuracy at which reinforcement learning takes over: groups hold both right and wrong
-answers, and there is much left to learn."""
+"""Sampled accuracy at which reinforcement learning takes over: groups then hold both right and
+wrong answers."""
 
 
 def recipe_for(options: Options) -> Recipe:
-    """Return the recipe of the testnet or its founded run, with what the options change in it.
+    """Return the recipe of the testnet or of its created run, changed by the options.
 
-    Raises ``NodeError`` for one that is not there or cannot be read.
+    Raises ``NodeError`` for a missing or unreadable recipe.
     """
     if options.run is not None:
         recipe: Recipe = load_run(options.run / "run.toml").manifest
@@ -48,7 +48,7 @@ def recipe_for(options: Options) -> Recipe:
 def require_task(recipe: Recipe) -> None:
     """Raise ``NodeError`` unless nodes of this machine can run the recipe's task.
 
-    Takes half a second for a task in text; without the check every node would end at its start.
+    The check takes half a second for a task in text; without it every node would fail at its start.
     """
     if not recipe.environment.in_text:
         return
@@ -76,11 +76,11 @@ def require_task(recipe: Recipe) -> None:
 
 
 def _no_tokenizer() -> NoReturn:
-    raise AssertionError("a task reads its tokenizer when it is opened")
+    raise AssertionError("a task reads its tokenizer only in open()")
 
 
 def create_members(options: Options, layout: SwarmLayout) -> list[NodePlan]:
-    """Make a data directory and a key for every node."""
+    """Create a data directory and a key for every node."""
     plans = []
     for name, role, behaviour in options.members():
         directory = layout.node(name)
@@ -90,7 +90,7 @@ def create_members(options: Options, layout: SwarmLayout) -> list[NodePlan]:
 
 @dataclass(frozen=True, slots=True)
 class FirstPolicy:
-    """What a testnet's run begins with; ``digest`` is that of the policy, in hexadecimal."""
+    """First policy and files of a testnet's run; ``digest`` is the policy's, in hexadecimal."""
 
     model: ModelSection
     environment: EnvironmentSection
@@ -99,10 +99,10 @@ class FirstPolicy:
 
 
 def make_first_policy(recipe: Recipe, seed: int, layout: SwarmLayout) -> FirstPolicy:
-    """Learn the first policy, and make what its task needs. Runs in a child: it needs torch.
+    """Train the first policy and create its task files, in a child process because of torch.
 
-    A task over characters needs weights alone; one in text gets a whole Hugging Face directory,
-    which is founded as anybody's.
+    A character-level task needs only weights. A task in text gets a whole Hugging Face directory,
+    imported like any other model.
     """
     from roles.engines.bootstrap.cold_start import cold_start  # noqa: PLC0415 - see above
     from roles.engines.bootstrap.small_model import make_small_model  # noqa: PLC0415 - see above
@@ -130,9 +130,9 @@ def make_first_policy(recipe: Recipe, seed: int, layout: SwarmLayout) -> FirstPo
 def found_run(
     recipe: Recipe, first: FirstPolicy, plans: list[NodePlan], layout: SwarmLayout
 ) -> SignedManifest:
-    """Sign and write the manifest; give the first policy and the run's files to the trainers.
+    """Sign and write the manifest; copy the first policy and the run's files to the trainers.
 
-    Everybody else gets them from the swarm.
+    All other nodes download them from the swarm.
     """
     creator = load_or_create_identity(layout.directory / "creator.key")
     trainers = [plan for plan in plans if plan.role is Role.TRAINER]

@@ -1,4 +1,4 @@
-"""How much of its time a trainer waited: for rollouts, for weights, for the disk."""
+"""Idle share of a trainer: its waits for rollouts, weights and disk."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ from node.api.status import BusyTimeStatus
 
 
 def idle_share(steps: Sequence[BusyTimeStatus], until: float) -> float | None:
-    """Return the share of the time from the first step to ``until`` that was spent in no step.
+    """Return the share of the time from the first step to ``until`` outside of steps.
 
-    ``steps`` are of all processes that trained, one after another: one leads. None before a step.
+    ``steps`` come from all training processes, of which one leads at a time. None before a step.
     """
     began = [one.began_at for one in steps if one.began_at is not None]
     seconds = until - min(began, default=until)

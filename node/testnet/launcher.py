@@ -1,8 +1,7 @@
-"""Processes for a testnet, forked from one server that has imported the heavy libraries once.
+"""Fork server of a testnet, which imports the heavy libraries once.
 
-The testnet's own process stays light: it imports neither torch nor hivemind, and only asks the
-server to fork. Each child leaves the terminal's process group, so that Ctrl-C reaches the testnet
-alone and one signal drains each node.
+The testnet's own process imports neither torch nor hivemind. Each child leaves the terminal's
+process group, so that Ctrl-C reaches only the testnet, which then sends one signal to each node.
 """
 
 import asyncio
@@ -32,9 +31,9 @@ class ChildError(Exception):
 
 
 def start_server(log: Path) -> None:
-    """Start importing; returns at once, and the first fork waits until the imports are done.
+    """Start the fork server and return at once; the first fork waits for the imports.
 
-    ``log`` takes what the libraries print to standard error, which would spoil the view.
+    ``log`` receives the libraries' standard error, which would spoil the view.
     """
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -44,17 +43,17 @@ def start_server(log: Path) -> None:
 
 
 async def start(function: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Fork a child that runs ``function``; it is not waited for."""
+    """Fork a child that runs ``function``, without waiting for its end."""
     process = _CONTEXT.Process(target=function, args=arguments)
-    # Blocks until the server has forked, for the first child until its imports are done.
+    # Blocks until the fork, for the first child until the imports are done.
     await asyncio.to_thread(process.start)
     return process
 
 
 async def call(function: Callable[..., T], *arguments: Any, seconds: float) -> tuple[T, int]:
-    """Return (what ``function`` returned in a child, the child's peak memory in bytes).
+    """Run ``function`` in a child and return (its result, the child's peak memory in bytes).
 
-    Raises ``ChildError`` when it raised, died, or took longer than ``seconds``.
+    Raises ``ChildError`` when it raises, dies, or exceeds ``seconds``.
     """
     receiver, sender = _CONTEXT.Pipe(duplex=False)
     process: BaseProcess | None = None
@@ -71,7 +70,7 @@ async def call(function: Callable[..., T], *arguments: Any, seconds: float) -> t
 def _receive(receiver: Connection, seconds: float) -> tuple[Any, int]:
     try:
         if not receiver.poll(seconds):
-            raise ChildError(f"no answer within {seconds:.0f} s")
+            raise ChildError(f"no result within {seconds:.0f} s")
         error, result, peak_bytes = receiver.recv()
     except EOFError:
         raise ChildError("the helper process died") from None
@@ -82,7 +81,7 @@ def _receive(receiver: Connection, seconds: float) -> tuple[Any, int]:
 
 @contextlib.contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
-    """Let processes started in this block inherit ``path`` as their standard error."""
+    """Redirect the standard error of processes started in this block to ``path``."""
     sys.stderr.flush()
     saved = os.dup(2)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The nodes of a testnet in the live view: one row each, or one for each role, and every liar."""
+"""Live view of a testnet's nodes: a row per node, or a row per role and per cheater."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ OUTSIDERS_SHOWN = 4
 POLICY_WIDTH_MIN = 72
 WEIGHTS_WIDTH_MIN = 88
 MEMORY_WIDTH_MIN = 108
-"""From these widths on the table has room for the policy, for weights, and for peers and memory."""
+"""Minimum widths for the columns of the policy, of weights, and of peers and memory."""
 
 _CONDITION_MARKS: dict[Condition, tuple[str, str]] = {
     "waiting": ("·", DIM),
@@ -30,7 +30,7 @@ _CONDITION_MARKS: dict[Condition, tuple[str, str]] = {
 
 
 def draw_nodes(record: SwarmRecord, width: int) -> RenderableType:
-    """Return a table with a row for each node, and some for those that joined."""
+    """Return a table with a row per node, and rows for some nodes that joined."""
     table = _table(width)
     for node in record.nodes.values():
         table.add_row(*_node_row(record, node)[: len(table.columns)])
@@ -39,7 +39,7 @@ def draw_nodes(record: SwarmRecord, width: int) -> RenderableType:
 
 
 def draw_roles(record: SwarmRecord, width: int) -> RenderableType:
-    """Return a table with a row for each role, one for each liar, and one for who joined."""
+    """Return a table with a row per role, per cheater, and one for all joined nodes."""
     table = _table(width)
     for role in Role:
         nodes = _honest(record, role)
@@ -54,7 +54,7 @@ def draw_roles(record: SwarmRecord, width: int) -> RenderableType:
 
 
 def draw_short(record: SwarmRecord) -> RenderableType:
-    """Return the same in as few lines as it takes, the liars first."""
+    """Return the same as running text, cheaters first."""
     text = Text(" ")
     for node in record.nodes.values():
         if node.plan.behaviour:
@@ -70,7 +70,7 @@ def draw_short(record: SwarmRecord) -> RenderableType:
 
 
 def fate(record: SwarmRecord, plan: NodePlan) -> tuple[str, str]:
-    """Return what has become of a liar, and the colour that says whether that is well."""
+    """Return the outcome of a cheater, and a colour: green if it was caught."""
     counts = record.worker_counts(plan.peer_id)
     if counts.certified:
         return f"{counts.certified} certified", BAD
@@ -79,7 +79,7 @@ def fate(record: SwarmRecord, plan: NodePlan) -> tuple[str, str]:
     if counts.rejected:
         return f"caught, {counts.rejected} rejected", GOOD
     if counts.committed:
-        return f"{counts.committed} being checked", WARN
+        return f"{counts.committed} pending", WARN
     return "nothing yet", DIM
 
 
@@ -181,7 +181,7 @@ def _state(record: SwarmRecord, node: Observation) -> Text:
     if node.plan.behaviour:
         words, style = fate(record, node.plan)
         gone = f"{node.condition}, " if node.condition in ("dead", "silent") else ""
-        return Text.assemble(("liar: ", BAD), gone, (words, style))
+        return Text.assemble(("cheat: ", BAD), gone, (words, style))
     status = node.status
     if node.condition != "running" or status is None:
         style = BAD if node.condition == "dead" else WARN if node.condition == "silent" else DIM

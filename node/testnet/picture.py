@@ -1,4 +1,4 @@
-"""``reward.png``: the reward curve; drawn in a child, since matplotlib is two seconds of import."""
+"""``reward.png``: the reward curve, drawn in a child because importing matplotlib takes 2 s."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ def draw_reward(
     title: str,
     path: Path,
 ) -> None:
-    """Draw mean reward over policy version, and what is known of its evaluations.
+    """Draw the mean reward by policy version, with its evaluations.
 
-    Those are rewards on held-out problems with 95 % intervals, and the greedy accuracy of the last
+    These are rewards on held-out problems with 95 % intervals, and the greedy accuracy of the last
     version.
     """
-    import matplotlib as mpl  # noqa: PLC0415 - this module is imported by a light process
+    import matplotlib as mpl  # noqa: PLC0415 - slow; the testnet's process imports this module
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 - after the backend is chosen
@@ -45,7 +45,7 @@ def draw_reward(
     if greedy_eval_last is not None and versions:
         label = "greedy, last version"
         axes.scatter([versions[-1]], [greedy_eval_last], color="#e07a5f", zorder=3, label=label)
-    axes.set_ylim(min([0.0, *means]), 1.03)  # a length penalty may take more than a task gives
+    axes.set_ylim(min([0.0, *means]), 1.03)  # a length penalty may exceed the task's reward
     axes.set_xlim(left=-0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("policy version")

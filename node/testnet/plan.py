@@ -1,4 +1,4 @@
-"""Who takes part in a testnet, and where the files of each node are."""
+"""Members of a testnet, and the files of each node."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from protocol.core.types import PeerId, Role
 from roles.engines.factory import EngineName
 
 STEPS = {"testnet": 60, "tiny-qwen3-bpe": 100}
-"""Versions after which a testnet of a recipe ends: its task is then right four to five times in six
-(sampled at temperature 1; measured on two cores)."""
+"""Versions of a testnet by recipe, after which four to five of six answers are right (sampled at
+temperature 1; measured on two cores)."""
 
 MINUTES_DEFAULT = 12.0
 
@@ -23,12 +23,12 @@ CHEATER_KINDS = (
     "forged-proofs",
     "adaptive-choice",
 )
-"""Names in the entry-point group ``prime_node.behaviours``, in the order cheaters take them."""
+"""Names in the entry-point group ``prime_node.behaviours``, in the order of use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for."""
+    """Options of the command."""
 
     directory: Path
     relays: int = 1
@@ -37,24 +37,24 @@ class Options:
     inference: int = 3
     cheaters: int = 0
     steps: int | None = None
-    """None: as ``STEPS`` has it, else the recipe's own."""
+    """None: the value of ``STEPS``, else of the recipe."""
     minutes: float = MINUTES_DEFAULT
-    """Infinite: until it is interrupted."""
+    """Infinite: until an interrupt."""
     recipe: str = RECIPE_DEFAULT
-    """The name of one in ``configs/runs``, or a file."""
+    """A name in ``configs/runs``, or a file."""
     run: Path | None = None
-    """Directory of a run that was founded: its recipe, trainers and validators are taken."""
+    """Directory of a created run, with its recipe, trainers and validators."""
     environment: str = ""
-    """Empty: the recipe's own."""
+    """Empty: the recipe's task."""
     seed: int = 0
     engine: EngineName = "builtin"
-    """What the honest inference nodes generate with."""
+    """Engine of the honest inference nodes."""
     engine_python: Path | None = None
-    """Interpreter of their engine processes; None for our own."""
+    """Interpreter of their engine processes; None for this one."""
     upload_bytes_per_second: int | None = None
-    """What each node sends at most; None for no bound."""
+    """Upload limit per node; None for no limit."""
     log_to: tuple[str, ...] = ()
-    """Logs of training steps that the trainers write."""
+    """Logs of training steps on the trainers."""
 
     def members(self) -> Iterator[tuple[str, Role, str]]:
         """Yield (name, role, behaviour) of every node, relays first."""
@@ -76,7 +76,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node of the testnet; ``behaviour`` is what a dishonest one does, else empty."""
+    """One node of the testnet; ``behaviour`` names a dishonest behaviour, else it is empty."""
 
     name: str
     role: Role
@@ -88,12 +88,11 @@ class NodePlan:
 class SwarmLayout:
     """The files of a testnet.
 
-    ``model`` is the Hugging Face directory of a task in text, ``task`` what its nodes need, and
-    ``trained`` the last version as such a directory.
-    ``recipe`` is what the run was asked to be; ``manifest`` adds genesis and signature, and is what
-    ``--run`` takes. ``nodes`` are the data directories, and ``guest``, beside all of it, is that of
-    whoever joins by the command that the testnet prints. Of a founded ``run``, manifest, policy,
-    task and the data directories of trainers and validators are those that its founding made.
+    ``model`` is the Hugging Face directory of a task in text, ``task`` the files of its nodes, and
+    ``trained`` the exported last version. ``recipe`` holds the rules; ``manifest``, the argument of
+    ``--run``, adds genesis and signature. ``nodes`` holds the data directories. ``guest``, outside
+    of ``directory``, is the data directory of the printed join command. A created ``run`` provides
+    manifest, policy, task and the data directories of its trainers and validators.
     """
 
     def __init__(self, directory: Path, run: Path | None = None) -> None:
@@ -122,9 +121,9 @@ class SwarmLayout:
         return member if member.is_dir() else self.nodes / name
 
     def restart_command(self, name: str) -> Path:
-        """Return the file with the command that starts a node again."""
+        """Return the file with the restart command of a node."""
         return self.node(name) / "command.txt"
 
     def log(self, name: str) -> Path:
-        """Return where a node's standard error goes."""
+        """Return the log file of a node's standard error."""
         return self.directory / "logs" / f"{name}.log"

@@ -1,4 +1,4 @@
-"""Asks a node for its status: where its control API listens is a file in its data directory."""
+"""Status requests to a node; a file in its data directory holds the port of its control API."""
 
 import time
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from node.local.datadir import API_HOST, DataDir, load_api_endpoint
 from node.local.memory import is_running, peak_rss_bytes
 
 REQUEST_SECONDS = 3.0
-"""A node answers in milliseconds; two busy cores shared by a whole swarm may take a second."""
+"""A node responds in milliseconds, with a whole swarm on two cores in up to a second."""
 
 _STATUS = TypeAdapter(NodeStatus)
 
 
 @dataclass(frozen=True, slots=True)
 class StatusSample:
-    """What one look at a node gave; ``status`` is None when it did not answer."""
+    """Result of one poll of a node; ``status`` is None without a response."""
 
     pid: int | None
     running: bool
@@ -27,11 +27,11 @@ class StatusSample:
     peak_rss_bytes: int = 0
     p2pd_peak_rss_bytes: int = 0
     at: float = 0.0
-    """In unix seconds."""
+    """Unix time of the response."""
 
 
 async def sample(client: httpx.AsyncClient, directory: Path) -> StatusSample:
-    """Look at the node of a data directory; never raises for what a node does or fails to do."""
+    """Poll the node of a data directory; never raises for failures of the node."""
     endpoint = load_api_endpoint(DataDir(directory))
     if endpoint is None or not is_running(endpoint.pid):
         return StatusSample(

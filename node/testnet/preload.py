@@ -1,8 +1,7 @@
-"""What every node needs in memory, imported once: children forked afterwards start in milliseconds.
+"""Imports of the fork server, so that forked nodes start in milliseconds.
 
-What engines need is imported by the server that they are forked from
-(``roles.engines.subprocess``). None of the imports may start a thread, or a fork would copy its
-locks but not it.
+The engines' fork server has its own imports (``roles.engines.subprocess``). No import may start a
+thread: a fork copies the locks of a thread but not the thread.
 """
 
 import gc
@@ -13,6 +12,6 @@ from node.process.runner import MODULES
 for module in ("node.testnet.child", "uvloop", *MODULES):
     import_module(module)
 
-# What exists now is never garbage; a collection in a child would only unshare its pages.
+# Existing objects are never garbage; a collection in a child would only unshare their pages.
 gc.collect()
 gc.freeze()

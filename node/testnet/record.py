@@ -1,7 +1,7 @@
-"""What was seen of a swarm: the last good status of each node, and what must outlive a node.
+"""Observations of a swarm: the last good status of each node, and data that outlives nodes.
 
-Nodes are killed and restarted while a testnet runs, so counters that restart with a process are
-carried over, and a point of the reward curve stays known when the node that told it is gone.
+Nodes are killed and restarted while a testnet runs. Counters of earlier processes are carried over,
+and points of the reward curve are kept when the node that reported them exits.
 """
 
 from dataclasses import dataclass, field
@@ -23,39 +23,39 @@ from protocol.core.types import Role
 from protocol.rollout.evaluation import EvaluationPoint
 
 Condition = Literal["waiting", "starting", "running", "silent", "dead"]
-"""``silent``: the process exists and does not answer; ``dead``: it was there and is gone."""
+"""``silent``: the process exists but does not respond; ``dead``: the process has exited."""
 
 
 @dataclass(slots=True)
 class Observation:
-    """One node of the testnet as it was seen."""
+    """Observations of one node."""
 
     plan: NodePlan
     condition: Condition = "waiting"
     pid: int | None = None
     status: NodeStatus | None = None
-    """The last good one, also of a node that is dead now."""
+    """Last good status, also of a dead node."""
     peak_rss_bytes: int = 0
     p2pd_peak_rss_bytes: int = 0
     seen_at: float = 0.0
-    """When it answered last, in unix seconds."""
+    """Unix time of the last response."""
     _weights_sent_before: int = 0
     _steps_before: tuple[BusyTimeStatus, ...] = ()
 
     @property
     def weights_sent(self) -> int:
-        """Bytes of weights uploaded, over all processes that this node was."""
+        """Bytes of weights uploaded by all processes of this node."""
         current = self.status.traffic.weights_sent if self.status is not None else 0
         return self._weights_sent_before + current
 
     @property
     def steps(self) -> tuple[BusyTimeStatus, ...]:
-        """What its steps took, of each process that this node was."""
+        """Step times of each process of this node."""
         current = (self.status.steps,) if self.status is not None else ()
         return self._steps_before + current
 
     def observe(self, sample: StatusSample) -> None:
-        """Take in one look at the node."""
+        """Add the result of one poll."""
         self.peak_rss_bytes = max(self.peak_rss_bytes, sample.peak_rss_bytes)
         self.p2pd_peak_rss_bytes = max(self.p2pd_peak_rss_bytes, sample.p2pd_peak_rss_bytes)
         if sample.pid is not None and sample.pid != self.pid:
@@ -73,23 +73,23 @@ class Observation:
 
 @dataclass(slots=True)
 class SwarmRecord:
-    """Everything seen of a testnet; times are unix seconds."""
+    """Observations of a testnet; times are unix seconds."""
 
     started_at: float
     nodes: dict[str, Observation] = field(default_factory=dict)
     other_peak_rss_bytes: dict[str, int] = field(default_factory=dict)
-    """Peak memory of processes that are no nodes, by what they are."""
+    """Peak memory of processes other than nodes, by kind."""
     arrived: dict[int, dict[str, DownloadStatus]] = field(default_factory=dict)
-    """How each version came, by version and node."""
+    """Complete downloads by version and node."""
     _checkpoints: dict[int, CheckpointStatus] = field(default_factory=dict)
     _uncertified: dict[int, int] = field(default_factory=dict)
 
     def add(self, plan: NodePlan) -> None:
-        """Expect a node."""
+        """Add a node."""
         self.nodes[plan.name] = Observation(plan)
 
     def observe(self, name: str, sample: StatusSample) -> None:
-        """Take in one look at a node."""
+        """Add the result of one poll of a node."""
         node = self.nodes[name]
         node.observe(sample)
         if sample.status is not None:
@@ -99,7 +99,7 @@ class SwarmRecord:
                     self.arrived.setdefault(arrival.version, {}).setdefault(name, arrival)
 
     def note_memory(self, what: str, peak_rss_bytes: int) -> None:
-        """Take in the memory of a process that is not a node."""
+        """Record the peak memory of a process other than a node."""
         self.other_peak_rss_bytes[what] = max(
             self.other_peak_rss_bytes.get(what, 0), peak_rss_bytes
         )
@@ -109,14 +109,13 @@ class SwarmRecord:
             version, uncertified = checkpoint.version, checkpoint.trained_without_certificate
             self._checkpoints[version] = checkpoint
             if not is_trainer:
-                # A certificate proves itself, so one node that holds it is enough; it may reach
-                # the others later.
+                # A certificate proves itself, so one holder is enough; others may get it later.
                 known = self._uncertified.get(version, uncertified)
                 self._uncertified[version] = min(known, uncertified)
 
     @property
     def statuses(self) -> list[NodeStatus]:
-        """The last good status of every node that ever answered."""
+        """Last good status of every node that ever responded."""
         return [node.status for node in self.nodes.values() if node.status is not None]
 
     @property
@@ -131,20 +130,20 @@ class SwarmRecord:
 
     @property
     def evaluation(self) -> tuple[EvaluationPoint, ...]:
-        """Versions on held-out problems, as the node knows them that has read the most answers."""
+        """Versions evaluated on held-out problems, by the node that has read the most answers."""
         curves = [status.evaluation for status in self.statuses]
         return max(curves, key=lambda curve: sum(one.answers for one in curve), default=())
 
     @property
     def newest_version(self) -> int:
-        """The newest published version; -1 before the genesis policy is."""
+        """Newest published version; -1 before the genesis policy."""
         return max(self._checkpoints, default=-1)
 
     @property
     def trained_without_certificate(self) -> int:
-        """Rollouts that were learned from although no node holds their certificate.
+        """Rollouts trained on although no node holds their certificate.
 
-        A trainer's word on its own batches counts only where nobody else has seen them.
+        A trainer's own report counts only for batches that no other node knows.
         """
         return sum(
             self._uncertified.get(version, checkpoint.trained_without_certificate)
@@ -153,19 +152,19 @@ class SwarmRecord:
 
     @property
     def swarm_view(self) -> NodeStatus | None:
-        """The status that knows of the most rollouts; nodes that joined late know fewer."""
+        """Status with the most rollouts; nodes that joined late know fewer."""
         return max(self.statuses, key=lambda status: status.rollouts.committed, default=None)
 
     @property
     def rollouts(self) -> RolloutCounts:
-        """Commits of the whole swarm by what became of them."""
+        """Commits of the whole swarm by outcome."""
         view = self.swarm_view
         return view.rollouts if view is not None else RolloutCounts()
 
     def worker_counts(self, peer_id: str) -> RolloutCounts:
-        """Return what became of one worker's commits, from the node that saw the most certified.
+        """Return a worker's commits by outcome, from the node with the most certified ones.
 
-        For a dishonest worker that is the least flattering view.
+        For a dishonest worker that is the worst case.
         """
         counts = (status.workers.get(peer_id, RolloutCounts()) for status in self.statuses)
         return max(
@@ -175,7 +174,7 @@ class SwarmRecord:
         )
 
     def is_slashed(self, peer_id: str) -> bool:
-        """Return whether a node that answered has found a worker's standing to have ended."""
+        """Return whether a node that responded reports a worker as slashed."""
         return any(
             member.peer_id == peer_id and member.standing == "slashed"
             for status in self.statuses
@@ -194,20 +193,20 @@ class SwarmRecord:
 
     @property
     def uptake_seconds(self) -> float | None:
-        """From a version's manifest to its first token: the median of the workers' medians."""
+        """Policy swap latency, from a version's manifest to its first token: median of medians."""
         medians = [status.uptake.first_token_seconds_median for status in self.statuses]
         known = [seconds for seconds in medians if seconds is not None]
         return median(known) if known else None
 
     @property
     def policy_lag_max(self) -> int:
-        """The largest lag that any node reports."""
+        """Largest policy lag that a node reports."""
         return max((status.policy_lag_max for status in self.statuses), default=0)
 
     def trainer_idle_share(self, versions: int) -> float | None:
-        """Return of which share of the time since the first step no trainer was in one.
+        """Return the share of the time since the first step without a running step.
 
-        The time ends with the last of the run's ``versions``, or when a trainer answered last.
+        The time ends with the last of the run's ``versions``, or a trainer's last response.
         """
         trainers = [node for node in self.nodes.values() if node.plan.role is Role.TRAINER]
         last = self._checkpoints.get(versions)
@@ -217,29 +216,29 @@ class SwarmRecord:
 
     @property
     def weights_sent(self) -> int:
-        """Bytes of weights uploaded by all nodes of the testnet together."""
+        """Bytes of weights uploaded by all nodes."""
         return sum(node.weights_sent for node in self.nodes.values())
 
     @property
     def epoch(self) -> int:
-        """The newest epoch that a node is in."""
+        """Newest epoch of a node."""
         return max((status.epoch for status in self.statuses), default=0)
 
     @property
     def running(self) -> list[Observation]:
-        """The nodes that answered when last asked."""
+        """Nodes that responded to the last poll."""
         return [node for node in self.nodes.values() if node.condition == "running"]
 
     @property
     def training_warning(self) -> str:
-        """Why a trainer's newest step did not change the policy; empty if it did."""
+        """Reason if a trainer's newest step did not change the policy; else empty."""
         statuses = (node.status for node in self.running)
         told = (status.training.warning for status in statuses if status is not None)
         return next(filter(None, told), "")
 
     @property
     def outsiders(self) -> list[MemberStatus]:
-        """Members of the roster that this testnet did not start, by the nodes that answer."""
+        """Roster members that this testnet did not start, reported by responding nodes."""
         ours = {node.plan.peer_id for node in self.nodes.values()}
         found: dict[str, MemberStatus] = {}
         for node in self.running:

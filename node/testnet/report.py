@@ -1,4 +1,4 @@
-"""``report.json``: what a testnet showed, computed from its record alone."""
+"""``report.json``: results of a testnet, computed from its record alone."""
 
 import json
 import math
@@ -28,10 +28,10 @@ def build_report(
     greedy_eval_last: float | None,
     curve: Sequence[Point] = (),
 ) -> dict[str, Any]:
-    """Return the report of a run of so many ``versions``.
+    """Return the report of a run with ``versions`` steps.
 
-    ``reward_*`` are None before a step, ``greedy_*`` when not evaluated. ``expected`` compares the
-    rewards with the ``curve`` that the recipe states; None before its first point.
+    ``reward_*`` are None before a step, ``greedy_*`` without an evaluation. ``expected`` compares
+    the rewards with the recipe's ``curve``; None before its first point.
     """
     rewards = [reward for _, reward in record.rewards]
     counts = record.rollouts
@@ -66,7 +66,7 @@ def build_report(
 
 
 def _evaluation(record: SwarmRecord) -> list[dict[str, Any]]:
-    """Return the evaluated versions, as the node knows them that has read the most rollouts."""
+    """Return the evaluated versions, from the node that has read the most rollouts."""
     fields = ("reward_mean", "reward_low", "reward_high", "solved_fraction")
     return [
         {"version": one.version, "problems": one.problems, "answers": one.answers}
@@ -88,7 +88,7 @@ def _expected(found: LearningOutcome | None) -> dict[str, Any] | None:
 
 
 def honest_rejected(record: SwarmRecord) -> int:
-    """Return how many rollouts of honest nodes, joined ones included, were rejected."""
+    """Return the number of rejected rollouts of honest nodes, including joined ones."""
     dishonest = {node.plan.peer_id for node in record.nodes.values() if node.plan.behaviour}
     view = record.swarm_view
     workers = view.workers if view is not None else {}
@@ -110,7 +110,7 @@ def _cheaters(record: SwarmRecord) -> list[dict[str, Any]]:
 
 
 def _versions(record: SwarmRecord) -> list[dict[str, Any]]:
-    """Return how each version came to the nodes; bytes are those that receivers counted."""
+    """Return the distribution of each version; bytes are counted by receivers."""
     known = (spread(record, point.version) for point in record.checkpoints)
     return [
         {
@@ -131,7 +131,7 @@ def _versions(record: SwarmRecord) -> list[dict[str, Any]]:
 
 
 def _peak_memory(record: SwarmRecord) -> dict[str, int]:
-    """Return the peak of the largest process of each kind, in megabytes rounded up."""
+    """Return the peak memory of the largest process of each kind, in megabytes rounded up."""
     peaks = {str(role): 0 for role in Role} | {"p2pd": 0} | record.other_peak_rss_bytes
     for node in record.nodes.values():
         role = str(node.plan.role)

@@ -1,4 +1,4 @@
-"""What the live view shows beside the record: the stage of the run, its limits, its commands."""
+"""Contents of the live view besides the record: stage, limits and commands."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _RATE_WINDOW_VERSIONS = 10
 
 @dataclass(slots=True)
 class Screen:
-    """The state of a view; ``notice`` is one line that matters now, empty most of the time."""
+    """The state of a view; ``notice`` is a line about a current problem, else empty."""
 
     environment: str
     seed: int
@@ -33,27 +33,27 @@ class Screen:
     stage: Stage = "loading"
     run_id: str = ""
     address: str = ""
-    """Where somebody else may join."""
+    """Address of an initial peer for other nodes."""
     join_command: str = ""
     status_command: str = ""
     join_script: str = ""
     status_script: str = ""
-    """Files with these two commands: their names fit where the commands do not."""
+    """Files with these two commands, whose names are shorter than the commands."""
     web_url: str = ""
-    """Where the pages about the whole swarm are."""
+    """Address of the dashboard of the swarm."""
     notice: str = ""
 
 
 def lasting_text(screen: Screen) -> str:
-    """Return for how long there is something to join."""
+    """Return the end condition of the swarm."""
     if math.isinf(screen.seconds_max):
-        return "it goes on until then"
+        return "it runs until then"
     minutes = screen.seconds_max / 60
-    return f"it ends with version {screen.steps}, or after {minutes:g} min; --forever lets it go on"
+    return f"it ends with version {screen.steps}, or after {minutes:g} min; --forever prevents it"
 
 
 def eta_seconds(record: SwarmRecord, screen: Screen, now: float) -> float | None:
-    """Return the expected seconds to the last step, or to the time limit if that comes first."""
+    """Return the expected seconds to the last step or the time limit, whichever is first."""
     recent = record.checkpoints[-_RATE_WINDOW_VERSIONS:]
     limit = record.started_at + screen.seconds_max - now
     if screen.stage != "learning" or len(recent) < 3:
@@ -76,7 +76,7 @@ def _of(screen: Screen) -> str:
 
 
 def progress_line(record: SwarmRecord, screen: Screen, now: float) -> str:
-    """Return one line for a log or a terminal that cannot redraw."""
+    """Return one line for a log or a dumb terminal."""
     counts = record.rollouts
     parts = [
         f"[{clock_text(now - record.started_at)}]",

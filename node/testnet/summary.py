@@ -1,4 +1,4 @@
-"""What is printed when a testnet has ended."""
+"""Summary printed at the end of a testnet."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ def draw_summary(
     *,
     model_stays: bool = False,
 ) -> RenderableType:
-    """Return the report as a table for people, with where its files are, if they are kept."""
+    """Return the report as a table, with the paths of kept files."""
     table = Table.grid(padding=(0, 3))
     table.add_column(style=DIM, justify="right")
     table.add_column()
     for label, value in _rows(report, record):
         table.add_row(label, value)
     others = "all files but the model are" if model_stays else "all files are"
-    told = [f"{others} removed; --keep keeps the report, a picture of the reward, and the logs"]
+    told = [f"{others} removed; --keep keeps report, reward curve and logs"]
     if layout is not None:
         told = [str(path) for path in (layout.report, layout.reward_picture) if path.exists()]
     files = Text("\n".join(told), style=DIM)
@@ -53,13 +53,13 @@ def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | 
         ("run", report["run_id"][:16] or "-"),
         ("time", f"{report['wall_s']:.0f} s"),
         ("reward", f"{reward}, greedy {_number(report['greedy_eval_last'])}"),
-        ("learns as expected", _expected(report["expected"])),
+        ("as expected", _expected(report["expected"])),
         ("rollouts", outcomes),
         ("first certificate", f"{_number(report['seconds_to_first_certificate'], 0)} s"),
         ("trained without certificate", _must_be_zero(report["trained_without_certificate"])),
         ("policy lag", f"at most {report['policy_lag_max']}"),
         ("trainer idle", _idle(report["trainer_idle_share"])),
-        ("weights moved", bytes_text(report["weights_bytes_sent"])),
+        ("weights sent", bytes_text(report["weights_bytes_sent"])),
         (
             "peak memory",
             ", ".join(f"{what} {size} MB" for what, size in report["peak_rss_mb"].items()),
@@ -75,11 +75,9 @@ def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | 
 
 def _expected(found: dict[str, Any] | None) -> Text:
     if found is None:
-        return Text(
-            "not known: the run is shorter than its recipe's curve, or that states none", DIM
-        )
+        return Text("unknown: the recipe has no expected reward for a run of this length", DIM)
     met, where = found["met"], f"at version {found['version']}"
-    compared = f"{found['reward']:.2f} {where}, at least {found['reward_least']:.2f} is stated"
+    compared = f"{found['reward']:.2f} {where}, expected at least {found['reward_least']:.2f}"
     return Text(f"{'yes' if met else 'no'}: {compared}", GOOD if met else BAD)
 
 

@@ -1,4 +1,4 @@
-"""The run of a testnet from nothing to its report."""
+"""Life cycle of a testnet: genesis, start, training, drain and report."""
 
 import asyncio
 import contextlib
@@ -48,16 +48,16 @@ COLD_START_SECONDS = 600.0
 EPILOGUE_SECONDS = 60.0
 EXPORT_SECONDS = 600.0
 SETTLE_SECONDS = 5.0
-"""The last certificates travel by gossip: the last look waits so long until a node has them."""
+"""Time limit of the last polls, for the last certificates to arrive by gossip."""
 
 
 class SwarmFailedError(Exception):
-    """The testnet cannot go on; the message says why in one or a few lines."""
+    """The testnet cannot continue; the message gives the reason in a few lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmOutcome:
-    """What a testnet ended with; ``failure`` is empty when it went well."""
+    """Result of a testnet; ``failure`` is empty on success."""
 
     report: dict[str, Any]
     failure: str
@@ -74,7 +74,7 @@ class SwarmRun:
     screen: Screen
     recipe: Recipe
     on_end: Callable[[], None] = lambda: None
-    """Called when learning has ended, before nodes are drained."""
+    """Called after training, before nodes are drained."""
     _plans: list[NodePlan] = field(default_factory=list)
     _addresses: tuple[str, ...] = ()
     _interrupts: int = 0
@@ -82,9 +82,9 @@ class SwarmRun:
 
     @classmethod
     def create(cls, options: Options) -> "SwarmRun":
-        """Make the testnet.
+        """Create the testnet.
 
-        Raises ``OSError`` or ``NodeError`` when its directory, recipe or task cannot be used here.
+        Raises ``OSError`` or ``NodeError`` when its directory, recipe or task is unusable here.
         """
         recipe = recipe_for(options)
         require_task(recipe)
@@ -149,7 +149,7 @@ class SwarmRun:
         self.screen.run_id = signed.manifest.run_id.hex()
 
     async def _launch(self, fleet: Fleet) -> None:
-        """Start the relays, then everybody else with the relays' addresses."""
+        """Start a first relay, then all other nodes with its address."""
         self.screen.stage = "starting"
         relays = [plan for plan in self._plans if plan.role is Role.RELAY]
         first = relays[0] if relays else self._plans[0]
@@ -171,7 +171,7 @@ class SwarmRun:
         screen.address = self._addresses[0]
 
     async def _addresses_of(self, plan: NodePlan, fleet: Fleet) -> tuple[str, ...]:
-        """Return where a node can be dialled, as soon as it says so."""
+        """Wait for a node to report its address, and return it."""
         node = self.record.nodes[plan.name]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_RELAY_SECONDS):
@@ -196,7 +196,7 @@ class SwarmRun:
             raise SwarmFailedError("no version was trained within the time limit; see logs/")
 
     async def _settle(self, fleet: Fleet) -> None:
-        """Look until what was trained on is known to be certified, for a few seconds at most."""
+        """Poll for up to ``SETTLE_SECONDS`` until all trained rollouts are known as certified."""
         last_look_at = time.time() + SETTLE_SECONDS
         while True:
             await fleet.observe()
@@ -212,12 +212,12 @@ class SwarmRun:
         dead = [node.plan.name for node in self.record.nodes.values() if node.condition == "dead"]
         if all(node.condition == "dead" for node in trainers):
             path = self.layout.restart_command(trainers[0].plan.name)
-            self.screen.notice = f"no trainer is left; start it again: sh {path}"
+            self.screen.notice = f"no trainer is left; restart one: sh {path}"
         else:
             self.screen.notice = f"dead: {', '.join(dead)}" if dead else ""
 
     async def _epilogue(self, failure: str) -> dict[str, Any]:
-        # A founded run may have a model whose evaluation takes hours.
+        # Evaluating the model of a created run may take hours.
         greedy = None if failure or self.options.run is not None else await self._evaluate()
         report = build_report(
             self.record,
@@ -248,10 +248,10 @@ class SwarmRun:
     async def _drain(self, fleet: Fleet) -> None:
         stuck = await fleet.drain()
         if stuck:
-            self.screen.notice = f"killed, as they did not drain in time: {', '.join(stuck)}"
+            self.screen.notice = f"killed, because they did not drain in time: {', '.join(stuck)}"
 
     def _newest_policy(self) -> Path | None:
-        """Return the newest weights that a node has, trainers first."""
+        """Return the newest weights on a node, trainers first."""
         name = weights_name(self.record.newest_version)
         plans = sorted(self._plans, key=lambda plan: plan.role is not Role.TRAINER)
         paths = (DataDir(plan.directory).weights / name for plan in plans)
@@ -269,7 +269,7 @@ class SwarmRun:
         return evaluation[0] if evaluation is not None else None
 
     async def _keep_model(self) -> TrainedModel | None:
-        """Export the newest version that a node has, once one was trained."""
+        """Export the newest version on a node; None before the first trained one."""
         if self.record.newest_version < 1:
             return None
         plans = sorted(self._plans, key=lambda plan: plan.role is not Role.TRAINER)
@@ -280,7 +280,7 @@ class SwarmRun:
         return exported[0] if exported is not None else None
 
     async def _try(self, helper: Awaitable[T]) -> T | None:
-        """Return what a helper process gives; a report without it is better than none."""
+        """Return the result of a helper process, or None and an error line if it fails."""
         try:
             return await helper
         except launcher.ChildError as error:
@@ -289,10 +289,10 @@ class SwarmRun:
 
     @contextlib.contextmanager
     def _signals(self, fleet: Fleet) -> Iterator[None]:
-        """Let the first interrupt drain and the second one kill.
+        """Drain at the first interrupt and kill at the second.
 
-        A terminal that closes sends SIGHUP, perhaps several times: it drains, and never kills.
-        Where it is ignored (nohup), it stays so.
+        A closing terminal may send SIGHUP several times; it drains and never kills. An ignored
+        SIGHUP (nohup) stays ignored.
         """
         loop = asyncio.get_running_loop()
         kills: list[asyncio.Task[None]] = []

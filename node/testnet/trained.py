@@ -1,4 +1,4 @@
-"""The model that a testnet trained: kept as a Hugging Face directory, with what to do with it."""
+"""Export of a testnet's model as a Hugging Face directory, with hints on its use."""
 
 import shlex
 import shutil
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOUND = "prime-node run create --model DIR --recipe small-text --dataset ROWS --out RUN"
-"""How a run of one's own is founded (docs/run-a-model.md)."""
+"""Command that creates another run (docs/run-a-model.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A version in ``directory``; the data directory ``node`` holds it, and perhaps others."""
+    """An exported version in ``directory``, from the data directory ``node``."""
 
     version: int
     directory: Path
@@ -20,9 +20,9 @@ class TrainedModel:
 
 
 def export_last(nodes: Sequence[Path], directory: Path) -> TrainedModel | None:
-    """Export the newest version that one of some data directories holds; the first of them wins.
+    """Export the newest version in several data directories, preferring the first of them.
 
-    Runs in a child: it needs torch. Raises ``NodeError``.
+    Runs in a child process because of torch. Raises ``NodeError``.
     """
     from node.models.export import export  # noqa: PLC0415 - imports torch
     from node.models.held import open_held_run  # noqa: PLC0415 - keeps the parent light
@@ -34,13 +34,13 @@ def export_last(nodes: Sequence[Path], directory: Path) -> TrainedModel | None:
     if held is None:
         return None
     version = held.version()
-    shutil.rmtree(directory, ignore_errors=True)  # of an earlier swarm of the same run
+    shutil.rmtree(directory, ignore_errors=True)  # from an earlier swarm of the same run
     export(held, version, directory)
     return TrainedModel(version.version, directory, held.root)
 
 
 def usage_lines(model: TrainedModel, *, nodes_stay: bool) -> list[str]:
-    """Return where the model is and what to do with it."""
+    """Return the path of the model and commands that use it."""
     here, node = shlex.quote(str(model.directory)), shlex.quote(str(model.node))
     lines = [
         f"version {model.version} is in {here}, a Hugging Face directory",
@@ -51,5 +51,5 @@ def usage_lines(model: TrainedModel, *, nodes_stay: bool) -> list[str]:
         lines[2] = f"  evaluate  prime-node eval --data-dir {node} --versions 0,{model.version}"
         lines.append(f"  export    prime-node export --data-dir {node} --version N --out DIR")
     else:
-        lines.append("  export    with --keep the nodes stay, and prime-node export reads them")
+        lines.append("  export    use --keep to keep the nodes, then prime-node export")
     return [*lines, f"  train a model of your own  {FOUND}"]

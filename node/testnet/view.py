@@ -1,7 +1,7 @@
-"""The live view: one screen of any size, drawn from the record alone.
+"""Live view of a testnet for a terminal of any size, drawn from the record alone.
 
-What does not fit gives way in this order: weights on their way, the chart, the rows of nodes (to
-one for each role), the boxes. Liars and what became of them are on every screen.
+Parts are dropped or shortened in this order if the terminal is too small: downloads, the chart, the
+rows of nodes (to one per role), the boxes. Cheaters and their outcomes are always shown.
 """
 
 import io
@@ -24,18 +24,18 @@ from node.testnet.record import SwarmRecord
 from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds, lasting_text
 
 CURVE_GRADIENT = ("#98c379", "#87c08c", "#77bd9f", "#66b9b1", "#56b6c2", "#55a6c8", "#5596ce")
-"""From a reward of 1 down to 0."""
+"""Colours from reward 1 down to 0."""
 
 CURVE_HEIGHT_MAX = 8
 CURVE_HEIGHT_MIN = 3
 VERSIONS_SHOWN_MIN = 10
-"""The axis follows the run from so many versions on."""
+"""Minimum length of the version axis."""
 
 REASONS_SHOWN = 4
 NAME_WIDTH_MIN = 100
 
 _BOX_LINES = 3
-"""Of the chart's box besides the chart: the frame and the axis."""
+"""Lines of the chart's frame and axis."""
 
 _OVER = ("draining", "done", "failed")
 
@@ -43,7 +43,7 @@ _OVER = ("draining", "done", "failed")
 @dataclass(frozen=True, slots=True)
 class _Layout:
     curve_height: int
-    """0: no boxes, but a line."""
+    """0 replaces the boxes by a line."""
     nodes: RenderableType
 
 
@@ -52,8 +52,8 @@ def draw(
 ) -> RenderableType:
     """Return the view at unix time ``now`` for ``width`` columns, in at most ``height`` lines.
 
-    Weights on their way take what is left, and one line where little is. On a terminal of a few
-    lines it is longer, and ends with what matters least.
+    Downloads take the remaining lines, at least one. On a terminal of a few lines the view is
+    longer, and ends with the least important parts.
     """
     title = [_title(record, screen, now, width), _progress(record, screen, width)]
     notices = filter(None, (screen.notice, record.training_warning))
@@ -73,7 +73,7 @@ def draw(
 
 
 def _fitting(record: SwarmRecord, width: int, room: int) -> _Layout | None:
-    """Return the fullest layout of boxes and nodes that takes at most ``room`` lines, if any."""
+    """Return the most detailed layout of boxes and nodes in at most ``room`` lines, or None."""
     heights = range(CURVE_HEIGHT_MAX, CURVE_HEIGHT_MIN - 1, -1)
     for nodes in (draw_nodes(record, width), draw_roles(record, width)):
         lines = _lines([nodes], width)
@@ -87,7 +87,7 @@ def _fitting(record: SwarmRecord, width: int, room: int) -> _Layout | None:
 
 
 def _boxes(record: SwarmRecord, width: int, curve_height: int) -> list[RenderableType]:
-    """Return the reward and what became of rollouts."""
+    """Return the reward and the outcomes of rollouts."""
     if not curve_height:
         counts = record.rollouts
         line = (
@@ -104,7 +104,7 @@ def _boxes(record: SwarmRecord, width: int, curve_height: int) -> list[Renderabl
 
 
 def _lines(parts: list[RenderableType], width: int) -> int:
-    """Return how many lines something takes."""
+    """Return the number of rendered lines."""
     if not parts:
         return 0
     console = Console(file=io.StringIO(), width=width, color_system=None)
@@ -178,7 +178,7 @@ def _reward(record: SwarmRecord, width: int, height: int) -> RenderableType:
 
 
 def _axis(row: int, height: int) -> tuple[str, str]:
-    """Return the label of a row and what fills its blank cells."""
+    """Return the label of a row and the filler of its blank cells."""
     labels = {height // 2: "0.5", 0: "1.0", height - 1: "0.0"}
     return labels.get(row, "   "), "┈" if row in labels else " "
 
@@ -202,11 +202,11 @@ def _rollouts(record: SwarmRecord, curve_height: int) -> RenderableType:
     rows += [(f"  {reason}", f"{count}", DIM) for reason, count in shown]
     rows += [
         ("expired", f"{counts.expired}", WARN if counts.expired else DIM),
-        ("being checked", f"{max(0, pending)}", DIM),
+        ("pending", f"{max(0, pending)}", DIM),
     ]
     facts = [
-        ("weights moved", bytes_text(record.weights_sent), ACCENT),
-        ("policy lag, most", f"{record.policy_lag_max}", ""),
+        ("weights sent", bytes_text(record.weights_sent), ACCENT),
+        ("max. policy lag", f"{record.policy_lag_max}", ""),
         ("first certificate", "-" if first is None else f"{first:.0f} s", ""),
     ]
     rows = (rows + facts)[: curve_height + 1]
@@ -221,7 +221,7 @@ def _rollouts(record: SwarmRecord, curve_height: int) -> RenderableType:
 
 
 def _footer(screen: Screen) -> list[RenderableType]:
-    """Return what a person can do, but for the address, which no drawing may break."""
+    """Return the hints and commands, without the address, which must not be wrapped."""
     if screen.stage in _OVER:
         told = " Ctrl-C again stops at once" if screen.stage == "draining" else ""
         return [Text(told, style=DIM)] if told else []
@@ -231,7 +231,7 @@ def _footer(screen: Screen) -> list[RenderableType]:
     if not screen.join_script:
         return [lasting]
     commands = (("join", screen.join_script), ("its status", screen.status_script))
-    watch = [Text.assemble((" watch it   ", DIM), (screen.web_url, ACCENT))]
+    watch = [Text.assemble((" dashboard  ", DIM), (screen.web_url, ACCENT))]
     return [
         lasting,
         *(watch if screen.web_url else ()),

@@ -1,7 +1,7 @@
-"""One address for the pages of a whole testnet: each question goes to a node of it.
+"""Dashboard of a whole testnet: a proxy that forwards each request to a node.
 
-Every node sees the whole swarm, so any of them can answer; a page may ask for one by name. Where a
-node is listening is looked up for each question, so one that was started again is found.
+Every node knows the whole swarm, so any node can respond; a page may select one by name. The port
+of a node is read for each request, so a restarted node is found.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from node.testnet.record import Observation, SwarmRecord
 ANSWER_SECONDS = 8.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _ORDER = ("validator", "trainer", "inference", "relay")
-"""Who is asked first: a validator holds many bodies, and no rollout of its own is slashed."""
+"""Order of roles: a validator holds many bodies, and has no own rollouts that could be slashed."""
 _TRAINING = "/api/v1/training"
 _TRAINING_ORDER = ("trainer", "validator", "inference", "relay")
-"""A trainer alone has more statistics of its steps than their rewards."""
+"""Order for training statistics, which only a trainer has in full."""
 
 _JSON = "application/json"
 
 
 class SwarmPages:
-    """Serves the pages from ``start`` to ``stop``; ``title`` is what the run is called."""
+    """HTTP server of the dashboard between ``start`` and ``stop``; ``title`` names the run."""
 
     def __init__(self, record: SwarmRecord, title: Callable[[], str]) -> None:
         self._record = record
@@ -49,7 +49,7 @@ class SwarmPages:
         self._server = local_server(guarded(routes))
 
     async def start(self, port: int = 0) -> str:
-        """Begin to serve and return the address; raises ``NodeError`` when the port is taken."""
+        """Start serving and return the address; raises ``NodeError`` when the port is in use."""
         listener = listen(
             API_HOST, port, failure="cannot serve the pages", remedy="choose another port"
         )
@@ -62,7 +62,7 @@ class SwarmPages:
         await self._client.aclose()
 
     def _asked(self, request: Request) -> list[Observation]:
-        """Return the nodes to ask: the one that is named, else all that answer, the best first."""
+        """Return the selected node, else all nodes in the order of preference."""
         name = request.query_params.get("node", "")
         if name in self._record.nodes:
             return [self._record.nodes[name]]
@@ -92,7 +92,7 @@ class SwarmPages:
         return _nobody()
 
     async def _rollout(self, request: Request) -> Response:
-        """Answer from the first node that has the text, else from the first that knows it."""
+        """Forward to all nodes; return the first response with text, else the first other one."""
         asking = [asyncio.create_task(self._ask(node, request)) for node in self._asked(request)]
         known: httpx.Response | None = None
         try:
@@ -143,7 +143,7 @@ class SwarmPages:
 
 
 async def _relayed(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield what a node streams; it ends when the node does, and the page comes again."""
+    """Yield the stream of a node until its end; the page then reconnects."""
     try:
         async for piece in answer.aiter_raw():
             yield piece
@@ -167,4 +167,4 @@ def _copied(answer: httpx.Response) -> Response:
 
 
 def _nobody() -> Response:
-    return Response('{"error": "no node of the testnet answers"}', 503, media_type=_JSON)
+    return Response('{"error": "no node of the testnet responds"}', 503, media_type=_JSON)

@@ -175,7 +175,7 @@ def ready(count=14, versions=41, steps=60):
                 row.at + 2,
                 "slashed",
                 row.worker,
-                f"slashed for {row.reason}: nobody checks what it commits to any more",
+                f"slashed for {row.reason}: its further commits are ignored",
                 ("ce" * 32,),
                 row.commit,
             )
@@ -282,9 +282,9 @@ def ready(count=14, versions=41, steps=60):
             cores=16,
             load=(1.2, 0.9, 0.7),
             queues=(
-                Usage("messages being checked", 3, 1024, "count"),
-                Usage("bytes for the slowest peer", 3.9e6, 4 << 20, "bytes"),
-                Usage("members on the roster", count, 20_000, "count"),
+                Usage("messages being validated", 3, 1024, "count"),
+                Usage("send queue of the slowest peer", 3.9e6, 4 << 20, "bytes"),
+                Usage("roster members", count, 20_000, "count"),
             ),
             loop_delays=(9100, 240, 60, 12, 3, 0, 1, 0, 0),
             loop_bounds=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
@@ -361,13 +361,13 @@ def slashed():
     """Return a worker with a proven false rollout."""
     known = ready()
     me = known.overview.peer_id
-    reason = "a rollout of ours was rejected; `prime-node why` shows it"
+    reason = "this node is slashed; see `prime-node why`"
     lie = RunEvent(
         f"slashed/{me}",
         STARTED_AT + 700,
         "slashed",
         me,
-        "slashed for reward: nobody checks what it commits to any more",
+        "slashed for reward: its further commits are ignored",
         ("ce" * 32,),
         known.rollouts[-6].row.commit,
     )

@@ -35,7 +35,7 @@ def testnet(tmp_path_factory):
             start_new_session=True,
         )
     try:
-        yield found(output, r"watch it: (http://\S+)"), directory
+        yield found(output, r"dashboard: (http://\S+)"), directory
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -85,7 +85,7 @@ def test_a_page_that_is_open_finds_its_node_after_a_kill(testnet, open_page):
     line, patience = watched.page.locator("#line"), 1000 * PATIENCE_SECONDS
     expect(line).to_have_text("ready", timeout=patience)
     os.kill(before["pid"], signal.SIGKILL)
-    expect(line).to_contain_text("no answer", timeout=patience)
+    expect(line).to_contain_text("disconnected", timeout=patience)
     command = (directory / "nodes" / "validator-1" / "command.txt").read_text()
     node = subprocess.Popen(
         leashed(PRIME_NODE, *shlex.split(command)[1:]),

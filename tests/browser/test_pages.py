@@ -197,7 +197,7 @@ def test_a_thousand_peers_come_page_by_page(recorded, open_page):
     page.get_by_text("Next").click()
     page.get_by_text("101 to 200 of 1,000").wait_for()
     assert page.locator("tbody tr a").first.get_attribute("title") != first
-    page.get_by_label("Find").fill("203.0.113.77/")
+    page.get_by_label("Search").fill("203.0.113.77/")
     expect(page.locator("tbody tr")).to_have_count(4)
 
 
@@ -212,7 +212,7 @@ def test_rollouts_are_filtered_and_lead_to_what_was_said(recorded, open_page):
     page.get_by_label("Reason").select_option("reward")
     expect(page.locator("tbody tr")).to_have_count(1)
     page.locator("tbody a").first.click()
-    page.get_by_text("Its way").wait_for()
+    page.get_by_role("heading", name="Stages").wait_for()
     assert page.locator(".way li.reached").count() == 4, "a rejected rollout is never trained on"
     assert page.locator(".gauge.bad").count() > 0
     assert page.get_by_text("claimed 1, recomputed 0").count() == 3
@@ -224,7 +224,7 @@ def test_keys_reach_everything(recorded, open_page, address):
     watched = open_page(f"{recorded('ready')}{address}")
     page = watched.page
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the page"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
     reached = set()
     for _ in range(12):
         page.keyboard.press("Tab")

@@ -160,7 +160,7 @@ def pasted(command, directory, **options):
 
 
 def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
-    join, look = told(testnet, "join with"), told(testnet, "see what it does with")
+    join, look = told(testnet, "join with"), told(testnet, "show its status with")
     assert "it ends with version 1000, or after 30 min" in testnet.output.read_text()
     with (tmp_path / "log").open("w") as log:
         joined = pasted(f"exec {join}", tmp_path, stdout=log, stderr=log)

@@ -1,5 +1,5 @@
 """Logs of training steps for other tools: JSON lines, TensorBoard event files, W&B.
 
-``base`` is their interface, ``writer`` keeps them up to date. Each lies in the data directory and
-goes on after a restart where it ended. The libraries are imported when a log is opened.
+``base`` is their interface, ``writer`` appends new versions. Each log lies in the data directory
+and continues after a restart. Its library is imported when the log is opened.
 """

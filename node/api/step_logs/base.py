@@ -8,23 +8,23 @@ from node.local.errors import ExitCode, NodeError
 from roles.runtime.training_steps import TrainingStep
 
 LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb"}
-"""Modules that a log needs beside the node's own, by the name of the log."""
+"""Additional modules by the name of the log that needs them."""
 
 PREFIX = "training/"
-"""Of the names of statistics where a tool groups them by a path."""
+"""Prefix of statistic names in tools that group by path."""
 
 
 class StepLog(Protocol):
-    """A log of training steps. Its methods block, and raise what the disk or a library raises."""
+    """A log of training steps; its methods block, and raise errors of the disk or the library."""
 
     def open(self) -> int:
         """Open or create the log; return the newest version in it, 0 when it is empty."""
 
     def write(self, steps: Sequence[TrainingStep]) -> None:
-        """Append steps of newer versions, ascending; they survive ``kill -9`` afterwards."""
+        """Append steps of newer versions, ascending; on return they survive ``kill -9``."""
 
     def close(self) -> None:
-        """Release what ``open`` took; idempotent, also after an error."""
+        """Release the resources of ``open``; idempotent, also after an error."""
 
 
 def require_libraries(names: Sequence[str]) -> None:

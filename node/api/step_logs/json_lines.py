@@ -1,4 +1,4 @@
-"""Steps as JSON lines in one file.
+"""Log of training steps as JSON lines in one file.
 
 Each line is an object: ``version``, ``ended_at`` in unix seconds, and the statistics of
 ``roles.runtime.training_steps``, null where unknown.
@@ -35,7 +35,7 @@ class JsonLines(StepLog):
         file.seek(max(0, size - LINE_BYTES_MAX))
         tail = file.read()
         whole = tail[: tail.rfind(b"\n") + 1]
-        file.truncate(size - len(tail) + len(whole))  # a crash cut the last line
+        file.truncate(size - len(tail) + len(whole))  # drop a line truncated by a crash
         if not whole:
             return 0
         try:

@@ -1,4 +1,4 @@
-"""Steps as TensorBoard event files, each statistic a scalar by version."""
+"""Log of training steps as TensorBoard event files, with a scalar per statistic."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from roles.runtime.training_steps import TrainingStep
 
 
 class TensorBoard(StepLog):
-    """Writes a new event file into ``directory`` at each start, from the first version missing."""
+    """Writes a new event file into ``directory`` at each start, from the first missing version."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -29,7 +29,7 @@ class TensorBoard(StepLog):
         return version
 
     def _newest_version(self) -> int:
-        """Return the newest version in the event files; a file may end in the middle of one."""
+        """Return the newest version in the event files; the last event may be truncated."""
         from tensorboard.backend.event_processing.event_file_loader import (  # noqa: PLC0415 - same
             EventFileLoader,
         )

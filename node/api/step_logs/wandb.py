@@ -1,8 +1,8 @@
-"""Steps as a run of Weights & Biases.
+"""Log of training steps as a run of Weights & Biases.
 
 Without ``WANDB_MODE`` or ``WANDB_API_KEY`` in the environment the run is offline: it needs neither
-an account nor a network, and ``wandb sync DIRECTORY`` uploads it later. All starts of a node write
-to one run id, so W&B shows one run.
+account nor network, and ``wandb sync DIRECTORY`` uploads it later. All starts of a node use one run
+id, so W&B shows one run.
 """
 
 import os
@@ -19,10 +19,10 @@ from roles.runtime.training_steps import TrainingStep
 
 PROJECT = "prime-node"
 FLUSH_SECONDS = 1.0
-"""What ``kill -9`` may lose; W&B's default is 15."""
+"""Flush interval, the possible loss at ``kill -9``; W&B's default is 15 s."""
 
 MARK = "prime-node-version"
-"""File with the newest version that was handed to W&B: its own files have no stable reader."""
+"""File with the newest version passed to W&B, whose own files have no stable reader."""
 
 
 class WeightsAndBiases(StepLog):
@@ -47,7 +47,7 @@ class WeightsAndBiases(StepLog):
 
     @override
     def write(self, steps: Sequence[TrainingStep]) -> None:
-        if self._run is None:  # a start without a new version leaves no empty run
+        if self._run is None:  # opened late, so that a start without new versions adds no run
             self._run = self._begun()
         for step in steps:
             values = {PREFIX + name: value for name, value in step.statistics.items()}
@@ -69,7 +69,7 @@ class WeightsAndBiases(StepLog):
                 console="off",
                 silent=True,
                 x_transaction_log_flush_interval=FLUSH_SECONDS,
-                # Nothing about this machine or its user leaves with the statistics.
+                # Upload nothing about this machine or its user.
                 disable_git=True,
                 disable_code=True,
                 x_disable_stats=True,

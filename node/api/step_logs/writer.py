@@ -1,4 +1,4 @@
-"""Keeps the logs of training steps up to date with the versions that are published."""
+"""Writer that appends published versions to the logs of training steps."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,29 +24,29 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 30.0
-"""After an error of a disk or a library; a guess."""
+"""Retry interval after an error of a disk or a library (a guess)."""
 
 CLOSE_SECONDS = 15.0
-"""For what a log still does when the node ends: an upload to W&B may not come to its end."""
+"""Time limit of the last writes at shutdown; an upload to W&B may be cut off."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Kept:
-    """One log and how far it is."""
+    """One log and its progress."""
 
     name: str
     log: StepLog
     version: int = -1
-    """The newest version in it; -1 while it is not open."""
+    """Newest version in it; -1 while closed."""
     retry_at: float = 0.0
 
 
 class StepLogWriter:
     """Writes each published version to each log once; an error never stops the node.
 
-    A version of this node's trainer comes with all statistics, another one with its mean reward.
+    Versions of this node's trainer have all statistics, others only the mean reward.
     """
 
     def __init__(self, context: NodeContext, logs: dict[str, StepLog]) -> None:
@@ -56,11 +56,11 @@ class StepLogWriter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to write, beside the caller."""
+        """Start writing in a background task."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Write what is missing and close each log, within ``CLOSE_SECONDS`` in all."""
+        """Write missing versions and close all logs within ``CLOSE_SECONDS``."""
         self._closing.set()
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=CLOSE_SECONDS)
@@ -78,7 +78,7 @@ class StepLogWriter:
             await self._close(kept)
 
     async def _catch_up(self) -> None:
-        """Write what is missing in each log."""
+        """Write the missing versions of each log."""
         version = self._context.replica.ledger.version
         for kept in self._kept:
             due = kept.version < 0 or kept.version < version
@@ -93,7 +93,7 @@ class StepLogWriter:
             if missing:
                 await _in_thread(partial(kept.log.write, missing))
                 kept.version = missing[-1].version
-        except Exception as error:  # noqa: BLE001 - a full disk, or a library of others
+        except Exception as error:  # noqa: BLE001 - a full disk, or third-party code
             told = f"{type(error).__name__}: {error}"
             log.warning("step log failed", log=kept.name, error=told, retry_seconds=RETRY_SECONDS)
             kept.retry_at = asyncio.get_running_loop().time() + RETRY_SECONDS
@@ -105,7 +105,7 @@ class StepLogWriter:
         return context.training.of(checkpoints, me)
 
     async def _close(self, kept: _Kept) -> None:
-        """Close a log; an error in it is the one before once more."""
+        """Close a log, ignoring errors, which repeat the previous one."""
         kept.version = -1
         try:
             await _in_thread(kept.log.close)
@@ -128,7 +128,7 @@ def step_logs(names: Sequence[str], directory: Path, context: NodeContext) -> di
 async def _in_thread(function: Callable[[], T]) -> T:
     """Return the result of ``function`` from a thread that does not keep the process alive."""
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # a caller that is cancelled leaves the thread alone
+    future.set_running_or_notify_cancel()  # cancelling the caller leaves the thread running
 
     def call() -> None:
         try:

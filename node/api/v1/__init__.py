@@ -1,22 +1,23 @@
-"""What the web view reads: JSON under ``/api/v1``, of a living node or of one that was recorded.
+"""JSON API of the dashboard under ``/api/v1``, for a running node or a recorded one.
 
-``answers`` are the shapes, ``queries`` what may be asked, ``routes`` the paths, ``source`` what
-they answer from: a node (``node_source``), or a file (``recording``).
+``answers`` holds the response types, ``queries`` the parameters, ``routes`` the paths. A ``source``
+provides the data: a node (``node_source``) or a file (``recording``).
 
 ====================  ============================================================================
-path                  answer
+path                  response
 ====================  ============================================================================
-/meta                 whether it is live, who answers, and which nodes can be asked
+/meta                 live or recorded, boot id, selectable nodes
 /overview             state, reward by version, counts, rates
-/history              what was counted since the start, at even intervals
+/history              counters since the start, at even intervals
 /rollouts             a page; ``state worker version reason after limit``
-/rollouts/COMMIT      one of them with its text, its way and every verdict
+/rollouts/COMMIT      a rollout with its text, its stages and every verdict
 /peers                a page; ``role standing text sort offset limit``
-/weights              versions, what is on its way, and the forest of ``version``
-/node                 this machine: disk, memory, GPUs, queues, loop, log
-/run                  the run in words
-/events               what happened, the newest first; ``kind limit``
+/weights              versions, downloads, and the forest of ``version``
+/training             statistics of training steps by version
+/node                 this machine: disk, memory, GPUs, queues, event loop, log
+/run                  rules of the run
+/events               events, newest first; ``kind limit``
 /stream               server-sent events: ``look`` each second, and ``happened``
-/schema               the JSON schema of every answer above
+/schema               JSON schema of every response above
 ====================  ============================================================================
 """

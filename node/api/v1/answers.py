@@ -1,7 +1,6 @@
-"""The shapes of ``/api/v1``: plain values, of which ``schema`` makes the JSON schemas.
+"""Response types of ``/api/v1``, the source of its JSON schemas.
 
-Times are unix seconds and digests hexadecimal. Numbers that are no numbers (an infinite error)
-are null.
+Times are unix seconds, digests hexadecimal. NaN and infinite numbers are null.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ EventKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class NodeLink:
-    """A node that the same address can answer for, by ``?node=NAME``; ``note`` is for people."""
+    """A node that ``?node=NAME`` selects; ``note`` is a label."""
 
     name: str
     role: str
@@ -31,7 +30,7 @@ class NodeLink:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Who answers; ``boot`` is another one after each start."""
+    """Identity of the source; ``boot`` changes at each start."""
 
     mode: Literal["live", "recorded"]
     boot: str
@@ -41,7 +40,7 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class RewardPoint:
-    """Mean reward of a version's batch, or of several versions' where there are very many."""
+    """Mean reward of a version's batch; of many versions, the mean over several."""
 
     version: int
     reward: float
@@ -50,9 +49,9 @@ class RewardPoint:
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Something that people want to know of; ``key`` is the same after a restart.
+    """An event of the run; ``key`` is stable across restarts.
 
-    ``evidence`` are digests of signed messages, ``rollout`` is the commit that it is about.
+    ``evidence`` lists digests of signed messages, ``rollout`` is the commit concerned.
     """
 
     key: str
@@ -66,7 +65,7 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The run as this node sees it, on one page."""
+    """Summary of the run as seen by this node."""
 
     peer_id: str
     roles: tuple[str, ...]
@@ -80,18 +79,18 @@ class Overview:
     epoch_seconds: float = 0.0
     steps: int = 0
     version: int = -1
-    """The newest one known; ``policy_version`` is the newest one here."""
+    """Newest known version; ``policy_version`` is the newest on this node."""
     policy_version: int = -1
     policy_lag_max: int = 0
-    """Of the rollouts that a version has learned from, in versions."""
+    """Largest policy lag of a trained rollout, in versions."""
     seconds_to_go: float | None = None
-    """To the last version, at the pace of the last ten."""
+    """Remaining time to the last version, at the pace of the last ten."""
     certified_per_minute: float | None = None
     trainer_idle_share: float | None = None
-    """Of the looks since this node began at which too few certified rollouts waited for a step."""
+    """Fraction of samples since the start with too few certified rollouts for a step."""
     leader: str = ""
     members: dict[str, int] = field(default_factory=dict)
-    """By role; who has two counts twice."""
+    """Members by role; a node with two roles counts twice."""
     members_total: int = 0
     peers_connected: int = 0
     backlog: int = 0
@@ -100,15 +99,15 @@ class Overview:
     own_rollouts: RolloutCounts = field(default_factory=RolloutCounts)
     rewards: tuple[RewardPoint, ...] = ()
     training_warning: str = ""
-    """Why this trainer's newest step did not change the policy; empty if it did."""
+    """Reason if this trainer's newest step did not change the policy; else empty."""
     evaluation: tuple[EvaluationPoint, ...] = ()
-    """Versions on held-out problems, ascending; empty in a run that evaluates none."""
+    """Versions evaluated on held-out problems, ascending; empty in a run without evaluation."""
     happened: tuple[RunEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SampleHistory:
-    """Counters at even intervals, one list each, all as long as ``at``."""
+    """Counters at even intervals, one list per counter, each as long as ``at``."""
 
     interval_seconds: float = 1.0
     at: tuple[float, ...] = ()
@@ -117,7 +116,7 @@ class SampleHistory:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRow:
-    """A commit in one line; ``at`` is the beginning of its epoch."""
+    """Summary of a commit; ``at`` is the start of its epoch."""
 
     commit: str
     worker: str
@@ -134,24 +133,24 @@ class RolloutRow:
     rejects: int = 0
     trained_in: int | None = None
     reward: float | None = None
-    """Mean of its sequences; None where its body is not here."""
+    """Mean of its sequences; None without its body."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPage:
-    """Rows, the newest first; ``older`` is what to ask for after them, empty at the end."""
+    """Rows, newest first; ``older`` is the next page's ``after``, empty at the end."""
 
     rows: tuple[RolloutRow, ...] = ()
     total: int = 0
-    """That are wanted, of those that the node still holds."""
+    """Number of matching rollouts that the node still holds."""
     older: str = ""
     reasons: tuple[str, ...] = ()
-    """For which rollouts were rejected, to choose from."""
+    """Rejection reasons to filter by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A measured value, and the most that an honest worker comes to."""
+    """A measured value, and its limit for honest workers."""
 
     name: str
     value: float | None
@@ -160,7 +159,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class VerdictDetail:
-    """One signed verdict; ``place`` is its validator's in the draw, from 0 on."""
+    """A signed verdict; ``place`` is its validator's committee rank, from 0."""
 
     validator: str
     place: int | None
@@ -173,7 +172,7 @@ class VerdictDetail:
 
 @dataclass(frozen=True, slots=True)
 class SequenceDetail:
-    """One sequence as people read it; ``cut`` tells that a text is longer."""
+    """One sequence as text; ``cut`` marks truncated text."""
 
     group: int
     tokens: int
@@ -186,7 +185,7 @@ class SequenceDetail:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The committee of a commit, by rank, as this node draws it in ``epoch``."""
+    """The committee of a commit by rank, drawn with the beacon of ``epoch``."""
 
     epoch: int
     first: tuple[str, ...] = ()
@@ -196,7 +195,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDetail:
-    """A rollout with all that the node knows of it."""
+    """A rollout in full."""
 
     row: RolloutRow
     checkpoint: str
@@ -210,12 +209,12 @@ class RolloutDetail:
     sequences: tuple[SequenceDetail, ...] = ()
     sequences_total: int = 0
     note: str = ""
-    """Why there is no text, or less than all of it."""
+    """Reason for missing or truncated text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """A member of the roster, or a peer that is connected and no member."""
+    """A member of the roster, or a connected peer that is no member."""
 
     peer_id: str
     me: bool
@@ -227,13 +226,13 @@ class PeerRow:
     connected: bool = False
     round_trip_seconds: float | None = None
     reachable: bool | None = None
-    """As those with standing have found it; None where too few have looked."""
+    """Observed by peers with reputation; None with too few observations."""
     upload_bytes_per_second: int = 0
-    """As they have measured it."""
+    """Measured by the same peers."""
     addresses: tuple[str, ...] = ()
-    """Its own word."""
+    """Addresses in its own record."""
     remote: tuple[str, ...] = ()
-    """Where its connections are."""
+    """Remote addresses of its connections."""
     machine: str = ""
     score: float | None = None
     level: str = ""
@@ -244,7 +243,7 @@ class PeerRow:
 
 @dataclass(frozen=True, slots=True)
 class PeerPage:
-    """Rows and how many there are of each role."""
+    """Rows, and counts by role."""
 
     rows: tuple[PeerRow, ...] = ()
     total: int = 0
@@ -256,7 +255,7 @@ class PeerPage:
 
 @dataclass(frozen=True, slots=True)
 class EncodingDetail:
-    """One way in which a version travels; ``base_version`` -1 for none."""
+    """An encoding of a version; ``base_version`` is -1 without a base."""
 
     form: str
     base_version: int
@@ -281,9 +280,9 @@ class VersionDetail:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Who feeds whom: ``parents[stripe][member]`` is a place in ``members``.
+    """Distribution trees: ``parents[stripe][member]`` is an index of ``members``.
 
-    -1 is the root, -2 nobody: the root itself.
+    -1 stands for the root, -2 for no parent (the root itself).
     """
 
     version: int
@@ -296,7 +295,7 @@ class Forest:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPage:
-    """Versions, the newest first, and how they get here."""
+    """Versions, newest first, downloads, uploads and a forest."""
 
     versions: tuple[VersionDetail, ...] = ()
     arrivals: tuple[DownloadStatus, ...] = ()
@@ -309,21 +308,21 @@ class WeightsPage:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPage:
-    """Statistics by version, one list each, all as long as ``versions``; null where unknown.
+    """Statistics by version, one list each, as long as ``versions``; null if unknown.
 
-    Of many versions a few share a point, which is their mean.
+    With many versions a point is the mean of several.
     """
 
     versions: tuple[int, ...] = ()
     columns: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
     newest: TrainingStep | None = None
-    """The newest step of this node's trainer; null on a node that never led."""
+    """Newest training step of this node; null on a node that never trained."""
     warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A part of a disk, a memory or a queue; ``most`` is its bound, None without one."""
+    """Usage of a disk, a memory or a queue; ``most`` is its limit, None without one."""
 
     name: str
     value: float
@@ -333,7 +332,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class MachineGpu:
-    """A card as its driver shows it."""
+    """A GPU as reported by its driver."""
 
     name: str
     used_bytes: int
@@ -342,7 +341,7 @@ class MachineGpu:
 
 @dataclass(frozen=True, slots=True)
 class MachinePage:
-    """This node's process and the machine that it is on."""
+    """This node's process and machine."""
 
     pid: int = 0
     software: str = ""
@@ -364,7 +363,7 @@ class MachinePage:
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """The run in words: pairs of what is told and what it is."""
+    """Rules of the run as (label, text) pairs."""
 
     run_id: str = ""
     name: str = ""
@@ -373,14 +372,14 @@ class RunPage:
     words: tuple[tuple[str, str], ...] = ()
     join_command: str = ""
     invited: bool = False
-    """Whether who joins needs an invite."""
+    """True if joining needs an invite."""
     signed: str = ""
     """The creator's signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventsPage:
-    """What happened, the newest first."""
+    """Events, newest first."""
 
     rows: tuple[RunEvent, ...] = ()
     kinds: dict[str, int] = field(default_factory=dict)
@@ -388,7 +387,7 @@ class EventsPage:
 
 @dataclass(frozen=True, slots=True)
 class StreamTick:
-    """What a page that watches is told each second."""
+    """Summary pushed to open pages each second."""
 
     state: State
     reason: str
@@ -414,4 +413,4 @@ ANSWERS: dict[str, type] = {
     "look": StreamTick,
     "happened": RunEvent,
 }
-"""By what they are called in the schema."""
+"""Response types by their names in the schema."""

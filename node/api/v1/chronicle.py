@@ -1,7 +1,7 @@
-"""Notices what people want to know of a run, from the signed messages that prove it.
+"""Event log of a run, derived from the signed messages that prove each event.
 
-After a restart most of it follows from the replica again, dated by the epoch of the commit that it
-is about: what a message is evidence of stays the same, only when it came is lost.
+After a restart most events follow from the replica again. They are then dated by the epoch of
+their commit, because the time of receipt is not stored.
 """
 
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ from protocol.replica.replica import Received, Replica
 from protocol.rollout.audit import SLASHABLE_REASONS
 
 RESTORED_MAX = 256
-"""Escalations found again after a restart: the newest ones; what is rarer is found completely."""
+"""Newest escalations restored after a restart; rarer kinds are restored completely."""
 
 
 class EventRecorder:
-    """Tells ``happenings`` what happens at one node, whose id is ``me``."""
+    """Adds the events of one node, with peer id ``me``, to ``happenings``."""
 
     def __init__(self, replica: Replica, happenings: EventLog, me: str) -> None:
         self._replica = replica
@@ -40,7 +40,7 @@ class EventRecorder:
         self._state = ""
 
     def restore(self, now: float) -> None:
-        """Find what the replica already shows."""
+        """Add the events that follow from the replica."""
         ledger = self._replica.ledger
         found = [*self._leaders(), *self._excluded(now)]
         entries = [*ledger.kept.values(), *ledger.entries.values()]
@@ -53,19 +53,19 @@ class EventRecorder:
             self._happenings.add(happening)
 
     def note(self, received: Received, _source: MessageOrigin, now: float) -> None:
-        """Look at what a message has changed."""
+        """Add the events that a received message proves."""
         accepted = received.result is ValidationResult.ACCEPT
         for signed in (*((received.signed,) if accepted else ()), *received.settled):
             for happening in self._of(signed, now):
                 self._happenings.add(happening)
 
     def look(self, snapshot: Snapshot, reason: str, now: float) -> None:
-        """Note how the node's own state changes."""
+        """Add an event if the node's own state has changed."""
         if snapshot.state == self._state:
             return
         before, self._state = self._state, snapshot.state
         if not before:
-            return  # it was so when the page began to look
+            return  # the initial state is no change
         text = f"this node is {snapshot.state}" + (f": {reason}" if reason else "")
         kind: EventKind = "paused" if snapshot.state == "paused" else "state"
         key = f"state/{self._me}/{now:.3f}"
@@ -88,7 +88,7 @@ class EventRecorder:
                 pass
 
     def _outcome(self, entry: Entry, now: float | None) -> Iterator[RunEvent]:
-        """Tell of an outcome that is not the usual one; ``now`` is None for an old one."""
+        """Yield the events of an unusual outcome; ``now`` is None for an old one."""
         certificate, worker = entry.certificate, entry.commit.signer
         if certificate is None:
             return
@@ -97,14 +97,14 @@ class EventRecorder:
         commit, evidence = entry.commit.digest.hex(), (certificate.digest.hex(),)
         if certificate.message.escalated:
             said = "certified" if certificate.message.accepted else f"rejected: {entry.reason}"
-            text = f"the larger committee looked at a rollout: {said}"
+            text = f"rollout escalated to the larger committee: {said}"
             yield RunEvent(f"escalated/{commit}", at, "escalated", worker, text, evidence, commit)
         lied = entry.state is CommitState.REJECTED and entry.reason in SLASHABLE_REASONS
         if lied and self._replica.manifest.credit.slash:
-            text = f"slashed for {entry.reason}: nobody checks what it commits to any more"
+            text = f"slashed for {entry.reason}: its further commits are ignored"
             yield RunEvent(f"slashed/{worker}", at, "slashed", worker, text, evidence, commit)
         if entry.state is CommitState.REJECTED and entry.trained_in is not None:
-            text = f"version {entry.trained_in} learned from a rollout that is rejected"
+            text = f"version {entry.trained_in} was trained on a rejected rollout"
             yield RunEvent(
                 f"trained/{commit}", at, "rejected-trained", worker, text, evidence, commit
             )
@@ -125,7 +125,7 @@ class EventRecorder:
             yield from self._leader(version)
 
     def _leader(self, version: int) -> Iterator[RunEvent]:
-        """Tell of a version whose publisher is not that of the one before."""
+        """Yield an event if a version has another publisher than the one before."""
         ledger = self._replica.ledger
         manifest, before = ledger.checkpoint(version), ledger.checkpoint(version - 1)
         if manifest is None or (before is not None and before.signer == manifest.signer):
@@ -137,10 +137,10 @@ class EventRecorder:
         yield RunEvent(f"leader/{digest}", at, "leader", manifest.signer, text, (digest,))
 
     def _excluded(self, now: float) -> Iterator[RunEvent]:
-        """Tell of validators that contradicted themselves."""
+        """Yield an event per validator with proven conflicting verdicts."""
         for evidence in self._replica.evidence:
             run_id, digest = self._replica.run_id, evidence.digest.hex()
-            # It was checked when it came.
+            # The signature was verified on receipt.
             verdict = open_envelope(evidence.message.accepting, Verdict, run_id, lambda *_: True)
             if isinstance(verdict, Fault):
                 continue

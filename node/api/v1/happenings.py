@@ -1,8 +1,7 @@
-"""What happened in a bounded list, and how pages that watch are told of it.
+"""Bounded event log, and its notification of open pages.
 
-Numbers count from 1 in each process, so a stream is resumed by (boot, number): who comes with the
-boot of another process is told everything that this one knows, and has the keys to see what is
-news.
+Event numbers count from 1 in each process, so a stream resumes by (boot, number). A client with
+another boot id receives all events again and recognises known ones by their keys.
 """
 
 import asyncio
@@ -14,14 +13,14 @@ from node.api.v1.answers import EventsPage, RunEvent
 from node.api.v1.queries import EventQuery
 
 HAPPENINGS_MAX = 512
-"""About 0.5 KB each."""
+"""Capacity of the log; an event takes about 0.5 KB."""
 
 ROUTINE = "escalated"
-"""Some of every honest worker's rollouts go to a larger committee: it happens all day."""
+"""Event kind that is frequent in an honest swarm, and evicted first."""
 
 
 class EventLog:
-    """The last of them, each key once; what is ``ROUTINE`` is forgotten first."""
+    """The latest events, each key once; ``ROUTINE`` events are evicted first."""
 
     def __init__(self, boot: str, known: Iterable[RunEvent] = ()) -> None:
         self.boot = boot
@@ -33,7 +32,7 @@ class EventLog:
             self.add(happening)
 
     def add(self, happening: RunEvent) -> None:
-        """Take one in, unless it is known."""
+        """Add an event unless its key is known."""
         if happening.key in self._keys:
             return
         self._number += 1
@@ -46,23 +45,23 @@ class EventLog:
             del self._keys[forgotten[1].key]
 
     def after(self, boot: str, number: int) -> list[tuple[int, RunEvent]]:
-        """Return what came after a number of a boot, all of it for another boot."""
+        """Return the events after a number of this boot, or all events for another boot."""
         if boot != self.boot:
             return list(self._kept)
         return [item for item in self._kept if item[0] > number]
 
     @property
     def number(self) -> int:
-        """Of the last one; 0 before the first."""
+        """Number of the latest event; 0 before the first."""
         return self._number
 
     def wake(self) -> None:
-        """Let those that watch look again."""
+        """Wake all watchers."""
         self._news.set()
         self._news = asyncio.Event()
 
     async def watch(self, seconds: float) -> bool:
-        """Return when ``wake`` is called; False when so many seconds pass before."""
+        """Wait for ``wake``; return False on timeout."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -71,12 +70,12 @@ class EventLog:
         return True
 
     def rare(self, count: int) -> tuple[RunEvent, ...]:
-        """Return the last ones by their time, the newest first, without the ``ROUTINE``."""
+        """Return the latest events without ``ROUTINE`` ones, newest first."""
         items = (happening for _, happening in self._kept if happening.kind != ROUTINE)
         return tuple(nlargest(count, items, key=lambda one: one.at))
 
     def page(self, query: EventQuery) -> EventsPage:
-        """Return those that are asked for, the newest first."""
+        """Return the events that match a query, newest first."""
         items = [happening for _, happening in self._kept]
         wanted = [one for one in items if query.kind in ("", one.kind)]
         wanted.sort(key=lambda one: -one.at)

@@ -1,4 +1,4 @@
-"""This node's process and the machine that it is on."""
+"""Reader of this node's process and machine."""
 
 import asyncio
 import os
@@ -16,15 +16,15 @@ from node.local.log_tail import LogTail
 from node.network.streams.deadline import loop_time
 
 LOOK_SECONDS = 10.0
-"""The disk is looked at no more often: a data directory has thousands of files."""
+"""Minimum interval of disk scans; a data directory has thousands of files."""
 
 FILES_MAX = 200_000
-"""Looked at; what is beyond is not counted."""
+"""Limit of scanned files; further files are not counted."""
 
 
 @dataclass(slots=True)
 class MachineReader:
-    """Looks at one machine; ``blob_quota_bytes`` is the operator's limit, None without one."""
+    """Reads one machine; ``blob_quota_bytes`` is the operator's limit, None without one."""
 
     datadir: DataDir
     log: LogTail
@@ -39,13 +39,13 @@ class MachineReader:
 
     @property
     def rss_bytes(self) -> int:
-        """Memory that this process fills now."""
+        """Resident memory of this process."""
         return int(self._process.memory_info().rss)
 
     async def page(
         self, queues: tuple[Usage, ...], traffic: dict[str, int], now: float
     ) -> MachinePage:
-        """Return the machine, its disk as it was a few seconds ago."""
+        """Return the page; its disk usage may be ``LOOK_SECONDS`` old."""
         loop, monotonic = self.loop(), loop_time()
         if monotonic >= self._looked_at + LOOK_SECONDS:
             self._looked_at = monotonic
@@ -74,7 +74,7 @@ class MachineReader:
         )
 
     def _look(self) -> tuple[tuple[Usage, ...], tuple[MachineGpu, ...]]:
-        """Look at the disk and the cards; blocks."""
+        """Read disk usage and GPUs; blocks."""
         datadir = self.datadir
         disk = psutil.disk_usage(str(datadir.root))
         cards = tuple(
@@ -97,7 +97,7 @@ def _bytes_of(path: Path) -> int:
 
 
 def bytes_under(directory: Path) -> int:
-    """Return the bytes that a directory's files take on the disk; linked ones count once."""
+    """Return the disk usage of a directory; hard links count once."""
     seen: dict[int, int] = {}
     folders = [str(directory)]
     while folders and len(seen) < FILES_MAX:
@@ -109,6 +109,6 @@ def bytes_under(directory: Path) -> int:
                     else:
                         stat = entry.stat(follow_symlinks=False)
                         seen[stat.st_ino] = stat.st_blocks * 512
-        except OSError:  # it went while we looked
+        except OSError:  # deleted during the scan
             continue
     return sum(seen.values())

@@ -1,4 +1,4 @@
-"""Answers from a running node. It reads and listens and never changes anything."""
+"""Data source of a running node; it reads the node and never changes it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ HAPPENED_SHOWN = 6
 
 @dataclass(frozen=True, slots=True)
 class _EpochNumbers:
-    """What takes a look at every member or worker, and is counted once per epoch."""
+    """Counts over all members and workers, computed once per epoch."""
 
     epoch: int
     members: dict[str, int]
@@ -57,7 +57,7 @@ class _EpochNumbers:
 
 
 class NodeSource(DataSource):
-    """One node; until ``join`` there is its status alone. ``machine`` is None where none is."""
+    """Data of one node; before ``join`` its status only. ``machine`` None omits machine data."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class NodeSource(DataSource):
         self.happenings = EventLog(boot)
 
     def join(self, view: NodeView) -> None:
-        """Read a daemon from now on."""
+        """Start reading a daemon."""
         self._view = view
         context, me = view.observer.context, view.observer.context.signer.peer_id
         self._rollouts = RolloutReader(context, view.task)
@@ -90,13 +90,13 @@ class NodeSource(DataSource):
         )
 
     async def watch(self) -> None:
-        """Look each second until cancelled."""
+        """Take a sample each second until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Take a sample, and wake those who watch."""
+        """Take a sample and wake all watchers."""
         if self._view is not None:
             self._sample(self._view)
         self.happenings.wake()
@@ -108,7 +108,7 @@ class NodeSource(DataSource):
             self._looks += 1
             self._looks_idle += len(ledger.usable()) < manifest.grpo.rollouts_per_step
         if not self._restored and snapshot.state != "joining":
-            # Nobody is connected before the messages of an earlier process have come back.
+            # Peers connect only after the stored messages are restored.
             self._restored = True
             self._chronicle.restore(now)
         self._chronicle.look(snapshot, view.observer.reason(), now)
@@ -131,7 +131,7 @@ class NodeSource(DataSource):
             )
         )
 
-    # Answers
+    # Responses
 
     @override
     def meta(self) -> Meta:
@@ -140,7 +140,7 @@ class NodeSource(DataSource):
 
     @override
     def look_now(self) -> StreamTick:
-        """Return what pages that watch are told each second."""
+        """Return the summary pushed to open pages each second."""
         if self._view is None:
             status = self._status()
             return StreamTick(status.state, status.reason, 0, -1, 0, 0, 0)
@@ -295,8 +295,8 @@ class NodeSource(DataSource):
 
 
 def reward_points(checkpoints: Sequence[CheckpointEntry]) -> tuple[RewardPoint, ...]:
-    """Return the reward by version, a few versions to a point where there are very many."""
-    learned = checkpoints[1:]  # version 0 has learned from nothing
+    """Return the reward by version; with many versions a point is the mean of several."""
+    learned = checkpoints[1:]  # version 0 is untrained
     width = -(-len(learned) // POINTS_MAX)
     points = []
     for start in range(0, len(learned), max(1, width)):
@@ -308,7 +308,7 @@ def reward_points(checkpoints: Sequence[CheckpointEntry]) -> tuple[RewardPoint, 
 
 
 def seconds_to_go(checkpoints: Sequence[CheckpointEntry], steps: int, now: float) -> float | None:
-    """Return the expected time to the last version, None before there is a pace to tell from."""
+    """Return the expected time to the last version; None with fewer than three versions."""
     recent = [entry.manifest.message for entry in checkpoints[-PACE_VERSIONS:]]
     if len(recent) < 3:
         return None

@@ -1,4 +1,4 @@
-"""The peers that a node knows: the roster, with what was measured and seen of each."""
+"""Peers of a node: the roster with measurements and local observations."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -32,14 +32,14 @@ _ORDERS: dict[str, Callable[[PeerRow], tuple[object, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class PeerReader:
-    """Reads one node; ``forest`` returns what was witnessed of the members."""
+    """Reads the peers of one node; ``forest`` returns measured capacities of members."""
 
     observer: Observer
     forest: Callable[[], ForestMembers]
     round_trips: Callable[[], Mapping[PeerId, float]]
 
     def page(self, query: PeerQuery) -> PeerPage:
-        """Return the rows that are asked for."""
+        """Return the rows that match a query."""
         context, table = self.observer.context, self.observer.peers
         live = context.replica.roster.live(context.ports.clock.now())
         gossip = {report.peer: report for report in self.observer.gossip.report()}
@@ -102,7 +102,7 @@ class PeerReader:
 
 @dataclass(frozen=True, slots=True)
 class _Looks:
-    """What is looked up once for all rows."""
+    """Data looked up once for all rows."""
 
     connected: frozenset[PeerId]
     gossip: Mapping[PeerId, PeerReport]
@@ -112,13 +112,13 @@ class _Looks:
 
 
 def selected(rows: Iterable[PeerRow], query: PeerQuery) -> list[PeerRow]:
-    """Return the rows that are asked for, in the order that is."""
+    """Return the rows that match a query, in its order."""
     wanted = [row for row in rows if _is_wanted(row, query)]
     return sorted(wanted, key=_ORDERS.get(query.sort, _ORDERS["role"]))
 
 
 def _is_wanted(row: PeerRow, query: PeerQuery) -> bool:
-    """Return whether a row is asked for; the text is looked for in ids, addresses and software."""
+    """Return whether a row matches; text is searched in id, software, machine and addresses."""
     text = query.text.lower()
     return (
         (not query.role or query.role in row.roles)
@@ -138,7 +138,7 @@ def _rank(roles: tuple[str, ...]) -> int:
 
 
 def _machine(hardware: Hardware) -> str:
-    """Return in a line what a member says that its machine is."""
+    """Return a member's self-reported hardware in one line."""
     parts = []
     if hardware.gpu:
         parts.append(f"{hardware.gpus} x {hardware.gpu}, {bytes_text(hardware.gpu_memory_bytes)}")

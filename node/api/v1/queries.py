@@ -1,11 +1,11 @@
-"""What may be asked: every parameter has a bound, and a wrong one is told in a line."""
+"""Query parameters with bounds; an invalid one gives a one-line error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 QUERY_CHARACTERS_MAX = 512
-"""Of a query string; the longest honest one has about 200."""
+"""Limit of a query string; the longest of the dashboard has about 200 characters."""
 
 LIMIT_MAX = 200
 TEXT_CHARACTERS_MAX = 64
@@ -14,12 +14,12 @@ _Query = TypeVar("_Query")
 
 
 class QueryError(ValueError):
-    """A parameter that is not one; the message is for who asked."""
+    """An invalid parameter; the message goes to the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutQuery:
-    """Which rollouts; ``after`` is the commit behind which the page begins."""
+    """Filter of rollouts; the page begins after the commit ``after``."""
 
     state: str = ""
     worker: str = ""
@@ -29,7 +29,7 @@ class RolloutQuery:
     limit: int = 50
 
     def takes(self, state: str, worker: str, version: int, reason: str) -> bool:
-        """Return whether a rollout is one of them."""
+        """Return whether a rollout matches."""
         return (
             (not self.state or state == self.state)
             and (not self.worker or worker.endswith(self.worker) or worker.startswith(self.worker))
@@ -40,7 +40,7 @@ class RolloutQuery:
 
 @dataclass(frozen=True, slots=True)
 class PeerQuery:
-    """Which peers, and in which order."""
+    """Filter and order of peers."""
 
     role: str = ""
     standing: str = ""
@@ -52,14 +52,14 @@ class PeerQuery:
 
 @dataclass(frozen=True, slots=True)
 class WeightsQuery:
-    """Of which version the forest is wanted; -1 is the newest one."""
+    """Version of the forest; -1 is the newest."""
 
     version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class EventQuery:
-    """Which events."""
+    """Filter of events."""
 
     kind: str = ""
     limit: int = 100
@@ -71,9 +71,9 @@ def parse(shape: type[_Query], given: Mapping[str, str]) -> _Query:
     values: dict[str, Any] = {}
     for name, text in given.items():
         if name == "node":
-            continue  # which node is asked: whoever passes a question on has read it
+            continue  # the testnet's proxy selects the node by it
         if name not in known:
-            raise QueryError(f"there is no parameter {name!r}; there are: {', '.join(known)}")
+            raise QueryError(f"unknown parameter {name!r}; known are: {', '.join(known)}")
         values[name] = _value(name, text, known[name])
     return shape(**values)
 
@@ -89,5 +89,5 @@ def _value(name: str, text: str, default: object) -> object:
         raise QueryError(f"{name} is not a number") from None
     least, most = (1, LIMIT_MAX) if name == "limit" else (-1 if name == "version" else 0, 2**53)
     if not least <= number <= most:
-        raise QueryError(f"{name} is not from {least} to {most}")
+        raise QueryError(f"{name} is not between {least} and {most}")
     return number

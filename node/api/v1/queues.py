@@ -1,29 +1,29 @@
-"""How full the bounded queues and tables of a node are, beside their bounds."""
+"""Sizes and limits of a node's bounded queues and tables."""
 
 from collections.abc import Mapping
 
 from node.api.v1.answers import Usage
 
 _WORDS: Mapping[str, str] = {
-    "outbox_frames": "frames for the slowest peer",
-    "outbox_bytes": "bytes for the slowest peer",
-    "pending": "messages being checked",
+    "outbox_frames": "send queue of the slowest peer, frames",
+    "outbox_bytes": "send queue of the slowest peer",
+    "pending": "messages being validated",
     "cache_bytes": "gossip cache",
-    "seen": "messages seen",
-    "promises": "promised messages",
-    "backoffs": "mesh back-offs",
-    "in_flight": "commits of one worker without an outcome",
-    "stranger_commits": "commits of strangers without an outcome",
-    "waiting": "messages that wait for another",
-    "versions_waiting": "versions that wait",
-    "roster": "members on the roster",
-    "streams_sync": "streams of members that ask what they missed",
-    "streams_blobs": "streams of blobs that are sent",
+    "seen": "seen message ids",
+    "promises": "requested messages (IWANT)",
+    "backoffs": "mesh backoffs",
+    "in_flight": "undecided commits of one worker",
+    "stranger_commits": "undecided commits of untrusted workers",
+    "waiting": "pending messages (missing dependency)",
+    "versions_waiting": "pending versions",
+    "roster": "roster members",
+    "streams_sync": "anti-entropy streams",
+    "streams_blobs": "blob upload streams",
 }
 
 
 def queues(sizes: Mapping[str, int], limits: Mapping[str, int]) -> tuple[Usage, ...]:
-    """Return the sizes and limits of tables, in words."""
+    """Return the sizes and limits of tables with readable names."""
     return tuple(
         Usage(words, sizes[name], limits[name], "bytes" if name.endswith("bytes") else "count")
         for name, words in _WORDS.items()

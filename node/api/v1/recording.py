@@ -1,4 +1,4 @@
-"""Answers from what was recorded of a node: the same pages read a report and a living node."""
+"""Data source of a recorded node, so that the dashboard also shows a report."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,12 +37,12 @@ from node.local.errors import ExitCode, NodeError
 RECORDING_NAME = "view.json"
 RECORDING_BYTES_MAX = 256 * 1024 * 1024
 ROLLOUTS_MAX = 400
-"""Of which a report keeps text and verdicts: the newest ones; about 20 KB each."""
+"""Newest rollouts with text and verdicts in a report; about 20 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSwarm:
-    """Everything that was recorded of one node, at one time."""
+    """All responses of one node at one time."""
 
     title: str
     overview: Overview
@@ -60,7 +60,7 @@ _RECORDED = TypeAdapter(RecordedSwarm)
 
 
 async def record(source: NodeSource, title: str) -> RecordedSwarm:
-    """Return what a node answers now."""
+    """Return the current responses of a node."""
     found: list[RolloutDetail] = []
     after = ""
     while len(found) < ROLLOUTS_MAX:
@@ -94,7 +94,7 @@ def write_recording(directory: Path, recorded: RecordedSwarm) -> None:
 
 
 def read_recording(directory: Path) -> RecordedSwarm:
-    """Read what a report holds; raises ``NodeError``."""
+    """Read the recording of a report; raises ``NodeError``."""
     path = directory / RECORDING_NAME
     try:
         if path.stat().st_size > RECORDING_BYTES_MAX:
@@ -107,11 +107,11 @@ def read_recording(directory: Path) -> RecordedSwarm:
             ExitCode.USAGE,
         ) from None
     except ValidationError:
-        raise NodeError(f"{path} is damaged, or of another version", ExitCode.USAGE) from None
+        raise NodeError(f"{path} is damaged or of another version", ExitCode.USAGE) from None
 
 
 class Recording(DataSource):
-    """A recorded node; another ``boot`` tells pages that are open to look again."""
+    """Data of a recorded node; a changed ``boot`` makes open pages reload."""
 
     def __init__(self, recorded: RecordedSwarm, boot: str = "recorded") -> None:
         self._recorded = recorded

@@ -1,4 +1,4 @@
-"""A node's rollouts as pages show them: from its ledger, and their text where a body is here."""
+"""Rollouts of a node's ledger, with text if the node holds the body."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,25 +26,25 @@ from roles.ports.engines import EngineError, Environment
 from roles.runtime.scoring import Task
 
 SEQUENCES_MAX = 64
-"""Of a rollout that are put into words; two groups of most recipes."""
+"""Sequences of a rollout that are decoded to text; two groups of most recipes."""
 
 TEXT_CHARACTERS_MAX = 8_000
-"""Of a prompt or a completion."""
+"""Limit of a prompt or a completion."""
 
 REWARDS_BYTES_MAX = 128 * 1024
-"""Bodies up to this length are read for a mean reward in a list: a page of them takes 50 ms."""
+"""Largest body read for the mean reward in a list; a page of them takes 50 ms."""
 
 REWARDS_REMEMBERED = 4096
 
 NO_BODY = (
-    "Its body is not on this node: its worker, its committee and the trainer have it, for as long "
-    "as it may be learned from."
+    "This node does not hold the body. Its worker, its committee and the trainer keep it while it "
+    "may be trained on."
 )
-NO_TASK = "This node holds no task, so it cannot tell what the tokens say."
+NO_TASK = "This node has no task and cannot decode the tokens."
 
 
 class RolloutReader:
-    """The rollouts of one node; ``task`` returns the run's task, None while it is not here."""
+    """The rollouts of one node; ``task`` returns the run's task, None before its download."""
 
     def __init__(self, context: NodeContext, task: Callable[[], Environment | None]) -> None:
         self._context = context
@@ -52,7 +52,7 @@ class RolloutReader:
         self._rewards = BoundedDict[Digest, float](REWARDS_REMEMBERED)
 
     async def page(self, query: RolloutQuery) -> RolloutPage:
-        """Return the rows that are asked for, the newest first."""
+        """Return the rows that match a query, newest first."""
         ledger = self._context.replica.ledger
         wanted = [entry for entry in self._newest_first() if _is_wanted(entry, query)]
         digests = [entry.commit.digest.hex() for entry in wanted]
@@ -73,9 +73,9 @@ class RolloutReader:
         yield from reversed(ledger.kept.values())
 
     def row(self, entry: Entry) -> RolloutRow:
-        """Return a commit in one line."""
+        """Return the summary of a commit."""
         message, certificate = entry.commit.message, entry.certificate
-        if certificate is not None:  # whose verdicts all say what it says
+        if certificate is not None:  # all of its verdicts agree with it
             count, accepted = len(certificate.message.verdicts), certificate.message.accepted
             accepts, rejects = (count, 0) if accepted else (0, count)
         else:
@@ -99,7 +99,7 @@ class RolloutReader:
         )
 
     async def _reward(self, entry: Entry) -> float | None:
-        """Return the mean claimed reward, from a body that is short enough to be read for it."""
+        """Return the mean claimed reward of a body up to ``REWARDS_BYTES_MAX``."""
         commit = entry.commit
         if commit.digest not in self._rewards and commit.message.body_bytes <= REWARDS_BYTES_MAX:
             body = await self._body(commit)
@@ -109,7 +109,7 @@ class RolloutReader:
         return self._rewards.get(commit.digest)
 
     async def _body(self, commit: Signed[RolloutCommit]) -> list[RolloutSequence] | None:
-        """Return what the body says; None where it is not here, or none of this commit."""
+        """Return the sequences of the body; None if it is missing or does not match the commit."""
         digest, length = Digest(commit.message.body), commit.message.body_bytes
         if self._context.ports.blobs.size(digest) != length:
             return None
@@ -120,11 +120,11 @@ class RolloutReader:
         return found if isinstance(found, list) else None
 
     def _verdicts(self, entry: Entry) -> list[Signed[Verdict]]:
-        """Return the verdicts of the certificate, and others that came here."""
+        """Return the verdicts of the certificate, and others received."""
         replica, certificate = self._context.replica, entry.certificate
         found: dict[str, Signed[Verdict]] = {}
         for envelope in certificate.message.verdicts if certificate is not None else ():
-            # They were checked when the certificate came.
+            # Signatures were verified when the certificate was received.
             verdict = open_envelope(envelope, Verdict, replica.run_id, lambda *_: True)
             if isinstance(verdict, Signed):
                 found[verdict.signer] = verdict
@@ -134,7 +134,7 @@ class RolloutReader:
         return list(found.values())
 
     async def shown(self, commit: str) -> RolloutDetail | None:
-        """Return everything about a commit, given in hexadecimal; None for an unknown one."""
+        """Return a rollout in full by its hexadecimal commit digest; None if unknown."""
         ledger, digest = self._context.replica.ledger, _digest(commit)
         entry = ledger.entries.get(digest) or ledger.kept.get(digest)
         if entry is None:
@@ -190,7 +190,7 @@ class RolloutReader:
     async def _sequences(
         self, entry: Entry, body: Sequence[RolloutSequence] | None
     ) -> tuple[tuple[SequenceDetail, ...], str]:
-        """Return the text of a rollout, and what is missing from it."""
+        """Return the text of a rollout, and a note on missing parts."""
         if body is None:
             return (), NO_BODY
         message, environment = entry.commit.message, self._task()
@@ -206,7 +206,7 @@ class RolloutReader:
         try:
             pairs = await self._texts(environment, assignments, body[:SEQUENCES_MAX])
         except EngineError as error:
-            return (), f"The task cannot tell what the tokens say: {error}"
+            return (), f"The task cannot decode the tokens: {error}"
         shown = tuple(
             _sequence(assignment, claimed, *texts)
             for assignment, claimed, texts in zip(assignments, body, pairs, strict=False)
@@ -252,7 +252,7 @@ def _is_wanted(entry: Entry, query: RolloutQuery) -> bool:
 
 
 def _digest(commit: str) -> Digest:
-    """Return a digest, an impossible one for what is none."""
+    """Return the digest, or an empty one for invalid input."""
     try:
         raw = bytes.fromhex(commit)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The paths of ``/api/v1``; GET alone, and every answer is one of ``answers``."""
+"""Routes of ``/api/v1``; GET only, and every response is a type of ``answers``."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ Answer = Callable[[Request], Awaitable[Any]]
 
 
 def api_v1(source: DataSource) -> Mount:
-    """Return the routes that answer from ``source``."""
+    """Return the routes over a data source."""
     streams = EventStreams(source)
 
     async def rollout(request: Request) -> Any:
@@ -39,7 +39,7 @@ def api_v1(source: DataSource) -> Mount:
 
     async def stream(request: Request) -> Response:
         if not streams.has_room:
-            return _told(503, "too many pages watch this node; close some", {"Retry-After": "5"})
+            return _told(503, "too many open pages of this node; close some", {"Retry-After": "5"})
         began = resume_from(request.headers.get("last-event-id", ""))
         return StreamingResponse(
             streams.events(*began), media_type="text/event-stream", headers=_HEADERS
@@ -72,12 +72,12 @@ def api_v1(source: DataSource) -> Mount:
 
 
 def schemas() -> dict[str, Any]:
-    """Return the JSON schema of every answer by its name."""
+    """Return the JSON schemas of all responses by name."""
     return {name: TypeAdapter(shape).json_schema() for name, shape in ANSWERS.items()}
 
 
 def encoded(answer: object) -> bytes:
-    """Return an answer as JSON; what is no number is null."""
+    """Return a response as JSON; NaN and infinity are null."""
     return _ADAPTERS[type(answer)].dump_json(answer)
 
 
@@ -107,7 +107,7 @@ async def _respond(answer: Answer, request: Request) -> Response:
     except QueryError as error:
         return _told(400, str(error))
     if found is None:
-        return _told(404, "it is not known here, or not any more")
+        return _told(404, "not known to this node, or no longer held")
     return Response(encoded(found), media_type=_JSON, headers=_HEADERS)
 
 

@@ -1,7 +1,7 @@
-"""Counters over time in a bounded ring, for as long as a node lives.
+"""Bounded time series of counters over the lifetime of a node.
 
-When the ring is full every second sample goes and the interval doubles. Counters only grow, so a
-rate between any two samples that are left is still exact.
+When it is full, every second sample is dropped and the interval doubles. Counters only grow, so the
+rate between any two remaining samples stays exact.
 """
 
 from collections import deque
@@ -10,18 +10,18 @@ from dataclasses import dataclass, fields
 from node.api.v1.answers import SampleHistory
 
 SAMPLES_MAX = 720
-"""A chart is about as many pixels wide; at one a second it is full after 12 minutes. 0.2 MB."""
+"""About the pixel width of a chart; reached after 12 minutes at one sample a second. 0.2 MB."""
 
 RECENT_SECONDS = 60
 EARLY_SECONDS = 0.25
-"""A look that comes so much too early is in time: the next one is most of a second later."""
+"""Tolerance of early samples: the next one is most of a second later."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSample:
-    """What a node counted up to ``at``; ``looks_idle`` are the looks at which the trainer waited.
+    """Counters up to ``at``; ``looks_idle`` counts the samples at which the trainer waited.
 
-    ``version``, ``backlog``, ``connected``, ``members`` and ``rss_bytes`` are as they were then.
+    ``version``, ``backlog``, ``connected``, ``members`` and ``rss_bytes`` are gauges.
     """
 
     at: float
@@ -53,7 +53,7 @@ class ResourceSamples:
         self._recent: deque[ResourceSample] = deque(maxlen=RECENT_SECONDS + 1)
 
     def note(self, sample: ResourceSample) -> None:
-        """Take a sample; it is kept when the last one that was is old enough."""
+        """Add a sample; it is kept if the last kept one is an interval old."""
         self._recent.append(sample)
         if self._kept and sample.at < self._kept[-1].at + self._interval_seconds - EARLY_SECONDS:
             return
@@ -64,7 +64,7 @@ class ResourceSamples:
 
     @property
     def certified_per_minute(self) -> float | None:
-        """Over the last minute; None before there are two samples."""
+        """Rate over the last minute; None with fewer than two samples."""
         first, last = self._ends()
         if first is None or last is None or last.at <= first.at:
             return None
@@ -72,7 +72,7 @@ class ResourceSamples:
 
     @property
     def trainer_idle_share(self) -> float | None:
-        """Over all that is kept; None before the trainer was looked at."""
+        """Idle fraction over all kept samples; None before the first sample of a trainer."""
         if not self._kept or self._kept[-1].looks <= self._kept[0].looks:
             return None
         first, last = self._kept[0], self._kept[-1]
@@ -82,7 +82,7 @@ class ResourceSamples:
         return (self._recent[0], self._recent[-1]) if self._recent else (None, None)
 
     def history(self) -> SampleHistory:
-        """Return what is kept."""
+        """Return the kept samples by column."""
         kept = self._kept
         columns = {name: tuple(getattr(one, name) for one in kept) for name in COLUMNS}
         return SampleHistory(self._interval_seconds, tuple(one.at for one in kept), columns)

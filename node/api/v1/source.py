@@ -1,4 +1,4 @@
-"""What the routes answer from."""
+"""Interface of a data source of the routes."""
 
 from typing import Protocol
 
@@ -21,28 +21,28 @@ from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuer
 
 
 class DataSource(Protocol):
-    """A node, or what was recorded of one. Nothing here changes anything."""
+    """A running or recorded node, read-only."""
 
     happenings: EventLog
-    """What happened, and who is told of it."""
+    """Event log with its watchers."""
 
     def meta(self) -> Meta:
-        """Return who answers."""
+        """Return the identity of the source."""
 
     def look_now(self) -> StreamTick:
-        """Return what pages that watch are told each second."""
+        """Return the summary pushed to open pages each second."""
 
     def overview(self) -> Overview:
-        """Return the first page."""
+        """Return the overview page."""
 
     def history(self) -> SampleHistory:
-        """Return what was counted over time."""
+        """Return the time series of counters."""
 
     async def rollouts(self, query: RolloutQuery) -> RolloutPage:
         """Return a page of rollouts."""
 
     async def rollout(self, commit: str) -> RolloutDetail | None:
-        """Return the rollout of a commit; None when it is not known any more."""
+        """Return the rollout of a commit; None if it is no longer held."""
 
     def peers(self, query: PeerQuery) -> PeerPage:
         """Return a page of peers."""
@@ -54,10 +54,10 @@ class DataSource(Protocol):
         """Return the statistics of training steps."""
 
     async def machine(self) -> MachinePage:
-        """Return the machine."""
+        """Return the page about the machine."""
 
     def run(self) -> RunPage:
-        """Return the run in words."""
+        """Return the rules of the run."""
 
     def events(self, query: EventQuery) -> EventsPage:
-        """Return what happened."""
+        """Return a page of events."""

@@ -1,8 +1,8 @@
-"""Server-sent events: what a page that is open is told.
+"""Server-sent events for open pages.
 
-``look`` comes each second and has no id. ``happened`` has ``BOOT-NUMBER``, which the browser sends
-back when it connects again: after a broken line it is told what it missed, after a restart of the
-node everything that the new process knows. ``hello`` begins every stream and names the boot.
+``hello`` begins every stream and names the boot. ``look`` follows each second, without an id.
+``happened`` has the id ``BOOT-NUMBER``, which the browser sends back when it reconnects. It then
+receives the missed events, or after a restart of the node all events of the new process.
 """
 
 import json
@@ -14,17 +14,17 @@ from node.api.v1.answers import RunEvent, StreamTick
 from node.api.v1.source import DataSource
 
 STREAMS_MAX = 16
-"""At once; each is one of the server's connections."""
+"""Concurrent streams; each is one of the server's connections."""
 
 RETRY_MILLISECONDS = 2_000
 SILENCE_SECONDS = 15.0
-"""Then a comment tells that the line is alive: what was recorded has nothing more to tell."""
+"""Interval of keep-alive comments; a recorded node sends no further events."""
 
 _LOOK, _HAPPENING = TypeAdapter(StreamTick), TypeAdapter(RunEvent)
 
 
 def resume_from(last_event_id: str) -> tuple[str, int]:
-    """Return boot and number of an event's id; nothing for what is none."""
+    """Return the boot and number of an event id; ``("", 0)`` if it is invalid."""
     boot, _, number = last_event_id[:64].rpartition("-")
     return (boot, int(number)) if boot and number.isascii() and number.isdigit() else ("", 0)
 
@@ -38,11 +38,11 @@ class EventStreams:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may begin."""
+        """True if another stream may open."""
         return self._open < STREAMS_MAX
 
     async def events(self, boot: str, last: int) -> AsyncIterator[bytes]:
-        """Yield events until the reader has gone; those after ``last`` of ``boot`` first."""
+        """Yield events until the client disconnects, beginning after ``last`` of ``boot``."""
         happenings = self._source.happenings
         self._open += 1
         try:
@@ -61,6 +61,6 @@ class EventStreams:
 
 
 def _event(kind: str, data: str, id_: str = "") -> bytes:
-    """Return one event; JSON has no line breaks of its own."""
+    """Return one encoded event; JSON contains no line breaks."""
     named = f"id: {id_}\n" if id_ else ""
     return f"{named}event: {kind}\ndata: {data}\n\n".encode()

@@ -1,4 +1,4 @@
-"""The page about training: statistics by version, from this trainer's steps and the ledger."""
+"""Training statistics by version, from this trainer's steps and the ledger."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -8,11 +8,11 @@ from node.context import NodeContext
 from roles.runtime.training_steps import STATISTICS, TrainingStep
 
 POINTS_MAX = 400
-"""Points of a curve by version; more versions are put together, a few to a point."""
+"""Points of a curve by version; with more versions a point is the mean of several."""
 
 
 def training_page(context: NodeContext) -> TrainingPage:
-    """Return the statistics of all published versions that this node knows of."""
+    """Return the statistics of all known versions."""
     training = context.training
     steps = training.of(context.replica.ledger.checkpoints, context.signer.peer_id)
     width = max(1, -(-len(steps) // POINTS_MAX))
@@ -27,6 +27,6 @@ def training_page(context: NodeContext) -> TrainingPage:
 
 
 def _mean(steps: Sequence[TrainingStep], name: str) -> float | None:
-    """Return the mean of what is known of a statistic, with six significant digits."""
+    """Return the mean of a statistic's known values, with six significant digits."""
     known = [value for step in steps if (value := getattr(step, name)) is not None]
     return float(f"{fmean(known):.6g}") if known else None

@@ -1,4 +1,4 @@
-"""What a daemon shows to whom answers about it, who need not be there."""
+"""Read-only view of the daemon for the API."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from roles.ports.engines import Environment
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What of a daemon is read: see its ``view``."""
+    """The parts of a daemon that the API reads."""
 
     manifest: SignedManifest
     observer: Observer

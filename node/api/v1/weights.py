@@ -1,4 +1,4 @@
-"""The versions of a run, how they come here, and who feeds whom."""
+"""Versions of a run, their downloads, and their distribution forest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from protocol.shardcast.forest import ForestMembers, tree
 
 VERSIONS_SHOWN = 60
 FOREST_MEMBERS_MAX = 2_000
-"""Larger forests are not drawn: their places alone would be more than a page should carry."""
+"""Limit of drawn forests; a larger response would be too large for a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsReader:
-    """Reads one node; ``forest`` returns whom the forests are made of."""
+    """Reads the weights of one node; ``forest`` returns the members of forests."""
 
     observer: Observer
     forest: Callable[[], ForestMembers]
 
     def page(self, query: WeightsQuery) -> WeightsPage:
-        """Return the newest versions, and the forest of the one that is asked for."""
+        """Return the newest versions, and the forest of the requested one."""
         observer, ledger = self.observer, self.observer.context.replica.ledger
         monotonic, now = observer.monotonic(), observer.context.ports.clock.now()
         version = ledger.version if query.version < 0 else query.version
@@ -32,7 +32,7 @@ class WeightsReader:
         newest = [entry.manifest for entry in ledger.checkpoints[-VERSIONS_SHOWN:]]
         forest, note = None, ""
         if manifest is None:
-            note = f"Version {version} is not known here." if version >= 0 else ""
+            note = f"Version {version} is not known to this node." if version >= 0 else ""
         elif len(members) > FOREST_MEMBERS_MAX:
             note = f"The forest has {len(members)} members and is not drawn."
         else:
@@ -67,7 +67,7 @@ class WeightsReader:
         )
 
     def _forest(self, manifest: Signed[CheckpointManifest], members: ForestMembers) -> Forest:
-        """Return the trees that the members compute now; its publisher is the root."""
+        """Return the current trees of a version with its publisher as root."""
         rules, root = self.observer.context.replica.manifest.shardcast, manifest.signer
         names = [member.peer for member in members]
         if root not in names:

@@ -1,4 +1,4 @@
-// Asks the node, and listens to it. Everything comes from where the page came from.
+// Client of the node's API: requests and the event stream, same origin only.
 
 const SECONDS_MAX = 10;
 
@@ -28,12 +28,12 @@ export async function get(path, parameters = {}, signal = undefined) {
     signal: signal ? AbortSignal.any([signal, deadline]) : deadline,
   });
   const value = await answer.json().catch(() => ({}));
-  if (answer.status === 404) throw new Missing(value.error ?? "it is not there");
-  if (!answer.ok) throw new Error(value.error ?? `the node answered ${answer.status}`);
+  if (answer.status === 404) throw new Missing(value.error ?? "not found");
+  if (!answer.ok) throw new Error(value.error ?? `the node responded with status ${answer.status}`);
   return value;
 }
 
-// A stream that comes back by itself: the browser reconnects after a broken line, we after a refusal.
+// Event stream that reconnects: the browser after a lost connection, this class after an error status.
 export class Stream {
   constructor(heard) {
     this.heard = heard;

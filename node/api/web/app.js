@@ -1,4 +1,4 @@
-// The frame around the pages: which one is shown, how it stays true, and whether the node is there.
+// Frame of the dashboard: page routing, updates and connection state.
 
 import { Missing, Stream, choose, get, node } from "./api.js";
 import { h, show } from "./dom.js";
@@ -32,7 +32,7 @@ let shown = null;
 let stream = null;
 let boot = null;
 
-// The page that an address asks for: its name, its path behind that, and its parameters.
+// Page name, remaining path and parameters of the current address.
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/");
@@ -43,7 +43,7 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // it names nothing, and the page says so
+    return text; // the page reports it as unknown
   }
 }
 
@@ -86,8 +86,8 @@ function navigate() {
   showCurrent(document.getElementById("nav"));
 }
 
-// Puts the link of this page in the middle of a list that is wider than the window. Not by
-// scrollIntoView, which makes the link the place from which the Tab key goes on.
+// Centres the current link in a list that is wider than the window. scrollIntoView would also move
+// the starting point of the Tab key.
 function showCurrent(nav) {
   const link = nav.querySelector("a[aria-current]")?.getBoundingClientRect();
   if (!link) return;
@@ -98,7 +98,7 @@ function showCurrent(nav) {
 function tell(place, error) {
   place.querySelector(":scope > .trouble")?.remove();
   const missing = error instanceof Missing;
-  const words = missing ? error.message : `The node does not answer: ${error.message}. What is below may be old.`;
+  const words = missing ? error.message : `The node does not respond: ${error.message}. The data below may be outdated.`;
   place.prepend(h("p", { className: "trouble", role: "alert" }, clean(words, 300)));
 }
 
@@ -106,7 +106,7 @@ function drawLine(look) {
   if (meta?.mode === "recorded") {
     show(line, h("span", { className: "dot quiet" }), "recorded, not live");
   } else if (look === null) {
-    show(line, h("span", { className: "dot bad" }), "no answer; trying again");
+    show(line, h("span", { className: "dot bad" }), "disconnected; retrying");
   } else {
     show(line, state(look.state, true));
   }
@@ -135,7 +135,7 @@ function drawFrame() {
   if (meta.nodes.length) {
     const options = meta.nodes.map((one) => h("option", { value: one.name },
       `${clean(one.name, 40)}${one.note ? `, ${clean(one.note, 40)}` : ""}${one.condition === "running" ? "" : ` (${clean(one.condition, 20)})`}`));
-    show(which, h("label", { for: "asked" }, "Seen by"), h("select", {
+    show(which, h("label", { for: "asked" }, "View of"), h("select", {
       id: "asked",
       onchange: (event) => { choose(event.target.value); begin(); },
     }, h("option", { value: "" }, "any node"), options));

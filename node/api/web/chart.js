@@ -1,12 +1,12 @@
-// Lines over a number or a time, drawn in SVG: axes of round numbers, the value under the pointer.
+// SVG line charts over a number or time, with round ticks and the value under the pointer.
 
 import { h, s, show } from "./dom.js";
 import { minute } from "./format.js";
 
 const LEFT = 44, RIGHT = 14, TOP = 10, BOTTOM = 22;
-const HALF_LETTER = 3.5; // of a label, at most
+const HALF_LETTER = 3.5; // half of a letter's width in pixels, at most
 
-// Steps of 1, 2 or 5 times a power of ten, about as many as asked for.
+// About the requested number of ticks, at 1, 2 or 5 times a power of ten.
 function ticks(least, most, about) {
   const span = most - least || 1;
   const power = 10 ** Math.floor(Math.log10(span / about));
@@ -18,7 +18,7 @@ function ticks(least, most, about) {
 
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
 
-// Times at whole minutes and hours of this machine's clock.
+// Ticks at whole minutes and hours of local time.
 function timeTicks(least, most, about) {
   const step = TIME_STEPS.find((one) => (most - least) / one <= about + 0.5) ?? TIME_STEPS.at(-1);
   const shift = 60 * new Date(1000 * least).getTimezoneOffset();
@@ -28,9 +28,9 @@ function timeTicks(least, most, about) {
 }
 
 export class LineChart {
-  // ``series`` are {name, tone}; ``x`` and ``y`` write a value; ``least`` and ``most`` bound the y axis;
-  // ``timed`` tells that x is unix seconds, else it is a whole number. A ``sparse`` series has no value at most points.
-  constructor({ label, series, x, y, height = 200, least = 0, most = null, timed = false, empty = "Nothing yet." }) {
+  // ``series`` are {name, tone}; ``x`` and ``y`` format a value; ``least`` and ``most`` bound the y axis;
+  // with ``timed`` x is unix seconds, else an integer. A ``sparse`` series lacks values at most points.
+  constructor({ label, series, x, y, height = 200, least = 0, most = null, timed = false, empty = "No data yet." }) {
     Object.assign(this, { label, series, x, y, height, least, most, timed, emptyText: empty, points: [], bands: {} });
     this.readout = h("p", { className: "readout", "aria-hidden": "true" });
     this.drawing = h("div", { className: "drawing" });
@@ -42,7 +42,7 @@ export class LineChart {
     this.drawing.addEventListener("pointerleave", () => this.point(null));
   }
 
-  // ``points`` are [x, y of each series]; null where there is no value. ``bands`` has for a series [x, low, high] ascending.
+  // ``points`` are [x, y of each series], null without a value. ``bands`` maps a series to ascending [x, low, high].
   set(points, bands = {}) {
     Object.assign(this, { points, bands });
     this.draw();

@@ -1,4 +1,4 @@
-// Builds elements. Text is always a text node: nothing that a node was told is parsed as HTML.
+// Element builders. Text always becomes a text node, so data from other nodes is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -26,7 +26,7 @@ export const h = (tag, attributes, ...children) =>
 export const s = (tag, attributes, ...children) =>
   fill(document.createElementNS(SVG, tag), attributes, children);
 
-// Puts new content in place of the old one and keeps the focus where it was, by data-key.
+// Replaces the content and restores the focus by data-key.
 export function show(container, ...children) {
   const key = container.contains(document.activeElement)
     ? document.activeElement.getAttribute("data-key") : null;
@@ -35,7 +35,7 @@ export function show(container, ...children) {
   if (key) container.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }
 
-// Shows content again only when what it is made of has changed.
+// Redraws content only when its data has changed.
 export function redrawn(container, draw) {
   let before;
   return (data) => {

@@ -1,9 +1,9 @@
-// The trees of one version, side by side: every member once in each, as deep as its way from the root.
+// Distribution trees of one version, side by side; every member is in each tree once.
 
 import { h, s } from "./dom.js";
 import { bytes, clean, count, many, peer } from "./format.js";
 
-const DRAWN_MAX = 48; // members; more are told by their depth
+const DRAWN_MAX = 48; // members; larger trees are shown as counts by depth
 const ROW = 44, NODE = 5;
 
 export function forestDrawing(forest, me) {
@@ -12,14 +12,14 @@ export function forestDrawing(forest, me) {
     const levels = layers(parents, root);
     const depth = levels.findIndex((level) => level.includes(place));
     const above = place < 0 || place === root ? null : parents[place];
-    const told = place === root ? "this node publishes it" : above === null ? "this node is no member"
-      : [`this node: depth ${depth}, fed by `, h("span", { className: "whole" }, above === -1 ? "the publisher" : peer(forest.members[above]))];
+    const told = place === root ? "this node is the publisher" : above === null ? "this node is no member"
+      : [`this node: depth ${depth}, parent `, h("span", { className: "whole" }, above === -1 ? "publisher" : peer(forest.members[above]))];
     return h("figure", { className: "tree" }, h("figcaption", {}, h("strong", {}, `Stripe ${stripe}`), h("span", { className: "note" }, `${many(levels.length - 1, "level")}, `, told)),
       forest.members.length <= DRAWN_MAX ? drawn(forest, parents, levels, place, root) : counted(levels, place));
   }));
 }
 
-// Members by their distance from the root, children beside their parent's.
+// Members by depth, with the children of a parent adjacent.
 function layers(parents, root) {
   const children = new Map();
   parents.forEach((parent, member) => {
@@ -48,9 +48,9 @@ function drawn(forest, parents, levels, me, root) {
   });
   const nodes = [...at].map(([member, [x, y]]) => s("g", { className: member === root ? "root" : member === me ? "me" : "" },
     s("circle", { cx: x, cy: y, r: member === root || member === me ? NODE + 1.5 : NODE }),
-    s("title", {}, `${clean(forest.members[member], 80)}${forest.upload_bytes_per_second[member] ? `, sends up to ${bytes(forest.upload_bytes_per_second[member])}/s` : ""}`)));
+    s("title", {}, `${clean(forest.members[member], 80)}${forest.upload_bytes_per_second[member] ? `, uploads up to ${bytes(forest.upload_bytes_per_second[member])}/s` : ""}`)));
   const height = 28 + (levels.length - 1) * ROW;
-  return s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `A tree of ${levels.length} levels: ${levels.map((level) => level.length).join(", ")} members` }, edges, nodes);
+  return s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Tree of ${levels.length} levels: ${levels.map((level) => level.length).join(", ")} members` }, edges, nodes);
 }
 
 function counted(levels, me) {

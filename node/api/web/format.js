@@ -1,4 +1,4 @@
-// How numbers, times and names are written. Others' words lose what could reorder or hide text.
+// Formats of numbers, times and names. Text from other nodes loses characters that reorder or hide text.
 
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
@@ -39,7 +39,7 @@ export function duration(seconds) {
   return parts.slice(0, 2).join(" ");
 }
 
-// About how long, in one unit: for what is an estimate, and for places as narrow as a figure's.
+// Duration rounded to one unit, for estimates and narrow cells.
 export function about(seconds) {
   if (seconds === null || seconds === undefined) return NONE;
   const [unit, size] = [["s", 1], ["min", 60], ["h", 3600]].find(([, one]) => seconds < 99.5 * one) ?? ["d", 86400];
@@ -56,12 +56,12 @@ export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("e
 export const moment = (seconds) =>
   new Date(1000 * seconds).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
-// All ids begin alike; the end tells them apart.
+// Peer ids share a prefix and differ at the end.
 export const peer = (id) => (id.length <= 14 ? clean(id) : `…${clean(id.slice(-8))}`);
 
 export const digest = (hex) => clean(hex.slice(0, 12));
 
-// Control characters, and those that turn the direction of text, are shown as what they are: foreign.
+// Control and bidirectional characters, shown as U+FFFD.
 const FOREIGN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/gu;
 
 export const clean = (text, most = 2000) => {

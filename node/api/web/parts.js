@@ -1,4 +1,4 @@
-// What several pages are made of.
+// Components shared by several pages.
 
 import { h } from "./dom.js";
 import { clean, count, digest, peer } from "./format.js";
@@ -6,7 +6,7 @@ import { clean, count, digest, peer } from "./format.js";
 const TONES = {
   ready: "good", certified: "good", accepted: "good", joining: "warn", syncing: "warn", paused: "bad",
   draining: "quiet", committed: "quiet", rejected: "bad", expired: "warn", slashed: "bad",
-  genesis: "accent", proven: "good", newcomer: "quiet",
+  genesis: "accent", proven: "good", trusted: "good", newcomer: "quiet", untrusted: "quiet",
 };
 
 export const state = (name, spelled = false) =>
@@ -24,13 +24,13 @@ export const mono = (text, title = "") => h("span", { className: "mono", title: 
 export const section = (title, note, ...children) => h("section", {},
   h("div", { className: "over" }, h("h2", {}, title), note ? h("p", { className: "note" }, note) : ""), children);
 
-// A line about something that goes wrong without stopping the node.
+// A warning about a problem that does not stop the node.
 export const warning = (text) => (text ? h("p", { className: "warning", role: "status" }, clean(text, 400)) : "");
 
 export const heading = (title, ...children) => h("div", { className: "head" }, h("h1", {}, title), children);
 
-// A table: columns are [title, cell, options]; on a phone each row is a small card.
-export function table(label, columns, rows, empty = "Nothing yet.") {
+// A table: columns are [title, cell, options]; on a phone each row is a card.
+export function table(label, columns, rows, empty = "No data yet.") {
   if (!rows.length) return h("p", { className: "empty" }, empty);
   return h("div", { className: "scroll", role: "region", "aria-label": label, tabindex: "0" },
     h("table", {},
@@ -40,7 +40,7 @@ export function table(label, columns, rows, empty = "Nothing yet.") {
         h("td", { className: options?.className, "data-title": title }, cell(row))))))));
 }
 
-// A filled bar; share 1 is full. Width is set by script: the page allows no inline style.
+// A bar, full at share 1. A script sets the width, because the page allows no inline style.
 export function bar(share, tone = "", label = "") {
   const inner = h("span", {});
   inner.hidden = !(share > 0);
@@ -67,7 +67,7 @@ export function search(label, value, change) {
   return h("label", { className: "field" }, h("span", {}, label), control);
 }
 
-// One of a few, as buttons beside each other.
+// A choice of one option, as a row of buttons.
 export const choice = (label, options, value, change) =>
   h("div", { className: "choice", role: "group", "aria-label": label }, options.map(([key, text, number]) =>
     h("button", { type: "button", "aria-pressed": String(key === value), "data-key": `${label}/${key}`, onclick: () => change(key) },
@@ -79,7 +79,7 @@ export function copied(text) {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Select and copy it";
+      button.textContent = "Copy it by hand";
     }
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   } }, "Copy");
@@ -88,7 +88,7 @@ export function copied(text) {
 
 export const KINDS = {
   slashed: "Slashed", fork: "Fork", excluded: "Validator excluded", leader: "Leader", escalated: "Escalated",
-  "rejected-trained": "Trained on rejected", paused: "Pause", state: "State",
+  "rejected-trained": "Trained on rejected", paused: "Paused", state: "State",
 };
 
 export const KIND_TONES = {

@@ -1,5 +1,5 @@
-"""The sub-commands of ``prime-node``: one module each, a ``typer.Typer`` called ``app``.
+"""Sub-commands of ``prime-node``: one module each, with a ``typer.Typer`` called ``app``.
 
-They are found by name and imported when called (``node.cli.loading``); the first line of the
-module's docstring is its line in ``prime-node --help``.
+``node.cli.loading`` finds them by name and imports them when called. The first line of a module's
+docstring is its line in ``prime-node --help``.
 """

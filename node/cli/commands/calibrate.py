@@ -1,4 +1,4 @@
-"""Measure what a recipe must tolerate on this machine, and which lies it then catches."""
+"""Measure the thresholds of a recipe on this machine, and the cheats that they catch."""
 
 import sys
 import tempfile
@@ -38,7 +38,7 @@ RecipeName = Annotated[
     typer.Option(
         "--recipe",
         metavar="RECIPE",
-        help="Precision, task, temperature.",
+        help="Recipe name, or a TOML file.",
         autocompletion=completion.recipes,
     ),
 ]
@@ -56,32 +56,32 @@ def calibrate(
     dataset: Annotated[Path | None, typer.Option(metavar="FILE", help="Rows of the task.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep what is measured, for run create --calibration."),
+        typer.Option(metavar="FILE", help="Keep the measurements, for run create --calibration."),
     ] = None,
     device: Device = "cpu",
     minutes: Annotated[
-        float, typer.Option(min=0.0, help="Longest time for the honest pairs.")
+        float, typer.Option(min=0.0, help="Time limit of the honest pairs.")
     ] = MINUTES,
     tokens_max: Annotated[
-        int, typer.Option("--tokens", min=2, help="Longest answer; the recipe's if shorter.")
+        int, typer.Option("--tokens", min=2, help="Token limit of an answer, at most the recipe's.")
     ] = ANSWER_TOKENS,
     margin: Annotated[
-        float, typer.Option(min=1.0, help="Room for machines that are not measured.")
+        float, typer.Option(min=1.0, help="Safety factor for machines not measured.")
     ] = MARGIN,
     no_lies: Annotated[
-        bool, typer.Option("--no-lies", help="Measure honest engines alone.")
+        bool, typer.Option("--no-lies", help="Measure honest engines only.")
     ] = False,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the distributions.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what a recipe must tolerate on this machine, and which lies it then catches.
+    """Measure the thresholds of a recipe on this machine, and the cheats that they catch.
 
-    Honest engines of several batch sizes and attention kernels are recomputed by each other, then
-    the lies, on prompts of the recipe's task. Printed are how many tokens each lie takes until it
-    is caught, and the [toploc] section that the recipe should have. An interrupted calibration goes
-    on with the same --out.
+    Honest engines with several batch sizes and attention kernels recompute each other's rollouts,
+    then those of cheating engines, on prompts of the recipe's task. The command prints the number
+    of tokens until each cheat is caught, and a toploc section for the recipe. The same --out
+    resumes an interrupted calibration.
     """
     rules = pinned_recipe(recipe)
     with tempfile.TemporaryDirectory(prefix="prime-node-calibrate-") as folder:
@@ -90,7 +90,7 @@ def calibrate(
         try:
             found = _measure(model, dataset, rules, Path(folder), plan, lies=not no_lies)
         except ValueError as error:
-            raise NodeError(f"this cannot be calibrated with: {error}", ExitCode.CONFIG) from None
+            raise NodeError(f"cannot calibrate: {error}", ExitCode.CONFIG) from None
     if picture is not None:
         from roles.engines.calibration.picture import draw  # noqa: PLC0415 - only when asked
 
@@ -111,7 +111,7 @@ def _measure(
     *,
     lies: bool,
 ) -> "Calibration":
-    """Measure with a run that nobody founds; raises ``ValueError``."""
+    """Measure with a temporary, unsigned manifest; raises ``ValueError``."""
     policy, task = folder / "genesis.safetensors", folder / "task"
     made = import_run(model, TaskRows(dataset), recipe, policy, task, _say)
     manifest = draft(made.recipe, made.policy, made.task.files, int(time.time()))
@@ -141,7 +141,7 @@ def _print_table(found: "Calibration") -> None:
     if not found.caught:
         return
     caught = Table(
-        "lie", "tokens until 50 %", "until 99 %", "mostly by", box=None, header_style="bold"
+        "cheat", "tokens until 50 %", "until 99 %", "main reason", box=None, header_style="bold"
     )
     for item in found.caught:
         caught.add_row(item.name, *_until(item, (0.5, 0.99)), item.reasons[-1].replace("_", " "))

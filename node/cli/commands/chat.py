@@ -1,4 +1,4 @@
-"""Talk to a version of the run, or to an exported one, on the terminal."""
+"""Chat with a policy version, or an exported model, on the terminal."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,24 +20,22 @@ def chat(
     *,
     version: ModelVersion = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Hugging Face directory instead.")
+        Path | None, typer.Option(metavar="DIR", help="Hugging Face directory of another model.")
     ] = None,
     prompt: Annotated[
         str | None,
-        typer.Option("-p", "--prompt", metavar="TEXT", help="Answer this one question and end."),
+        typer.Option("-p", "--prompt", metavar="TEXT", help="Answer this prompt and exit."),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Longest answer; default 512.")
+        int | None, typer.Option(min=1, metavar="N", help="Token limit of an answer; default 512.")
     ] = None,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="Of sampling; 0 (default): the likeliest token.")
+        float, typer.Option(min=0.0, help="Sampling temperature; 0: greedy.")
     ] = 0.0,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**63, help="The same one gives the same answers.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63, help="Sampling seed.")] = 0,
     system: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="System message; default: the run's, and its examples."),
+        typer.Option(metavar="TEXT", help="System message; default: the run's, with examples."),
     ] = None,
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda …", autocompletion=completion.devices)
@@ -45,11 +43,11 @@ def chat(
     data_dir: CommandDataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Talk to a version of the run, or to an exported one, on the terminal.
+    """Chat with a policy version, or an exported model, on the terminal.
 
-    Answers appear as they are computed. Questions are asked as in the run: in the model's chat
-    template, after the run's own messages; in a task over characters, in its characters. The
-    version is read from a node's data directory, also while the node runs.
+    Answers are streamed. Prompts use the format of the run: the model's chat template after the
+    run's own messages, or plain characters in a character-level task. The version is read from a
+    node's data directory, also while the node runs.
     """
     if model is not None and (version is not None or data_dir is not None):
         raise NodeError("--model excludes --version and --data-dir", ExitCode.USAGE)

@@ -1,4 +1,4 @@
-"""What the commands beside a running node share: where it lives, and how they print."""
+"""Shared code of the commands: data directory, output and background thread."""
 
 import json
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def local_paths(
     ctx: typer.Context, data_dir: Path | None, identity_path: Path | None = None
 ) -> LocalPaths:
-    """Return the node's paths; ``prime-node --data-dir D status`` means the same as ``status``'s.
+    """Return the node's paths; ``--data-dir`` may stand before or after the name of the command.
 
     Raises ``NodeError``.
     """
@@ -35,7 +35,7 @@ def local_paths(
 
 
 def data_dir_of(ctx: typer.Context, data_dir: Path | None) -> DataDir:
-    """Return the data directory that a command is about; it need not exist."""
+    """Return the data directory of a command; it need not exist."""
     return DataDir(local_paths(ctx, data_dir).data_dir)
 
 
@@ -45,7 +45,7 @@ def print_json(values: Any) -> None:
 
 
 def print_rich(view: "RenderableType") -> None:
-    """Draw on standard output; where that is no terminal, 100 columns without colours."""
+    """Draw on standard output, with 100 columns and no colours unless it is a terminal."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, and --json does without
 
     Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(view)

@@ -1,4 +1,4 @@
-"""Open the pages of the running node, or of a report."""
+"""Open the dashboard of the running node, or of a report."""
 
 import getpass
 import http.client
@@ -25,10 +25,10 @@ Report = Annotated[
     typer.Argument(metavar="[REPORT]", help="Directory of `simulate run --report`."),
 ]
 Port = Annotated[
-    int, typer.Option(metavar="PORT", min=0, max=65_535, help="Of a report's pages; 0: any.")
+    int, typer.Option(metavar="PORT", min=0, max=65_535, help="Port of a report; 0: a free one.")
 ]
 Open = Annotated[
-    bool | None, typer.Option("--open/--no-open", help="Start a browser; default where one can.")
+    bool | None, typer.Option("--open/--no-open", help="Open a browser; default: on a desktop.")
 ]
 
 
@@ -42,9 +42,9 @@ def dashboard(
     data_dir: CommandDataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Open the pages of the running node, or of a report.
+    """Open the dashboard of the running node, or of a report.
 
-    They are served on 127.0.0.1 alone; from another machine they are reached through ssh.
+    It is served on 127.0.0.1 only; another machine reaches it through an ssh tunnel.
     """
     if report is not None:
         _serve(report, port, open_=open_, as_json=as_json)
@@ -54,7 +54,7 @@ def dashboard(
 
 
 def _port_of(datadir: DataDir) -> int:
-    """Return where the daemon serves; raises ``NodeError`` when none answers."""
+    """Return the port of the daemon; raises ``NodeError`` when no daemon responds."""
     endpoint = load_api_endpoint(datadir)
     if endpoint is not None:
         connection = http.client.HTTPConnection(API_HOST, endpoint.port, timeout=ANSWER_SECONDS)
@@ -68,21 +68,21 @@ def _port_of(datadir: DataDir) -> int:
             connection.close()
     raise NodeError(
         f"no daemon is running in {datadir.root}; start one with prime-node --role ROLE, "
-        "or say where it is with --data-dir",
+        "or name its directory with --data-dir",
         ExitCode.NO_DAEMON,
     )
 
 
 def _serve(report: Path, port: int, *, open_: bool | None, as_json: bool) -> None:
     """Serve a report until Ctrl-C."""
-    import asyncio  # noqa: PLC0415 - a running node's pages need none of these
+    import asyncio  # noqa: PLC0415 - unused for a running node
 
     from node.api.recorded_server import serve_recording  # noqa: PLC0415 - the same
 
     def told(found: int) -> None:
         _tell(found, open_=open_, as_json=as_json)
         if not as_json:
-            typer.echo("Ctrl-C ends it.")
+            typer.echo("Press Ctrl-C to stop.")
 
     try:
         asyncio.run(serve_recording(report, port, told))
@@ -100,20 +100,20 @@ def _tell(port: int, *, open_: bool | None, as_json: bool) -> None:
     if open_ is True or (open_ is None and _has_screen()):
         webbrowser.open(url)
     else:
-        typer.echo(f"From another machine: {tunnel}\nand then open the same address there.")
+        typer.echo(f"From another machine: {tunnel}\nthen open the same address there.")
 
 
 def tunnel_command(port: int) -> str:
-    """Return what makes the pages reachable on another machine, at the same address."""
+    """Return the ssh command that forwards the port to another machine."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # no variable, and the user database does not know the user
+    except (KeyError, OSError):  # neither an environment variable nor a user database entry
         user = "USER"
     return f"ssh -N -L {port}:{API_HOST}:{port} {user}@{socket.gethostname()}"
 
 
 def _has_screen() -> bool:
-    """Return whether a browser that starts here would be seen."""
+    """Return whether this session has a local screen for a browser."""
     if "SSH_CONNECTION" in os.environ or not sys.stdout.isatty():
         return False
     return sys.platform == "darwin" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ))

@@ -1,4 +1,4 @@
-"""Check everything that this machine needs to take part, and say what to do about the rest."""
+"""Check that this machine can run a node, and print a remedy for each problem."""
 
 import asyncio
 import os
@@ -43,15 +43,15 @@ def doctor(
     engine: options.Engine = None,
     engine_python: options.EnginePython = None,
     no_engine: Annotated[
-        bool, typer.Option("--no-engine", help="Let no engine compute; it takes half a minute.")
+        bool, typer.Option("--no-engine", help="Skip the engine test, which takes half a minute.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check everything that this machine needs to take part, and say what to do about the rest.
+    """Check that this machine can run a node, and print a remedy for each problem.
 
-    It takes the options that the node will be started with. With --run memory and disk are compared
-    with what that run needs, and the engine tries a model of its size. The exit code is 78 when
-    something would keep the node from working.
+    Give the options that the node will be started with. With --run, memory and disk are compared
+    with the needs of that run, and the engine test uses a model of its size. The exit code is 78
+    when a node could not work here.
     """
     given = {
         "roles": roles or ["inference"],
@@ -70,7 +70,7 @@ def doctor(
     node = load_config(given, os.environ, config)
     found, manifest = _look(node)
     if not no_engine and set(node.roles) != {Role.RELAY}:
-        typer.echo("an engine is trying itself …", err=True)
+        typer.echo("testing the engine …", err=True)
         too_large = any(one.level is FindingLevel.FAILURE for one in found)
         found.append(_try_engine(node, None if too_large else manifest))
     if as_json:
@@ -82,8 +82,8 @@ def doctor(
 
 
 def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
-    """Return what everything but the engine looks like, and the run if it is known."""
-    from node.cli.doctor.jail import check_jail  # noqa: PLC0415 - only when it looks
+    """Return the findings of all checks but the engine's, and the run if it is known."""
+    from node.cli.doctor.jail import check_jail  # noqa: PLC0415 - slow
     from node.cli.doctor.machine import check_clock, check_devices, check_disk  # noqa: PLC0415 - slow
     from node.cli.doctor.network import check_p2pd, check_peers, check_reachable  # noqa: PLC0415 - same
     from node.cli.doctor.scoring import check_scoring  # noqa: PLC0415 - same
@@ -116,7 +116,7 @@ def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
 
 
 def _look_at_daemon(datadir: DataDir) -> list[Finding]:
-    """Return what peers say of this machine's clock, if a daemon of this data directory runs."""
+    """Return the clock error that peers measured, if a daemon of this data directory runs."""
     from node.cli.api_client import fetch_status  # noqa: PLC0415 - pydantic; help does without
 
     try:
@@ -134,7 +134,7 @@ def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]
     try:
         signed = known_run(datadir, node.run, node.run_id)
         if signed is None:
-            unknown = "not known here: the peers will offer it; --run RUN.toml compares it now"
+            unknown = "not known yet: the peers will offer it; --run RUN.toml checks it now"
             return [Finding("run", FindingLevel.OK, unknown)], None
     except NodeError as error:
         return [Finding("run", FindingLevel.FAILURE, error.message)], None
@@ -144,22 +144,22 @@ def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]
 
 
 def _look_at_key(datadir: DataDir, node: "NodeConfig", manifest: RunManifest) -> list[Finding]:
-    """Return the roles that the run does not let this node's key have."""
+    """Return a failure for each role that the run does not grant to this node's key."""
     try:
         peer = load_identity(node.identity_path or datadir.identity).peer_id
     except FileNotFoundError:
         peer = PeerId("")
     named = {Role.TRAINER: manifest.is_trainer, Role.VALIDATOR: manifest.is_validator}
-    advice = "ask the run's creator, or use the data dir whose key it names"
+    advice = "ask the run's creator, or use the data dir with a listed key"
     return [
-        Finding("key", FindingLevel.FAILURE, f"the run does not name this key as a {role}", advice)
+        Finding("key", FindingLevel.FAILURE, f"the run does not list this key as a {role}", advice)
         for role in node.roles
         if role in named and not named[role](peer)
     ]
 
 
 def _try_engine(node: "NodeConfig", manifest: RunManifest | None) -> Finding:
-    """Let an engine try a model of the run's size, or a small one where no run is known."""
+    """Test an engine with a model of the run's size, or a small one if no run is known."""
     from node.cli.doctor.engine import check_engine  # noqa: PLC0415 - only when asked
     from node.founding.recipes import recipe_path  # noqa: PLC0415 - the same
 

@@ -1,4 +1,4 @@
-"""Measure versions of the run, or exported ones, on held-out problems."""
+"""Evaluate policy versions, or exported models, on held-out problems."""
 
 import sys
 import tempfile
@@ -16,10 +16,10 @@ from node.local.errors import ExitCode, NodeError
 app = typer.Typer(add_completion=False)
 
 TOKENS_MAX = 512
-"""Of an answer, where no run says how long one may be."""
+"""Token limit of an answer without a run."""
 
 Versions = Annotated[
-    str | None, typer.Option(metavar="N,N", help="Versions to compare; default the newest one.")
+    str | None, typer.Option(metavar="N,N", help="Versions to compare; default the newest.")
 ]
 Models = Annotated[
     list[Path] | None,
@@ -29,7 +29,7 @@ Tasks = Annotated[
     str,
     typer.Option(
         metavar="TASK,TASK",
-        help="own (default), reasoning-gym:NAME, or with --dataset math or code.",
+        help="own (default), reasoning-gym:NAME, or math or code with --dataset.",
     ),
 ]
 Dataset = Annotated[
@@ -45,31 +45,32 @@ def evaluate(
     model: Models = None,
     tasks: Tasks = "own",
     dataset: Dataset = None,
-    problems: Annotated[int, typer.Option(min=1, help="Problems of each task.")] = 200,
+    problems: Annotated[int, typer.Option(min=1, help="Problems per task.")] = 200,
     samples: Annotated[
-        int, typer.Option(min=0, help="Sampled answers to each problem, besides the greedy one.")
+        int, typer.Option(min=0, help="Sampled answers per problem, besides the greedy one.")
     ] = 0,
-    greedy: Annotated[bool, typer.Option(help="Answer greedily, too.")] = True,
+    greedy: Annotated[bool, typer.Option(help="Evaluate a greedy answer, too.")] = True,
     temperature: Annotated[
-        float | None, typer.Option(min=0.01, help="Of the samples; default the run's, else 1.")
+        float | None,
+        typer.Option(min=0.01, help="Sampling temperature; default the run's, else 1."),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Longest answer; default the run's.")
+        int | None, typer.Option(min=1, metavar="N", help="Token limit; default the run's.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63, help="Draws problems and noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63, help="Seed of problems and sampling.")] = 0,
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda …", autocompletion=completion.devices)
     ] = "auto",
     data_dir: CommandDataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Measure versions of the run, or exported ones, on held-out problems.
+    """Evaluate policy versions, or exported models, on held-out problems.
 
-    Printed are pass@1, the share of answers with a score of 1, with its 95 % interval, and the
-    difference to the first model on the same problems. Problems come from seeds that no run draws,
-    from the rows of a file, or from the run's own rows: the held-out ones of a run with
-    [evaluation], else those that it learns from. Versions are read from a node's data directory,
-    also while the node runs.
+    The table shows pass@1 (the fraction of answers with score 1), its 95 % interval, and the
+    difference to the first model on the same problems. Problems come from unused seeds, from the
+    rows of a file, or from the run's own rows: the held-out ones of a run with an evaluation
+    section, else its training rows. Versions are read from a node's data directory, also while the
+    node runs.
     """
     if not (greedy or samples):
         raise NodeError("--no-greedy needs --samples", ExitCode.USAGE)

@@ -1,4 +1,4 @@
-"""Write a version of the run as a Hugging Face directory."""
+"""Export a policy version as a Hugging Face directory."""
 
 import sys
 from dataclasses import asdict
@@ -23,12 +23,12 @@ def export(
     data_dir: CommandDataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a version of the run as a Hugging Face directory.
+    """Export a policy version as a Hugging Face directory.
 
-    It holds the weights, bit for bit those that the run's trainer signed, configuration, tokenizer,
-    chat template, the signed manifest and a model card. Transformers and vLLM load it. The version
-    is read from a node's data directory, also while the node runs, or from one that prime-node run
-    create made.
+    It holds the weights, bit for bit as signed by the run's trainer, configuration, tokenizer, chat
+    template, the signed manifest and a model card. Transformers and vLLM load it. The version is
+    read from a node's data directory, also while the node runs, or from one made by prime-node run
+    create.
     """
     from node.models.export import export as write  # noqa: PLC0415 - not for help
     from node.models.held import open_held_run  # noqa: PLC0415 - the same
@@ -41,4 +41,4 @@ def export(
     size = bytes_text(made.total_bytes)
     sys.stdout.write(f"version {made.version} is in {made.out} ({size}, policy {made.digest})\n")
     if not made.has_tokenizer:
-        sys.stderr.write("note: the task is over characters, so there is no tokenizer\n")
+        sys.stderr.write("note: the task is character-level, so there is no tokenizer\n")

@@ -18,7 +18,7 @@ def show_id(
     identity_path: CommandIdentityPath = None,
     as_json: Json = False,
 ) -> None:
-    """Show the node's peer id; the node need not run."""
+    """Show the node's peer id, also while the node is stopped."""
     paths = local_paths(ctx, data_dir, identity_path)
     key = paths.identity_path or DataDir(paths.data_dir).identity
     try:

@@ -19,7 +19,7 @@ def init(
 ) -> None:
     """Create the data dir and the node's key, and show its peer id.
 
-    Doing it again changes nothing. A node that starts does the same by itself.
+    Repeating it changes nothing. A node does the same at its first start.
     """
     paths = local_paths(ctx, data_dir, identity_path)
     datadir = open_data_dir(paths.data_dir)
@@ -37,4 +37,4 @@ def init(
         )
         return
     typer.echo(identity.peer_id)
-    typer.echo(f"{'created' if created else 'kept'} {key}: back it up, keep it secret", err=True)
+    typer.echo(f"{'created' if created else 'kept'} {key}: back it up and keep it secret", err=True)

@@ -1,4 +1,4 @@
-"""Invite a key to a run that takes invited ones only."""
+"""Sign an invite to a run with admission by invite."""
 
 import time
 from pathlib import Path
@@ -20,19 +20,19 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def invite(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="Who is invited (prime-node id).")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="Invited peer id (prime-node id).")],
     *,
     run: Annotated[Path, typer.Option(metavar="RUN.toml", help="The signed manifest.")],
     key: Annotated[
-        Path, typer.Option(metavar="FILE", help="Of the run's creator, or of who may invite.")
+        Path, typer.Option(metavar="FILE", help="Key of the run's creator or of an inviter.")
     ],
-    days: Annotated[float, typer.Option(min=0, max=3650, help="For how long it counts.")] = 90,
+    days: Annotated[float, typer.Option(min=0, max=3650, help="Validity in days.")] = 90,
     as_json: Json = False,
 ) -> None:
-    """Invite a key to a run that takes invited ones only, and print what it starts with.
+    """Sign an invite to a run with admission by invite, and print its token.
 
-    FILE.invites keeps which keys were invited. Keep it: an invite with a number that another key
-    has makes both void. Who is invited again gets a new date and no new number.
+    FILE.invites stores the number of each invited key. Keep it: two keys with the same number void
+    both invites. A second invite of a key changes its date and keeps its number.
     """
     try:
         identity = load_identity(key)
@@ -47,4 +47,4 @@ def invite(
         print_json({"invite": token, "number": message.number, "until_epoch": message.until})
         return
     typer.echo(token)
-    typer.echo("prime-node --invite TOKEN starts a node with it, the first time", err=True)
+    typer.echo("start the node with prime-node --invite TOKEN, the first time only", err=True)

@@ -1,4 +1,4 @@
-"""Show the swarm's members."""
+"""Show the swarm's members and their gossip scores."""
 
 import typer
 
@@ -11,7 +11,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def peers(ctx: typer.Context, *, data_dir: CommandDataDir = None, as_json: Json = False) -> None:
-    """Show the swarm's members as the running node knows them."""
+    """Show the swarm's members known to the running node, and their gossip scores."""
     snapshot = fetch_status(data_dir_of(ctx, data_dir))
     if as_json:
         print_json(snapshot.peers_json())

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long work on standard error: a bar on a terminal, else a line every 15 s."""
 
 import sys
 import time
@@ -10,12 +10,12 @@ import typer
 from node.founding.calibration import Progress
 
 LINE_SECONDS = 15.0
-"""Between two lines where no terminal shows a bar."""
+"""Interval of progress lines without a terminal."""
 
 
 @contextmanager
 def progress_of(title: str, unit: str) -> Iterator[Progress]:
-    """Yield what shows progress; the bar is gone at the end."""
+    """Yield a progress callback; the bar disappears at the end."""
     if not sys.stderr.isatty():
         yield _lines(title, unit)
         return

@@ -1,4 +1,4 @@
-"""Propose thresholds for a run from what its validators have measured."""
+"""Propose thresholds from the measurements of a run's validators."""
 
 import sys
 from collections.abc import Iterable
@@ -33,16 +33,16 @@ def recalibrate(
     *,
     data_dir: CommandDataDir = None,
     margin: Annotated[
-        float, typer.Option(min=1.0, max=4.0, help="Room for machines that were not measured.")
+        float, typer.Option(min=1.0, max=4.0, help="Safety factor for machines not measured.")
     ] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Propose thresholds, the toploc section of a recipe, from what a run's validators measured.
+    """Propose thresholds, the toploc section of a recipe, from measurements of a run's validators.
 
-    They are read from the data directory of a node, also while it runs. Workers count as honest as
-    far as most of them agree: a run whose workers mostly cheat alike looks like one with wrong
-    thresholds. A run keeps its manifest, so the section is for the recipe of the next run; compare
-    it with a calibration on a machine that you trust.
+    They are read from the data directory of a node, also while it runs. The majority of workers
+    counts as honest: a run in which most workers cheat alike looks like one with wrong thresholds.
+    A manifest never changes, so the section is for the recipe of the next run. Compare it with a
+    calibration on a machine that you trust.
     """
     datadir = data_dir_of(ctx, data_dir)
     run = pinned_run(datadir)
@@ -85,5 +85,5 @@ def _toml(found: Recalibration) -> str:
         f"# From {found.rollouts} rollouts ({found.tokens:,} tokens) of {found.workers} workers, "
         f"measured by {found.validators} validators.\n"
     )
-    new = ", ".join(found.changed) or "nothing: all of it fits"
+    new = ", ".join(found.changed) or "nothing: all thresholds fit"
     return f"{rests}# Changed: {new}.\n\n{toploc_toml(found.rules)}"

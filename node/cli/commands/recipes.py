@@ -1,4 +1,4 @@
-"""List the recipes that come with the package, or print one with what each key means."""
+"""List the packaged recipes, or print one with an explanation of each key."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -20,12 +20,12 @@ Named = Annotated[
 ]
 Explain = Annotated[
     bool,
-    typer.Option("--explain", help="Add what each key means, and the keys that are left out."),
+    typer.Option("--explain", help="Explain each key, and add unset keys as comments."),
 ]
 
 
 def recipes(*, as_json: Json = False) -> None:
-    """List the recipes that come with the package, and what they are for.
+    """List the packaged recipes and their purposes.
 
     Memory is an estimate for one node of each role.
     """
@@ -40,7 +40,7 @@ def recipes(*, as_json: Json = False) -> None:
 
     columns = ("recipe", "weights", "dtype", "task", "trainer", "validator", "worker")
     facts = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    facts.caption, facts.caption_justify = "Memory of one node of each role, estimated.", "left"
+    facts.caption, facts.caption_justify = "Estimated memory of one node of each role.", "left"
     purposes = Table("recipe", "for", box=None, header_style="bold", pad_edge=False)
     for one in found:
         memory = (one.trainer_bytes, one.validator_bytes, one.worker_bytes)
@@ -50,10 +50,10 @@ def recipes(*, as_json: Json = False) -> None:
 
 
 def recipe(*, name: Named, explain: Explain = False, as_json: Json = False) -> None:
-    """Print a recipe as TOML, which run create takes.
+    """Print a recipe as TOML, the input of run create.
 
-    With --explain each key has its meaning, limits, default and names in other trainers, and keys
-    that are left out are there as comments. With --json the same is a list of keys.
+    --explain adds the meaning, limits, default and names in other trainers of each key, and unset
+    keys as comments. --json prints the same as a list of keys.
     """
     rules, text = read_recipe_text(name)
     if as_json:
@@ -90,7 +90,7 @@ def _size(taken: int | None) -> str:
 
 
 def _short(weights: int | None) -> str:
-    """Return a number of weights as models are named: 135M, 32.8B."""
+    """Return a parameter count as in model names: 135M, 32.8B."""
     if weights is None:
         return ""
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):

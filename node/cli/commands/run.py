@@ -1,4 +1,4 @@
-"""Found a run from a model directory and a recipe, or show what a run is and asks for."""
+"""Create a run from a model and a recipe, or show the rules and needs of a run."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +33,7 @@ RecipeName = Annotated[
     str,
     typer.Option(
         metavar="RECIPE",
-        help="The rules of the run: a name, or a TOML file.",
+        help="Rules of the run: a recipe name, or a TOML file.",
         autocompletion=completion.recipes,
     ),
 ]
@@ -43,46 +43,51 @@ Dataset = Annotated[
     typer.Option(metavar="FILE", help="Rows of the task: parquet, JSON lines or csv."),
 ]
 SkipBadRows = Annotated[
-    bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used.")
+    bool, typer.Option("--skip-bad-rows", help="Skip unusable rows instead of failing.")
 ]
-Trainers = Annotated[
-    int, typer.Option(min=0, help="Trainers that get a new key and a data directory.")
+Trainers = Annotated[int, typer.Option(min=0, help="Trainers with a new key and data directory.")]
+Validators = Annotated[
+    int, typer.Option(min=0, help="Validators with a new key and data directory.")
 ]
-Validators = Annotated[int, typer.Option(min=0, help="Validators that get one.")]
 TrainerKeys = Annotated[
-    list[str] | None, typer.Option(metavar="PEER", help="Trainer with a key of its own.")
+    list[str] | None,
+    typer.Option(metavar="PEER", help="Peer id of a trainer with an existing key; repeat."),
 ]
 ValidatorKeys = Annotated[
-    list[str] | None, typer.Option(metavar="PEER", help="Validator with a key of its own.")
+    list[str] | None,
+    typer.Option(metavar="PEER", help="Peer id of a validator with an existing key; repeat."),
 ]
 CreatorKey = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Key that signs; a new one if not given.")
+    Path | None, typer.Option(metavar="FILE", help="Signing key; default a new one.")
 ]
 Calibration = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Measured differences of honest engines; made where it is not."
+        metavar="FILE", help="Measurements of honest engines; created if it does not exist."
     ),
 ]
 Uncalibrated = Annotated[
-    bool, typer.Option("--uncalibrated", help="Take the recipe's thresholds, of whatever model.")
+    bool, typer.Option("--uncalibrated", help="Use the recipe's thresholds without calibration.")
 ]
-Minutes = Annotated[float, typer.Option(min=0.0, help="Longest time that the calibration takes.")]
-Margin = Annotated[float, typer.Option(min=1.0, help="Room for machines that are not measured.")]
+Minutes = Annotated[float, typer.Option(min=0.0, help="Time limit of the calibration.")]
+Margin = Annotated[float, typer.Option(min=1.0, help="Safety factor for machines not measured.")]
 NoTrial = Annotated[
-    bool, typer.Option("--no-trial", help="Generate, judge and learn nothing to try the run.")
+    bool, typer.Option("--no-trial", help="Skip the trial step (generate, verify, train).")
 ]
 Device = Annotated[
-    str, typer.Option(help="Computes both: cpu, cuda …", autocompletion=completion.devices)
+    str,
+    typer.Option(
+        help="Device of calibration and trial: cpu, cuda …", autocompletion=completion.devices
+    ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check and show everything, compute and keep nothing.")
+    bool, typer.Option("--dry-run", help="Check and show the run; compute and write nothing.")
 ]
 
 
 @app.callback()
 def run() -> None:
-    """Found a run from a model directory and a recipe, or show what a run is and asks for."""
+    """Create a run from a model and a recipe, or show the rules and needs of a run."""
 
 
 @app.command()
@@ -107,14 +112,14 @@ def create(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Found a run: check model and recipe, measure its thresholds, make keys, sign the manifest.
+    """Create a run: check model and recipe, calibrate thresholds, make keys, sign the manifest.
 
-    Honest engines are compared on the run's own model and prompts for some minutes: an interrupted
-    calibration goes on when the command is repeated. Then the run is tried: version 0 answers, its
-    rollouts are judged, and a step is taken. DIR gets run.toml, creator.key, the first policy, the
-    files of the task, and a data directory for each new trainer and validator, to be started with
-    --data-dir. Peers of their own tell their id (prime-node id); such a trainer gets
-    genesis.safetensors into its data directory from you.
+    Calibration compares honest engines on the run's own model and prompts for some minutes;
+    repeating the command resumes it. Then a trial generates rollouts with version 0, verifies them
+    and trains one step. DIR gets run.toml, creator.key, the first policy and the files of the task.
+    It also gets a data directory for each new trainer and validator (start them with --data-dir).
+    For a member with an existing key give its peer id (prime-node id), and copy genesis.safetensors
+    into the data directory of such a trainer.
     """
     if calibration is not None and uncalibrated:
         raise NodeError("--calibration and --uncalibrated exclude each other", ExitCode.USAGE)
@@ -143,8 +148,8 @@ def create(
     _show(made.manifest, made.needs, tried)
     if uncalibrated:
         _say(
-            "warning: the thresholds were not measured on this model: how many of its honest "
-            "rollouts they reject is not known"
+            "warning: the thresholds were not measured on this model: the fraction of its honest "
+            "rollouts that they reject is unknown"
         )
     if not dry_run:
         _say_what_next(out, trainers, made.manifest.run_id.hex())
@@ -156,7 +161,7 @@ def show(
     *,
     as_json: Json = False,
 ) -> None:
-    """Show what a run is and what it asks of those who join."""
+    """Show the rules of a run and the needs of its nodes."""
     signed = load_run(manifest)
     needs = needs_of_run(signed.manifest)
     if as_json:

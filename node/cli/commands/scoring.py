@@ -1,4 +1,4 @@
-"""Install the Python and the packages under which a run is scored, or show which are here."""
+"""Install or show the scoring runtime of a run: its Python version and packages."""
 
 import os
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Run = Annotated[
     Path | None,
-    typer.Option(metavar="RUN.toml", help="Signed manifest; default: that of the data dir."),
+    typer.Option(metavar="RUN.toml", help="Signed manifest; default: the data dir's run."),
 ]
 
 
 @app.callback()
 def scoring() -> None:
-    """Install the Python and the packages under which a run is scored, or show which are here."""
+    """Install or show the scoring runtime of a run: its Python version and packages."""
 
 
 @app.command()
@@ -50,7 +50,7 @@ def install(
         str | None,
         typer.Option(
             metavar="RECIPE",
-            help="Recipe of a run to be founded: a name, or a TOML file.",
+            help="Recipe of a future run: a name, or a TOML file.",
             autocompletion=completion.recipes,
         ),
     ] = None,
@@ -58,28 +58,28 @@ def install(
         str | None,
         typer.Option(
             metavar="MINOR",
-            help=f"Python version: {', '.join(PYTHONS)}; alone: without packages.",
+            help=f"Python version: {', '.join(PYTHONS)}; without --recipe: no packages.",
             autocompletion=completion.pythons,
         ),
     ] = None,
     interpreter: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Interpreter to make it with; default: looked for."),
+        typer.Option(metavar="FILE", help="Interpreter to use; default: search for one."),
     ] = None,
     data_dir: CommandDataDir = None,
     as_json: Json = False,
 ) -> None:
     """Install the scoring runtime of a run: a virtual environment with exact versions.
 
-    It is named by its digest, beside others, and what is there already is kept. As root it is made
-    for all users of this machine. The packages come from the index that pip is configured with.
+    Each runtime has a directory named by its digest; an existing one is kept. Root installs it for
+    all users of this machine. The packages come from the index that pip is configured with.
     """
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
     if run is not None and (recipe or python):
-        raise NodeError("--run says which Python; leave --recipe and --python out", ExitCode.USAGE)
+        raise NodeError("--run sets the Python; leave --recipe and --python out", ExitCode.USAGE)
     if python is not None and python not in PYTHONS:
         raise NodeError(f"--python {python}: use {', '.join(PYTHONS)}", ExitCode.USAGE)
     if recipe is None and python is not None:
@@ -102,9 +102,9 @@ def show(
     data_dir: CommandDataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show which scoring runtimes are here, and whether the run's is.
+    """Show the installed scoring runtimes, and the one that the run needs.
 
-    The exit code is 78 when the run is known and its runtime is not here.
+    The exit code is 78 when the run is known and its runtime is not installed.
     """
     datadir = data_dir_of(ctx, data_dir)
     known = run is not None or pinned_run(datadir) is not None
@@ -115,7 +115,7 @@ def show(
         values = {"installed": list(map(_values, here)), "own_python": own_interpreter().version}
         print_json(values | {"run": None if wanted is None else wanted.values()})
     else:
-        typer.echo(f"prime-node itself runs under Python {own_interpreter().version}")
+        typer.echo(f"prime-node runs under Python {own_interpreter().version}")
         for found in here:
             packages = ", ".join(f"{name} {version}" for name, version in found.packages.items())
             typer.echo(f"{found.executable}: Python {found.version}, {packages or 'no packages'}")
@@ -127,7 +127,7 @@ def show(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The runtime of a run, and the interpreter that fits it; else why there is none."""
+    """The runtime of a run, and its interpreter or the reason that it is missing."""
 
     runtime: RuntimeSection | None
     found: Interpreter | None
@@ -147,7 +147,7 @@ class _Wanted:
 
 
 def _wanted(section: EnvironmentSection, options: str) -> _Wanted:
-    """Look for the runtime of a task; a command finds its run by ``options``."""
+    """Return the runtime of a task; ``options`` name the run in a suggested command."""
     if not section.in_text:
         return _Wanted(None, None, "")
     try:
@@ -186,13 +186,13 @@ def _of_recipe(recipe: str, python: str | None) -> EnvironmentSection:
 
 
 def _runtime(section: EnvironmentSection) -> RuntimeSection:
-    """Return the runtime of a task; raises ``NodeError`` where none can be installed for it."""
+    """Return the runtime of a task; raises ``NodeError`` when none can be installed for it."""
     if not section.in_text:
         raise NodeError(f"{section.name} needs no scoring runtime", ExitCode.USAGE)
     if section.name.startswith("verifiers/"):
         raise NodeError(
             f"{section.name} is scored beside the node: install its package there, under the "
-            "Python of the run",
+            "run's Python",
             ExitCode.USAGE,
         )
     try:

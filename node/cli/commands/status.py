@@ -1,4 +1,4 @@
-"""Show what the running node does, and the swarm as it sees it."""
+"""Show the state of the running node and its view of the swarm."""
 
 import time
 
@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def status(ctx: typer.Context, *, data_dir: CommandDataDir = None, as_json: Json = False) -> None:
-    """Show what the running node does, and the swarm as it sees it."""
+    """Show the state of the running node and its view of the swarm."""
     snapshot = fetch_status(data_dir_of(ctx, data_dir))
     if as_json:
         print_json(snapshot.to_json())

@@ -1,4 +1,4 @@
-"""Show the version of prime-node and of the protocol it speaks."""
+"""Show the versions of prime-node and of its protocol."""
 
 import platform
 from importlib.metadata import version as installed_version
@@ -12,7 +12,7 @@ app = typer.Typer(add_completion=False)
 
 
 def versions() -> dict[str, str | int]:
-    """Return the versions that a report of a defect should name."""
+    """Return the versions that a bug report should name."""
     from protocol.messages import PROTOCOL_VERSION  # noqa: PLC0415 - pydantic; help does without
 
     return {
@@ -34,7 +34,7 @@ def version_line() -> str:
 
 @app.command()
 def version(*, as_json: Json = False) -> None:
-    """Show the version of prime-node and of the protocol it speaks."""
+    """Show the versions of prime-node and of its protocol."""
     if as_json:
         print_json(versions())
     else:

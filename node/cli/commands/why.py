@@ -1,4 +1,4 @@
-"""Explain why the node is not ready, and why its rollouts were rejected or expired."""
+"""Explain why the node is not ready, and why rollouts were rejected or expired."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -15,7 +15,7 @@ Which = Annotated[
     str | None,
     typer.Argument(
         metavar="[COMMIT|REASON|TRAINER]",
-        help="Beginning of a commit's digest, a reason, or a trainer's peer id.",
+        help="Prefix of a commit's digest, a reason, or a trainer's peer id.",
     ),
 ]
 
@@ -30,7 +30,7 @@ def why(
 ) -> None:
     """Explain why the node is not ready, and why its rollouts were rejected or expired.
 
-    Each line names the signed verdicts that it rests on.
+    Each line names the signed verdicts that prove it.
     """
     answer = fetch_why(data_dir_of(ctx, data_dir))
     if which is not None:

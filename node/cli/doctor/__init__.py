@@ -1,1 +1,1 @@
-"""Looks at everything that a node needs before it joins, and says what to do about the rest."""
+"""Checks of a machine before a node joins a run, each with a remedy."""

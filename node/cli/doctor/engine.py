@@ -1,4 +1,4 @@
-"""The engine: a small model generates and is checked in a process that may die of its device."""
+"""Engine test: generate and verify in a child process, which a faulty device may crash."""
 
 import asyncio
 import json
@@ -9,8 +9,7 @@ from pathlib import Path
 from node.cli.doctor.finding import Finding, FindingLevel
 
 ENGINE_SECONDS = 180.0
-"""Importing torch takes 6 s, and several times that on a machine that reads it for the first time;
-the rest is a guess."""
+"""Importing torch takes 6 s, and several times that from a cold disk; the rest is a guess."""
 
 _ERROR_CHARACTERS_MAX = 200
 
@@ -22,11 +21,10 @@ async def check_engine(
     python: Path | None = None,
     run: str | None = None,
 ) -> Finding:
-    """Let an engine generate and check on ``device`` with the model of a recipe.
+    """Generate and verify rollouts on ``device`` with a recipe's model and random weights.
 
-    The weights are random. ``python`` is the interpreter that engines run with, None for our own;
-    ``run`` the name of the run whose recipe it is: its thresholds are those of trained weights, so
-    random ones are not compared with them.
+    ``python`` is the interpreter of engines, None for this one. ``run`` is the name of the recipe's
+    run: its thresholds hold for trained weights, so random weights are not compared with them.
     """
     command = [str(python or sys.executable), "-m", "roles.engines.selftest", str(recipe), device]
     command.append(engine)
@@ -42,21 +40,23 @@ async def check_engine(
     except TimeoutError:
         child.kill()
         await child.wait()
-        found = f"computed nothing on {device} in {ENGINE_SECONDS:g} s"
-        return Finding("engine", FindingLevel.FAILURE, found, "look at the device's driver")
+        found = f"no result on {device} within {ENGINE_SECONDS:g} s"
+        return Finding("engine", FindingLevel.FAILURE, found, "check the device's driver")
     if child.returncode:
-        lines = errors.decode(errors="replace").strip().splitlines() or ["no word"]
+        lines = errors.decode(errors="replace").strip().splitlines() or ["no output"]
         reason = f"exit code {child.returncode}: {lines[-1][:_ERROR_CHARACTERS_MAX]}"
         return Finding(
-            "engine", FindingLevel.FAILURE, reason, "look at the device's driver and memory"
+            "engine", FindingLevel.FAILURE, reason, "check the device's driver and memory"
         )
     values = json.loads(output)
     model = "a small model" if run is None else f"a model of the size of {run}"
     found = (
-        f"{model} generates {values['generate_tokens_per_second']:,} tokens/s and checks "
+        f"{model} generates {values['generate_tokens_per_second']:,} tokens/s and verifies "
         f"{values['verify_tokens_per_second']:,} on {values['device']}"
     )
     if values["excess"] and run is None:
-        advice = f"{values['excess']}: measure with prime-node calibrate before founding a run"
-        return Finding("engine", FindingLevel.WARNING, f"{found}, and rounds unlike others", advice)
+        advice = f"{values['excess']}: run prime-node calibrate before creating a run"
+        return Finding(
+            "engine", FindingLevel.WARNING, f"{found}, with unusual rounding errors", advice
+        )
     return Finding("engine", FindingLevel.OK, found)

@@ -1,22 +1,22 @@
-"""What one check found."""
+"""Result of one check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class FindingLevel(StrEnum):
-    """How well it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """The node works, less well than it could."""
+    """The node works, with limits."""
     FAILURE = "failure"
     """The node will not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, what was found, and what to do about it (empty when nothing)."""
+    """The checked thing, the result, and a remedy (empty if none is needed)."""
 
     what: str
     level: FindingLevel

@@ -1,11 +1,11 @@
-"""The jail for programs and checkers of tasks in text."""
+"""Check of the jail for programs and checkers of tasks in text."""
 
 from node.cli.doctor.finding import Finding, FindingLevel
 from protocol.run.manifest import RunManifest
 
 
 def check_jail(manifest: RunManifest | None) -> Finding:
-    """Make a jail and look whether its walls hold; a run over characters needs none."""
+    """Create a jail and test its isolation; a character-level run needs no jail."""
     from roles.environments.jail import Jail, NoJailError  # noqa: PLC0415 - beside the protocol
 
     needed = manifest is not None and "/" in manifest.environment.name
@@ -16,4 +16,4 @@ def check_jail(manifest: RunManifest | None) -> Finding:
         return Finding(
             "jail", FindingLevel.FAILURE if needed else FindingLevel.WARNING, str(error), advice
         )
-    return Finding("jail", FindingLevel.OK, "untrusted code can be kept in one")
+    return Finding("jail", FindingLevel.OK, "bubblewrap isolates untrusted code")

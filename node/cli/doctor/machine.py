@@ -1,4 +1,4 @@
-"""The machine: memory, disk, devices, clock."""
+"""Checks of clock, disk, devices and memory."""
 
 import ctypes
 import os
@@ -21,51 +21,49 @@ _TIMEX_BYTES = 512
 """More than ``struct timex`` has on any architecture."""
 
 _STATUS_OFFSET = 40
-"""Of ``status`` in ``struct timex`` where a long has 8 bytes."""
+"""Offset of ``status`` in ``struct timex`` with 8-byte longs."""
 
 
 def check_clock() -> Finding:
-    """Ask the kernel whether something keeps its clock right: epochs are counted by it."""
+    """Check that the kernel's clock is synchronised: epochs are counted by it."""
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
     except AttributeError:  # not Linux
         state = -1
     if state < 0 or ctypes.sizeof(ctypes.c_long) != 8:
-        advice = "see that the clock is within a second of the time"
+        advice = "make sure that the clock is right within a second"
         return Finding(
-            "clock", FindingLevel.WARNING, "the kernel does not tell whether it is set", advice
+            "clock", FindingLevel.WARNING, "the kernel does not report its state", advice
         )
     status = int.from_bytes(buffer.raw[_STATUS_OFFSET : _STATUS_OFFSET + 4], "little")
     if status & _UNSYNCHRONISED:
         return Finding(
             "clock",
             FindingLevel.WARNING,
-            "nothing keeps it right",
-            "run chrony or systemd-timesyncd; some virtual machines are set from outside",
+            "not synchronised",
+            "run chrony or systemd-timesyncd; some virtual machines get their time from the host",
         )
     return Finding("clock", FindingLevel.OK, "synchronised")
 
 
 def check_disk(root: Path, roles: tuple[Role, ...], needs: Needs | None) -> Finding:
-    """Compare the room of a data directory with what the run will keep in it."""
+    """Compare the free disk space of a data directory with the needs of the run."""
     existing = next(path for path in (root, *root.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     found = f"{bytes_text(free)} free at {root}"
     if not os.access(existing, os.W_OK):
-        return Finding(
-            "disk", FindingLevel.FAILURE, f"{root} cannot be written", "choose --data-dir"
-        )
+        return Finding("disk", FindingLevel.FAILURE, f"{root} is not writable", "choose --data-dir")
     if needs is None:
         return Finding("disk", FindingLevel.OK, found)
     needed = needs.disk_of(roles)
     level = FindingLevel.OK if free >= needed else FindingLevel.FAILURE
-    advice = "" if free >= needed else "free some, or choose --data-dir on another disk"
+    advice = "" if free >= needed else "free disk space, or choose --data-dir on another disk"
     return Finding("disk", level, f"{found}, the run needs about {bytes_text(needed)}", advice)
 
 
 def check_devices(device: str, roles: tuple[Role, ...], needs: Needs | None) -> Iterator[Finding]:
-    """Yield what computes, and whether each role's memory fits; ``device`` as nodes take it."""
+    """Yield the devices, and a memory check of each role; ``device`` is the node's option."""
     cards = list(gpus())
     for number, card in enumerate(cards):
         room = f"{bytes_text(card.free_bytes)} of {bytes_text(card.memory_bytes)} free"
@@ -75,13 +73,13 @@ def check_devices(device: str, roles: tuple[Role, ...], needs: Needs | None) -> 
     on_gpu = device.startswith("cuda") or (device == "auto" and bool(cards))
     number = int(device.partition(":")[2] or 0)
     if on_gpu and number >= len(cards):
-        what = f"device {device}, and {len(cards)} GPUs are here"
+        what = f"{device} is missing: this machine has {len(cards)} GPUs"
         yield Finding(
-            "device", FindingLevel.FAILURE, what, "install the driver, or take --device cpu"
+            "device", FindingLevel.FAILURE, what, "install the driver, or use --device cpu"
         )
         return
     if not on_gpu:
-        advice = "models of real size need a GPU" if needs and needs.weights > 10**8 else ""
+        advice = "a model of this size needs a GPU" if needs and needs.weights > 10**8 else ""
         level = FindingLevel.WARNING if advice else FindingLevel.OK
         yield Finding("device", level, "engines compute on the CPU", advice)
     free = cards[number].free_bytes if on_gpu else psutil.virtual_memory().available
@@ -93,7 +91,7 @@ def check_devices(device: str, roles: tuple[Role, ...], needs: Needs | None) -> 
         if role is Role.RELAY:
             continue
         needed = needs.memory_of(role)
-        found = f"{role} needs about {bytes_text(needed)}, {bytes_text(free)} {where} are free"
+        found = f"{role} needs about {bytes_text(needed)}, {bytes_text(free)} {where} is free"
         level = FindingLevel.OK if free >= needed else FindingLevel.FAILURE
-        advice = "" if free >= needed else "free some, or join a run with a smaller model"
+        advice = "" if free >= needed else "free memory, or join a run with a smaller model"
         yield Finding("memory", level, found, advice)

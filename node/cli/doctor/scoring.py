@@ -1,4 +1,4 @@
-"""The scoring runtime of a run: its Python and the packages that decide scores."""
+"""Check of the scoring runtime of a run: its Python and the packages that decide scores."""
 
 import os
 
@@ -10,7 +10,7 @@ from roles.environments.runtime import NoRuntimeError, interpreter_of
 
 
 def check_scoring(config: NodeConfig, manifest: RunManifest | None) -> list[Finding]:
-    """Look for the runtime; nothing where the run is not known or the node does not score."""
+    """Check that the runtime is installed, if the run is known and the node scores."""
     if manifest is None or not manifest.environment.in_text or not scores(config.roles):
         return []
     try:

@@ -1,1 +1,1 @@
-"""Tables and pictures on a terminal, for people."""
+"""Terminal output: tables and progress maps."""

@@ -1,4 +1,4 @@
-"""Draws weights on their way: a map of their pieces, how fast they come, and from whom."""
+"""Terminal view of weight downloads: piece map, rate and sources."""
 
 from collections.abc import Sequence
 
@@ -16,31 +16,31 @@ PARTIES_SHOWN = 4
 
 
 def downloads_view(arrivals: Sequence[DownloadStatus]) -> RenderableType | None:
-    """Return, of each version on its way, a line with its map and one with its sources."""
+    """Return a line with the piece map and a line with the sources of each download."""
     coming = [_arrival(one) for one in arrivals if one.arrived_at is None]
     return Group(*coming) if coming else None
 
 
 def sending_text(receivers: Sequence[PeerTrafficStatus]) -> str:
-    """Return to whom bytes go now, and how fast."""
+    """Return the current upload rate and the receivers."""
     rate = sum(party.bytes_per_second for party in receivers)
     count = f"{len(receivers)} peer{'s' * (len(receivers) != 1)}"
     return f"{bytes_text(rate)}/s to {count}: {_parties(receivers, {})}"
 
 
 def share_text(arrival: DownloadStatus) -> str:
-    """Return how much is here, rounded down: all of it only when it is."""
+    """Return the downloaded percentage, rounded down: 100 % only when complete."""
     return f"{100 * arrival.bytes_here // max(1, arrival.total_bytes)} %"
 
 
 def remaining_text(arrival: DownloadStatus) -> str:
-    """Return how long the rest takes, or what is waited for."""
+    """Return the remaining time, or the reason that it is unknown."""
     if not arrival.stripes:
         return "no index yet"
     if arrival.bytes_here == arrival.total_bytes:
-        return "all here"
+        return "complete"
     if arrival.seconds_to_go is None:
-        return "nothing comes"
+        return "stalled"
     return f"{duration_text(arrival.seconds_to_go)} left"
 
 
@@ -61,7 +61,7 @@ def _arrival(arrival: DownloadStatus) -> RenderableType:
 
 
 def _origin(arrival: DownloadStatus) -> str:
-    spared = f", spares {bytes_text(arrival.spared_bytes)}" if arrival.spared_bytes > 0 else ""
+    spared = f", saves {bytes_text(arrival.spared_bytes)}" if arrival.spared_bytes > 0 else ""
     size = f"{bytes_text(arrival.bytes_here)} of {bytes_text(arrival.total_bytes)}"
     stripes: dict[str, list[int]] = {}
     for stripe in arrival.stripes:

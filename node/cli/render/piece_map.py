@@ -1,4 +1,4 @@
-"""Draws which pieces of a file are here, in as many characters as there are."""
+"""Piece map of a file as one line of shaded characters."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from rich.text import Text
 from node.api.arrivals import StripeStatus
 
 SHADES = "·░▒▓█"
-"""From none of the pieces behind a character to all of them."""
+"""From no piece of a character's range present to all of them."""
 
 SEPARATED_MIN = 4
-"""Characters that a stripe needs to stand apart from the next one."""
+"""Minimum characters per stripe for separators between stripes."""
 
 
 WIDTH_MIN = 4
 
 
 class PieceBar:
-    """A bar as wide as the table leaves it room."""
+    """A piece map that fills the available width."""
 
     def __init__(self, stripes: Sequence[Sequence[float]], style: str) -> None:
         self._stripes = stripes
@@ -33,10 +33,10 @@ class PieceBar:
 
 
 def piece_bar(stripes: Sequence[Sequence[float]], width: int) -> str:
-    """Return ``width`` characters for the pieces of each stripe, each from 0 to 1 how far it is.
+    """Return ``width`` characters for the pieces of each stripe, given their progress from 0 to 1.
 
-    Stripes stand apart where there is room. A character is full when all behind it is, and empty
-    when nothing is.
+    Separators stand between stripes if the width allows. A character is full only if all of its
+    pieces are present, and empty only if none is.
     """
     room = width - (len(stripes) - 1)
     if len(stripes) < 2 or room // len(stripes) < SEPARATED_MIN:
@@ -46,7 +46,7 @@ def piece_bar(stripes: Sequence[Sequence[float]], width: int) -> str:
 
 
 def piece_shares(stripe: StripeStatus) -> list[int]:
-    """Return 1 for each piece that is here and 0 for each that is not, in their order."""
+    """Return 1 for each present piece and 0 for each missing one, in order."""
     bits = f"{int(stripe.map, 16):0{4 * len(stripe.map)}b}"
     return [int(bit) for bit in bits[: stripe.pieces]]
 

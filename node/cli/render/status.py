@@ -1,4 +1,4 @@
-"""Draws what the control API tells, for a terminal of about 100 columns."""
+"""Terminal views of the control API's answers, for about 100 columns."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ from roles.runtime.training_steps import TrainingStep
 REWARD_BARS = "▁▂▃▄▅▆▇█"
 REWARDS_SHOWN = 48
 ROLLOUTS_SHOWN = 20
-"""Rollouts that ``why`` explains when none is named, the newest ones."""
+"""Newest rollouts that ``why`` explains without an argument."""
 
 FINDINGS_CHARACTERS_MAX = 800
-"""Three quantities take about 200; the rest is a peer's own words."""
+"""Three quantities take about 200 characters; the rest is for text from a peer."""
 
 QUANTITIES_SHOWN = 3
-"""Of what a validator measured, those nearest to what is allowed, or furthest beyond it."""
+"""Measured quantities shown per verdict, those with the largest share of their limit first."""
 
 GOSSIP_COUNTS = {
-    "brought": "first_deliveries",
+    "first": "first_deliveries",
     "invalid": "invalid",
     "breaches": "breaches",
     "faults": "faults",
 }
-"""Columns of the table of who gossips, by heading."""
+"""Counter columns of the table of gossip peers, by heading."""
 
 WARNING_CHARACTERS_MAX = 400
 
@@ -50,7 +50,7 @@ STEP_TEXTS = (
     (
         ("reward {:.3f} ± {:.3f}", ("reward_mean", "reward_std")),
         ("{} of {} sequences used", ("sequences_used", "sequences_offered")),
-        ("{:.0%} of groups teach", ("groups_teaching_fraction",)),
+        ("{:.0%} of groups informative", ("groups_teaching_fraction",)),
     ),
     (
         ("entropy {:.3f} nats", ("entropy_nats",)),
@@ -60,7 +60,7 @@ STEP_TEXTS = (
     ),
     (
         ("answers {:.1f} tokens", ("answer_tokens_mean",)),
-        ("{:.0%} cut", ("answers_cut_fraction",)),
+        ("{:.0%} truncated", ("answers_cut_fraction",)),
         (
             "staleness {:.1f} versions, at most {}",
             ("staleness_mean_versions", "staleness_max_versions"),
@@ -73,14 +73,14 @@ STEP_TEXTS = (
         ("{:.1f} s, idle {:.1f} s", ("step_seconds", "idle_seconds")),
     ),
 )
-"""Lines about a step: texts for its statistics, each with the names that it needs."""
+"""Lines about a training step: format strings, each with its statistics."""
 
 LOOP_DELAY_TOLD_SECONDS = 0.5
 """A guess: half a heartbeat of gossip."""
 
 
 def status_view(status: NodeStatus, now: float) -> RenderableType:
-    """Return the whole of ``prime-node status`` at unix time ``now``."""
+    """Return the output of ``prime-node status`` at unix time ``now``."""
     facts = Table.grid(padding=(0, 3))
     facts.add_column(style=DIM, min_width=9)
     facts.add_column()
@@ -105,7 +105,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         hints.append(Text(plain(status.training.warning, WARNING_CHARACTERS_MAX), WARN))
     hints += _judging(status.judging)
     if status.own_rollouts.rejected or status.own_rollouts.expired:
-        hints += [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
+        hints += [Text("prime-node why explains this node's failed rollouts.", style=DIM)]
     return Group(
         _headline(status),
         Padding(facts, (1, 0, 1, 2)),
@@ -116,19 +116,19 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
 
 
 def _judging(judging: JudgingStatus) -> list[Text]:
-    """Return the rules in doubt, and the validators whose scores are others than an outcome's."""
+    """Return the thresholds in doubt, and the validators whose scores the outcome contradicts."""
     lines = [Text(plain(doubt), WARN) for doubt in judging.doubts]
     for peer, count in judging.overruled.items():
         rollouts = "1 rollout" if count == 1 else f"{count} rollouts"
-        line = f"{short_peer(peer)} scored {rollouts} otherwise than its committee decided"
+        line = f"{short_peer(peer)} scored {rollouts} differently from its committee"
         lines.append(Text(line, WARN))
     return lines
 
 
 def peers_view(status: NodeStatus) -> RenderableType:
-    """Return the roster as a table, and who gossips with this node as another."""
+    """Return a table of the roster and a table of the gossip peers."""
     table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
-    for name in ("peer", "roles", "policy", "seen", "software", "scoring", "standing"):
+    for name in ("peer", "roles", "policy", "seen", "software", "scoring", "reputation"):
         table.add_column(name, no_wrap=True, justify="right" if name == "policy" else "left")
     for member in sorted(status.members, key=_by_role):
         ours = member.peer_id == status.peer_id
@@ -152,8 +152,8 @@ def peers_view(status: NodeStatus) -> RenderableType:
 
 def _gossip(peers: tuple[GossipPeerStatus, ...]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
-    for name in ("gossips", "score", "level", "meshes", "waits", *GOSSIP_COUNTS):
-        left = name in ("gossips", "level")
+    for name in ("gossip peer", "score", "level", "meshes", "backoffs", *GOSSIP_COUNTS):
+        left = name in ("gossip peer", "level")
         table.add_column(name, no_wrap=True, justify="left" if left else "right")
     for peer in peers:
         table.add_row(
@@ -168,25 +168,25 @@ def _gossip(peers: tuple[GossipPeerStatus, ...]) -> Table:
 
 
 def why_view(why: Why, which: str | None = None) -> RenderableType:
-    """Return the explanation of a state, of rollouts that failed, and of what learned from them."""
+    """Return the reason of the state, failed rollouts, and versions trained on rejected ones."""
     parts: list[RenderableType] = [_state_line(why.state, why.reason)]
     if why.slashed:
         parts.append(
-            Text("This node is slashed: a lie that was proven ended its standing in this run.", BAD)
+            Text("This node is slashed: a proven fault ended its reputation in this run.", BAD)
         )
     hidden = max(0, len(why.rollouts) - ROLLOUTS_SHOWN)
     if not why.rollouts:
         about = f" ({which})" if which else ""
         parts.append(Text(f"No rollout of this node was rejected or expired{about}.", GOOD))
     elif hidden:
-        parts.append(Text(f"{hidden} older ones are not shown; name one, or use --json.", DIM))
+        parts.append(Text(f"{hidden} older rollouts hidden; name one, or use --json.", DIM))
     parts += [Text(plain(fork), BAD) for fork in why.forks]
     parts += [Text(plain(doubt), WARN) for doubt in why.doubts]
     for rollout in why.rollouts[hidden:]:
         parts.extend((Text(""), _failed_rollout(rollout)))
     for found in why.trained_on_rejected:
         commits = ", ".join(commit[:16] for commit in found.commits)
-        text = f"Version {found.version} of {found.trainer} learned from rejected rollouts:"
+        text = f"Version {found.version} of {found.trainer} was trained on rejected rollouts:"
         parts.extend((Text(""), Text(text, BAD), Padding(Text(commits), (0, 0, 0, 2))))
     return Group(*parts)
 
@@ -205,7 +205,7 @@ def _swarm(status: NodeStatus) -> str:
     counts = Counter(status.members_by_role)
     roles = ", ".join(f"{counts[role]} {role}" for role in Role if counts[role])
     members = _members(status) + (f" ({roles})" if roles else "")
-    banned = f", {status.peers_banned} kept away" if status.peers_banned else ""
+    banned = f", {status.peers_banned} banned" if status.peers_banned else ""
     return f"{members}, {status.peers_connected} connected{banned}"
 
 
@@ -220,7 +220,7 @@ def _policy(status: NodeStatus) -> str:
         return "none published yet"
     behind = f", {newest - held} behind the newest" if newest > held else ", the newest"
     waiting = status.tables.get("versions_waiting", 0)
-    more = f"; {waiting} more cannot be taken yet" if waiting else ""
+    more = f"; {waiting} more pending" if waiting else ""
     return f"version {_version(held)}{behind if held >= 0 else f'; the newest is {newest}'}{more}"
 
 
@@ -231,7 +231,7 @@ def _version(version: int) -> str:
 def _reward(checkpoints: tuple[CheckpointStatus, ...]) -> str:
     rewards = [checkpoint.reward_mean for checkpoint in checkpoints if checkpoint.commits]
     if not rewards:
-        return "no step was trained yet"
+        return "no training step yet"
     top = len(REWARD_BARS) - 1
     bars = "".join(
         REWARD_BARS[round(min(1.0, max(0.0, reward)) * top)] for reward in rewards[-REWARDS_SHOWN:]
@@ -242,10 +242,10 @@ def _reward(checkpoints: tuple[CheckpointStatus, ...]) -> str:
 def _traffic(status: NodeStatus) -> str:
     traffic = status.traffic
     return (
-        f"since the start sent {bytes_text(traffic.blobs_sent)}, "
+        f"since start: sent {bytes_text(traffic.blobs_sent)}, "
         f"received {bytes_text(traffic.blobs_received)} "
         f"(weights {bytes_text(traffic.weights_sent)} and {bytes_text(traffic.weights_received)}, "
-        f"patches spared {bytes_text(traffic.weights_spared)}); "
+        f"patches saved {bytes_text(traffic.weights_spared)}); "
         f"gossip {bytes_text(traffic.gossip_sent)} and {bytes_text(traffic.gossip_received)}"
     )
 
@@ -260,7 +260,7 @@ def _arriving(status: NodeStatus) -> list[RenderableType]:
 
 
 def _uptake(status: NodeStatus) -> list[tuple[str, str]]:
-    """Return a row for a node that goes over to new versions."""
+    """Return a row with the policy swap latency of an inference node."""
     uptake = status.uptake
     stages = {
         "weights": uptake.weights_seconds,
@@ -272,21 +272,21 @@ def _uptake(status: NodeStatus) -> list[tuple[str, str]]:
         return []
     usual = uptake.first_token_seconds_median
     median = "" if usual is None else f" (median {usual:.1f} s)"
-    return [("uptake", f"version {uptake.version}: {', '.join(told)}{median}")]
+    return [("policy swap", f"version {uptake.version}: {', '.join(told)}{median}")]
 
 
 def _loop(status: NodeStatus) -> list[tuple[str, str]]:
-    """Return a row for a daemon that was held up so long that it matters."""
+    """Return a row with the event loop's delay, if it is large."""
     loop = status.loop
     if loop.delay_seconds_max < LOOP_DELAY_TOLD_SECONDS:
         return []
     own = f"{loop.own_delay_seconds_max:.1f} s"
-    text = f"late by {loop.delay_seconds_max:.1f} s at most; without its waits for a core, by {own}"
-    return [("loop", text)]
+    text = f"delay at most {loop.delay_seconds_max:.1f} s; without waits for a CPU core {own}"
+    return [("event loop", text)]
 
 
 def _evaluation(points: Sequence[EvaluationPoint]) -> list[tuple[str, str]]:
-    """Return a row with the first and the newest version on held-out problems."""
+    """Return a row with the evaluations of the first and the newest version."""
     if not points:
         return []
     told = [points[0], points[-1]] if len(points) > 1 else [points[0]]
@@ -299,7 +299,7 @@ def _evaluation(points: Sequence[EvaluationPoint]) -> list[tuple[str, str]]:
 
 
 def _training(step: TrainingStep | None) -> list[tuple[str, str]]:
-    """Return a row with the newest step of this node's trainer."""
+    """Return a row with the newest training step of this node."""
     if step is None:
         return []
     lines = [
@@ -316,7 +316,7 @@ def _training(step: TrainingStep | None) -> list[tuple[str, str]]:
 
 def _rollouts(status: NodeStatus) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=DIM)
-    table.caption = "All commits that are known here, since the run began."
+    table.caption = "All commits known here since the start of the run."
     table.caption_justify, table.caption_style = "left", DIM
     table.add_column("rollouts", style=DIM, min_width=10)
     for name in ("committed", "certified", "rejected", "expired", "trained"):
@@ -364,7 +364,7 @@ def _failed_rollout(rollout: FailedRollout) -> RenderableType:
 
 
 def _findings(verdict: VerdictFinding, told: str) -> str:
-    """Return why it was rejected, unless that is ``told``, and what else was measured."""
+    """Return the rejection reason, unless it is ``told``, and the measured quantities."""
     reason = "" if verdict.accept or verdict.reason == told else verdict.reason
     detail = "" if verdict.accept else verdict.detail
     nearest = sorted(verdict.measured.items(), key=lambda item: -item[1].share)

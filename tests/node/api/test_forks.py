@@ -30,4 +30,4 @@ def test_the_words_do_not_depend_on_what_came_first():
     assert {FIRST.peer_id, SECOND.peer_id} == {line.split()[1] for line in told}
     assert all(line.endswith("for the rest of the run") for line in told)
     slashes = WORLD.manifest.credit.slash
-    assert ("its standing has ended" in told[0]) == slashes
+    assert ("its reputation has ended" in told[0]) == slashes

@@ -93,7 +93,7 @@ TOLD = JudgingStatus(("3 of 4 workers are beyond it",), 4, 3, {}, {STATUS.peer_i
 def test_doubts_and_overruled_scores_are_shown():
     lines = drawn(status_view(replace(STATUS, judging=TOLD), STATUS.started_at))
     assert "3 of 4 workers are beyond it" in lines
-    assert any("scored 2 rollouts otherwise than its committee" in line for line in lines)
+    assert any("scored 2 rollouts differently from its committee" in line for line in lines)
     assert "a doubt" in drawn(why_view(replace(EXPLAINED, doubts=("a doubt",))))
 
 

@@ -122,7 +122,7 @@ def awaited(*waiting):
 STATES = {
     "ready": ({}, ""),
     "draining": ({"draining": True}, ""),
-    "starting": ({"restored": False}, "reading what is stored"),
+    "starting": ({"restored": False}, "reading stored messages"),
     "joining": ({"peers": peers()}, "looking for peers"),
     "joining ": ({"peers": peers(unreachable="nobody answers")}, "nobody answers"),
     "paused": ({"conditions": full("disk full")}, "disk full"),
@@ -138,21 +138,21 @@ STATES = {
     "syncing         ": ({"conditions": preparing("starting the engine")}, "starting the engine"),
     "syncing          ": (
         nothing_held() | {"conditions": preparing("starting the engine")},
-        "fetching weights: asking for them",
+        "fetching weights: waiting for the index",
     ),
     "syncing       ": ({"conditions": awaited("listening")}, "listening"),
     "paused ": (
         {"conditions": full("disk full"), "anti_entropy": synchronising(done=False)},
         "disk full",
     ),
-    "syncing  ": (nothing_held(), "fetching weights: asking for them"),
+    "syncing  ": (nothing_held(), "fetching weights: waiting for the index"),
     "syncing   ": (
         nothing_held(total=1000, missing=570, rate=50),
         "fetching weights 43 %, 1 s left",
     ),
     "syncing    ": (
         nothing_held(total=1000, missing=570),
-        "fetching weights 43 %, nothing comes now",
+        "fetching weights 43 %, stalled",
     ),
 }
 

@@ -298,7 +298,7 @@ def test_no_daemon_was_ever_here(datadir):
     assert caught.value.exit_code is ExitCode.NO_DAEMON
     assert caught.value.message == (
         f"no daemon is running in {datadir.root}; start one with prime-node --role ROLE, "
-        "or say where it is with --data-dir"
+        "or name its directory with --data-dir"
     )
 
 
@@ -368,7 +368,7 @@ async def test_a_daemon_that_hangs(datadir, monkeypatch):
         with pytest.raises(NodeError) as caught:
             await asyncio.to_thread(fetch_status, datadir)
     assert caught.value.exit_code is ExitCode.RETRY
-    assert "did not answer within" in caught.value.message
+    assert "did not respond within" in caught.value.message
 
 
 async def test_metrics_tell_how_long_rollouts_and_checks_take():

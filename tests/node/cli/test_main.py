@@ -187,7 +187,7 @@ def test_a_new_swarm_begins_with_a_run(started, run_file, data, capsys):
     arguments = ["--role", "trainer", "--new-swarm"]
     assert failure(capsys, *arguments) == (
         2,
-        "--new-swarm needs a run to begin: give its signed manifest with --run RUN.toml",
+        "--new-swarm needs a run: give its signed manifest with --run RUN.toml",
     )
     assert cli.main([*arguments, "--run", str(run_file)]) == 0
     assert pinned_run(data) == RUN
@@ -200,7 +200,7 @@ def test_a_way_in_is_needed_until_peers_are_known(started, data, capsys):
         2,
         (
             "no peer to join through: give one with --initial-peers ADDR, "
-            "or begin a swarm with --new-swarm --run RUN.toml"
+            "or start a new swarm with --new-swarm --run RUN.toml"
         ),
     )
     store_cached_peers(data, [PEER])
@@ -236,7 +236,7 @@ def test_an_error_of_the_node_is_one_line(monkeypatch, capsys):
         (["xyzzy"], "no command 'xyzzy'; see prime-node --help"),
         (
             ["--role", "relay", "status"],
-            "--role is for running a node; put the options of status after it",
+            "--role is for running a node; put the options of status after that word",
         ),
         (["--new-swarm", *JOIN], "--new-swarm and --initial-peers exclude each other"),
     ],
@@ -319,7 +319,7 @@ def test_no_daemon_exits_69(data):
         69,
         (
             f"prime-node: error: no daemon is running in {data.root}; "
-            "start one with prime-node --role ROLE, or say where it is with --data-dir\n"
+            "start one with prime-node --role ROLE, or name its directory with --data-dir\n"
         ),
     )
 

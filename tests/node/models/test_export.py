@@ -243,7 +243,7 @@ def test_a_process_that_is_killed_leaves_no_directory(held, tmp_path):
 def test_a_task_over_characters_is_exported_without_a_tokenizer(tmp_path, capsys):
     held = held_run(tmp_path / "run")
     assert export(held, tmp_path / "out") == 0
-    assert "note: the task is over characters" in capsys.readouterr().err
+    assert "note: the task is character-level" in capsys.readouterr().err
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"config.json", "generation_config.json", "model.safetensors", "README.md",
                      "run.toml"}  # fmt: skip

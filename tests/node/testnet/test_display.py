@@ -130,7 +130,7 @@ def test_every_size_shows_each_liar_and_the_address():
             for node in record.nodes.values():
                 if node.plan.behaviour:
                     words, _ = fate(record, node.plan)
-                    told = re.escape(node.plan.name) + r"( liar:)? " + re.escape(words)
+                    told = re.escape(node.plan.name) + r"( cheat:)? " + re.escape(words)
                     assert re.search(told, text.replace("\u00a0", " ")), (width, height, lines)
             rows = -(-len(ADDRESS) // width)
             assert "".join(line.ljust(width) for line in lines).find(ADDRESS) >= 0

@@ -58,7 +58,7 @@ def test_it_shows_what_a_person_looks_for():
         assert part in text
     for part in (
         "stale-weights",
-        "liar: caught",
+        "cheat: caught",
         "joined",
         "epoch 12",
         "02:55",
@@ -90,9 +90,9 @@ def rows_of(lines, name):
 
 def test_each_node_has_a_map_of_what_is_on_its_way():
     lines = drawn(spreading_swarm(), screen(), 100, height=60)
-    (title,) = (line for line in lines if "on its way" in line)
-    assert "version 37 is on its way: patch, 8 MB; 2 of 12 nodes have it" in title
-    one = rows_of(lines, "inference-2")[0]  # the row in the table of nodes has a mark before it
+    (title,) = (line for line in lines if "in download" in line)
+    assert "version 37 in download: patch, 8 MB; 2 of 12 nodes have it" in title
+    one = rows_of(lines, "inference-2")[0]  # the row of the table of nodes has a mark before it
     full, half_full, empty = (one.count(character) for character in "█▒·")
     assert one.count("│") == 1
     assert full == 2 * (full // 2)
@@ -101,7 +101,7 @@ def test_each_node_has_a_map_of_what_is_on_its_way():
         assert part in one
     assert "100 %" in rows_of(lines, "relay-1")[0]
     assert rows_of(lines, "relay-1")[0].endswith("took 3 s")
-    assert rows_of(lines, "validator-2")[0].endswith("waits")
+    assert rows_of(lines, "validator-2")[0].endswith("waiting")
     assert rows_of(lines, "forged-proofs")[0].endswith("no index yet")
     assert not rows_of(lines, "trainer-1"), "it published the version"
 
@@ -138,10 +138,10 @@ def test_a_version_that_has_come_leaves_one_line():
     assert ", half in 3.0 s, all in 7.5 s" in "\n".join(drawn(record, screen(), 120, 60))
     quick = arrival(38, 20, seconds=0.4)
     give(record, names[0], quick, arrived(37, 0.5))
-    assert "on its way" not in "\n".join(drawn(record, screen(), 120, 60))
+    assert "in download" not in "\n".join(drawn(record, screen(), 120, 60))
     give(record, names[0], arrival(38, 20))
-    assert "version 38 is on its way" in "\n".join(drawn(record, screen(), 120, 60))
-    assert "on its way" not in "\n".join(drawn(record, screen(stage="done"), 120))
+    assert "version 38 in download" in "\n".join(drawn(record, screen(), 120, 60))
+    assert "in download" not in "\n".join(drawn(record, screen(stage="done"), 120))
 
 
 def test_the_line_for_logs_says_the_same():
@@ -182,7 +182,7 @@ def lies(record, name, *, certified=0, rejected=0, committed=0, slashed=False):
     ("seen", "told"),
     [
         ({}, ("nothing yet", DIM)),
-        ({"committed": 2}, ("2 being checked", WARN)),
+        ({"committed": 2}, ("2 pending", WARN)),
         ({"committed": 2, "rejected": 1}, ("caught, 1 rejected", GOOD)),
         ({"committed": 2, "rejected": 2, "slashed": True}, ("slashed, 2 rejected", GOOD)),
         ({"committed": 9, "rejected": 8, "certified": 1, "slashed": True}, ("1 certified", BAD)),
@@ -196,7 +196,7 @@ def test_a_swarm_without_an_end_says_so():
     forever = Screen("arithmetic", 0, 4096, math.inf, stage="learning")
     record = learned_swarm()
     text = "\n".join(drawn(record, forever, 100))
-    assert "Ctrl-C drains; it goes on until then" in text
+    assert "Ctrl-C drains; it runs until then" in text
     assert " left" not in text.splitlines()[0]
     assert eta_seconds(record, forever, STARTED_AT + 175) is None
     assert "version 37  " in progress_line(record, forever, STARTED_AT + 175)

@@ -1,4 +1,4 @@
-// What happened, each with the signed messages that prove it.
+// Event log, each event with the signed messages that prove it.
 
 import { get } from "../api.js";
 import { h, redrawn } from "../dom.js";
@@ -13,7 +13,7 @@ export default {
     place.append(heading("Events", number), controls, list);
     const drawControls = redrawn(controls, ({ kinds }) => choice("Kind",
       [["", "all"], ...Object.entries(kinds).map(([name, known]) => [name, KINDS[name] ?? clean(name, 30), known])], asked, (value) => follow({ kind: value })));
-    const draw = redrawn(list, ({ rows }) => rows.length ? h("ol", { className: "events" }, rows.map(row)) : h("p", { className: "empty" }, "Nothing out of the ordinary has happened."));
+    const draw = redrawn(list, ({ rows }) => rows.length ? h("ol", { className: "events" }, rows.map(row)) : h("p", { className: "empty" }, "No events."));
     return async () => {
       const page = await get("events", { kind: asked, limit: 200 }, signal);
       const known = Object.values(page.kinds).reduce((one, other) => one + other, 0);

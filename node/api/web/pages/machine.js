@@ -1,4 +1,4 @@
-// This node's machine: what is full, what waits, how late the loop is, what it logs.
+// This node's machine: memory, disk, GPUs, queues, event loop and log.
 
 import { get } from "../api.js";
 import { h, redrawn, show } from "../dom.js";
@@ -10,7 +10,7 @@ export default {
   begin(place, { signal, meta }) {
     const head = h("div"), body = h("div"), log = h("pre", { className: "log", tabindex: "0", "aria-label": "Log" });
     const follows = () => log.scrollTop + log.clientHeight >= log.scrollHeight - 30;
-    place.append(head, body, section("Log", meta.mode === "live" ? "the last lines, as this node writes them" : null, log));
+    place.append(head, body, section("Log", meta.mode === "live" ? "latest lines" : null, log));
     const drawHead = redrawn(head, header), drawBody = redrawn(body, content);
     let lines = "";
     return async () => {
@@ -21,13 +21,13 @@ export default {
       if (text === lines) return;
       const at = follows();
       lines = text;
-      show(log, text || "Nothing was logged.");
+      show(log, text || "No log lines.");
       if (at) log.scrollTop = log.scrollHeight;
     };
   },
 };
 
-// A line as people read it: nodes that run unattended write JSON.
+// A readable log line; unattended nodes log JSON.
 function told(text) {
   try {
     const { timestamp, level, message, logger, ...rest } = JSON.parse(text);
@@ -47,14 +47,14 @@ function content(page) {
   const gpus = page.gpus.map((one) => ({ name: one.name, value: one.used_bytes, most: one.memory_bytes, unit: "bytes" }));
   return [
     h("div", { className: "columns two" },
-      section("Memory", null, meters(page.memory, "Nothing is known of it.")),
-      section("Disk", null, meters(page.disk, "Nothing is known of it.")),
-      section("GPUs", null, meters(gpus, "The driver shows none.")),
-      section("Traffic", "since this node began", page.traffic && Object.keys(page.traffic).length ? h("table", { className: "bars" }, h("tbody", {}, Object.entries(page.traffic).map(([name, value]) =>
-        h("tr", {}, h("th", { scope: "row" }, name), h("td", { className: "number" }, bytes(value)))))) : h("p", { className: "empty" }, "Nothing yet."))),
+      section("Memory", null, meters(page.memory, "Unknown.")),
+      section("Disk", null, meters(page.disk, "Unknown.")),
+      section("GPUs", null, meters(gpus, "The driver reports none.")),
+      section("Traffic", "since the start of this node", page.traffic && Object.keys(page.traffic).length ? h("table", { className: "bars" }, h("tbody", {}, Object.entries(page.traffic).map(([name, value]) =>
+        h("tr", {}, h("th", { scope: "row" }, name), h("td", { className: "number" }, bytes(value)))))) : h("p", { className: "empty" }, "No data yet."))),
     h("div", { className: "columns two" },
-      section("Queues", "the fullest of a kind, against its bound", meters(page.queues, "Nothing waits: the node is in no run yet.")),
-      section("Event loop", `how late it came to what was due; at most ${milliseconds(page.loop_delay_seconds_max)}`, delays(page))),
+      section("Queues", "fullest of each kind, and its limit", meters(page.queues, "The node has not joined a run yet.")),
+      section("Event loop", `delays; at most ${milliseconds(page.loop_delay_seconds_max)}`, delays(page))),
   ];
 }
 
@@ -69,7 +69,7 @@ function meters(rows, empty) {
 
 function delays({ loop_delays: counts, loop_bounds: bounds }) {
   const all = counts.reduce((one, other) => one + other, 0);
-  if (!all) return h("p", { className: "empty" }, "Not looked at yet.");
+  if (!all) return h("p", { className: "empty" }, "No data yet.");
   const name = (index) => index < bounds.length ? `up to ${milliseconds(bounds[index])}` : `above ${milliseconds(bounds.at(-1))}`;
   return h("table", { className: "bars" }, h("tbody", {}, counts.map((number, index) => h("tr", {},
     h("th", { scope: "row" }, name(index)), h("td", {}, bar(number / all, bounds[index] <= 0.1 ? "accent" : number ? "bad" : "")), h("td", { className: "number" }, percent(number / all, 2))))));

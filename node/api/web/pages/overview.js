@@ -1,4 +1,4 @@
-// The run on one page: where it stands, how fast it goes, what it rejects.
+// Overview of the run: progress, rates and outcomes of rollouts.
 
 import { get } from "../api.js";
 import { LineChart } from "../chart.js";
@@ -17,23 +17,23 @@ export default {
     const learned = h("div");
     let rewards = null;
     const pace = new LineChart({
-      label: "Rollouts certified and rejected a minute", height: 170,
+      label: "Rollouts certified and rejected per minute", height: 170,
       series: [{ name: "certified", tone: "accent" }, { name: "rejected", tone: "bad" }], x: clock, y: short, timed: true,
-      empty: "Counted since this node began; the line begins in a few seconds.",
+      empty: "Collecting samples since the start of this node.",
     });
     const backlog = new LineChart({
-      label: "Rollouts that wait for the trainer", height: 170, series: [{ name: "backlog", tone: "ink" }], x: clock, y: short, timed: true,
-      empty: "Counted since this node began; the line begins in a few seconds.",
+      label: "Backlog of certified rollouts", height: 170, series: [{ name: "backlog", tone: "ink" }], x: clock, y: short, timed: true,
+      empty: "Collecting samples since the start of this node.",
     });
     place.append(head, figures,
       h("div", { className: "columns wide" },
-        section("Reward by version", "of a batch, as its trainer states it; on held-out problems with a 95 % interval, where the run evaluates versions", learned),
-        h("div", {}, section("What became of rollouts", null, reasons))),
+        section("Reward by version", "mean of the training batch, reported by its trainer; on held-out problems with 95 % interval, if the run evaluates versions", learned),
+        h("div", {}, section("Outcomes of rollouts", null, reasons))),
       h("div", { className: "columns three" },
-        section("A minute", meta.mode === "live" ? "since this node began" : "over the recorded time", pace.element),
-        section("Waiting for the trainer", "mean of half a minute", backlog.element),
+        section("Rollouts per minute", meta.mode === "live" ? "since the start of this node" : "over the recorded time", pace.element),
+        section("Backlog of the trainer", "rollouts, mean over 30 s", backlog.element),
         h("div", {}, section("Swarm", null, swarm))),
-      section("Latest events", "without the rollouts that went to a larger committee", happened));
+      section("Latest events", "without escalated rollouts", happened));
     const draw = {
       head: redrawn(head, drawHead), figures: redrawn(figures, drawFigures), reasons: redrawn(reasons, drawOutcomes),
       swarm: redrawn(swarm, drawSwarm), happened: redrawn(happened, drawHappened),
@@ -59,11 +59,11 @@ function rewardChart(evaluated) {
   return new LineChart({
     label: "Mean reward by version", height: 260, most: 1,
     series: evaluated ? [batches, { name: HELD_OUT, tone: "warn", sparse: true }] : [batches],
-    x: (value) => `v${Math.round(value)}`, y: short, empty: "The first version that learned from rollouts has not come yet.",
+    x: (value) => `v${Math.round(value)}`, y: short, empty: "No trained version yet.",
   });
 }
 
-// The points and the bands of the rewards: those of batches, and those of evaluated versions.
+// Points and bands of the rewards of batches and of evaluated versions.
 function curves({ rewards, evaluation }) {
   const rows = new Map(rewards.map((one) => [one.version, [one.version, one.reward, null]]));
   for (const one of evaluation) rows.set(one.version, [one.version, rows.get(one.version)?.[1] ?? null, one.reward_mean]);
@@ -71,7 +71,7 @@ function curves({ rewards, evaluation }) {
   return [points, { [HELD_OUT]: evaluation.map((one) => [one.version, one.reward_low, one.reward_high]) }];
 }
 
-// A minute's rate at each sample, over the half minute before it.
+// Rate per minute at each sample, over the 30 s before it.
 function rates({ at, columns, interval_seconds: interval }) {
   if (!at.length || !columns.certified) return [];
   const back = Math.max(1, Math.round(WINDOW_SECONDS / interval));
@@ -85,7 +85,7 @@ function rates({ at, columns, interval_seconds: interval }) {
   return points;
 }
 
-// The mean of a column at each sample, over the half minute before it: single samples jump.
+// Mean of a column at each sample over the 30 s before it, because single samples jump.
 function means({ at, columns, interval_seconds: interval }, name) {
   const values = columns[name], back = Math.max(1, Math.round(WINDOW_SECONDS / interval));
   return at.map((moment, index) => {
@@ -96,7 +96,7 @@ function means({ at, columns, interval_seconds: interval }, name) {
 
 function drawHead(now) {
   const since = now.now * 10 - now.started_at;
-  return heading(clean(now.run_name || "Not in a run yet", 60),
+  return heading(clean(now.run_name || "No run yet", 60),
     h("p", { className: "sub" }, state(now.state, true), now.reason ? h("span", { className: "reason" }, clean(now.reason, 300)) : "",
       h("span", {}, `${now.roles.map((role) => clean(role, 20)).join(", ")} `, h("span", { className: "mono" }, clean(now.peer_id.slice(-8)))),
       h("span", {}, `up ${duration(since)}`), now.run_id ? h("span", {}, "run ", h("a", { className: "mono", href: "#/run" }, digest(now.run_id))) : ""),
@@ -108,12 +108,12 @@ function drawFigures(now) {
   const behind = Math.max(0, now.version - Math.max(0, now.policy_version));
   const delta = last && before ? last.reward - before.reward : null;
   const cells = [
-    ["Reward", last ? reward(last.reward) : "–", delta === null ? "of the last version" : `${delta < 0 ? "−" : "+"}${Math.abs(delta).toFixed(3)} over 5`],
+    ["Reward", last ? reward(last.reward) : "–", delta === null ? "of the latest version" : `${delta < 0 ? "−" : "+"}${Math.abs(delta).toFixed(3)} over 5 versions`],
     ["Version", now.version < 0 ? "–" : count(now.version), now.steps ? [bar(Math.max(0, now.version) / now.steps, "accent", `${now.version} of ${now.steps}`), `of ${count(now.steps)}`] : ""],
-    ["Time to go", now.seconds_to_go === 0 ? "done" : about(now.seconds_to_go), "at the pace of ten versions"],
-    ["Certified a minute", now.certified_per_minute === null ? "–" : short(now.certified_per_minute), `${count(now.rollouts.certified)} in all`],
-    ["Trainer idle", percent(now.trainer_idle_share), "too few rollouts waited"],
-    ["Lag", now.version < 0 ? "–" : String(behind), `versions; at most ${now.policy_lag_max} trained on`],
+    ["Time left", now.seconds_to_go === 0 ? "done" : about(now.seconds_to_go), "at the pace of 10 versions"],
+    ["Certified per minute", now.certified_per_minute === null ? "–" : short(now.certified_per_minute), `${count(now.rollouts.certified)} in total`],
+    ["Trainer idle", percent(now.trainer_idle_share), "too few certified rollouts"],
+    ["Policy lag", now.version < 0 ? "–" : String(behind), `versions; at most ${now.policy_lag_max} in training`],
     ["Epoch", count(now.epoch), now.epoch_seconds ? `of ${short(now.epoch_seconds)} s` : ""],
   ];
   return h("dl", { className: "figures" }, cells.map(([name, value, note]) =>
@@ -123,17 +123,17 @@ function drawFigures(now) {
 function drawOutcomes(rollouts) {
   const all = Math.max(1, rollouts.committed);
   const open = Math.max(0, rollouts.committed - rollouts.certified - rollouts.rejected - rollouts.expired);
-  const rows = [["certified", rollouts.certified, "accent"], ["rejected", rollouts.rejected, "bad"], ["expired", rollouts.expired, "warn"], ["waiting", open, "ink"]];
+  const rows = [["certified", rollouts.certified, "accent"], ["rejected", rollouts.rejected, "bad"], ["expired", rollouts.expired, "warn"], ["pending", open, "ink"]];
   const reasons = Object.entries(rollouts.rejected_reasons).sort((one, other) => other[1] - one[1]);
   const most = Math.max(1, ...reasons.map(([, number]) => number));
   return [
     h("table", { className: "bars" }, h("tbody", {}, rows.map(([name, number, tone]) => h("tr", {},
-      h("th", { scope: "row" }, name === "waiting" ? name : h("a", { href: `#/rollouts?state=${name}` }, name)), h("td", {}, bar(number / all, tone)), h("td", { className: "number" }, count(number)))))),
+      h("th", { scope: "row" }, name === "pending" ? name : h("a", { href: `#/rollouts?state=${name}` }, name)), h("td", {}, bar(number / all, tone)), h("td", { className: "number" }, count(number)))))),
     h("h3", {}, "Rejected by reason"),
     reasons.length ? h("table", { className: "bars" }, h("tbody", {}, reasons.slice(0, 8).map(([reason, number]) => h("tr", {},
       h("th", { scope: "row" }, h("a", { href: `#/rollouts?state=rejected&reason=${encodeURIComponent(reason)}` }, clean(reason, 40))),
       h("td", {}, bar(number / most, "bad")), h("td", { className: "number" }, count(number))))))
-      : h("p", { className: "empty" }, "None was rejected."),
+      : h("p", { className: "empty" }, "No rejected rollouts."),
     reasons.length > 8 ? h("p", { className: "note" }, `and ${many(reasons.length - 8, "more reason")}`) : "",
   ];
 }
@@ -143,14 +143,14 @@ function drawSwarm({ members, total, connected, leader, slashed, me }) {
   return [
     h("table", { className: "bars" }, h("tbody", {}, ROLES.map((role) => h("tr", {},
       h("th", { scope: "row" }, h("a", { href: `#/peers?role=${role}` }, role)), h("td", {}, bar((members[role] ?? 0) / most, "ink")), h("td", { className: "number" }, count(members[role] ?? 0)))))),
-    h("p", { className: "note" }, `${many(total, "member")}, ${count(connected)} connected here`,
+    h("p", { className: "note" }, `${many(total, "member")}, ${count(connected)} connected to this node`,
       slashed ? [", ", h("a", { href: "#/peers?standing=slashed" }, `${count(slashed)} slashed`)] : ""),
     leader ? h("p", { className: "note" }, "Leading trainer ", peerLink(leader, me)) : "",
   ];
 }
 
 function drawHappened(rows) {
-  if (!rows.length) return h("p", { className: "empty" }, "Nothing out of the ordinary has happened.");
+  if (!rows.length) return h("p", { className: "empty" }, "No events.");
   return [h("ol", { className: "events brief" }, rows.map((one) => h("li", {},
     h("time", {}, clock(one.at)), kind(one.kind), h("span", {}, peerLink(one.subject), " ", clean(one.text, 200))))),
   h("p", {}, h("a", { href: "#/events" }, "All events"))];

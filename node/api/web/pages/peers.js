@@ -1,4 +1,4 @@
-// The members of the run as this node knows them.
+// Members of the run known to this node.
 
 import { get } from "../api.js";
 import { h, redrawn } from "../dom.js";
@@ -6,8 +6,8 @@ import { bytes, clean, count, duration, many, milliseconds, short } from "../for
 import { choice, heading, peerLink, search, select, state, table } from "../parts.js";
 
 const LIMIT = 100;
-const STANDINGS = [["", "any"], ["genesis", "of the genesis"], ["proven", "proven"], ["newcomer", "newcomer"], ["slashed", "slashed"]];
-const ORDERS = [["role", "role"], ["age", "last heard"], ["version", "newest version"], ["rejected", "most rejected"], ["round-trip", "round trip"]];
+const STANDINGS = [["", "any"], ["genesis", "genesis"], ["proven", "trusted"], ["newcomer", "untrusted"], ["slashed", "slashed"]];
+const ORDERS = [["role", "role"], ["age", "last seen"], ["version", "newest version"], ["rejected", "most rejected"], ["round-trip", "round trip"]];
 
 export default {
   seconds: 4,
@@ -19,13 +19,13 @@ export default {
     place.append(heading("Peers", number), controls, list, turn);
     const drawControls = redrawn(controls, ({ roles, members }) => [
       choice("Role", [["", "all", members], ...["trainer", "validator", "inference", "relay"].map((role) => [role, role, roles[role] ?? 0])], asked.role, (value) => change({ role: value })),
-      select("Standing", STANDINGS, asked.standing, (value) => change({ standing: value })),
+      select("Reputation", STANDINGS, asked.standing, (value) => change({ standing: value })),
       select("Order", ORDERS, asked.sort, (value) => change({ sort: value })),
-      search("Find", asked.text, (value) => change({ text: value })),
+      search("Search", asked.text, (value) => change({ text: value })),
     ]);
-    const draw = redrawn(list, ({ rows }) => table("Peers", COLUMNS, rows, "No peer is like that."));
+    const draw = redrawn(list, ({ rows }) => table("Peers", COLUMNS, rows, "No matching peers."));
     const drawTurn = redrawn(turn, ({ total }) => total <= LIMIT ? "" : [
-      offset > 0 ? h("a", { className: "button", href: "#", onclick: (event) => { event.preventDefault(); change({ offset: Math.max(0, offset - LIMIT) }); } }, "Before") : "",
+      offset > 0 ? h("a", { className: "button", href: "#", onclick: (event) => { event.preventDefault(); change({ offset: Math.max(0, offset - LIMIT) }); } }, "Previous") : "",
       h("span", { className: "note" }, `${count(offset + 1)} to ${count(Math.min(total, offset + LIMIT))} of ${count(total)}`),
       offset + LIMIT < total ? h("a", { className: "button", href: "#", onclick: (event) => { event.preventDefault(); change({ offset: offset + LIMIT }); } }, "Next") : "",
     ]);
@@ -34,7 +34,7 @@ export default {
       drawControls({ roles: page.roles, members: page.members });
       draw({ rows: page.rows });
       drawTurn({ total: page.total });
-      number.textContent = `${many(page.members, "member")}, ${count(page.connected)} connected to this node${page.banned ? `, ${count(page.banned)} kept away` : ""}`;
+      number.textContent = `${many(page.members, "member")}, ${count(page.connected)} connected to this node${page.banned ? `, ${count(page.banned)} banned` : ""}`;
     };
   },
 };
@@ -43,23 +43,23 @@ const COLUMNS = [
   ["Peer", (row) => peerLink(row.peer_id, row.me ? row.peer_id : "")],
   ["Roles", (row) => row.roles.map((role) => clean(role, 20)).join(", ") || "no member"],
   ["Version", (row) => (row.policy_version < 0 ? "–" : `v${row.policy_version}`), { className: "number" }],
-  ["Standing", (row) => [state(row.standing), row.faults ? h("span", { className: "tag" }, many(row.faults, "fault")) : ""]],
-  ["Rollouts", (row) => (row.certified + row.rejected ? `${count(row.certified)} good, ${count(row.rejected)} bad` : "–")],
+  ["Reputation", (row) => [state(Object.fromEntries(STANDINGS)[row.standing] ?? row.standing), row.faults ? h("span", { className: "tag" }, many(row.faults, "fault")) : ""]],
+  ["Rollouts", (row) => (row.certified + row.rejected ? `${count(row.certified)} certified, ${count(row.rejected)} rejected` : "–")],
   ["Address", (row) => address(row)],
   ["Round trip", (row) => roundTrip(row), { className: "number" }],
-  ["Reached", (row) => (row.reachable === null ? "not looked" : row.reachable ? "yes" : "no")],
+  ["Reachable", (row) => (row.reachable === null ? "unknown" : row.reachable ? "yes" : "no")],
   ["Upload", (row) => (row.upload_bytes_per_second ? `${bytes(row.upload_bytes_per_second)}/s` : "–"), { className: "number" }],
   ["Score", (row) => (row.score === null ? "–" : [short(row.score), row.level === "good" ? "" : h("span", { className: "tag" }, clean(row.level, 20))]), { className: "number" }],
-  ["Heard", (row) => (row.age_seconds === null ? "–" : `${duration(row.age_seconds < 10 ? Math.round(row.age_seconds) || 0 : row.age_seconds)} ago`), { className: "number" }],
+  ["Last seen", (row) => (row.age_seconds === null ? "–" : `${duration(row.age_seconds < 10 ? Math.round(row.age_seconds) || 0 : row.age_seconds)} ago`), { className: "number" }],
 ];
 
 function roundTrip(row) {
   if (row.me) return "–";
-  if (!row.connected) return h("span", { className: "note" }, "no line");
+  if (!row.connected) return h("span", { className: "note" }, "not connected");
   return row.round_trip_seconds === null ? h("span", { className: "note" }, "connected") : milliseconds(row.round_trip_seconds);
 }
 
-// Host and port; the whole addresses, the machine and the software are in the tip.
+// Host and port; the tooltip has the full addresses, machine and software.
 function address(row) {
   const told = row.addresses.map((one) => one.replace(/\/p2p\/.*$/, "").replace(/^\/ip[46]\/([^/]*)\/tcp\/(\d+)$/, "$1:$2"));
   if (!told.length) return row.remote.length ? clean(row.remote.join(", "), 40) : "–";

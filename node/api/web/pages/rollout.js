@@ -1,11 +1,11 @@
-// One rollout: what was asked and answered, its way from commit to training, every verdict.
+// One rollout: stages from commit to training, verdicts, prompts and completions.
 
 import { get } from "../api.js";
 import { h, redrawn } from "../dom.js";
 import { bytes, clean, clock, count, digest, many, percent, reward, short } from "../format.js";
 import { facts, heading, mono, peerLink, rolloutLink, section, state } from "../parts.js";
 
-const SCALE = 1.5; // what a bar's full width stands for, in multiples of the limit
+const SCALE = 1.5; // full width of a bar, in multiples of the limit
 
 export default {
   seconds: 4,
@@ -47,18 +47,18 @@ function steps({ row, committee, verdicts, certified_by: author }) {
     [true, "Committed", [`epoch ${count(row.epoch)}, ${clock(row.at)}`], peerLink(row.worker)],
     [drawn, "Committee drawn", [`with the beacon of epoch ${count(committee.epoch)}`],
       drawn ? [many(committee.first.length, "validator"), `, ${committee.escalated.length} if they disagree`] : "not yet"],
-    [verdicts.length > 0, "Verdicts", [verdicts.length ? `${accepts} accept, ${verdicts.length - accepts} reject` : "none here yet"],
-      row.escalated ? `larger committee, ${committee.quorum} decide` : ""],
+    [verdicts.length > 0, "Verdicts", [verdicts.length ? `${accepts} accept, ${verdicts.length - accepts} reject` : "none received yet"],
+      row.escalated ? `larger committee, quorum ${committee.quorum}` : ""],
     [done, row.state === "rejected" ? "Rejected" : row.state === "expired" ? "Expired" : "Certified",
-      [row.state === "rejected" ? clean(row.reason, 60) : row.state === "expired" ? "no committee decided in time" : done ? "all of them agree" : "not yet"], author ? ["signed by ", peerLink(author)] : "", row.state],
-    [row.trained_in !== null, "Trained", [row.trained_in === null ? (row.state === "certified" ? "not yet" : "never") : `into version ${row.trained_in}`], ""],
+      [row.state === "rejected" ? clean(row.reason, 60) : row.state === "expired" ? "no committee decided in time" : done ? "all verdicts agree" : "not yet"], author ? ["signed by ", peerLink(author)] : "", row.state],
+    [row.trained_in !== null, "Trained", [row.trained_in === null ? (row.state === "certified" ? "not yet" : "never") : `in version ${row.trained_in}`], ""],
   ];
-  return section("Its way", null, h("ol", { className: "way" }, items.map(([reached, name, what, who, tone]) =>
+  return section("Stages", null, h("ol", { className: "way" }, items.map(([reached, name, what, who, tone]) =>
     h("li", { className: `${reached || tone === "expired" ? "reached" : ""} ${tone === "rejected" ? "bad" : tone === "expired" ? "warn" : ""}` }, h("strong", {}, name), h("span", {}, what), who ? h("span", { className: "who" }, who) : ""))));
 }
 
 function statistics(verdicts) {
-  if (!verdicts.length) return section("Verdicts", null, h("p", { className: "empty" }, "No verdict has come here."));
+  if (!verdicts.length) return section("Verdicts", null, h("p", { className: "empty" }, "No verdicts received."));
   const list = h("ul", { className: "verdicts" }, verdicts.map((one) => h("li", {},
     state(one.accept ? "accepted" : "rejected"), peerLink(one.validator), one.place === null ? "" : h("span", { className: "note" }, `rank ${one.place + 1}`),
     one.accept ? "" : h("strong", {}, clean(one.reason, 60)), one.detail ? h("span", { className: "detail" }, clean(one.detail, 220)) : "",
@@ -69,8 +69,8 @@ function statistics(verdicts) {
   const rows = names.map((name, index) => h("tr", {}, h("th", { scope: "row" }, clean(name, 60).replaceAll("_", " ")),
     h("td", { className: "number limit" }, short(measured[0].measured[index]?.allowed)),
     measured.map((verdict) => h("td", {}, gauge(verdict.measured[index], peerName(verdict))))));
-  return section("Verdicts", `bars end at ${SCALE} times the limit; the mark is the limit that an honest worker keeps`, list,
-    h("div", { className: "scroll", role: "region", "aria-label": "What validators measured", tabindex: "0" }, h("table", { className: "measured" },
+  return section("Verdicts", `bars end at ${SCALE} times the limit; the mark is the limit for honest workers`, list,
+    h("div", { className: "scroll", role: "region", "aria-label": "Measurements of validators", tabindex: "0" }, h("table", { className: "measured" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Statistic"), h("th", { scope: "col", className: "number" }, "Limit"), measured.map((one) => h("th", { scope: "col" }, mono(peerName(one), one.validator))))),
       h("tbody", {}, rows))));
 }
@@ -92,8 +92,8 @@ function sequences({ sequences: found, total, note }) {
   for (const one of found) groups.set(one.group, [...(groups.get(one.group) ?? []), one]);
   return section("Prompts and completions", found.length ? many(total, "sequence") : null, note ? h("p", { className: "empty" }, clean(note, 300)) : "",
     [...groups].map(([, members]) => h("article", { className: "group" },
-      h("div", { className: "prompt" }, h("h3", {}, "Prompt", members[0].length_target === null ? "" : h("span", { className: "tag" }, `asked for ${members[0].length_target} tokens`)), h("pre", {}, clean(members[0].prompt, 8000))),
+      h("div", { className: "prompt" }, h("h3", {}, "Prompt", members[0].length_target === null ? "" : h("span", { className: "tag" }, `length target ${members[0].length_target} tokens`)), h("pre", {}, clean(members[0].prompt, 8000))),
       h("ol", { className: "completions" }, members.map((one) => h("li", {},
         h("span", { className: `earned ${one.reward >= 0.5 ? "good" : ""}` }, reward(one.reward)), h("pre", {}, clean(one.completion, 8000)),
-        h("span", { className: "note" }, many(one.tokens, "token"), one.cut ? ", cut here" : "")))))));
+        h("span", { className: "note" }, many(one.tokens, "token"), one.cut ? ", truncated here" : "")))))));
 }

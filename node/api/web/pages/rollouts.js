@@ -1,11 +1,11 @@
-// The rollouts that the node still holds, the newest first.
+// Rollouts still held by the node, newest first.
 
 import { get } from "../api.js";
 import { h, redrawn } from "../dom.js";
 import { clean, clock, count, many, reward } from "../format.js";
 import { choice, heading, peerLink, rolloutLink, search, select, state, table } from "../parts.js";
 
-const STATES = [["", "all"], ["certified", "certified"], ["rejected", "rejected"], ["committed", "waiting"], ["expired", "expired"]];
+const STATES = [["", "all"], ["certified", "certified"], ["rejected", "rejected"], ["committed", "pending"], ["expired", "expired"]];
 
 export default {
   seconds: 3,
@@ -20,7 +20,7 @@ export default {
       search("Worker", asked.worker, (value) => change({ worker: value })),
       search("Version", asked.version, (value) => change({ version: /^\d+$/.test(value) ? value : "" })),
     ]);
-    const draw = redrawn(list, ({ rows }) => table("Rollouts", COLUMNS, rows, "No rollout is like that."));
+    const draw = redrawn(list, ({ rows }) => table("Rollouts", COLUMNS, rows, "No matching rollouts."));
     const drawTurn = redrawn(turn, ({ older }) => [
       query.after ? h("a", { href: "#", className: "button", "data-key": "newest", onclick: (event) => { event.preventDefault(); change({}); } }, "Newest") : "",
       older ? h("a", { href: "#", className: "button", "data-key": "older", onclick: (event) => { event.preventDefault(); change({ after: older }); } }, "Older") : "",
@@ -31,7 +31,7 @@ export default {
       drawControls({ reasons });
       draw({ rows: page.rows });
       drawTurn({ older: page.older });
-      number.textContent = `${many(page.total, "rollout")} of those that this node still holds; a reward is in the body, which not every node has`;
+      number.textContent = `${many(page.total, "rollout")} held by this node; rewards are shown where it has the body`;
     };
   },
 };

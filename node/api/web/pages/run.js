@@ -1,4 +1,4 @@
-// The run in words, and how to join it.
+// Rules of the run, and the command to join it.
 
 import { get } from "../api.js";
 import { h, redrawn } from "../dom.js";
@@ -16,13 +16,13 @@ export default {
 };
 
 function content(run) {
-  if (!run.run_id) return [heading("Run"), h("p", { className: "empty" }, "This node is in no run yet: it has asked its peers, and none has told it one.")];
+  if (!run.run_id) return [heading("Run"), h("p", { className: "empty" }, "This node has not joined a run yet: no peer has sent a manifest.")];
   return [
-    heading(clean(run.name, 60), h("p", { className: "sub" }, `founded ${moment(run.created_at)}`)),
-    section("Join", run.invited ? "this run asks for an invite: put it where TOKEN stands" : null, copied(run.join_command)),
-    section("Identity", "the id is the BLAKE3 digest of the manifest: whoever has another id is in another run", h("dl", { className: "words" },
+    heading(clean(run.name, 60), h("p", { className: "sub" }, `created ${moment(run.created_at)}`)),
+    section("Join", run.invited ? "this run needs an invite: replace TOKEN" : null, copied(run.join_command)),
+    section("Identity", "the run id is the BLAKE3 digest of the manifest", h("dl", { className: "words" },
       pair("run id", h("code", {}, run.run_id)), pair("creator", h("code", {}, clean(run.creator, 80))), pair("signature", h("code", {}, run.signed)))),
-    section("Rules", "what every node of the run keeps", h("dl", { className: "words" },
+    section("Rules", "followed by every node of the run", h("dl", { className: "words" },
       run.words.filter(([name]) => name !== "run" && name !== "creator").map(([name, text]) =>
         pair(name, LONG.has(name) ? clean(text, 90000).split("\n").map((one) => h("code", {}, one)) : clean(text, 2000))))),
   ];

@@ -1,4 +1,4 @@
-// Statistics of training steps by version: a small chart for each kind.
+// Statistics of training steps by version, in small charts.
 
 import { get } from "../api.js";
 import { LineChart } from "../chart.js";
@@ -12,26 +12,26 @@ const whole = (value) => (Number.isInteger(value) ? count(value) : short(value))
 const fine = (value) => (value === 0 || Math.abs(value) >= 1e-3 ? short(value) : value.toExponential(1).replace(".0e", "e"));
 const share = (value) => percent(value, value !== 0 && value < 0.1 ? 1 : 0);
 
-// Each panel: title, note, how a value is written, the least top of its axis, and its series as
-// [name, statistic, tone]. The names of statistics are those of roles/runtime/training_steps.py.
+// Panels: title, note, value format, minimum top of the axis, and series as [name, statistic, tone].
+// roles/runtime/training_steps.py defines the names of statistics.
 const MAIN = [
   ["Reward", "of the batch", short, 1, [["mean", "reward_mean", "accent"], ["deviation", "reward_std", "ink"]]],
-  ["Entropy", "nats a token", short, 0.1, [["entropy", "entropy_nats", "accent"]]],
+  ["Entropy", "nats per token", short, 0.1, [["entropy", "entropy_nats", "accent"]]],
   ["Gradient norm", "before clipping", short, 0.1, [["norm", "gradient_norm", "accent"]]],
   ["Clip fraction", "of tokens", share, 0.01, [["high", "clip_high_fraction", "accent"], ["low", "clip_low_fraction", "bad"]]],
   ["Answer length", "tokens, mean", short, 1, [["length", "answer_tokens_mean", "accent"]]],
-  ["Tokens per second", "learned from, in a step", short, 1, [["tokens", "tokens_per_second", "accent"]]],
+  ["Tokens per second", "trained on", short, 1, [["tokens", "tokens_per_second", "accent"]]],
 ];
 const MORE = [
-  ["Sequences", "a step", whole, 1, [["used", "sequences_used", "accent"], ["offered", "sequences_offered", "ink"]]],
-  ["Groups that teach", "with unequal rewards", share, 1, [["groups", "groups_teaching_fraction", "accent"]]],
-  ["Answers cut", "at the length limit", share, 0.1, [["cut", "answers_cut_fraction", "accent"]]],
-  ["Divergence", "from the workers' policies, nats", fine, 1e-3, [["KL", "kl_nats", "accent"]]],
+  ["Sequences", "per step", whole, 1, [["used", "sequences_used", "accent"], ["offered", "sequences_offered", "ink"]]],
+  ["Informative groups", "with unequal rewards", share, 1, [["groups", "groups_teaching_fraction", "accent"]]],
+  ["Truncated answers", "at the length limit", share, 0.1, [["truncated", "answers_cut_fraction", "accent"]]],
+  ["KL divergence", "from the workers' policies, nats", fine, 1e-3, [["KL", "kl_nats", "accent"]]],
   ["Staleness", "versions", short, 1, [["mean", "staleness_mean_versions", "accent"], ["maximum", "staleness_max_versions", "ink"]]],
-  ["Seconds", "of a step", short, 1, [["computing", "step_seconds", "accent"], ["idle", "idle_seconds", "bad"]]],
-  ["Loss", "mean of tokens", short, 0.01, [["loss", "loss", "accent"]]],
+  ["Step time", "seconds", short, 1, [["computing", "step_seconds", "accent"], ["idle", "idle_seconds", "bad"]]],
+  ["Loss", "mean over tokens", short, 0.01, [["loss", "loss", "accent"]]],
   ["Learning rate", "of the last update", fine, 1e-7, [["rate", "learning_rate", "accent"]]],
-  ["Updates", "a step", whole, 1, [["updates", "updates", "accent"]]],
+  ["Updates", "per step", whole, 1, [["updates", "updates", "accent"]]],
 ];
 
 function chart([title, note, y, most, series]) {
@@ -44,7 +44,7 @@ function chart([title, note, y, most, series]) {
       drawn = known.join();
       line = new LineChart({
         label: `${title}, ${note}`, series: known.map(([name, , tone]) => ({ name, tone })), height: HEIGHT, most,
-        x: (value) => `v${Math.round(value)}`, y, empty: "The line begins with the second version.",
+        x: (value) => `v${Math.round(value)}`, y, empty: "The chart needs two versions.",
       });
       show(place, line.element);
     }
@@ -73,7 +73,7 @@ export default {
 };
 
 function told({ versions, newest }) {
-  if (!versions.length && newest === null) return "No version has learned from rollouts yet.";
-  if (newest === null) return "This node trained no version: it knows their rewards. The other statistics are on the trainer.";
-  return `Last step of this node: version ${count(newest.version)}, ${count(newest.sequences_used)} of ${count(newest.sequences_offered)} sequences used.`;
+  if (!versions.length && newest === null) return "No trained version yet.";
+  if (newest === null) return "This node trained no version and knows only the rewards. The trainer has the other statistics.";
+  return `Latest step of this node: version ${count(newest.version)}, ${count(newest.sequences_used)} of ${count(newest.sequences_offered)} sequences used.`;
 }

@@ -1,4 +1,4 @@
-// Versions: their forms, their way here, and the forest that carries one.
+// Versions: encodings, downloads, and the distribution forest of one version.
 
 import { get } from "../api.js";
 import { forestDrawing } from "../forest.js";
@@ -31,20 +31,20 @@ export default {
 };
 
 function arriving({ arrivals, receivers }) {
-  return section("On its way here", null,
+  return section("Downloads", null,
     arrivals.length ? arrivals.map((one) => h("article", { className: "arrival" },
       h("div", { className: "over" }, h("h3", {}, clean(one.name, 60), h("span", { className: "tag" }, clean(one.form, 20))),
-        h("p", { className: "note" }, `${bytes(one.bytes_here)} of ${one.total_bytes ? bytes(one.total_bytes) : "?"}, ${bytes(one.bytes_per_second)}/s, ${one.seconds_to_go === null ? "nothing comes" : `${duration(one.seconds_to_go)} to go`}`)),
+        h("p", { className: "note" }, `${bytes(one.bytes_here)} of ${one.total_bytes ? bytes(one.total_bytes) : "?"}, ${bytes(one.bytes_per_second)}/s, ${one.seconds_to_go === null ? "stalled" : `${duration(one.seconds_to_go)} left`}`)),
       bar(one.total_bytes ? one.bytes_here / one.total_bytes : 0, "accent", percent(one.total_bytes ? one.bytes_here / one.total_bytes : 0)),
-      h("div", { className: "stripes" }, one.stripes.map((stripe) => h("div", {}, h("span", { className: "note" }, `stripe ${stripe.number}, from `, stripe.parent ? peerLink(stripe.parent) : "nobody yet"), pieces(stripe)))),
+      h("div", { className: "stripes" }, one.stripes.map((stripe) => h("div", {}, h("span", { className: "note" }, `stripe ${stripe.number}, parent `, stripe.parent ? peerLink(stripe.parent) : "none yet"), pieces(stripe)))),
       one.sources.length ? h("p", { className: "note" }, "Sources: ", one.sources.slice(0, 6).map((from, index) => [index ? ", " : "", rate(from)])) : ""))
-      : h("p", { className: "empty" }, "Nothing is on its way here now."),
+      : h("p", { className: "empty" }, "No downloads in progress."),
     receivers.length ? h("p", { className: "note" }, "Sending to ", receivers.slice(0, 8).map((to, index) => [index ? ", " : "", rate(to)])) : "");
 }
 
 const rate = (party) => h("span", { className: "whole" }, peerLink(party.name), ` ${bytes(party.bytes_per_second)}/s`);
 
-// Which pieces of a stripe are here: as many cells as there is room for, each as full as its pieces.
+// Piece map of a stripe, with up to CELLS cells, each shaded by its share of present pieces.
 function pieces(stripe) {
   const bits = [...stripe.map].flatMap((digit) => [3, 2, 1, 0].map((bit) => (Number.parseInt(digit, 16) >> bit) & 1)).slice(0, stripe.pieces);
   const cells = Math.min(CELLS, bits.length);
@@ -60,35 +60,35 @@ function forestSection({ forest, note }, newest, me, turn) {
   if (!forest) return section("Forest", null, h("p", { className: "empty" }, note || "No version is known yet."));
   const button = (text, version, possible) => h("button", { type: "button", "data-key": text, disabled: !possible, onclick: () => turn(version === newest ? "" : version) }, text);
   return section(`Forest of version ${forest.version}`,
-    `${many(forest.members.length - 1, "member")} below the publisher, ${many(forest.parents.length, "stripe")}, each fed by a tree of its own`,
+    `${many(forest.members.length - 1, "member")} below the publisher, ${many(forest.parents.length, "stripe")}, one tree per stripe`,
     h("div", { className: "controls" }, h("div", { className: "choice", role: "group", "aria-label": "Version" }, button("Older", forest.version - 1, forest.version > 0), button("Newer", forest.version + 1, forest.version < newest))),
     forestDrawing(forest, me));
 }
 
 function versionList(versions, all, more) {
   const most = Math.max(1, ...versions.map((one) => Math.max(...one.forms.map((form) => form.total_bytes))));
-  return section("Versions", "a form is one way in which a version travels", table("Versions", [
+  return section("Versions", "downloads use the smallest usable encoding", table("Versions", [
     ["Version", (one) => h("a", { href: `#/weights?version=${one.version}` }, `v${one.version}`), { className: "number" }],
     ["Published", (one) => clock(one.at)],
     ["Reward", (one) => (one.version ? reward(one.reward) : "–"), { className: "number" }],
-    ["Learned from", (one) => (one.version ? h("a", { href: `#/rollouts?version=${one.version - 1}` }, many(one.commits, "rollout")) : "–")],
-    ["Travels as", (one) => h("ul", { className: "forms" }, one.forms.map((form) => h("li", {}, h("span", {}, clean(form.form, 12), form.base_version >= 0 ? ` of v${form.base_version}` : ""), bar(form.total_bytes / most, "ink"), h("span", { className: "number" }, bytes(form.total_bytes)))))],
+    ["Trained on", (one) => (one.version ? h("a", { href: `#/rollouts?version=${one.version - 1}` }, many(one.commits, "rollout")) : "–")],
+    ["Encodings", (one) => h("ul", { className: "forms" }, one.forms.map((form) => h("li", {}, h("span", {}, clean(form.form, 12), form.base_version >= 0 ? ` from v${form.base_version}` : ""), bar(form.total_bytes / most, "ink"), h("span", { className: "number" }, bytes(form.total_bytes)))))],
     ["Publisher", (one) => [peerLink(one.publisher), h("span", { className: "note whole" }, ` term ${one.term}`)]],
     ["Policy", (one) => mono(digest(one.policy), one.policy)],
-    ["Here", (one) => (one.here ? "yes" : "no")],
+    ["On this node", (one) => (one.here ? "yes" : "no")],
   ], all ? versions : versions.slice(0, VERSIONS_SHOWN), "No version is known yet."),
   !all && versions.length > VERSIONS_SHOWN ? h("div", { className: "turn" }, h("button", { type: "button", "data-key": "versions", onclick: more }, `Show ${versions.length - VERSIONS_SHOWN} older`)) : "");
 }
 
 function arrived(arrivals) {
-  return section("Arrived here", "the last ones, and who brought them", table("Arrivals", [
+  return section("Complete downloads", "the latest ones and their sources", table("Complete downloads", [
     ["Version", (one) => `v${one.version}`, { className: "number" }],
     ["At", (one) => clock(one.arrived_at)],
-    ["Form", (one) => clean(one.form, 12)],
+    ["Encoding", (one) => clean(one.form, 12)],
     ["Took", (one) => duration(one.seconds), { className: "number" }],
     ["Bytes", (one) => bytes(one.total_bytes), { className: "number" }],
-    ["Spared", (one) => (one.spared_bytes > 0 ? bytes(one.spared_bytes) : "–"), { className: "number" }],
+    ["Saved", (one) => (one.spared_bytes > 0 ? bytes(one.spared_bytes) : "–"), { className: "number" }],
     ["From the publisher", (one) => percent(one.total_bytes ? Math.min(1, one.root_bytes / one.total_bytes) : 0), { className: "number" }],
     ["Sources", (one) => [count(one.sources.length), one.http_bytes ? h("span", { className: "note" }, " some by HTTP") : ""]],
-  ], arrivals, "No version has come from others: this node made them itself, or has just begun."));
+  ], arrivals, "No version was downloaded: this node trained them itself, or has just started."));
 }

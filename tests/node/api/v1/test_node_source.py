@@ -228,7 +228,8 @@ def test_the_forest_of_a_version_has_everybody_once_in_each_tree(node):
     for parents in forest.parents:
         assert [forest.members[at] for at, one in enumerate(parents) if one == -2] == [forest.root]
         assert parents.count(-1) >= 1
-    assert node.source.weights(WeightsQuery(version=9)).note == "Version 9 is not known here."
+    note = node.source.weights(WeightsQuery(version=9)).note
+    assert note == "Version 9 is not known to this node."
 
 
 async def test_the_machine_and_the_run_are_told(node):

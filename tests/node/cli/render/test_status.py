@@ -30,10 +30,10 @@ def test_status_at_a_glance():
     assert "7 members (2 inference, 3 validator, 1 trainer, 1 relay)" in row(lines, "swarm")
     assert "version 41, 1 behind the newest" in row(lines, "policy")
     assert "0.840  ▁" in row(lines, "reward")
-    assert "since the start sent 3.1 GB, received 1.25 GB" in row(lines, "traffic")
+    assert "since start: sent 3.1 GB, received 1.25 GB" in row(lines, "traffic")
     assert any(line.split()[:6] == ["swarm", "860", "812", "12", "4", "790"] for line in lines)
     assert any(line.split()[:4] == ["this", "node", "120", "118"] for line in lines)
-    assert lines[-1] == "prime-node why tells what became of this node's rollouts."
+    assert lines[-1] == "prime-node why explains this node's failed rollouts."
 
 
 def arriving_lines(lines):
@@ -61,7 +61,7 @@ def test_a_version_on_its_way_is_seen(width):
         assert set(full) == {"█"} and set(none) == {"·"}
         assert quarter.startswith("█") and quarter.endswith("·")
         assert middle[0] == middle[-1] == "·" and set(middle) > {"·"}
-    assert below.startswith("patch, spares 61 GB: 370 MB of 988 MB from 12D3KooW…SUKPH5 8.1 MB/s ")
+    assert below.startswith("patch, saves 61 GB: 370 MB of 988 MB from 12D3KooW…SUKPH5 8.1 MB/s ")
     assert "(280 MB by HTTP, stripes 0 2), 12D3KooW…2NASuq 4.2 MB/s (60 MB by stream" in below
     assert below.endswith("stripe 1), 12D3KooW…8L8BQw 0 B/s (31 MB by HTTP and stream)")
     text = " ".join(" ".join(lines).split())
@@ -74,8 +74,8 @@ def test_a_version_on_its_way_is_seen(width):
     ("changes", "told"),
     [
         ({"stripes": (), "total_bytes": 0, "bytes_here": 0, "sources": ()}, "0 %.*no index yet"),
-        ({"seconds_to_go": None}, "37 %.*nothing comes"),
-        ({"bytes_here": 988_000_000, "seconds_to_go": 0.0}, "100 %.*all here"),
+        ({"seconds_to_go": None}, "37 %.*stalled"),
+        ({"bytes_here": 988_000_000, "seconds_to_go": 0.0}, "100 %.*complete"),
         ({"bytes_here": 987_999_999, "seconds_to_go": 0.1}, "99 %.*0 s left"),
     ],
 )
@@ -89,9 +89,12 @@ def test_the_newest_step_of_a_trainer_is_told():
     at = lines.index(row(lines, "training"))
     told = [line.strip() for line in lines[at : at + 4]]
     assert told == [
-        "training    step 42: reward 0.840 ± 0.366, 48 of 64 sequences used, 75 % of groups teach",
+        (
+            "training      step 42: reward 0.840 ± 0.366, 48 of 64 sequences used, 75 % of groups "
+            "informative"
+        ),
         "entropy 0.412 nats, KL 0.00081 nats, gradient norm 1.25, clip 0.2 % low, 0.4 % high",
-        "answers 14.5 tokens, 3 % cut, staleness 1.2 versions, at most 2",
+        "answers 14.5 tokens, 3 % truncated, staleness 1.2 versions, at most 2",
         "updates 1 at learning rate 1e-05, loss -0.013, 118 tokens/s, 31.5 s, idle 4.2 s",
     ]
     named = {name for line in STEP_TEXTS for _, names in line for name in names}
@@ -139,12 +142,12 @@ def test_many_sources_are_counted():
 def test_status_tells_when_the_loop_was_held_up():
     held_up = LoopStatus((9, 0, 0, 0, 0, 0, 0, 0, 1), 3.5, 3.25, 0.75)
     lines = drawn(status_view(replace(STATUS, loop=held_up), 2e9))
-    assert row(lines, "loop").split(maxsplit=1)[1] == (
-        "late by 3.2 s at most; without its waits for a core, by 0.8 s"
+    assert row(lines, "event").split(maxsplit=2)[2].strip() == (
+        "delay at most 3.2 s; without waits for a CPU core 0.8 s"
     )
     hardly = replace(held_up, delay_seconds_max=0.4)
     lines = drawn(status_view(replace(STATUS, loop=hardly), 2e9))
-    assert not any(line.split()[:1] == ["loop"] for line in lines)
+    assert not any(line.split()[:1] == ["event"] for line in lines)
 
 
 def test_status_of_a_node_that_has_just_started():
@@ -164,7 +167,7 @@ def test_status_of_a_node_that_has_just_started():
     lines = drawn(status_view(young, young.started_at))
     assert lines[0] == "relay  ● joining  no bootstrap peer answers; trying again"
     assert "none published yet" in row(lines, "policy")
-    assert "no step was trained yet" in row(lines, "reward")
+    assert "no training step yet" in row(lines, "reward")
     assert not any("this node" in line for line in lines)
 
 
@@ -177,7 +180,7 @@ def test_versions_that_have_come_and_cannot_be_taken_are_told():
     """A trainer has published them, but the outcome of their batches is unknown here."""
     waiting = replace(STATUS, tables={**STATUS.tables, "versions_waiting": 3})
     told = row(drawn(status_view(waiting, 0.0)), "policy")
-    assert told.endswith("1 behind the newest; 3 more cannot be taken yet")
+    assert told.endswith("1 behind the newest; 3 more pending")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def test_why_shows_reason_what_was_measured_and_evidence():
     assert "mismatches max 61, at most 4" in wide
     assert "verdict 0101010101010101" in text
     assert "expired: no committee decided in time" in text
-    assert f"Version 41 of {PEERS[1]} learned from rejected rollouts:" in text
+    assert f"Version 41 of {PEERS[1]} was trained on rejected rollouts:" in text
     assert "rollouts: ab12ab12ab12ab12, 0c0c0c0c0c0c0c0c" in text
 
 
@@ -232,7 +235,7 @@ def test_why_of_a_node_without_failures():
 def test_why_shows_the_newest_of_many():
     many = replace(EXPLAINED, rollouts=EXPLAINED.rollouts * 50)
     lines = drawn(why_view(many))
-    assert lines[1] == "80 older ones are not shown; name one, or use --json."
+    assert lines[1] == "80 older rollouts hidden; name one, or use --json."
 
 
 @pytest.mark.parametrize(
@@ -266,11 +269,12 @@ def test_short_names_keep_the_random_end():
 
 def test_status_tells_how_soon_a_version_was_in_use():
     lines = drawn(status_view(STATUS, 2e9))
-    assert row(lines, "uptake").split(maxsplit=1)[1] == (
+    (line,) = (line for line in lines if line.split()[:2] == ["policy", "swap"])
+    assert line.split(maxsplit=2)[2].strip() == (
         "version 41: weights 2.2 s, swapped 7.5 s, first token 7.8 s (median 6.0 s)"
     )
     lines = drawn(status_view(replace(STATUS, uptake=PolicySwapStatus()), 2e9))
-    assert not any(line.split()[:1] == ["uptake"] for line in lines)
+    assert not any(line.split()[:2] == ["policy", "swap"] for line in lines)
 
 
 def test_why_tells_nothing_twice():
@@ -285,7 +289,7 @@ def test_why_tells_nothing_twice():
 
 
 def test_a_fork_is_named_in_the_same_words_everywhere():
-    fork = "worker P signed two rollouts for one slot: its standing has ended, for the rest"
+    fork = "worker P signed two rollouts for one slot: its reputation has ended, for the rest"
     for view in (
         status_view(replace(STATUS, forks=(fork,)), 2e9),
         why_view(replace(EXPLAINED, forks=(fork,))),
@@ -295,4 +299,4 @@ def test_a_fork_is_named_in_the_same_words_everywhere():
 
 def test_counts_say_what_they_count_and_since_when():
     lines = drawn(status_view(STATUS, 2e9))
-    assert "All commits that are known here, since the run began." in " ".join(lines)
+    assert "All commits known here since the start of the run." in " ".join(lines)
