@@ -233,7 +233,7 @@ class LiveNode:
 
         run, run_id = manifest.manifest, manifest.manifest.run_id
         await asyncio.to_thread(require_room, run, self._config, self._datadir)
-        self._before, self._joining = Stage("starting", "reading what is stored"), None
+        self._before, self._joining = Stage("starting", "reading stored messages"), None
         # All of these read or sync files.
         store = await asyncio.to_thread(
             open_store, self._config, self._datadir, self._identity, manifest, clock.now()

@@ -60,13 +60,13 @@ def test_ready_is_said_once_when_it_no_longer_starts(manager):
         manager,
         (2, Stage("starting", "loading libraries")),
         (2, Stage("joining", "looking for peers")),
-        (2, Stage("starting", "reading what is stored")),
+        (2, Stage("starting", "reading stored messages")),
         (2, Stage("ready")),
         (2, Stage("draining")),
     ) == [
         ["STATUS=starting: loading libraries"],
         ["READY=1", "STATUS=joining: looking for peers"],
-        ["STATUS=starting: reading what is stored"],
+        ["STATUS=starting: reading stored messages"],
         ["STATUS=ready"],
         ["STOPPING=1", "STATUS=draining"],
     ]
