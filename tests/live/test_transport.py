@@ -465,13 +465,15 @@ async def test_no_hivemind_view_while_p2pd_is_down(pair):
 
 async def test_remembered_peers_are_bounded(pair, monkeypatch):
     left, right = pair
+    left._dialled.pop(right.peer_id, None)
     left._dialled["gone"] = "address"
     known = len(left._dialled)
-    monkeypatch.setattr(hivemind_p2p, "REMEMBERED_PEERS_MAX", known - 1)
+    monkeypatch.setattr(left._dialled, "limit", known)
     oldest = next(iter(left._dialled))
     await connects(left, right)
-    assert len(left._dialled) == known - 1
-    assert oldest not in left._dialled or oldest == right.peer_id
+    assert len(left._dialled) == known
+    assert oldest not in left._dialled
+    assert right.peer_id in left._dialled
     left._dialled.pop("gone", None)
 
 

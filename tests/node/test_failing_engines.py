@@ -105,7 +105,7 @@ async def test_a_trainer_that_stays_broken_leaves_the_lead_and_can_have_it_again
     world.start_all()
     await world.reach(3, "relay-0")
     breaker.broken["trainer-0"] = None
-    await eventually(lambda: "left to another" in reason(world, "trainer-0"), 60)
+    await eventually(lambda: "handing over the lead" in reason(world, "trainer-0"), 60)
     heir = world.machines["trainer-1"].signer.peer_id
     await eventually(lambda: world.ledger("relay-0").head.signer == heir, 60)
     assert world.ledger("relay-0").head.message.term == 1

@@ -16,6 +16,7 @@ from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.weights.download import TICK_SECONDS, RemoteWeights, WeightsDownload
 from protocol.core import codec, crypto
+from protocol.core.containers import table_sizes
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId
 from protocol.shardcast import forest
@@ -307,11 +308,11 @@ async def test_a_download_that_is_cancelled_leaves_no_request_behind(tmp_path: P
     before = asyncio.all_tasks()
     downloading = asyncio.create_task(world.download(node, weights).run(node.path))
     async with asyncio.timeout(30):
-        while not node.progress or not root.exchange.sizes()["streams_blobs"]:  # noqa: ASYNC110
+        while not node.progress or not table_sizes(root.exchange.tables)["streams_blobs"]:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     downloading.cancel()
     await asyncio.wait([downloading])
-    serving = root.exchange.sizes()["streams_blobs"]
+    serving = table_sizes(root.exchange.tables)["streams_blobs"]
     assert len(asyncio.all_tasks() - before) == serving > 0
 
 
@@ -480,7 +481,7 @@ async def test_a_disk_that_fills_in_the_middle_raises_and_resumes(
         raise StorageFullError
 
     with monkeypatch.context() as patch:
-        patch.setattr("node.storage.arrival.Arrival.write_chunk", full)
+        patch.setattr("node.storage.arrival.IncomingFile.write_chunk", full)
         with pytest.raises(StorageFullError):
             await world.download(node, weights).run(node.path)
     await world.run([node], weights)

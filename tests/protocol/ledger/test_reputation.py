@@ -63,7 +63,7 @@ def test_a_flood_that_there_is_no_room_for_is_not_counted_again_and_again(full, 
         asked.append(worker)
         return honest(worker, manifest, ledger)
 
-    monkeypatch.setattr(reputation, "has_standing", counted)
+    monkeypatch.setattr(reputation, "has_reputation", counted)
     late = [WORLD.commit(one, body_bytes=n) for one in STRANGERS[4:] for n in range(1, 11)]
     assert {take(full, one) for one in late} == {IGNORE}
     assert len(asked) <= len(late) + 4, "one look at those that wait"

@@ -173,10 +173,10 @@ def test_a_jail_ends_with_the_process_that_made_it():
     script = f"""
         import asyncio
         from roles.environments.jail import Jail
-        from roles.environments.limits import Limits
+        from roles.environments.limits import JailLimits
         async def main():
             jail = Jail(libraries=False)
-            limits = Limits(1, 1, 1 << 26, 1 << 27, 99, 1000)
+            limits = JailLimits(1, 1, 1 << 26, 1 << 27, 99, 1000)
             running = asyncio.create_task(jail.run({RUN!r}, [], {SLEEP!r}, limits))
             await asyncio.sleep(1)
             print("runs", flush=True)
