@@ -87,7 +87,7 @@ class PeerView(Streams, Protocol):
 
     @property
     def in_local_swarm(self) -> bool:
-        """Whether members of this swarm can dial addresses of a local network."""
+        """True if members of this swarm can dial addresses of a local network."""
 
     def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
         """Call ``follower`` with the connected peers after each poll, every 2 s."""

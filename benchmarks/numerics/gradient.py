@@ -257,7 +257,7 @@ async def measure(name: str, tokens: int, rollouts: int, thresholds: Path | None
         found = await compared_with_honest(engine, older, newer, honest, recipe.toploc)
     generator.close()
     engine.close()
-    # Where engines do not round, the trainer uses the claims.
+    # If engines do not round, the trainer uses the claims.
     taken = "_as_claimed" if model.dtype == "fp32" else ""
     changes = (found[f"{what}_change{taken}_max"] for what in ("norm", "direction"))
     return {

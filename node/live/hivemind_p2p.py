@@ -116,7 +116,7 @@ class HivemindTransport(Transport):
 
     @property
     def hidden(self) -> bool:
-        """Whether this node is presumably behind NAT."""
+        """True if this node is presumably behind NAT."""
         return self._options.hidden
 
     @property

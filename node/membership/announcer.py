@@ -163,14 +163,14 @@ class Announcer:
 
     async def _record(self, *, leaving: bool) -> NodeRecord:
         # Relay addresses replace addresses that others cannot reach.
-        addresses = self._facts().relay_addresses or await within(
+        facts = self._facts()
+        addresses = facts.relay_addresses or await within(
             CALL_SECONDS, self._context.ports.transport.addresses()
         )
         short = [item for item in addresses if len(item) <= ADDRESS_CHARACTERS_MAX]
         head = self._context.replica.ledger.head
         conditions = self._context.conditions
         roles = [role for role in self._about.roles if not conditions.has_resigned(role)]
-        facts = self._facts()
         await self._incarnation.advance(leaving=leaving)
         return NodeRecord(
             sequence=self._incarnation.sequence,

@@ -50,7 +50,7 @@ class Dialler:
 
     @property
     def in_local_swarm(self) -> bool:
-        """Whether the swarm is in a local network."""
+        """True if the swarm is in a local network."""
         return self._dials.is_local(self._own)
 
     async def look_at_ourselves(self) -> None:

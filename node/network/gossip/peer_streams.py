@@ -71,7 +71,7 @@ class _PeerStream:
     inbound: Stream | None = None
     inbound_seen: bool = False
     greeted: bool = False
-    """Whether the router has sent hello on the present streams."""
+    """True if the router has sent hello on the present streams."""
     task: asyncio.Task[None] | None = None
     writer: asyncio.Task[None] | None = None
     writing_since: float | None = None

@@ -32,7 +32,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def is_clean(self) -> bool:
-        """Whether the connection is open and no unexpected bytes arrived."""
+        """True if the connection is open and no unexpected bytes arrived."""
         return self._lost is None and not self._here
 
     def write(self, data: bytes) -> None:

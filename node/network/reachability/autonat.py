@@ -60,11 +60,11 @@ class Reachability:
         self._tried: dict[PeerId, float] = {}
         self._addresses: list[str] = []
         self._hidden = False
-        """Whether other members can dial none of our addresses."""
+        """True if other members can dial none of our addresses."""
 
     @property
     def reachable(self) -> bool:
-        """Whether peers can connect to this node, as far as known."""
+        """True if peers can connect to this node, as far as known."""
         if self._hidden:
             return False
         silent = sum(not answered for answered, _ in self._answers.values())

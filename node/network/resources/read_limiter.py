@@ -85,7 +85,7 @@ class _Strangers:
 
     @property
     def strained(self) -> bool:
-        """Whether the group is over budget; then every read is checked."""
+        """True if the group is over budget; then every read is checked."""
         return self._together.owed_bytes > self._rates.strangers
 
     @property
@@ -117,7 +117,7 @@ class ReadRateLimiter:
         self.tables = (self._came, self._accounts)
         self._in_meshes, self._others = _Strangers(rates), _Strangers(rates)
         self._strained = False
-        """Whether either group of untrusted peers is over budget."""
+        """True if either group of untrusted peers is over budget."""
         self._recounted_at = 0.0
 
     def __len__(self) -> int:

@@ -41,7 +41,7 @@ class StreamSlot:
     slow_since: float
     """Time since which the peer has stalled; infinity while it waits for this node."""
     asked: bool = False
-    """Whether the stream has ever waited for this node."""
+    """True if the stream has ever waited for this node."""
 
     def note_slow(self, now: float, *, slow: bool) -> None:
         """Record that the peer stalls from now on, or waits for this node."""
@@ -113,7 +113,7 @@ class ServiceRound:
     served_at: float
     """End of the last served stream."""
     wasted: bool = True
-    """Whether no stream of it has ended while its peer waited for this node."""
+    """True if no stream of it has ended while its peer waited for this node."""
     places: dict[StreamSlot, None] = field(default_factory=dict)
 
     @property
