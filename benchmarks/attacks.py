@@ -144,7 +144,7 @@ def play(plan: RunPlan) -> Played:
         raise SystemExit(f"{plan.scenario} has no adversaries that begin or end")
     return Played(
         plan.scenario.removeprefix(PREFIX),
-        plan.strangers_per_node or 0.0,
+        plan.untrusted_per_node or 0.0,
         plan.load().nodes.total,
         plan.seed,
         load_scenario(plan.scenario).recipe().epochs.seconds,
@@ -222,8 +222,8 @@ def main() -> None:
                         PREFIX + attack,
                         seed,
                         arguments.nodes,
-                        strangers_per_node=ratio,
-                        strangers_after_minutes=arguments.after,
+                        untrusted_per_node=ratio,
+                        untrusted_after_minutes=arguments.after,
                         worker_speed=arguments.worker_speed,
                     )
                     for seed in arguments.seed

@@ -141,7 +141,7 @@ class NodeContext:
     trust: Trust = field(default_factory=Trust)
     """Reputation, address blocks and membership of peers."""
     tables: TableRegistry = field(default_factory=TableRegistry)
-    uptakes: PolicySwapLatency = field(default_factory=PolicySwapLatency)
+    policy_swaps: PolicySwapLatency = field(default_factory=PolicySwapLatency)
     """Policy swap latency of this node."""
     durations: RolloutHistograms = field(default_factory=RolloutHistograms)
     """Durations of generation and verification on this node."""

@@ -18,7 +18,7 @@ from node.api.why import Why
 from node.context import NodeContext, Ports, run_service
 from node.membership.admission import OwnAdmission
 from node.membership.announcer import About, Announcer, NodeFacts
-from node.membership.incarnation import KeyGuard
+from node.membership.key_guard import KeyGuard
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
 from node.network.connections.manager import ConnectionManager, PeerValue
@@ -106,9 +106,9 @@ class Daemon:
         self._gossip = self._make_gossip(verifier, decoding)
         self._exchange = self._make_exchange(upload_bytes_per_second)
         self._downloads = downloads = Downloads(ports, replica, self._exchange)
-        self._witness = ReachabilityProber(context)
+        self._prober = ReachabilityProber(context)
         self._reachability = reachability = Reachability(
-            context, self._witness.finding_seconds, upload_bytes_per_second
+            context, self._prober.finding_seconds, upload_bytes_per_second
         )
         self._circuits = Circuits(context, about.roles, reachability, self._exchange.upload_cap)
         self._run_files = RunFiles(ports, replica, downloads, context.conditions)
@@ -118,10 +118,10 @@ class Daemon:
         self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
         self._evaluation = EvaluationCollector(context, self._bodies)
         self._message_log = MessageLog(ports.store)
-        self._incarnation = KeyGuard(context, machine)
+        self._key_guard = KeyGuard(context, machine)
         self.refusal = ""
         self._inbox = MessageIntake(
-            context, self._message_log, self._incarnation, about.roles, self._policies.news
+            context, self._message_log, self._key_guard, about.roles, self._policies.news
         )
         self._anti_entropy = AntiEntropy(context, self._inbox, self._exchange.upload_cap)
         self._network = SwarmClient(
@@ -130,7 +130,7 @@ class Daemon:
             self._gossip,
             self._bodies,
             self._anti_entropy,
-            self._incarnation,
+            self._key_guard,
         )
         self._announcer = self._make_announcer()
         self._observer = self._make_observer(p2pd_pid)
@@ -185,7 +185,7 @@ class Daemon:
         inbox = self._inbox
         return Announcer(
             self._context,
-            self._incarnation,
+            self._key_guard,
             OwnAdmission(self._context, self._about.invite),
             self._about,
             self._network,
@@ -198,7 +198,7 @@ class Daemon:
     def _facts(self) -> NodeFacts:
         return NodeFacts(
             reachable=self._reachability.reachable,
-            observations=self._witness.findings(),
+            observations=self._prober.findings(),
             policy_version=self._policies.newest_version(),
             relay_addresses=self._circuits.addresses,
         )
@@ -280,7 +280,7 @@ class Daemon:
         context = self._context
         context.training.restore(context.ports.store)
         context.evaluation.restore(context.ports.store)
-        await self._incarnation.begin()
+        await self._key_guard.begin()
         await self._inbox.restore()
         await self._bodies.restore()
         self._inbox.advance()
@@ -291,7 +291,7 @@ class Daemon:
             for role in self._about.roles:
                 context.conditions.resign(role)
         await self._exchange.start()
-        await self._witness.start()
+        await self._prober.start()
         await self._circuits.start()
         await serve_manifest(self._peers, self._signed_manifest, context.trust, context.tables)
         await self._anti_entropy.start()
@@ -322,23 +322,23 @@ class Daemon:
             "policies": self._policies.run(),
             "bodies": self._bodies.run(),
             "evidence": self._network.publish_evidence(),
-            "key": self._leave_to_twin(),
+            "key": self._leave_to_duplicate(),
             "roles": self._work(),
         }
 
-    async def _leave_to_twin(self) -> None:
+    async def _leave_to_duplicate(self) -> None:
         """Stop without an announcement when a duplicate process uses this key.
 
         Other nodes would attribute the announcement to the duplicate.
         """
-        self.refusal = await self._incarnation.wait_twin()
+        self.refusal = await self._key_guard.wait_duplicate()
         self.stop()
         await asyncio.Event().wait()
 
     async def _work(self) -> None:
         """Start the roles after the run's files are here; a relay fetches them to serve them."""
         await self._run_files.fetch()
-        await self._incarnation.wait_alone()
+        await self._key_guard.wait_alone()
         if self._environment is not None and await self._opened(self._environment):
             await self._take_up_roles()
             async with asyncio.TaskGroup() as group:
@@ -402,7 +402,7 @@ class Daemon:
             policies=self._policies,
             changes=context.changes,
             conditions=context.conditions,
-            uptakes=context.uptakes,
+            policy_swaps=context.policy_swaps,
             durations=context.durations,
             training=context.training,
         )

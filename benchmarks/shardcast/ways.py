@@ -10,7 +10,6 @@ from protocol.core import crypto
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId
 from protocol.shardcast import forest
-from protocol.shardcast import forest as fosters
 from protocol.shardcast.events import (
     Ask,
     ChunkVerified,
@@ -64,7 +63,7 @@ def by_forest(
         for stripe in range(stripes):
             tree = members[0], everyone[0], version, stripe, peer, stripes, fanout
             orders.append(
-                fosters.with_failover(forest.candidates(*tree), fosters.failover_parent(*tree))
+                forest.with_failover(forest.candidates(*tree), forest.failover_parent(*tree))
             )
         helpers = forest.extra_sources(members[0], everyone[0], version, peer, stripes)
         return Transfer(index, orders, missing, limits, root=everyone[0], helpers=helpers)

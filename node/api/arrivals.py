@@ -41,7 +41,7 @@ class DownloadStatus:
     """Encoding: ``file``, ``planes`` or ``patch``."""
     bytes_here: int
     total_bytes: int
-    spared_bytes: int
+    saved_bytes: int
     """Bytes saved: size of the file minus size of the encoding."""
     seconds: float
     """Duration since the request; of a complete download its total duration."""

@@ -64,7 +64,7 @@ def _status(arrival: DownloadProgress, now: float, wall_now: float) -> DownloadS
         form=str(label.form),
         bytes_here=arrival.total_bytes - arrival.bytes_missing,
         total_bytes=arrival.total_bytes,
-        spared_bytes=label.spared_bytes,
+        saved_bytes=label.saved_bytes,
         seconds=round(now - arrival.began_at, 3),
         bytes_per_second=round(sources.rate.at(now)),
         seconds_to_go=_rounded(arrival.seconds_to_go(now)),

@@ -7,6 +7,7 @@ at most ``REASONS_MAX`` reasons, because reasons come from other nodes.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import accumulate
 from typing import get_args
 
@@ -35,10 +36,26 @@ from node.api.status import (
 )
 from node.weights.download_progress import SECONDS_BOUNDS
 from protocol.rollout.evaluation import EvaluationPoint
-from roles.runtime.metrics import CHECK_BOUNDS, GENERATION_BOUNDS, UPTAKE_BOUNDS
+from roles.runtime.metrics import CHECK_BOUNDS, GENERATION_BOUNDS, SWAP_BOUNDS
 from roles.runtime.training_steps import STATISTICS, TrainingStep
 
 PREFIX = "prime_node"
+
+RENAMED = {
+    f"{PREFIX}_{new}": f"{PREFIX}_{old}"
+    for new, old in {
+        "download_version": "arriving_version",
+        "download_pieces": "arriving_pieces",
+        "download_pieces_held": "arriving_pieces_here",
+        "download_bytes_per_second": "arriving_bytes_per_second",
+        "download_remaining_seconds": "arriving_to_go_seconds",
+        "loop_cpu_delay_max_seconds": "loop_own_delay_max_seconds",
+        "policy_swap_seconds": "policy_uptake_seconds",
+        "version_download_seconds": "version_arrival_seconds",
+        "weights_saved_bytes": "weights_spared_bytes",
+    }.items()
+}
+"""Old names of metrics by their new names, exported for one release."""
 
 REASONS_MAX = 24
 """Distinct reason labels; an honest swarm has about ten, and later ones count as ``other``."""
@@ -60,8 +77,19 @@ class NodeMetrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric from one snapshot."""
-        status = self._status()
+        """Yield every metric from one snapshot, renamed ones also by their old name."""
+        for family in self._families(self._status()):
+            yield family
+            if family.name in RENAMED:
+                old = copy(family)
+                old.name, old.documentation = RENAMED[family.name], f"Deprecated: {family.name}."
+                old.samples = [
+                    sample._replace(name=sample.name.replace(family.name, old.name, 1))
+                    for sample in family.samples
+                ]
+                yield old
+
+    def _families(self, status: NodeStatus) -> Iterator[Metric]:
         yield _info(status)
         yield _state(status)
         yield from _gauges(status)
@@ -69,7 +97,7 @@ class NodeMetrics(Collector):
         yield from _traffic(status)
         yield from _gossip(status.gossip_peers)
         yield from _tables(status.tables, status.table_limits)
-        yield from _arrivals(status)
+        yield from _downloads(status)
         yield from _loop(status.loop)
         yield from _machine(status)
         yield from _durations(status)
@@ -236,9 +264,9 @@ def _traffic(status: NodeStatus) -> Iterator[Metric]:
     yield moved
     yield _blob_ways(traffic)
     yield CounterMetricFamily(
-        f"{PREFIX}_weights_spared_bytes",
+        f"{PREFIX}_weights_saved_bytes",
         "Download bytes saved by encodings of weights.",
-        traffic.weights_spared,
+        traffic.weights_saved,
     )
     yield CounterMetricFamily(
         f"{PREFIX}_gossip_dropped", "Frames dropped for slow peers.", traffic.gossip_dropped
@@ -298,25 +326,25 @@ def _blob_ways(traffic: TrafficStatus) -> Metric:
     return family
 
 
-def _arrivals(status: NodeStatus) -> Iterator[Metric]:
+def _downloads(status: NodeStatus) -> Iterator[Metric]:
     """Yield the progress of the newest version download, and the durations of complete ones."""
     coming = (one for one in status.arrivals if one.arrived_at is None and one.version >= 0)
-    values = _arriving(next(coming, None))
-    for (name, text), value in zip(_ARRIVING, values, strict=True):
-        yield GaugeMetricFamily(f"{PREFIX}_arriving_{name}", text, value)
-    yield _arrival_durations(status.durations)
+    values = _download(next(coming, None))
+    for (name, text), value in zip(_DOWNLOAD, values, strict=True):
+        yield GaugeMetricFamily(f"{PREFIX}_download_{name}", text, value)
+    yield _download_durations(status.durations)
 
 
-_ARRIVING = (
+_DOWNLOAD = (
     ("version", "Newest version in download, -1 without one."),
     ("pieces", "Its pieces, 0 before its index is received."),
-    ("pieces_here", "Its pieces on this node."),
+    ("pieces_held", "Its pieces on this node."),
     ("bytes_per_second", "Its download rate."),
-    ("to_go_seconds", "Remaining time at that rate; infinite while no bytes arrive."),
+    ("remaining_seconds", "Remaining time at that rate; infinite while no bytes arrive."),
 )
 
 
-def _arriving(arrival: DownloadStatus | None) -> tuple[float, ...]:
+def _download(arrival: DownloadStatus | None) -> tuple[float, ...]:
     if arrival is None:
         return (-1, 0, 0, 0, 0)
     to_go_seconds = math.inf if arrival.seconds_to_go is None else arrival.seconds_to_go
@@ -329,9 +357,9 @@ def _arriving(arrival: DownloadStatus | None) -> tuple[float, ...]:
     )
 
 
-def _arrival_durations(by_form: dict[str, HistogramStatus]) -> Metric:
+def _download_durations(by_form: dict[str, HistogramStatus]) -> Metric:
     family = HistogramMetricFamily(
-        f"{PREFIX}_version_arrival_seconds",
+        f"{PREFIX}_version_download_seconds",
         "Durations of version downloads by encoding.",
         labels=["form"],
     )
@@ -343,10 +371,10 @@ def _arrival_durations(by_form: dict[str, HistogramStatus]) -> Metric:
 def _durations(status: NodeStatus) -> Iterator[Metric]:
     for name, text, bounds, durations in (
         (
-            "policy_uptake",
+            "policy_swap",
             "Policy swap latency: from a version's manifest to its first token here.",
-            UPTAKE_BOUNDS,
-            status.uptake,
+            SWAP_BOUNDS,
+            status.policy_swap,
         ),
         (
             "generation",
@@ -385,7 +413,7 @@ def _loop(loop: LoopStatus) -> Iterator[Metric]:
     for name, text, value in (
         ("delay_max", "Longest delay of the event loop.", loop.delay_seconds_max),
         (
-            "own_delay_max",
+            "cpu_delay_max",
             "Longest delay of the event loop without its waits for a CPU core.",
             loop.own_delay_seconds_max,
         ),

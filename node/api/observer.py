@@ -128,7 +128,7 @@ class Observer:
             arrivals=download_statuses(self.arrivals, monotonic_now, now),
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
-            uptake=self._uptake(),
+            policy_swap=self._policy_swap(),
             generations=durations_status(self.context.durations.generations),
             checks=durations_status(self.context.durations.checks),
             steps=BusyTimeStatus(steps.began_at, steps.seconds),
@@ -258,7 +258,7 @@ class Observer:
                 policy_version=member.record.message.policy_version,
                 age_seconds=max(0.0, round(now - member.seen_at, 1)),
                 software=member.record.message.software,
-                standing="slashed" if replica.ledger.slashed(member.peer) else "good",
+                reputation="slashed" if replica.ledger.slashed(member.peer) else "good",
                 scoring=member.record.message.scoring.hex(),
             )
             for member in live[:LISTED_MAX]
@@ -289,7 +289,7 @@ class Observer:
             weights_received=blobs.received[BlobKind.WEIGHTS],
             weights_sent_http=blobs.sent.by(BlobKind.WEIGHTS, BlobTransport.HTTP),
             weights_received_http=blobs.received.by(BlobKind.WEIGHTS, BlobTransport.HTTP),
-            weights_spared=self.policies.spared_bytes,
+            weights_saved=self.policies.saved_bytes,
             gossip_sent=gossip.bytes_out,
             gossip_received=gossip.bytes_in,
             gossip_dropped=gossip.frames_dropped,
@@ -324,14 +324,14 @@ class Observer:
         )
         return tuple(sorted(peers, key=lambda each: -each.score))
 
-    def _uptake(self) -> PolicySwapStatus:
-        uptakes = self.context.uptakes
-        newest = {} if uptakes.newest is None else asdict(uptakes.newest)
+    def _policy_swap(self) -> PolicySwapStatus:
+        policy_swaps = self.context.policy_swaps
+        newest = {} if policy_swaps.newest is None else asdict(policy_swaps.newest)
         return PolicySwapStatus(
             **newest,
-            first_token_seconds_median=uptakes.median_seconds,
-            counts=tuple(uptakes.durations.counts),
-            seconds=uptakes.durations.seconds,
+            first_token_seconds_median=policy_swaps.median_seconds,
+            counts=tuple(policy_swaps.durations.counts),
+            seconds=policy_swaps.durations.seconds,
         )
 
     def why(self) -> Why:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus
 from protocol.gossipsub.inspection import ScoreLevel
 from protocol.rollout.evaluation import EvaluationPoint
-from roles.runtime.metrics import UPTAKE_BOUNDS
+from roles.runtime.metrics import SWAP_BOUNDS
 from roles.runtime.training_steps import TrainingStep
 
 EVALUATIONS_MAX = 200
@@ -37,7 +37,7 @@ class MemberStatus:
     policy_version: int
     age_seconds: float
     software: str
-    standing: Literal["good", "slashed"]
+    reputation: Literal["good", "slashed"]
     scoring: str = ""
     """Digest of its scoring runtime, hexadecimal; empty if it does not score."""
 
@@ -92,7 +92,7 @@ class TrafficStatus:
     weights_sent_http: int = 0
     weights_received_http: int = 0
     """Part of the two before sent over HTTP; all else uses libp2p streams."""
-    weights_spared: int = 0
+    weights_saved: int = 0
     """Download bytes saved by encodings."""
     gossip_sent: int = 0
     gossip_received: int = 0
@@ -145,7 +145,7 @@ class PolicySwapStatus:
 
     The stages of the newest ``version`` (-1 before the first) are weights downloaded, policy
     swapped, first token. The median is over recent versions. ``counts`` is the histogram of times
-    to the first token with ``UPTAKE_BOUNDS``, ``seconds`` their sum.
+    to the first token with ``SWAP_BOUNDS``, ``seconds`` their sum.
     """
 
     version: int = -1
@@ -153,7 +153,7 @@ class PolicySwapStatus:
     swapped_seconds: float | None = None
     first_token_seconds: float | None = None
     first_token_seconds_median: float | None = None
-    counts: tuple[int, ...] = (0,) * (len(UPTAKE_BOUNDS) + 1)
+    counts: tuple[int, ...] = (0,) * (len(SWAP_BOUNDS) + 1)
     seconds: float = 0.0
 
 
@@ -289,7 +289,7 @@ class NodeStatus:
     """Durations of version downloads since the start, by encoding."""
     receivers: tuple[PeerTrafficStatus, ...] = ()
     """Receivers of blobs in the last seconds, highest rate first."""
-    uptake: PolicySwapStatus = PolicySwapStatus()
+    policy_swap: PolicySwapStatus = PolicySwapStatus()
     generations: HistogramStatus = field(default_factory=HistogramStatus)
     """Own rollouts since the start, with ``roles.runtime.metrics.GENERATION_BOUNDS``."""
     checks: HistogramStatus = field(default_factory=HistogramStatus)

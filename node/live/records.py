@@ -38,7 +38,7 @@ TTL_SECONDS_MAX = 3600.0
 NEAREST_MAX = 20
 """Neighbours accepted per reply: hivemind's bucket size, so that an honest reply fits."""
 
-_PROVEN = 2
+_TRUSTED = 2
 """Highest rank (trusted); never evicted."""
 
 _SIGNATURE_KIND = "directory-record"
@@ -162,23 +162,23 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         _compact(self)
         return True
 
-    def _least(self, newcomer: PeerId, owners: Sequence[PeerId]) -> PeerId | None:
-        """Choose the owner to evict for ``newcomer``, or None."""
+    def _least(self, incoming: PeerId, owners: Sequence[PeerId]) -> PeerId | None:
+        """Choose the owner to evict for ``incoming``, or None."""
         ranks = {owner: self._rank(owner) for owner in owners}
         lowest = min(ranks.values())
-        own_rank = self._rank(newcomer)
-        if own_rank < lowest or lowest == _PROVEN:
+        own_rank = self._rank(incoming)
+        if own_rank < lowest or lowest == _TRUSTED:
             return None
         blocks = {owner: self._block(owner) for owner, rank in ranks.items() if rank == lowest}
         crowd = Counter(blocks.values())
         most = max(crowd.values())
-        if own_rank == lowest and most <= crowd[self._block(newcomer)] + 1:
+        if own_rank == lowest and most <= crowd[self._block(incoming)] + 1:
             return None
         return next(owner for owner, block in blocks.items() if crowd[block] == most)
 
     def _rank(self, owner: PeerId) -> int:
         if self.trust.trusted(owner):
-            return _PROVEN
+            return _TRUSTED
         return int(self.trust.member(owner))
 
     def _block(self, owner: PeerId) -> Hashable:

@@ -11,7 +11,7 @@ import structlog
 from node.context import NodeContext
 from node.local.addresses import ADDRESS_CHARACTERS_MAX
 from node.membership.admission import OwnAdmission
-from node.membership.incarnation import KeyGuard
+from node.membership.key_guard import KeyGuard
 from node.network.streams.deadline import within
 from protocol.core.types import Role, Topic
 from protocol.membership.directory_buckets import BucketReader, Buckets, bits_for
@@ -76,7 +76,7 @@ class Announcer:
     def __init__(
         self,
         context: NodeContext,
-        incarnation: KeyGuard,
+        key_guard: KeyGuard,
         admission: OwnAdmission,
         about: About,
         network: Network,
@@ -86,7 +86,7 @@ class Announcer:
         synchronised: Callable[[], Awaitable[None]],
     ) -> None:
         self._context = context
-        self._incarnation = incarnation
+        self._key_guard = key_guard
         self._admission = admission
         self._about = about
         self._network = network
@@ -111,7 +111,7 @@ class Announcer:
         if not self._admission.here:
             return
         record = await self._record(leaving=leaving)
-        self._incarnation.said(record)
+        self._key_guard.said(record)
         try:
             self._newest = await self._network.publish(Topic.ROSTER, record)
         except RefusedError as error:
@@ -128,17 +128,17 @@ class Announcer:
             # A task of its own: a slow directory must not delay the record on the roster.
             group.create_task(self._look_up())
             group.create_task(self._stay_listed())
-            group.create_task(self._incarnation.run(self._synchronised))
+            group.create_task(self._key_guard.run(self._synchronised))
             group.create_task(self._admission.run())
             await self._admission.wait()
-            if self._incarnation.is_new:
+            if self._key_guard.is_new:
                 # A peer may hold an older record of this key, which the next one must continue.
                 with suppress(TimeoutError):  # the first node of a run is alone
                     async with asyncio.timeout(epochs.seconds):
                         await self._synchronised()
-            await self._incarnation.listen(self._synchronised)
-            await self._incarnation.wait_alone()
-            early_seconds = self._incarnation.early_seconds()
+            await self._key_guard.listen(self._synchronised)
+            await self._key_guard.wait_alone()
+            early_seconds = self._key_guard.early_seconds()
             while True:
                 try:
                     await self.announce()
@@ -158,7 +158,7 @@ class Announcer:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stale.wait()
-                await asyncio.sleep(max(0.0, self._incarnation.early_seconds()))
+                await asyncio.sleep(max(0.0, self._key_guard.early_seconds()))
         self._stale.clear()
 
     async def _record(self, *, leaving: bool) -> NodeRecord:
@@ -171,10 +171,10 @@ class Announcer:
         head = self._context.replica.ledger.head
         conditions = self._context.conditions
         roles = [role for role in self._about.roles if not conditions.has_resigned(role)]
-        await self._incarnation.advance(leaving=leaving)
+        await self._key_guard.advance(leaving=leaving)
         return NodeRecord(
-            sequence=self._incarnation.sequence,
-            joined_at=self._incarnation.joined_at,
+            sequence=self._key_guard.sequence,
+            joined_at=self._key_guard.joined_at,
             roles=tuple(str(role) for role in roles or (Role.RELAY,)),
             addresses=tuple(short[:ADDRESSES_MAX]),
             hardware=self._about.hardware,

@@ -41,13 +41,13 @@ class HttpService:
             return
         exchange = daemon.exchange
         catalogue = Catalogue(blobs, lambda: _policies_of(daemon))
-        trusted = partial(self._is_proven, daemon.context)
+        trusted = partial(self._is_trusted, daemon.context)
         application = Application(catalogue, exchange.upload_cap, exchange.sent, trusted=trusted)
         self._server = WeightsServer(self._listener, application)
-        daemon.context.tables.register(*self._server.doorkeeper.tables)
+        daemon.context.tables.register(*self._server.rate_limiter.tables)
         await self._server.start()
 
-    def _is_proven(self, context: NodeContext, address: str) -> bool:
+    def _is_trusted(self, context: NodeContext, address: str) -> bool:
         """Return whether a trusted peer is connected from ``address``."""
         here = (peer for peer in context.peers.connected if self._host_of(peer) == address)
         return any(map(context.trust.trusted, here))

@@ -15,7 +15,7 @@ import structlog
 
 from node.context import NodeContext
 from node.membership.admission import AdmittedLog
-from node.membership.incarnation import KeyGuard
+from node.membership.key_guard import KeyGuard
 from node.replication.message_log import MessageLog
 from protocol.core.containers import BoundedDict
 from protocol.core.faults import FaultCode
@@ -71,7 +71,7 @@ class MessageIntake:
         self,
         context: NodeContext,
         message_log: MessageLog,
-        incarnation: KeyGuard,
+        key_guard: KeyGuard,
         roles: tuple[Role, ...],
         versions: ChangeSignal,
     ) -> None:
@@ -79,7 +79,7 @@ class MessageIntake:
         self._replica = context.replica
         self._log = message_log
         self._admitted_log = AdmittedLog(context.ports.store, context.replica.roster.admitted)
-        self._incarnation = incarnation
+        self._key_guard = key_guard
         self._judges = Role.VALIDATOR in roles or Role.TRAINER in roles
         self._versions = versions
         self._listeners: list[Listener] = []
@@ -171,7 +171,7 @@ class MessageIntake:
         signed, is_news = received.signed, received.result is ValidationResult.ACCEPT
         if signed is not None:
             if signed.signer == self._context.signer.peer_id and source is not MessageOrigin.OWN:
-                self._incarnation.shown(signed, is_news=is_news)
+                self._key_guard.shown(signed, is_news=is_news)
             if is_news:
                 self._accept(signed, source, lasting=received.lasting)
         for listener in self._listeners:

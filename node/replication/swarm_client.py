@@ -7,7 +7,7 @@ import structlog
 from typing_extensions import override
 
 from node.context import NodeContext
-from node.membership.incarnation import KeyGuard
+from node.membership.key_guard import KeyGuard
 from node.network.gossip.driver import Gossip
 from node.network.resources.stream_limiter import StreamLimiter
 from node.network.streams.deadline import within
@@ -40,14 +40,14 @@ class SwarmClient(Network):
         gossip: Gossip,
         bodies: RolloutBodies,
         anti_entropy: AntiEntropy,
-        incarnation: KeyGuard,
+        key_guard: KeyGuard,
     ) -> None:
         self._context = context
         self._inbox = inbox
         self._gossip = gossip
         self._bodies = bodies
         self._anti_entropy = anti_entropy
-        self._incarnation = incarnation
+        self._key_guard = key_guard
         self._run_id = context.replica.run_id
         self._protocol = MESSAGE.on(self._run_id)
 
@@ -58,11 +58,11 @@ class SwarmClient(Network):
 
     @override
     def may_have_used(self, version: int) -> bool:
-        return self._incarnation.may_have_used(version)
+        return self._key_guard.may_have_used(version)
 
     @override
     def may_have_judged(self, epoch: int) -> bool:
-        return self._incarnation.may_have_judged(epoch)
+        return self._key_guard.may_have_judged(epoch)
 
     async def publish_evidence(self) -> None:
         """Publish the equivocations that this node finds, until cancelled."""

@@ -38,7 +38,7 @@ class _Node:
         return self.arrival is not None and self.arrival.arrived_at is not None
 
 
-def draw_arrivals(record: SwarmRecord, *, width: int, lines_max: int) -> list[RenderableType]:
+def draw_downloads(record: SwarmRecord, *, width: int, lines_max: int) -> list[RenderableType]:
     """Return the newest version download in at most ``lines_max`` lines.
 
     At least one line, once a node has received a version.

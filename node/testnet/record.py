@@ -176,7 +176,7 @@ class SwarmRecord:
     def is_slashed(self, peer_id: str) -> bool:
         """Return whether a node that responded reports a worker as slashed."""
         return any(
-            member.peer_id == peer_id and member.standing == "slashed"
+            member.peer_id == peer_id and member.reputation == "slashed"
             for status in self.statuses
             for member in status.members
         )
@@ -192,9 +192,9 @@ class SwarmRecord:
         return min(times) - self.started_at if times else None
 
     @property
-    def uptake_seconds(self) -> float | None:
+    def policy_swap_seconds(self) -> float | None:
         """Policy swap latency, from a version's manifest to its first token: median of medians."""
-        medians = [status.uptake.first_token_seconds_median for status in self.statuses]
+        medians = [status.policy_swap.first_token_seconds_median for status in self.statuses]
         known = [seconds for seconds in medians if seconds is not None]
         return median(known) if known else None
 

@@ -57,7 +57,7 @@ def build_report(
         "cheaters": _cheaters(record),
         "policy_lag_max": record.policy_lag_max,
         "trainer_idle_share": _rounded(record.trainer_idle_share(versions), 4),
-        "uptake_seconds_median": _rounded(record.uptake_seconds, 2),
+        "policy_swap_seconds_median": _rounded(record.policy_swap_seconds, 2),
         "weights_bytes_sent": record.weights_sent,
         "versions": _versions(record),
         "peak_rss_mb": _peak_memory(record),

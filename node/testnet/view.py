@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.local.units import bytes_text
-from node.testnet.arrivals_view import draw_arrivals, draw_spread
+from node.testnet.arrivals_view import draw_downloads, draw_spread
 from node.testnet.colours import ACCENT, BAD, DIM, FRAME, GOOD, WARN
 from node.testnet.curve import draw_curve
 from node.testnet.nodes_view import draw_nodes, draw_roles, draw_short
@@ -59,7 +59,7 @@ def draw(
     notices = filter(None, (screen.notice, record.training_warning))
     notice = [Text(f" {text}", style=WARN) for text in notices]
     below: list[RenderableType] = [*notice, *_footer(screen)]
-    on_their_way = [] if screen.stage in _OVER else draw_arrivals(record, width=width, lines_max=1)
+    on_their_way = [] if screen.stage in _OVER else draw_downloads(record, width=width, lines_max=1)
     moved = draw_spread(record) if screen.stage in _OVER else on_their_way
     room = height - _lines([*title, *moved, *below], width)
     layout = _fitting(record, width, room)
@@ -68,7 +68,7 @@ def draw(
     boxes = _boxes(record, width, layout.curve_height)
     rest = height - _lines([*title, *boxes, layout.nodes, *below], width)
     if screen.stage not in _OVER:
-        moved = draw_arrivals(record, width=width, lines_max=rest) if rest > 0 else []
+        moved = draw_downloads(record, width=width, lines_max=rest) if rest > 0 else []
     return Group(*title, *boxes, *moved, layout.nodes, *below)
 
 

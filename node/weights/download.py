@@ -20,7 +20,6 @@ from node.weights.download_progress import DownloadLog, Label
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
 from protocol.shardcast import forest
-from protocol.shardcast import forest as fosters
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import (
     Ask,
@@ -127,7 +126,7 @@ class WeightsDownload:
     def change_members(self, members: Sequence[ForestMember]) -> None:
         """Replace the members of the forest; running requests continue."""
         self._follow(members)
-        changed = CandidatesChanged(self._candidates, self._helpers, self._strangers)
+        changed = CandidatesChanged(self._candidates, self._helpers, self._untrusted)
         self._events.put_nowait(changed)
 
     async def run(self, path: Path, decode: Decode | None = None) -> Path | Fault:
@@ -182,7 +181,7 @@ class WeightsDownload:
 
     def _follow(self, members: Sequence[ForestMember]) -> None:
         self._members = len(members)
-        self._strangers = frozenset(member.peer for member in members if not member.trusted)
+        self._untrusted = frozenset(member.peer for member in members if not member.trusted)
         self._candidates, self._helpers = self._plan(members)
 
     def _plan(
@@ -195,7 +194,7 @@ class WeightsDownload:
         for stripe in range(self._stripes):
             tree = members, weights.root, weights.version_digest, stripe, *place
             order = forest.candidates(*tree)
-            order = fosters.with_failover(order, fosters.failover_parent(*tree))
+            order = forest.with_failover(order, forest.failover_parent(*tree))
             orders.append(self._source_history.ordered(order))
         helpers = forest.extra_sources(
             members, weights.root, weights.version_digest, self._exchange.peer_id, self._stripes
@@ -214,7 +213,7 @@ class WeightsDownload:
         patience = INDEX_SECONDS_MIN + weights.index_bytes / INDEX_BYTES_PER_SECOND_MIN
         slow: dict[PeerId, None] = {}
         while True:
-            sources = sorted(self._candidates[0], key=self._strangers.__contains__)[:sources_max]
+            sources = sorted(self._candidates[0], key=self._untrusted.__contains__)[:sources_max]
             if all(peer in slow for peer in sources):
                 slow.clear()
                 patience = min(patience * 2, INDEX_SECONDS_MAX)
@@ -270,7 +269,7 @@ class WeightsDownload:
         limits = replace(
             self._limits,
             late_seconds_initial=history.begin_seconds(initial),
-            late_seconds_stranger=history.stranger_begin_seconds(initial),
+            late_seconds_untrusted=history.untrusted_begin_seconds(initial),
         )
         transfer = Transfer(
             index,
@@ -279,7 +278,7 @@ class WeightsDownload:
             limits,
             root=root,
             helpers=self._helpers,
-            strangers=self._strangers,
+            untrusted=self._untrusted,
         )
         event: Event = Tick()
         try:

@@ -42,10 +42,10 @@ class DownloadStep:
         form = Form.FILE
         if self.encoding is not None:
             form = Form.PATCH if self.encoding.base else Form.PLANES
-        return Label(f"version {self.version}", self.version, form, self.spared_bytes)
+        return Label(f"version {self.version}", self.version, form, self.saved_bytes)
 
     @property
-    def spared_bytes(self) -> int:
+    def saved_bytes(self) -> int:
         """Bytes saved: length of the file minus length of the transfer."""
         return self.checkpoint.message.total_bytes - self.form.total_bytes
 

@@ -36,13 +36,13 @@ class Form(StrEnum):
 class Label:
     """Display name of a download; ``version`` is -1 if it is not a policy.
 
-    ``spared_bytes`` is the length of the file minus the length of the transfer.
+    ``saved_bytes`` is the length of the file minus the length of the transfer.
     """
 
     name: str = "file"
     version: int = -1
     form: Form = Form.FILE
-    spared_bytes: int = 0
+    saved_bytes: int = 0
 
 
 class DownloadProgress:

@@ -132,7 +132,7 @@ class PolicyLibrary(Policies):
         self._changes = changes
         self.news = ChangeSignal()
         """Signals a version that arrived or was removed: few of the run's changes."""
-        self.spared_bytes = 0
+        self.saved_bytes = 0
         """Total bytes saved by encodings."""
         self._conditions = conditions
         self._retention = WeightsRetention(replica, ports.blobs)
@@ -375,7 +375,7 @@ class PolicyLibrary(Policies):
             self._conditions.set("weights", f"version {message.version} is not stored: {error}")
             await asyncio.sleep(self._replica.manifest.epochs.seconds)
             return
-        self.spared_bytes += leg.spared_bytes
+        self.saved_bytes += leg.saved_bytes
         self._conditions.clear("weights")
         seconds = self._ports.clock.now() - started_at
         log.info(

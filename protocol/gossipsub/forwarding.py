@@ -90,7 +90,7 @@ class Flood:
     def __init__(self, peers_max: int, rng: Rng, trusted: PeerSet) -> None:
         self._peers_max = peers_max
         self._rng = rng
-        self._proven = trusted
+        self._trusted = trusted
 
     def receivers(self, mesh: Collection[PeerId], subscribers: list[PeerId]) -> list[PeerId]:
         """Return the receivers among ``subscribers``, trusted ones first.
@@ -98,7 +98,7 @@ class Flood:
         All, if there are at most ``peers_max``; otherwise mesh members, trusted peers, and random
         untrusted ones, in this order.
         """
-        trusted = self._proven()
+        trusted = self._trusted()
         if len(subscribers) > self._peers_max:
             drawn = self._rng.shuffled(subscribers)
             drawn.sort(key=lambda peer: (peer not in mesh, peer not in trusted))
@@ -118,7 +118,7 @@ class UntrustedForwardQueue:
     """Per peer, the newest waiting message of each author, in the order of the authors' first."""
 
     def __init__(self) -> None:
-        self._waiting: dict[PeerId, _Waiting] = {}
+        self._waiting: dict[PeerId, _PeerQueue] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -128,7 +128,7 @@ class UntrustedForwardQueue:
     def add(self, message: GossipMessage, peers: Collection[PeerId]) -> None:
         """Queue a message for ``peers``; it replaces the author's earlier one."""
         for peer in peers:
-            self._waiting.setdefault(peer, _Waiting()).add(message)
+            self._waiting.setdefault(peer, _PeerQueue()).add(message)
 
     def drop(self, peer: PeerId, message: GossipMessage) -> None:
         """Record that ``peer`` has a message."""
@@ -148,7 +148,7 @@ class UntrustedForwardQueue:
         return {peer: waiting.take() for peer, waiting in self._waiting.items()}
 
 
-class _Waiting:
+class _PeerQueue:
     """Messages waiting for one peer, by author."""
 
     __slots__ = ("_messages", "size_bytes")
@@ -190,23 +190,23 @@ class _Waiting:
 class Forwarder:
     """Queues of waiting messages; a sent message enters ``cache`` and is advertised from then on.
 
-    Waiting messages of authors without ``standing`` are never advertised.
+    Waiting messages of authors without ``is_trusted`` are never advertised.
     """
 
     def __init__(
-        self, params: Params, rng: Rng, cache: MessageCache, standing: Callable[[PeerId], bool]
+        self, params: Params, rng: Rng, cache: MessageCache, is_trusted: Callable[[PeerId], bool]
     ) -> None:
         self._params = params
         self._rng = rng
         self._cache = cache
-        self._standing = standing
+        self._is_trusted = is_trusted
         self._lanes: dict[str, UntrustedForwardQueue] = {}
         """By topic, for topics that may wait."""
         self._for_heartbeat = Batches()
         self._for_flush = Batches()
 
     @property
-    def newcomers_bytes(self) -> int:
+    def untrusted_bytes(self) -> int:
         """Largest number of bytes of untrusted authors that wait for one peer."""
         return max((lane.size_bytes for lane in self._lanes.values()), default=0)
 
@@ -240,7 +240,7 @@ class Forwarder:
         effects: list[Effect] = []
         message_id, topic, encoded = message.message_id, message.topic, message.encoded
         lane = self._lanes.get(topic)
-        if lane is not None and not self._standing(message.author):
+        if lane is not None and not self._is_trusted(message.author):
             lane.add(message, peers)
         elif lane is not None:
             effects += _publishes(self._for_heartbeat.add(message_id, topic, encoded, peers))

@@ -45,10 +45,10 @@ class LazyGossip:
     def __init__(self, params: Params, rng: Rng, trusted: PeerSet) -> None:
         self._params = params
         self._rng = rng
-        self._proven = trusted
+        self._trusted = trusted
         self._asked: dict[bytes, None] = {}
-        self._ids_asked = _Shares(params.asked_stranger_ids_max)
-        self._bytes_served = _Shares(params.iwant_stranger_bytes_max)
+        self._ids_asked = _Shares(params.iwant_untrusted_ids_max)
+        self._bytes_served = _Shares(params.iwant_untrusted_bytes_max)
         self.cache = MessageCache(
             params.history_windows, params.gossip_windows, params.cache_bytes_max
         )
@@ -99,9 +99,9 @@ class LazyGossip:
                 served.append(encoded)
         return served
 
-    def _most(self, peer: PeerId, each: int, strangers: _Shares) -> int:
+    def _most(self, peer: PeerId, each: int, untrusted: _Shares) -> int:
         """Return the budget of one peer in this heartbeat; an untrusted one has a share."""
-        return each if peer in self._proven() else min(each, strangers.part(peer))
+        return each if peer in self._trusted() else min(each, untrusted.part(peer))
 
     def advertise(
         self, audience: Callable[[str], tuple[list[PeerId], list[PeerId]]]

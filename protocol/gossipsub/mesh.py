@@ -278,13 +278,13 @@ class Mesh:
 
     def _quotas(self) -> Quotas:
         trusted, chosen = frozenset(self.trusted()), frozenset(self.chosen())  # copies
-        return [(self._params.mesh_standing, trusted), (self._params.mesh_outbound, chosen)]
+        return [(self._params.mesh_trusted_min, trusted), (self._params.mesh_outbound, chosen)]
 
     def _full(self, members: Mapping[PeerId, None], peer: PeerId) -> bool:
         if len(members) < self._params.mesh_high or peer in self.chosen():
             return False
         trusted = self.trusted()
-        return peer not in trusted or len(trusted & members.keys()) >= self._params.mesh_standing
+        return peer not in trusted or len(trusted & members.keys()) >= self._params.mesh_trusted_min
 
     def _add(self, topic: str, peers: list[PeerId], now: float) -> list[PeerId]:
         for peer in peers:

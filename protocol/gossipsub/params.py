@@ -158,7 +158,7 @@ class Params:
     """D_score (spec): when pruning, keep this many best-scored peers, the rest at random."""
     mesh_outbound: int = 2
     """D_out (spec): minimum of outbound peers in a mesh, if there are."""
-    mesh_standing: int = 2
+    mesh_trusted_min: int = 2
     """Minimum of trusted peers in a mesh, if there are: a guess. If untrusted peers fill the
     meshes, a message arrives over one path only, and a loss there delays it."""
     lazy_peers: int = 3
@@ -209,12 +209,12 @@ class Params:
     """go ``GossipRetransmission``: times one message is served to one peer."""
     iwant_reply_bytes_max: int = 4 << 20
     """A guess: bytes served to one peer per heartbeat, so that IWANT cannot exhaust the uplink."""
-    iwant_stranger_bytes_max: int = 4 << 20
+    iwant_untrusted_bytes_max: int = 4 << 20
     """A guess: bytes served to all untrusted peers per heartbeat, in equal shares of those that
     request now or did in the last one. Four hundred that request every message have 10 KB each."""
     asked_max: int = 50_000
     """A guess: ids requested from all peers per heartbeat; ten peers at their limit."""
-    asked_stranger_ids_max: int = 1000
+    iwant_untrusted_ids_max: int = 1000
     """A guess: ids requested from all untrusted peers per heartbeat, in equal shares of those that
     advertise now or did in the last one. The requests are 46 KB of our uplink; of four hundred
     peers that advertise false ids each gets two. The replies to as many delay nothing else on a

@@ -111,7 +111,7 @@ class _PeerStats:
 
 @dataclass(frozen=True, slots=True)
 class _Retained:
-    standing: _PeerStats
+    peer_stats: _PeerStats
     score: float
     until: float
 
@@ -125,7 +125,7 @@ class Scores:
     def __init__(self, params: ScoreParams, opinions: Opinions = no_opinions) -> None:
         self._params = params
         self._opinions = opinions
-        self._standings: dict[PeerId, _PeerStats] = {}
+        self._stats_by_peer: dict[PeerId, _PeerStats] = {}
         self._retained: dict[PeerId, _Retained] = {}
         self._at_address: dict[str, int] = {}
         self._aged_at: float | None = None
@@ -138,13 +138,13 @@ class Scores:
 
     def __call__(self, peer: PeerId) -> float:
         """Return the score of a peer; if it is not connected, its application score."""
-        standing = self._standings.get(peer)
-        if standing is None:
+        peer_stats = self._stats_by_peer.get(peer)
+        if peer_stats is None:
             return self._opinions().get(peer, 0.0)
-        score = standing.score
+        score = peer_stats.score
         if score is None:
-            behaviour, colocation = self._behaviour(standing), self._colocation(standing)
-            score = standing.score = standing.application + behaviour + colocation
+            behaviour, colocation = self._behaviour(peer_stats), self._colocation(peer_stats)
+            score = peer_stats.score = peer_stats.application + behaviour + colocation
         return score
 
     def below(self, peer: PeerId, bound: float) -> bool:
@@ -168,32 +168,32 @@ class Scores:
 
     def counts(self, peer: PeerId) -> PeerCounts:
         """Return the counters behind a peer's score; all 0 if it is not connected."""
-        standing = self._standings.get(peer)
-        if standing is None:
+        peer_stats = self._stats_by_peer.get(peer)
+        if peer_stats is None:
             return PeerCounts()
-        stats = standing.topics.values()
+        stats = peer_stats.topics.values()
         return PeerCounts(
             sum(each.first_deliveries for each in stats),
             sum(each.mesh_failures for each in stats),
             sum(each.invalid for each in stats),
-            standing.breaches,
-            max((self._at_address[each] for each in standing.addresses), default=1) - 1,
+            peer_stats.breaches,
+            max((self._at_address[each] for each in peer_stats.addresses), default=1) - 1,
         )
 
-    def _behaviour(self, standing: _PeerStats) -> float:
+    def _behaviour(self, peer_stats: _PeerStats) -> float:
         """Return P1 to P4 and P7."""
         topic = self._params.topic
         score = 0.0
-        for stats in standing.topics.values():  # a generator costs as much as the sum
+        for stats in peer_stats.topics.values():  # a generator costs as much as the sum
             score += topic.weight * stats.score(topic)
         score = min(score, self._params.topics_score_max)
-        excess = max(0.0, standing.breaches - self._params.behaviour_threshold)
+        excess = max(0.0, peer_stats.breaches - self._params.behaviour_threshold)
         return score + self._params.behaviour_weight * excess**2
 
-    def _colocation(self, standing: _PeerStats) -> float:
+    def _colocation(self, peer_stats: _PeerStats) -> float:
         """Return P6."""
         score = 0.0
-        for address in standing.addresses:
+        for address in peer_stats.addresses:
             surplus = max(0, self._at_address[address] - self._params.colocated_peers_max)
             score += self._params.colocation_weight * surplus**2
         return score
@@ -202,52 +202,54 @@ class Scores:
 
     def connect(self, peer: PeerId, now: float) -> None:
         """Add a peer, with its retained score if there is one; idempotent."""
-        if peer in self._standings:
+        if peer in self._stats_by_peer:
             return
         retained = self._retained.pop(peer, None)
         fits = retained is not None and now < retained.until
-        standing = self._standings[peer] = retained.standing if retained and fits else _PeerStats()
-        standing.application = self._opinions().get(peer, 0.0)
-        self._changed(peer, standing)
+        peer_stats = self._stats_by_peer[peer] = (
+            retained.peer_stats if retained and fits else _PeerStats()
+        )
+        peer_stats.application = self._opinions().get(peer, 0.0)
+        self._changed(peer, peer_stats)
 
     def disconnect(self, peer: PeerId, now: float) -> None:
         """Forget a peer, unless it has penalties; idempotent."""
-        standing = self._standings.get(peer)
-        if standing is None:
+        peer_stats = self._stats_by_peer.get(peer)
+        if peer_stats is None:
             return
         self.place(peer, ())
-        for topic in standing.topics:
+        for topic in peer_stats.topics:
             self.pruned(peer, topic)
-        del self._standings[peer]
+        del self._stats_by_peer[peer]
         self._suspects.pop(peer, None)
-        if not _to_answer_for(standing):
+        if not _to_answer_for(peer_stats):
             return
-        for stats in standing.topics.values():
+        for stats in peer_stats.topics.values():
             stats.first_deliveries = 0.0
-        standing.score = None
+        peer_stats.score = None
         until = now + self._params.retain_seconds
-        self._retained[peer] = _Retained(standing, self._behaviour(standing), until)
+        self._retained[peer] = _Retained(peer_stats, self._behaviour(peer_stats), until)
         if len(self._retained) > self._params.retained_max:
             del self._retained[max(self._retained, key=lambda each: self._retained[each].score)]
 
     def place(self, peer: PeerId, addresses: Iterable[str]) -> None:
         """Set the addresses of a connected peer, without those that may be shared."""
-        standing = self._standings.get(peer)
+        peer_stats = self._stats_by_peer.get(peer)
         some = tuple(dict.fromkeys(addresses))[: self._params.addresses_per_peer_max]
-        if standing is None or some == standing.addresses:
+        if peer_stats is None or some == peer_stats.addresses:
             return
-        touched = {*standing.addresses, *some}
-        for address in standing.addresses:
+        touched = {*peer_stats.addresses, *some}
+        for address in peer_stats.addresses:
             self._at_address[address] -= 1
             if self._at_address[address] == 0:
                 del self._at_address[address]
-        standing.addresses = some
+        peer_stats.addresses = some
         for address in some:
             self._at_address[address] = self._at_address.get(address, 0) + 1
-        for each, other in self._standings.items():
+        for each, other in self._stats_by_peer.items():
             if not touched.isdisjoint(other.addresses):
                 self._changed(each, other)
-        standing.score = None
+        peer_stats.score = None
 
     # Behaviour
 
@@ -258,17 +260,17 @@ class Scores:
             stats.grafted_at = now
             stats.mesh_seconds = 0.0
             stats.mesh_active = False
-            self._changed(peer, self._standings[peer])
+            self._changed(peer, self._stats_by_peer[peer])
 
     def pruned(self, peer: PeerId, topic: str) -> None:
         """Record that a peer has left our mesh; its deficit becomes P3b."""
-        standing = self._standings.get(peer)
-        stats = None if standing is None else standing.topics.get(topic)
-        if standing is not None and stats is not None and stats.grafted_at is not None:
+        peer_stats = self._stats_by_peer.get(peer)
+        stats = None if peer_stats is None else peer_stats.topics.get(topic)
+        if peer_stats is not None and stats is not None and stats.grafted_at is not None:
             stats.mesh_failures += stats.deficit(self._params.topic) ** 2
             stats.grafted_at = None
             stats.mesh_active = False
-            self._changed(peer, standing)
+            self._changed(peer, peer_stats)
 
     def first_delivery(self, peer: PeerId, topic: str) -> None:
         """Record that a peer was the first to deliver a message that we accepted."""
@@ -292,14 +294,14 @@ class Scores:
         stats = self._stats(peer, topic)
         if stats is not None:
             stats.invalid += 1
-            self._changed(peer, self._standings[peer])
+            self._changed(peer, self._stats_by_peer[peer])
 
     def breach(self, peer: PeerId, count: int = 1) -> None:
         """Record violations of the protocol."""
-        standing = self._standings.get(peer)
-        if standing is not None:
-            standing.breaches += count
-            self._changed(peer, standing)
+        peer_stats = self._stats_by_peer.get(peer)
+        if peer_stats is not None:
+            peer_stats.breaches += count
+            self._changed(peer, peer_stats)
 
     # Time
 
@@ -307,10 +309,10 @@ class Scores:
         """Update the application scores; decay the counters once per interval."""
         opinions = self._opinions()
         for peer in {**self._judged, **opinions}:
-            standing, opinion = self._standings.get(peer), opinions.get(peer, 0.0)
-            if standing is not None and opinion != standing.application:
-                standing.application = opinion
-                self._changed(peer, standing)
+            peer_stats, opinion = self._stats_by_peer.get(peer), opinions.get(peer, 0.0)
+            if peer_stats is not None and opinion != peer_stats.application:
+                peer_stats.application = opinion
+                self._changed(peer, peer_stats)
         self._judged = dict.fromkeys(opinions)
         self._age_all(now)
         self._suspects = {peer: None for peer in self._suspects if self(peer) < 0}
@@ -326,43 +328,43 @@ class Scores:
             return
         self._aged_at = now
         factors = _factors(self._params, now - last)
-        for peer, standing in self._standings.items():
-            if standing.topics or standing.breaches:
-                self._age(standing, factors, now)
-                self._changed(peer, standing)
+        for peer, peer_stats in self._stats_by_peer.items():
+            if peer_stats.topics or peer_stats.breaches:
+                self._age(peer_stats, factors, now)
+                self._changed(peer, peer_stats)
         self._retained = {peer: kept for peer, kept in self._retained.items() if now < kept.until}
 
-    def _age(self, standing: _PeerStats, factors: _Factors, now: float) -> None:
+    def _age(self, peer_stats: _PeerStats, factors: _Factors, now: float) -> None:
         params = self._params.topic
-        standing.topics = {
+        peer_stats.topics = {
             topic: stats
-            for topic, stats in standing.topics.items()
+            for topic, stats in peer_stats.topics.items()
             if stats.age(params, factors, now)
         }
-        if standing.breaches:
-            standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
+        if peer_stats.breaches:
+            peer_stats.breaches = _decayed(peer_stats.breaches, factors.breaches, factors.zero)
 
-    def _may_be_low(self, standing: _PeerStats) -> bool:
+    def _may_be_low(self, peer_stats: _PeerStats) -> bool:
         """Return whether a peer has any penalty; credit decays to 0."""
-        burdened = standing.application < 0 or _to_answer_for(standing)
-        return burdened or self._colocation(standing) < 0
+        burdened = peer_stats.application < 0 or _to_answer_for(peer_stats)
+        return burdened or self._colocation(peer_stats) < 0
 
-    def _changed(self, peer: PeerId, standing: _PeerStats) -> None:
+    def _changed(self, peer: PeerId, peer_stats: _PeerStats) -> None:
         """Mark a score for recomputation; it may be lower."""
-        standing.score = None
-        if self._may_be_low(standing):
+        peer_stats.score = None
+        if self._may_be_low(peer_stats):
             self._suspects[peer] = None
             self._lowest = -math.inf
 
     def _stats(self, peer: PeerId, topic: str) -> TopicStats | None:
         """Return counters to be changed, and mark the score for recomputation."""
-        standing = self._standings.get(peer)
-        if standing is None:
+        peer_stats = self._stats_by_peer.get(peer)
+        if peer_stats is None:
             return None
-        standing.score = None
-        stats = standing.topics.get(topic)
+        peer_stats.score = None
+        stats = peer_stats.topics.get(topic)
         if stats is None:
-            stats = standing.topics[topic] = TopicStats()
+            stats = peer_stats.topics[topic] = TopicStats()
         return stats
 
 
@@ -383,10 +385,10 @@ def _decayed(counter: float, factor: float, zero: float) -> float:
     return counter if counter >= zero else 0.0
 
 
-def _to_answer_for(standing: _PeerStats) -> bool:
-    if standing.breaches > 0:
+def _to_answer_for(peer_stats: _PeerStats) -> bool:
+    if peer_stats.breaches > 0:
         return True
-    for stats in standing.topics.values():  # ``any`` takes twice as long
+    for stats in peer_stats.topics.values():  # ``any`` takes twice as long
         if stats.invalid or stats.mesh_failures or stats.mesh_active:
             return True
     return False
@@ -405,7 +407,7 @@ class Deliveries:
     def __init__(self, params: ScoreParams, scores: Scores) -> None:
         self._params = params
         self._scores = scores
-        self._judged = BoundedDict[bytes, _Judged](params.judged_max, "judged")
+        self._judged = BoundedDict[bytes, _Judged](params.judged_max, "delivery_records")
         self.tables = (self._judged,)
 
     def accepted(

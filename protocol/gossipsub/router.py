@@ -70,7 +70,7 @@ class Router:
     """Gossip state of one node; ``signer`` is also its identity.
 
     ``opinions`` are the application's peer scores, ``chosen`` the outbound peers, ``trusted`` the
-    trusted ones, and ``standing`` tells whether an author has reputation.
+    trusted ones, and ``is_trusted`` tells whether an author has reputation.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Router:
         trusted: PeerSet = nobody,
         decoding: Decoders | None = None,
         *,
-        standing: Callable[[PeerId], bool] = lambda _author: False,
+        is_trusted: Callable[[PeerId], bool] = lambda _author: False,
     ) -> None:
         self._signer = signer
         self._params = params
@@ -107,7 +107,7 @@ class Router:
         self._lazy = LazyGossip(params, rng.child("lazy"), trusted)
         self._seen = SeenCache(params.seen_seconds, params.seen_max)
         self._pending: dict[bytes, _PendingValidation] = {}
-        self._relay = Forwarder(params, rng.child("relay"), self._lazy.cache, standing)
+        self._relay = Forwarder(params, rng.child("relay"), self._lazy.cache, is_trusted)
         self.tables: tuple[Table, ...] = (
             self._mesh.backoffs,
             *self._deliveries.tables,
@@ -115,7 +115,7 @@ class Router:
             *self._seen.tables,
             SizeGauge("cache_bytes", params.cache_bytes_max, lambda: self._lazy.cache.size_bytes),
             SizeGauge(
-                "newcomers_bytes", LANE_WAITING_BYTES_MAX, lambda: self._relay.newcomers_bytes
+                "untrusted_bytes", LANE_WAITING_BYTES_MAX, lambda: self._relay.untrusted_bytes
             ),
             SizeGauge("pending", params.pending_max, self._pending.__len__),
             SizeGauge("retained_scores", params.score.retained_max, lambda: self._score.retained),

@@ -95,8 +95,8 @@ class Backpressure:
                     certified += 1
                 else:
                     waiting[entry.commit.signer] += 1
-        standing = ((workers[who], n) for who, n in waiting.items() if not slashed(who))
-        return certified + sum(min(n, counts.credit) for counts, n in standing)
+        unslashed = ((workers[who], n) for who, n in waiting.items() if not slashed(who))
+        return certified + sum(min(n, counts.credit) for counts, n in unslashed)
 
 
 def _age(entry: Entry) -> tuple[int, int, Digest]:

@@ -8,7 +8,7 @@ from protocol.core.types import PeerId
 from protocol.ledger.ledger import Ledger
 from protocol.run.manifest import RunManifest
 
-STRANGER_COMMITS_MAX = 4096
+UNTRUSTED_COMMITS_MAX = 4096
 """Pending commits of all untrusted workers together: 9 MB. In the first minutes of a large run
 every worker is untrusted and has one or two pending."""
 
@@ -39,15 +39,15 @@ class UntrustedCommits:
         self._state: tuple[int, ...] = ()
         self._count = 0
         """Cached count; valid while ``_state`` is unchanged."""
-        self.tables = (SizeGauge("stranger_commits", STRANGER_COMMITS_MAX, self.__len__),)
+        self.tables = (SizeGauge("untrusted_commits", UNTRUSTED_COMMITS_MAX, self.__len__),)
 
     def has_room_for(self, worker: PeerId) -> bool:
         """Return whether one more commit of a worker may be pending."""
         # Counted only near the limit: most workers of a large run have reputation.
-        if sum(self._ledger.unsettled.values()) < STRANGER_COMMITS_MAX:
+        if sum(self._ledger.unsettled.values()) < UNTRUSTED_COMMITS_MAX:
             return True
         trusted = has_reputation(worker, self._manifest, self._ledger)
-        return trusted or len(self) < STRANGER_COMMITS_MAX
+        return trusted or len(self) < UNTRUSTED_COMMITS_MAX
 
     def __len__(self) -> int:
         """Return the number of these commits."""

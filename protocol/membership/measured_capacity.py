@@ -3,8 +3,8 @@
 Keys are free, and so are their claims. So several members dial each member back and receive a
 sample; they publish the result in their records. Every node takes a majority and the upper quartile
 of these reports, which all nodes hold alike. To fake one member's capacity an attacker needs as
-many trusted keys as there are honest reporters, and each key reports on at most ``WITNESSED_MAX``
-members.
+many trusted keys as there are honest reporters, and each key reports on at most
+``OBSERVATIONS_MAX`` members.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from protocol.membership.roster import Member
 from protocol.run.manifest import RunManifest
 from protocol.shardcast.forest import ForestMember, ForestMembers
 
-WITNESSES_MIN = 3
+OBSERVERS_MIN = 3
 """Required reports by trusted members, or all if there are fewer: a guess."""
 
-UNWITNESSED_SHARE = 8
+UNOBSERVED_SHARE = 8
 """A member with too few reports counts at most 1/8 of the maximum rate: a guess."""
 
 AGE_EPOCHS = 8
@@ -32,7 +32,7 @@ def forest_members(
     trusted: Callable[[PeerId], bool],
     counts: Callable[[PeerId], bool],
 ) -> ForestMembers:
-    """Return the live members with their measured capacity; ``trusted``: ``has_standing``.
+    """Return the live members with their measured capacity; ``trusted`` tells a trusted peer.
 
     ``counts`` tells whether a key's probation is over; a key on probation has no children.
 
@@ -40,14 +40,14 @@ def forest_members(
     rate is the upper quartile of those reports, at most the manifest's maximum and its own limit. A
     genesis key's own claim counts until it has enough reports.
     """
-    standing = {member.peer: trusted(member.peer) for member in live}
-    said = _said(live, standing)
-    witnesses = sum(standing.values())
+    reputable = {member.peer: trusted(member.peer) for member in live}
+    said = _said(live, reputable)
+    witnesses = sum(reputable.values())
     most = manifest.shardcast.upload_bytes_per_second_max
     found = []
     for member in live:
         peer, message = member.peer, member.record.message
-        enough = min(WITNESSES_MIN, witnesses - standing[peer])
+        enough = min(OBSERVERS_MIN, witnesses - reputable[peer])
         classes = said[peer]
         if enough and len(classes) >= enough:
             reached = sorted(number for number in classes if number)
@@ -55,24 +55,24 @@ def forest_members(
             rate = min(most, rate_of_class(_upper_quartile(reached)))
         else:
             reachable = manifest.is_of_genesis(peer)
-            rate = most // UNWITNESSED_SHARE
+            rate = most // UNOBSERVED_SHARE
         found.append(
             ForestMember(
                 peer,
                 min(rate, message.upload_bytes_per_second or rate),
                 message.reachable and reachable and counts(peer),
-                standing[peer],
+                reputable[peer],
             )
         )
     return ForestMembers(found)
 
 
-def _said(live: Sequence[Member], standing: dict[PeerId, bool]) -> dict[PeerId, list[int]]:
+def _said(live: Sequence[Member], reputable: dict[PeerId, bool]) -> dict[PeerId, list[int]]:
     """Return the reports of trusted members on each live member except themselves."""
     said: dict[PeerId, list[int]] = {member.peer: [] for member in live}
     peers = {public_key_from_peer_id(peer): peer for peer in said}
     for member in live:
-        if not standing[member.peer]:
+        if not reputable[member.peer]:
             continue
         message = member.record.message
         for key, number in zip(message.witnessed, message.upload_classes, strict=True):

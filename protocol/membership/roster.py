@@ -72,7 +72,7 @@ class Roster:
         self._unchecked: dict[Digest, Signed[NodeRecord]] = {}
         """Records that arrived faster than proofs can be checked."""
         self._members: dict[PeerId, Member] = {}
-        self.unchecked = SizeGauge("unchecked", UNCHECKED_MAX, self._unchecked.__len__)
+        self.unchecked = SizeGauge("unverified_records", UNCHECKED_MAX, self._unchecked.__len__)
         self.tables = (SizeGauge("roster", MEMBERS_MAX, self._members.__len__), self.unchecked)
         self._order: list[PeerId] = []
         """Members by peer id, kept sorted."""

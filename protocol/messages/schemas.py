@@ -34,7 +34,7 @@ ENCODINGS_MAX = 4
 ADMISSION_BYTES_MAX = 512
 """Maximum admission proof in a record; an invite is the longest, about 300 bytes."""
 
-WITNESSED_MAX = 32
+OBSERVATIONS_MAX = 32
 """Maximum reports about other members in one record, 1.2 KB: four times an even share."""
 
 PROTOCOL_VERSION = 1
@@ -86,9 +86,9 @@ class NodeRecord(Message):
     """Self-set upload limit; 0: none."""
     reachable: bool
     """Self-reported reachability; false if dial-backs failed."""
-    witnessed: Annotated[tuple[DigestBytes, ...], Field(max_length=WITNESSED_MAX)] = ()
+    witnessed: Annotated[tuple[DigestBytes, ...], Field(max_length=OBSERVATIONS_MAX)] = ()
     """Public keys of the members that this one dialled back."""
-    upload_classes: Annotated[tuple[RateClass, ...], Field(max_length=WITNESSED_MAX)] = ()
+    upload_classes: Annotated[tuple[RateClass, ...], Field(max_length=OBSERVATIONS_MAX)] = ()
     """Upload rate class of each of them, 0 if it did not respond."""
     http_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Port of its HTTP weight server, on the host of its connection; 0: none. Without a host,

@@ -44,7 +44,7 @@ from protocol.run.manifest import RunManifest
 WAITING_MAX = 1024
 """Messages of one kind that may wait for another message."""
 
-STRANGERS_MAX = 256
+UNTRUSTED_MAX = 256
 """Workers without a known admission that may have pending commits. These are not checked here;
 certificates prove the admission of workers that have left. A guess."""
 
@@ -90,7 +90,7 @@ class Replica:
         self._equivocators = EquivocationTracker(manifest, verify)
         self.electorate = LocalElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
-        self.stranger_commits = UntrustedCommits(manifest, self.ledger)
+        self.untrusted_commits = UntrustedCommits(manifest, self.ledger)
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._verify = verify
@@ -103,7 +103,7 @@ class Replica:
         self.tables: tuple[Table, ...] = (
             *self.ledger.tables,
             *self.roster.tables,
-            *self.stranger_commits.tables,
+            *self.untrusted_commits.tables,
             self._early_certificates,
             self._early_verdicts,
             *self._late.tables,
@@ -301,7 +301,7 @@ class Replica:
             return replace(_received(commit, bool(others)), settled=others)
         if not admitted.knows(worker) and not (anti_entropy and self._has_room_for_unknown(worker)):
             return _received(commit, Fault(FaultCode.UNKNOWN_KEY))
-        if not (self.stranger_commits.has_room_for(worker) or self._is_certified(commit)):
+        if not (self.untrusted_commits.has_room_for(worker) or self._is_certified(commit)):
             return _received(commit, False)
         counts = self.counts(worker, commit.message.version, commit.message.epoch)
         result = self.ledger.offer_commit(commit, epoch, anti_entropy=anti_entropy, counts=counts)
@@ -313,11 +313,11 @@ class Replica:
         waiting = self._early_certificates.entries.values()
         return any(certificate.message.commit == commit.digest for certificate, _ in waiting)
 
-    def _has_room_for_unknown(self, stranger: PeerId) -> bool:
+    def _has_room_for_unknown(self, worker: PeerId) -> bool:
         """Return whether commits of a key may wait for the outcome that proves its admission."""
         knows = self.roster.admitted.knows
-        strangers = [worker for worker in self.ledger.unsettled if not knows(worker)]
-        return stranger in strangers or len(strangers) < STRANGERS_MAX
+        untrusted = [one for one in self.ledger.unsettled if not knows(one)]
+        return worker in untrusted or len(untrusted) < UNTRUSTED_MAX
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):

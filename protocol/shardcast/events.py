@@ -48,12 +48,12 @@ class RequestFailed:
 class CandidatesChanged:
     """New candidates per stripe, and new helpers, after a change of the roster.
 
-    ``strangers``: the untrusted sources.
+    ``untrusted``: the untrusted sources.
     """
 
     candidates: tuple[tuple[PeerId, ...], ...]
     helpers: tuple[PeerId, ...] = ()
-    strangers: frozenset[PeerId] = frozenset()
+    untrusted: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class TransferLimits:
     requests_per_stripe: int = 2
     request_bytes: int = 8 << 20
     late_seconds_initial: float = 15.0
-    late_seconds_stranger: float = 6.0
+    late_seconds_untrusted: float = 6.0
     late_seconds_min: float = 2.0
     late_seconds_max: float = 60.0
     patience_seconds: float = 3.0

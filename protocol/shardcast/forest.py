@@ -45,8 +45,8 @@ HELPERS_MAX = 6
 helper, 77 with 3, 74 with 6 and 74 with 12 (means of seeds 1 and 2). Each may be a new
 connection."""
 
-NEWCOMERS_SHARE = 4
-NEWCOMERS_MIN = 1
+UNTRUSTED_SHARE = 4
+UNTRUSTED_MIN = 1
 """Untrusted members with children: at most one per four trusted ones, and at least one: a guess. It
 lets a new relay begin, and limits a crowd of new keys. With four, two that sent nothing delayed
 every version of a testnet of eight, by 42 s at most: with their children, too many were late to
@@ -274,16 +274,16 @@ def _admitted(
     An untrusted member counts at most as much as the third quartile of the trusted ones.
     """
     trusted = [member for member in able if member.trusted]
-    newcomers = [member for member in able if not member.trusted]
-    newcomers.sort(key=lambda member: drawn[member.peer])
-    del newcomers[max(NEWCOMERS_MIN, len(trusted) // NEWCOMERS_SHARE) :]
+    untrusted = [member for member in able if not member.trusted]
+    untrusted.sort(key=lambda member: drawn[member.peer])
+    del untrusted[max(UNTRUSTED_MIN, len(trusted) // UNTRUSTED_SHARE) :]
     rates = sorted(member.upload_bytes_per_second for member in trusted)
     most = rates[3 * (len(rates) - 1) // 4] if rates else 0
     return [
         *trusted,
         *(
             m._replace(upload_bytes_per_second=min(m.upload_bytes_per_second, most))
-            for m in newcomers
+            for m in untrusted
         ),
     ]
 

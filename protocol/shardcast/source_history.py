@@ -30,7 +30,7 @@ BEGIN_SECONDS_MIN = 6.0
 """Minimum time for a source to begin, because it may have to find another source itself. With half
 of it, the first version after a slowdown of the root took half as long again."""
 
-STRANGER_BEGIN_SECONDS_MIN = 1.0
+UNTRUSTED_BEGIN_SECONDS_MIN = 1.0
 """The same for an untrusted source: delaying us costs a key nothing. Two such keys that sent
 nothing, among eight nodes of a testnet, delayed every other version by 6 s."""
 
@@ -64,10 +64,10 @@ class SourceReputation:
             return initial
         return min(initial, max(BEGIN_SECONDS_MIN, self._begin.late_seconds))
 
-    def stranger_begin_seconds(self, initial: float) -> float:
+    def untrusted_begin_seconds(self, initial: float) -> float:
         """Return the limit for an untrusted source: at most the usual time of the others."""
         usual_seconds = self._begin.late_seconds or BEGIN_SECONDS_MIN
-        return min(initial, max(STRANGER_BEGIN_SECONDS_MIN, usual_seconds))
+        return min(initial, max(UNTRUSTED_BEGIN_SECONDS_MIN, usual_seconds))
 
     def begun(self, seconds: float) -> None:
         """Record the time from a request to the first chunk."""

@@ -60,12 +60,12 @@ class Transfer:
         *,
         root: PeerId | None = None,
         helpers: Sequence[PeerId] = (),
-        strangers: frozenset[PeerId] = frozenset(),
+        untrusted: frozenset[PeerId] = frozenset(),
     ) -> None:
         self._index = index
         self._root = root
         self._helpers = tuple(helpers)
-        self._strangers = strangers
+        self._untrusted = untrusted
         self._limits = limits or TransferLimits()
         self._chunks_per_request = max(1, self._limits.request_bytes // index.chunk_bytes)
         self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
@@ -180,7 +180,7 @@ class Transfer:
                 self._ahead_at = now + self._limits.ahead_seconds
 
     def _candidates_changed(self, event: CandidatesChanged) -> None:
-        self._helpers, self._strangers = event.helpers, event.strangers
+        self._helpers, self._untrusted = event.helpers, event.untrusted
         for stripe, order in zip(self._stripes, event.candidates, strict=True):
             stripe.candidates = order
             stripe.holds = {peer: hold for peer, hold in stripe.holds.items() if peer in order}
@@ -196,8 +196,8 @@ class Transfer:
         for number, request in list(self._requests.items()):
             waited_seconds, name = now - request.touched, request.ask.peer
             patience_seconds = late_seconds[request.ask.stripe]
-            if name in self._strangers and not self._peers[name].delivered:
-                patience_seconds = min(patience_seconds, self._limits.late_seconds_stranger)
+            if name in self._untrusted and not self._peers[name].delivered:
+                patience_seconds = min(patience_seconds, self._limits.late_seconds_untrusted)
             late = waited_seconds >= patience_seconds
             if late or (request.unlisted and waited_seconds >= self._limits.patience_seconds):
                 self._end(number)

@@ -68,7 +68,7 @@ class InferenceFlow:
                 seen = context.changes.count
                 await self._repeat_unsettled()
                 self._making.observe(self._seconds_max())
-                self._observe_uptake()
+                self._observe_swap()
                 self._drop_useless()
                 if _now() >= self._rest_until:
                     await self._work()
@@ -255,7 +255,7 @@ class InferenceFlow:
         if not replaces:
             what = f"loading version {policy.version} into the engine"
             self._context.conditions.prepare(Role.INFERENCE, what)
-        self._observe_uptake()
+        self._observe_swap()
         try:
             with self._context.policies.hold(policy):
                 await self._staging.finish(policy)
@@ -278,19 +278,19 @@ class InferenceFlow:
         )
         return True
 
-    def _observe_uptake(self) -> None:
+    def _observe_swap(self) -> None:
         """Record the newest complete weights, and the first token of the loaded policy."""
         context = self._context
         if (newest := context.policies.newest()) is not None:
-            context.uptakes.arrived(newest.version, context.clock.now())
+            context.policy_swaps.arrived(newest.version, context.clock.now())
         if (first := self._engine.first_token) is not None:
-            context.uptakes.sampled(first.version, first.seconds)
+            context.policy_swaps.sampled(first.version, first.seconds)
 
     def _note_swap(self, version: Version) -> None:
         checkpoints = self._context.replica.ledger.checkpoints
         known_at = checkpoints[version].taken_at if version < len(checkpoints) else -math.inf
         if known_at > -math.inf:
-            self._context.uptakes.swapped(version, known_at, self._context.clock.now())
+            self._context.policy_swaps.swapped(version, known_at, self._context.clock.now())
 
     # Ending slots
 

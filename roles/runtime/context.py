@@ -142,7 +142,7 @@ class RoleContext:
     policies: Policies
     changes: ChangeSignal
     conditions: Conditions
-    uptakes: PolicySwapLatency = field(default_factory=PolicySwapLatency)
+    policy_swaps: PolicySwapLatency = field(default_factory=PolicySwapLatency)
     durations: RolloutHistograms = field(default_factory=RolloutHistograms)
     training: TrainingSteps = field(default_factory=TrainingSteps)
 

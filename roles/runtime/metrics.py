@@ -67,9 +67,9 @@ class RolloutHistograms:
     steps: BusyTime = field(default_factory=BusyTime)
 
 
-UPTAKES_KEPT = 32
+SWAPS_KEPT = 32
 
-UPTAKE_BOUNDS = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
+SWAP_BOUNDS = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
 """Bucket bounds of the policy swap latency, in seconds."""
 
 
@@ -87,12 +87,12 @@ class PolicySwap:
 
 
 class PolicySwapLatency:
-    """Swap latencies of the newest ``UPTAKES_KEPT`` versions, by the node's clock."""
+    """Swap latencies of the newest ``SWAPS_KEPT`` versions, by the node's clock."""
 
     def __init__(self) -> None:
         self._here_at: tuple[int, float] = (-1, 0.0)
-        self._last: deque[PolicySwap] = deque(maxlen=UPTAKES_KEPT)
-        self.durations = Histogram(UPTAKE_BOUNDS)
+        self._last: deque[PolicySwap] = deque(maxlen=SWAPS_KEPT)
+        self.durations = Histogram(SWAP_BOUNDS)
         """Seconds to the first token."""
 
     @property

@@ -29,7 +29,7 @@ CHECKS_PER_WORKER = 2
 """Concurrent checks, in total and per worker. Bodies are fetched while another one is measured; the
 engine verifies one at a time. A worker that withholds bodies must not use up all check slots."""
 
-STRANGER_CHECKS = 3
+UNTRUSTED_CHECKS = 3
 """Concurrent checks of all untrusted workers together, under a fifth of the total: keys are free.
 A worker gains reputation with its first certificate, and waits for those before it. A guess."""
 
@@ -117,14 +117,14 @@ class ValidatorFlow:
             if self._for_others.get(entry.commit.digest) is not drawn[epoch]:
                 due.append(entry)
         ranks = {
-            worker: (0,) if self._has_standing(worker) else (1, self._withheld[worker])
+            worker: (0,) if self._has_reputation(worker) else (1, self._withheld[worker])
             for worker in map(_worker, due)
         }
         return sorted(
             due, key=lambda entry: (ranks[_worker(entry)], self._attempts[entry.commit.digest])
         )
 
-    def _has_standing(self, worker: PeerId) -> bool:
+    def _has_reputation(self, worker: PeerId) -> bool:
         return has_reputation(worker, self._context.manifest, self._context.replica.ledger)
 
     def _forget(self) -> None:
@@ -191,19 +191,19 @@ class ValidatorFlow:
     def _has_place(self, worker: PeerId) -> bool:
         if len(self._checking) >= CHECKS_AT_ONCE or self._workers[worker] >= CHECKS_PER_WORKER:
             return False
-        if self._has_standing(worker):
+        if self._has_reputation(worker):
             return True
         busy = self._workers.items()
-        strangers = sum(count for other, count in busy if not self._has_standing(other))
-        return strangers < STRANGER_CHECKS
+        untrusted = sum(count for other, count in busy if not self._has_reputation(other))
+        return untrusted < UNTRUSTED_CHECKS
 
     def _is_due(self, entry: Entry) -> bool:
         """Return whether a check is useful and all its inputs but the body are on this node."""
         ledger = self._context.replica.ledger
         # Without the predecessor slot order is unproven; synchronisation will deliver it.
         ordered = ledger.predecessor_known(entry.commit)
-        standing = not ledger.slashed(entry.commit.signer)
-        return standing and ordered and self._examination.policy(entry.commit) is not None
+        unslashed = not ledger.slashed(entry.commit.signer)
+        return unslashed and ordered and self._examination.policy(entry.commit) is not None
 
     async def _check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:
         context, commit = self._context, entry.commit

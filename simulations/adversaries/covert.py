@@ -3,7 +3,7 @@
 from functools import reduce
 
 from protocol.core.rng import Rng
-from simulations.adversaries.newcomers import false_sync
+from simulations.adversaries.joining import false_sync
 from simulations.adversaries.records import record_spam
 from simulations.adversaries.rpcs import RPC_FLOODS
 from simulations.adversaries.streams import slow_streams

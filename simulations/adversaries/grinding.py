@@ -16,7 +16,7 @@ from protocol.messages import (
 from protocol.replica.replica import Replica
 from protocol.rollout.assignment import assign
 from simulations.adversaries.gossiping import GossipingTransport
-from simulations.adversaries.strangers import unfounded
+from simulations.adversaries.unverifiable import unfounded
 from simulations.ports.parts import Parts
 
 KEYS = 32

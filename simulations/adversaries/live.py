@@ -10,7 +10,7 @@ from typing import Any
 from node.context import Ports
 from protocol.core.crypto import Signer
 from protocol.replica.replica import Replica
-from simulations.adversaries import covert, records, strangers, streams
+from simulations.adversaries import covert, records, streams, unverifiable
 from simulations.adversaries.rpcs import RPC_FLOODS
 from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.storage import Disk, Session
@@ -31,7 +31,7 @@ def _live(behaviour: Behaviour) -> Attack:
     return attack
 
 
-junk_commits = _live(strangers.junk_commits)
+junk_commits = _live(unverifiable.junk_commits)
 slow_streams = _live(streams.slow_streams)
 stream_flood = _live(streams.stream_flood)
 record_spam = _live(records.record_spam)

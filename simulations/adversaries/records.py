@@ -6,7 +6,7 @@ from node.network.streams.deadline import loop_time
 from protocol.core.crypto import digest, public_key_from_peer_id
 from protocol.core.rng import Rng
 from protocol.core.types import RATE_CLASS_MAX, Topic
-from protocol.messages import WITNESSED_MAX, NodeRecord, seal
+from protocol.messages import OBSERVATIONS_MAX, NodeRecord, seal
 from protocol.replica.replica import Replica
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import stall
@@ -51,7 +51,7 @@ class LyingTransport(GossipingTransport):
 
     def _lie(self, honest: NodeRecord, sequence: int) -> NodeRecord:
         keys = map(public_key_from_peer_id, sorted(self.parts.accomplices))
-        known = [key for key in keys if key is not None][:WITNESSED_MAX]
+        known = [key for key in keys if key is not None][:OBSERVATIONS_MAX]
         lies = {
             "sequence": sequence,
             "upload_bytes_per_second": UPLOAD_BYTES_PER_SECOND,

@@ -70,16 +70,16 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
     nodes: Nodes = None,
     minutes: Minutes = None,
-    strangers_per_node: Annotated[
+    untrusted_per_node: Annotated[
         float | None,
         typer.Option(
-            "--strangers-per-node", min=0, max=100, help="Additional adversaries per node."
+            "--untrusted-per-node", min=0, max=100, help="Additional adversaries per node."
         ),
     ] = None,
-    strangers_after_minutes: Annotated[
+    untrusted_after_minutes: Annotated[
         float | None,
         typer.Option(
-            "--strangers-after",
+            "--untrusted-after",
             metavar="MINUTES",
             min=0,
             help="Delay of these adversaries; the run lasts as much longer.",
@@ -102,8 +102,8 @@ def run(
         seed,
         nodes,
         minutes,
-        strangers_per_node,
-        strangers_after_minutes,
+        untrusted_per_node,
+        untrusted_after_minutes,
         worker_speed,
     )
     if report is None:

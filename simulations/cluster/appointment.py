@@ -7,18 +7,21 @@ from simulations.cluster.machine import SimMachine
 from simulations.scenario.plans import Adversaries, RoleName
 from simulations.scenario.scenario import Scenario
 
-AddStranger = Callable[[RoleName], SimMachine]
+AddUntrustedPeer = Callable[[RoleName], SimMachine]
 """Makes a machine in addition to the scenario's nodes."""
 
 
 def appoint(
-    scenario: Scenario, machines: Mapping[str, SimMachine], add_stranger: AddStranger, rng: Rng
+    scenario: Scenario,
+    machines: Mapping[str, SimMachine],
+    add_untrusted_peer: AddUntrustedPeer,
+    rng: Rng,
 ) -> None:
     """Assign the planned behaviours to machines, and make the additional machines."""
     for number, plan in enumerate(scenario.adversaries):
         if plan.per_node is not None:
             count = round(plan.per_node * scenario.nodes.total)
-            chosen = [add_stranger(plan.role) for _ in range(count)]
+            chosen = [add_untrusted_peer(plan.role) for _ in range(count)]
         else:
             chosen = _drawn(plan, machines, rng.child(f"adversaries/{number}"))
         for machine in chosen:

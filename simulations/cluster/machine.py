@@ -29,7 +29,7 @@ class SimMachine:
     acts_from: float = 0.0
     acts_until: float = float("inf")
     """Seconds since the start between which it is dishonest."""
-    stranger: bool = False
+    untrusted_peer: bool = False
     """True for an additional, untrusted machine; no node receives its address."""
     joins_at: float = 0.0
     """Earliest start, in seconds since the start of the run."""

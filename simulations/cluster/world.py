@@ -106,15 +106,15 @@ class World:
         for role in ("relay", "trainer", "validator", "inference"):
             for _ in range(scenario.nodes.count(role)):
                 self.add(role)
-        appoint(scenario, self.machines, self._add_stranger, self.rng)
+        appoint(scenario, self.machines, self._add_untrusted_peer, self.rng)
         self.manifest: SignedManifest = self._found_run()
 
     # Machines
 
-    def add(self, role: RoleName, *, stranger: bool = False) -> str:
+    def add(self, role: RoleName, *, untrusted_peer: bool = False) -> str:
         """Make a machine without starting it; return its name.
 
-        Nodes never receive the address of a ``stranger`` as a bootstrap peer.
+        Nodes never receive the address of a ``untrusted_peer`` as a bootstrap peer.
         """
         name = f"{SHORT_NAMES[role]}-{self._counts[role]}"
         self._counts[role] += 1
@@ -134,7 +134,7 @@ class World:
         relays = [
             machine
             for machine in self.machines.values()
-            if machine.role == "relay" and not machine.stranger
+            if machine.role == "relay" and not machine.untrusted_peer
         ]
         known = rng.child("bootstrap").sample(relays, self.scenario.nodes.bootstrap_peers)
         self.machines[name] = SimMachine(
@@ -144,12 +144,12 @@ class World:
             signer,
             self._placement.compute(role),
             tuple(address_of(machine.host) for machine in known),
-            stranger=stranger,
+            untrusted_peer=untrusted_peer,
         )
         return name
 
-    def _add_stranger(self, role: RoleName) -> SimMachine:
-        return self.machines[self.add(role, stranger=True)]
+    def _add_untrusted_peer(self, role: RoleName) -> SimMachine:
+        return self.machines[self.add(role, untrusted_peer=True)]
 
     def _found_run(self) -> SignedManifest:
         creator = self._scheme.signer(self.rng.child("creator").bytes(32))
@@ -384,7 +384,7 @@ class World:
 
 def _starts_first(machine: SimMachine) -> bool:
     """Return whether a machine starts at once: bootstrap peers, and the earliest adversaries."""
-    if machine.stranger:
+    if machine.untrusted_peer:
         return bool(machine.behaviour) and machine.acts_from <= machine.joins_at
     return machine.role == "relay"
 

@@ -151,12 +151,12 @@ class SimNetwork:
         if acceptor is None:
             await asyncio.sleep(DIAL_SECONDS_MAX)
             raise TransportError(f"no machine at {name}")
-        await self._knock(opener, acceptor)
+        await self._probe(opener, acceptor)
         if acceptor is not owner:
             raise TransportError(f"{peer} is not at {name}")
         return acceptor
 
-    async def _knock(self, opener: Host, acceptor: Host) -> None:
+    async def _probe(self, opener: Host, acceptor: Host) -> None:
         latency = self._latency(opener, acceptor)
         if acceptor.nat or self._cut_either_way(opener, acceptor):
             await asyncio.sleep(DIAL_SECONDS_MAX)

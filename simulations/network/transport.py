@@ -144,7 +144,7 @@ class SimTransport(Transport):
             await handler(stream)
         except _EXPECTED:
             pass
-        except Exception as error:  # noqa: BLE001 - goes to whoever watches for our own faults
+        except Exception as error:  # noqa: BLE001 - reported to the observers of internal faults
             self._on_error(error)
         finally:
             stream.outgoing.close()

@@ -49,11 +49,11 @@ class RunPlan:
     seed: int = field(default=0, metadata={"option": "--seed"})
     nodes: int | None = field(default=None, metadata={"option": "--nodes"})
     minutes: float | None = field(default=None, metadata={"option": "--minutes"})
-    strangers_per_node: float | None = field(
-        default=None, metadata={"option": "--strangers-per-node"}
+    untrusted_per_node: float | None = field(
+        default=None, metadata={"option": "--untrusted-per-node"}
     )
-    strangers_after_minutes: float | None = field(
-        default=None, metadata={"option": "--strangers-after"}
+    untrusted_after_minutes: float | None = field(
+        default=None, metadata={"option": "--untrusted-after"}
     )
     """Minutes by which additional adversaries start later; the run lasts as much longer."""
     worker_speed: float | None = field(default=None, metadata={"option": "--worker-speed"})
@@ -85,23 +85,23 @@ class RunPlan:
             changes["minutes"] = self.minutes
         if self.nodes is not None:
             changes["nodes"] = resized(scenario.nodes, self.nodes)
-        if self.strangers_after_minutes is not None:
-            changes["minutes"] = (self.minutes or scenario.minutes) + self.strangers_after_minutes
+        if self.untrusted_after_minutes is not None:
+            changes["minutes"] = (self.minutes or scenario.minutes) + self.untrusted_after_minutes
         if self.worker_speed is not None:
             changes["compute"] = tuple(
                 kind.faster_generation(self.worker_speed) for kind in scenario.compute
             )
         changes["adversaries"] = tuple(
-            plan if plan.per_node is None else self._strangers(plan)
+            plan if plan.per_node is None else self._untrusted(plan)
             for plan in scenario.adversaries
         )
         return scenario.model_copy(update=changes)
 
-    def _strangers(self, plan: Adversaries) -> Adversaries:
+    def _untrusted(self, plan: Adversaries) -> Adversaries:
         """Return the additional adversaries with this plan's overrides."""
-        if self.strangers_per_node is not None:
-            plan = plan.model_copy(update={"per_node": self.strangers_per_node})
-        return plan.put_off(self.strangers_after_minutes or 0.0)
+        if self.untrusted_per_node is not None:
+            plan = plan.model_copy(update={"per_node": self.untrusted_per_node})
+        return plan.put_off(self.untrusted_after_minutes or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ def ready(count=14, versions=41, steps=60):
             policy_version=versions - number % 2,
             age_seconds=float(number % 9),
             software="prime-node/0.1.0",
-            standing="genesis" if number < 4 else "slashed" if number == 8 else "proven",
+            reputation="genesis" if number < 4 else "slashed" if number == 8 else "trusted",
             connected=number < 32,
             round_trip_seconds=0.004 * (number + 1) if number < 32 else None,
             reachable=number % 5 != 0,
@@ -371,7 +371,7 @@ def slashed():
         ("ce" * 32,),
         known.rollouts[-6].row.commit,
     )
-    rows = tuple(replace(row, standing="slashed") if row.me else row for row in known.peers.rows)
+    rows = tuple(replace(row, reputation="slashed") if row.me else row for row in known.peers.rows)
     return replace(
         known,
         overview=replace(

@@ -54,7 +54,7 @@ def test_its_variables_are_those_of_the_example():
     assert named == given - {"COMPOSE_PROJECT_NAME"}
 
 
-def test_whoever_computes_may_make_a_jail():
+def test_a_peer_that_computes_may_make_a_jail():
     """``Daemon`` opens the run's task, and with it a jail, in every role but the relay's."""
     jailed = yaml.safe_load((FOLDER / "compose.jail.yaml").read_text())["services"]
     nodes = {name for name, each in services().items() if "--role" in each.get("command", ())}

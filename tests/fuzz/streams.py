@@ -129,7 +129,7 @@ class Served(StreamSession):
 Ask = Callable[[Swarm, PeerId, int], Awaitable[bool]]
 
 
-class Asked(StreamSession):
+class RequestSession(StreamSession):
     """The daemon is the opener, and the peer's bytes are the response."""
 
     def __init__(self, draws: Sequence[Draw], protocol: StreamProtocol, ask: Ask) -> None:
@@ -373,7 +373,7 @@ def _served(protocol: StreamProtocol, *draws: Draw) -> Target:
 
 def _asked(protocol: StreamProtocol, ask: Ask, *draws: Draw) -> Target:
     name, covers = f"ask-{protocol.word}", (f"stream:{protocol.word}:acceptor",)
-    return Target(name, lambda: Asked(draws, protocol, ask), covers, lasting=3000)
+    return Target(name, lambda: RequestSession(draws, protocol, ask), covers, lasting=3000)
 
 
 TARGETS = (

@@ -65,7 +65,7 @@ def test_a_node_tells_of_a_version_on_its_way(way, tmp_path, nodes, capsys):
     assert len(line) <= 100
     assert "%" in line and "B/s" in line and ("█" in line or "▓" in line)
     told = metrics(relay)
-    assert float(told["prime_node_arriving_pieces"]) == sum(pieces)
+    assert float(told["prime_node_download_pieces"]) == sum(pieces)
     labels = f'direction="received",kind="weights",way="{way}"'
     assert float(told[f"prime_node_blob_bytes_total{{{labels}}}"]) >= ways[way]
 
@@ -76,7 +76,7 @@ def test_a_node_tells_of_a_version_on_its_way(way, tmp_path, nodes, capsys):
     assert came[0]["root_bytes"] >= came[0]["bytes_here"] == came[0]["total_bytes"]
     form = came[0]["form"]
     told = metrics(relay)
-    assert told[f'prime_node_version_arrival_seconds_count{{form="{form}"}}'] == "1.0"
+    assert told[f'prime_node_version_download_seconds_count{{form="{form}"}}'] == "1.0"
     sent = trainer.status()["traffic"]
     assert sent["weights_sent"] >= came[0]["total_bytes"]
     assert (sent["weights_sent_http"] > sent["weights_sent"] / 2) == (way == "http")

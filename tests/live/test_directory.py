@@ -201,7 +201,7 @@ async def test_calls_that_would_hurt_are_refused_and_forgotten(trio, monkeypatch
     assert blamed == [(middle.id, "directory-call")] * 5
 
 
-async def test_a_stranger_that_calls_all_the_time_is_refused_until_it_stops(trio):
+async def test_an_untrusted_peer_that_calls_all_the_time_is_refused_until_it_stops(trio):
     """Each answer has all records of the key: here a fifth of the most that it can have."""
     first, middle, last = trio
     place = DHTID.generate(source=KEYS[3])
@@ -323,10 +323,10 @@ async def test_who_surrounds_a_bucket_hides_its_members_and_no_others(keys):
         for node, home in zip(honest, homes, strict=True):
             await publishes(node, home, node.id.encode())
 
-        newcomer = await started(59)
-        await joins(newcomer, [addresses[liars[0].id]])
-        found, reader = set(), BucketReader(BUCKETS, Rng(b"newcomer"))
+        untrusted_peer = await started(59)
+        await joins(untrusted_peer, [addresses[liars[0].id]])
+        found, reader = set(), BucketReader(BUCKETS, Rng(b"new node"))
         for _ in range(60):
             key = reader.next(MEMBERS_PER_BUCKET << bits)
-            found |= (await newcomer.directory.lookup(key)).keys()
+            found |= (await untrusted_peer.directory.lookup(key)).keys()
         assert found == {node.id for node in honest[1:]}

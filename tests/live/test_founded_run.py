@@ -101,11 +101,11 @@ def beginning(run, nodes):
     return nodes[0].until(lambda status: status["addresses"])[0]
 
 
-def test_a_stranger_joins_with_an_address_and_its_rollouts_are_certified(tmp_path, nodes):
+def test_an_untrusted_peer_joins_with_an_address_and_its_rollouts_are_certified(tmp_path, nodes):
     run = founded(tmp_path)
     address = beginning(run, nodes)
     nodes.append(Node(run / "validator-1", "--role", "validator", "--initial-peers", address))
-    worker = Node(tmp_path / "stranger", "--role", "inference", "--initial-peers", address)
+    worker = Node(tmp_path / "untrusted", "--role", "inference", "--initial-peers", address)
     nodes.append(worker)
     worker.until(lambda status: status["own_rollouts"]["certified"] >= 2)
     assert worker.status()["own_rollouts"]["rejected"] == 0

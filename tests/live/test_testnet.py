@@ -168,7 +168,7 @@ def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
     try:
         wait_for(
             lambda: status_at(data_dir)["own_rollouts"]["certified"] > 0,
-            "certified rollout of the newcomer",
+            "certified rollout of the new node",
         )
         seen = pasted(look, "/", stdout=subprocess.PIPE)
         assert "certified" in seen.communicate(timeout=60)[0]

@@ -132,7 +132,7 @@ async def test_a_rollout_whose_worker_dies_is_certified_after_its_return_or_expi
     assert entry.state == "certified" if returns else entry.state in ("certified", "expired")
 
 
-async def test_a_newcomer_learns_the_run_and_its_rollout_is_certified():
+async def test_a_new_node_learns_the_run_and_its_rollout_is_certified():
     world = Swarm(**SMALL, inference=3, grpo__steps=60)
     world.start_all(but=["worker-2"])
     await world.reach(3, "relay-0")
@@ -181,9 +181,9 @@ async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as
     await eventually(lambda: not any(e.commit.signer == liar for e in ledger.entries.values()), 300)
     world.start("relay-1")
     await eventually(lambda: world.ledger("relay-1").slashed(liar), 60)
-    standings = {one.peer_id: one.standing for one in world.daemon("relay-1").status().members}
-    assert standings.pop(liar) == "slashed"
-    assert set(standings.values()) == {"good"}
+    reputations = {one.peer_id: one.reputation for one in world.daemon("relay-1").status().members}
+    assert reputations.pop(liar) == "slashed"
+    assert set(reputations.values()) == {"good"}
     await asyncio.sleep(3)
     world.crash("relay-1")
     for name in world.running:

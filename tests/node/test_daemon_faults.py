@@ -225,24 +225,24 @@ async def test_commits_for_old_versions_do_not_kill_validators():
     world.start_all()
     await world.reach(7, "relay-1")
     await asyncio.sleep(1)
-    stranger = world.daemon("relay-1")
-    engines, manifest = stranger._engines, world.manifest.manifest
+    untrusted_peer = world.daemon("relay-1")
+    engines, manifest = untrusted_peer._engines, world.manifest.manifest
     flow = InferenceFlow(
-        stranger._role_context(),
+        untrusted_peer._role_context(),
         engines.generation(manifest),
         engines.environment(manifest),
     )
     for back in (5, 4, 3, 5, 4, 3):
-        policy = stranger._policies.get(stranger.replica.ledger.version - back)
+        policy = untrusted_peer._policies.get(untrusted_peer.replica.ledger.version - back)
         assert await flow._load(policy)
-        checkpoint = stranger.replica.ledger.checkpoint(policy.version).digest
+        checkpoint = untrusted_peer.replica.ledger.checkpoint(policy.version).digest
         slot = flow._next_slot(checkpoint, policy.version)
         flow._making.begin(policy.version, checkpoint, slot)
         while len(flow._making):
             await asyncio.sleep(1)
             await flow._commit_made()
     await world.more(3)
-    own = stranger.status().own_rollouts
+    own = untrusted_peer.status().own_rollouts
     assert (own.rejected, own.committed) == (0, 6)
     await world.finish()
 

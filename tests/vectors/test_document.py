@@ -247,7 +247,7 @@ def test_what_ours_refuses_is_refused_by_hand_and_nothing_else(data, place, spli
 )
 @example([(1, True, True), (1000, True, True), *[(1, True, True)] * 22], bytes(32), 1, 2)
 @example([(1, True, True)] * 70, bytes(32), 3, 2)  # more than are dealt evenly
-@example([(9, True, number < 9) for number in range(24)], bytes(32), 2, 2)  # newcomers
+@example([(9, True, number < 9) for number in range(24)], bytes(32), 2, 2)  # new nodes
 def test_the_forest_is_the_one_that_the_page_describes(members, version, stripes, fanout):
     named = [(f"peer {n}", *member) for n, member in enumerate(members)]
     ours = [ForestMember(*member) for member in named]

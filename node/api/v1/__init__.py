@@ -11,7 +11,7 @@ path                  response
 /history              counters since the start, at even intervals
 /rollouts             a page; ``state worker version reason after limit``
 /rollouts/COMMIT      a rollout with its text, its stages and every verdict
-/peers                a page; ``role standing text sort offset limit``
+/peers                a page; ``role reputation text sort offset limit``
 /weights              versions, downloads, and the forest of ``version``
 /training             statistics of training steps by version
 /node                 this machine: disk, memory, GPUs, queues, event loop, log

@@ -12,7 +12,7 @@ from protocol.rollout.evaluation import EvaluationPoint
 from roles.runtime.training_steps import TrainingStep
 
 RolloutState = Literal["committed", "certified", "rejected", "expired"]
-Standing = Literal["genesis", "proven", "newcomer", "slashed"]
+ReputationName = Literal["genesis", "trusted", "untrusted", "slashed"]
 EventKind = Literal[
     "slashed", "fork", "excluded", "leader", "escalated", "rejected-trained", "paused", "state"
 ]
@@ -222,7 +222,7 @@ class PeerRow:
     policy_version: int = -1
     age_seconds: float | None = None
     software: str = ""
-    standing: Standing = "newcomer"
+    reputation: ReputationName = "untrusted"
     connected: bool = False
     round_trip_seconds: float | None = None
     reachable: bool | None = None

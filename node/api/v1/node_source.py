@@ -24,8 +24,8 @@ from node.api.v1.answers import (
     TrainingPage,
     WeightsPage,
 )
-from node.api.v1.chronicle import EventRecorder
-from node.api.v1.happenings import EventLog
+from node.api.v1.event_log import EventLog
+from node.api.v1.event_recorder import EventRecorder
 from node.api.v1.machine import MachineReader
 from node.api.v1.peers import PeerReader
 from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
@@ -75,7 +75,7 @@ class NodeSource(DataSource):
         self._restored = False
         self._numbers = _EpochNumbers(-1, {}, 0, 0)
         self._rewards: tuple[bytes, tuple[RewardPoint, ...]] = b"", ()
-        self.happenings = EventLog(boot)
+        self.event_log = EventLog(boot)
 
     def join(self, view: NodeView) -> None:
         """Start reading a daemon."""
@@ -84,9 +84,9 @@ class NodeSource(DataSource):
         self._rollouts = RolloutReader(context, view.task)
         self._peers = PeerReader(view.observer, view.forest, view.round_trips)
         self._weights = WeightsReader(view.observer, view.forest)
-        self._chronicle = EventRecorder(context.replica, self.happenings, me)
+        self._event_recorder = EventRecorder(context.replica, self.event_log, me)
         view.observer.inbox.listen(
-            lambda received, source: self._chronicle.note(received, source, self._clock.now())
+            lambda received, source: self._event_recorder.note(received, source, self._clock.now())
         )
 
     async def watch(self) -> None:
@@ -99,7 +99,7 @@ class NodeSource(DataSource):
         """Take a sample and wake all watchers."""
         if self._view is not None:
             self._sample(self._view)
-        self.happenings.wake()
+        self.event_log.wake()
 
     def _sample(self, view: NodeView) -> None:
         now, snapshot, machine = self._clock.now(), view.observer.snapshot(), self._machine
@@ -110,8 +110,8 @@ class NodeSource(DataSource):
         if not self._restored and snapshot.state != "joining":
             # Peers connect only after the stored messages are restored.
             self._restored = True
-            self._chronicle.restore(now)
-        self._chronicle.look(snapshot, view.observer.reason(), now)
+            self._event_recorder.restore(now)
+        self._event_recorder.look(snapshot, view.observer.reason(), now)
         self._samples.note(
             ResourceSample(
                 at=round(now, 3),
@@ -136,7 +136,7 @@ class NodeSource(DataSource):
     @override
     def meta(self) -> Meta:
         title = "" if self._view is None else self._view.manifest.manifest.name
-        return Meta("live", self.happenings.boot, title)
+        return Meta("live", self.event_log.boot, title)
 
     @override
     def look_now(self) -> StreamTick:
@@ -206,7 +206,7 @@ class NodeSource(DataSource):
             rewards=self._reward_points(ledger.checkpoints),
             training_warning=observer.context.training.warning,
             evaluation=observer.context.evaluated()[-POINTS_MAX:],
-            happened=self.happenings.rare(HAPPENED_SHOWN),
+            happened=self.event_log.rare(HAPPENED_SHOWN),
         )
 
     def _epoch_numbers(self, view: NodeView, now: float) -> _EpochNumbers:
@@ -291,7 +291,7 @@ class NodeSource(DataSource):
 
     @override
     def events(self, query: EventQuery) -> EventsPage:
-        return self.happenings.page(query)
+        return self.event_log.page(query)
 
 
 def reward_points(checkpoints: Sequence[CheckpointEntry]) -> tuple[RewardPoint, ...]:

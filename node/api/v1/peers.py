@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from node.api.observer import Observer
-from node.api.v1.answers import PeerPage, PeerRow, Standing
+from node.api.v1.answers import PeerPage, PeerRow, ReputationName
 from node.api.v1.queries import PeerQuery
 from node.local.units import bytes_text
 from protocol.core.types import PeerId
@@ -76,7 +76,7 @@ class PeerReader:
             policy_version=-1 if message is None else message.policy_version,
             age_seconds=None if member is None else max(0.0, round(now - member.seen_at, 1)),
             software="" if message is None else message.software,
-            standing=self._standing(peer),
+            reputation=self._reputation(peer),
             connected=peer in looks.connected,
             round_trip_seconds=looks.round_trips.get(peer),
             reachable=reachable,
@@ -91,13 +91,13 @@ class PeerReader:
             rejected=0 if counts is None else counts.rejected,
         )
 
-    def _standing(self, peer: PeerId) -> Standing:
+    def _reputation(self, peer: PeerId) -> ReputationName:
         replica = self.observer.context.replica
         if replica.ledger.slashed(peer):
             return "slashed"
         if replica.manifest.is_of_genesis(peer):
             return "genesis"
-        return "proven" if has_reputation(peer, replica.manifest, replica.ledger) else "newcomer"
+        return "trusted" if has_reputation(peer, replica.manifest, replica.ledger) else "untrusted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _is_wanted(row: PeerRow, query: PeerQuery) -> bool:
     text = query.text.lower()
     return (
         (not query.role or query.role in row.roles)
-        and (not query.standing or query.standing == row.standing)
+        and (not query.reputation or query.reputation == row.reputation)
         and (
             not text
             or any(

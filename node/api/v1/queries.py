@@ -43,7 +43,7 @@ class PeerQuery:
     """Filter and order of peers."""
 
     role: str = ""
-    standing: str = ""
+    reputation: str = ""
     text: str = ""
     sort: str = "role"
     offset: int = 0

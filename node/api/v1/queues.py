@@ -13,7 +13,7 @@ _WORDS: Mapping[str, str] = {
     "promises": "requested messages (IWANT)",
     "backoffs": "mesh backoffs",
     "in_flight": "undecided commits of one worker",
-    "stranger_commits": "undecided commits of untrusted workers",
+    "untrusted_commits": "undecided commits of untrusted workers",
     "waiting": "pending messages (missing dependency)",
     "versions_waiting": "pending versions",
     "roster": "roster members",

@@ -21,7 +21,7 @@ from node.api.v1.answers import (
     TrainingPage,
     WeightsPage,
 )
-from node.api.v1.happenings import EventLog
+from node.api.v1.event_log import EventLog
 from node.api.v1.node_source import NodeSource
 from node.api.v1.peers import selected
 from node.api.v1.queries import (
@@ -83,7 +83,7 @@ async def record(source: NodeSource, title: str) -> RecordedSwarm:
         source.weights(WeightsQuery()),
         await source.machine(),
         source.run(),
-        source.happenings.page(EventQuery(limit=LIMIT_MAX)).rows,
+        source.event_log.page(EventQuery(limit=LIMIT_MAX)).rows,
         source.training(),
     )
 
@@ -116,11 +116,11 @@ class Recording(DataSource):
     def __init__(self, recorded: RecordedSwarm, boot: str = "recorded") -> None:
         self._recorded = recorded
         self._rollouts = {one.row.commit: one for one in recorded.rollouts}
-        self.happenings = EventLog(boot, reversed(recorded.happened))
+        self.event_log = EventLog(boot, reversed(recorded.happened))
 
     @override
     def meta(self) -> Meta:
-        return Meta("recorded", self.happenings.boot, self._recorded.title)
+        return Meta("recorded", self.event_log.boot, self._recorded.title)
 
     @override
     def look_now(self) -> StreamTick:
@@ -190,4 +190,4 @@ class Recording(DataSource):
 
     @override
     def events(self, query: EventQuery) -> EventsPage:
-        return self.happenings.page(query)
+        return self.event_log.page(query)

@@ -16,14 +16,14 @@ from node.api.v1.answers import (
     TrainingPage,
     WeightsPage,
 )
-from node.api.v1.happenings import EventLog
+from node.api.v1.event_log import EventLog
 from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
 
 
 class DataSource(Protocol):
     """A running or recorded node, read-only."""
 
-    happenings: EventLog
+    event_log: EventLog
     """Event log with its watchers."""
 
     def meta(self) -> Meta:

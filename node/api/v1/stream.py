@@ -20,7 +20,7 @@ RETRY_MILLISECONDS = 2_000
 SILENCE_SECONDS = 15.0
 """Interval of keep-alive comments; a recorded node sends no further events."""
 
-_LOOK, _HAPPENING = TypeAdapter(StreamTick), TypeAdapter(RunEvent)
+_LOOK, _EVENT = TypeAdapter(StreamTick), TypeAdapter(RunEvent)
 
 
 def resume_from(last_event_id: str) -> tuple[str, int]:
@@ -43,18 +43,18 @@ class EventStreams:
 
     async def events(self, boot: str, last: int) -> AsyncIterator[bytes]:
         """Yield events until the client disconnects, beginning after ``last`` of ``boot``."""
-        happenings = self._source.happenings
+        event_log = self._source.event_log
         self._open += 1
         try:
             yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
-            yield _event("hello", json.dumps({"boot": happenings.boot}))
+            yield _event("hello", json.dumps({"boot": event_log.boot}))
             while True:
-                for number, happening in happenings.after(boot, last):
-                    id_ = f"{happenings.boot}-{number}"
-                    yield _event("happened", _HAPPENING.dump_json(happening).decode(), id_)
-                boot, last = happenings.boot, happenings.number
+                for number, event in event_log.after(boot, last):
+                    id_ = f"{event_log.boot}-{number}"
+                    yield _event("happened", _EVENT.dump_json(event).decode(), id_)
+                boot, last = event_log.boot, event_log.number
                 yield _event("look", _LOOK.dump_json(self._source.look_now()).decode())
-                while not await happenings.watch(SILENCE_SECONDS):
+                while not await event_log.watch(SILENCE_SECONDS):
                     yield b": still here\n\n"
         finally:
             self._open -= 1

@@ -6,7 +6,7 @@ import { clean, count, digest, peer } from "./format.js";
 const TONES = {
   ready: "good", certified: "good", accepted: "good", joining: "warn", syncing: "warn", paused: "bad",
   draining: "quiet", committed: "quiet", rejected: "bad", expired: "warn", slashed: "bad",
-  genesis: "accent", proven: "good", trusted: "good", newcomer: "quiet", untrusted: "quiet",
+  genesis: "accent", trusted: "good", untrusted: "quiet",
 };
 
 export const state = (name, spelled = false) =>

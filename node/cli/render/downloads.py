@@ -61,13 +61,13 @@ def _arrival(arrival: DownloadStatus) -> RenderableType:
 
 
 def _origin(arrival: DownloadStatus) -> str:
-    spared = f", saves {bytes_text(arrival.spared_bytes)}" if arrival.spared_bytes > 0 else ""
+    saved = f", saves {bytes_text(arrival.saved_bytes)}" if arrival.saved_bytes > 0 else ""
     size = f"{bytes_text(arrival.bytes_here)} of {bytes_text(arrival.total_bytes)}"
     stripes: dict[str, list[int]] = {}
     for stripe in arrival.stripes:
         stripes.setdefault(stripe.parent, []).append(stripe.number)
     sources = f" from {_parties(arrival.sources, stripes)}" if arrival.sources else ""
-    return f"{arrival.form}{spared}: {size}{sources}"
+    return f"{arrival.form}{saved}: {size}{sources}"
 
 
 def _parties(parties: Sequence[PeerTrafficStatus], stripes: dict[str, list[int]]) -> str:

@@ -95,7 +95,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         *_evaluation(status.evaluation),
         ("traffic", _traffic(status)),
         *_sending(status),
-        *_uptake(status),
+        *_policy_swap(status),
         *_loop(status),
         *_training(status.training.newest),
     ):
@@ -139,7 +139,7 @@ def peers_view(status: NodeStatus) -> RenderableType:
             f"{duration_text(member.age_seconds)} ago",
             Text(plain(member.software, 24)),
             Text(member.scoring[:8] or "-"),
-            Text(member.standing, style=GOOD if member.standing == "good" else BAD),
+            Text(member.reputation, style=GOOD if member.reputation == "good" else BAD),
         )
     line = f"{_members(status)}, {status.peers_connected} connected to this node"
     parts: list[RenderableType] = [Text(line)]
@@ -245,7 +245,7 @@ def _traffic(status: NodeStatus) -> str:
         f"since start: sent {bytes_text(traffic.blobs_sent)}, "
         f"received {bytes_text(traffic.blobs_received)} "
         f"(weights {bytes_text(traffic.weights_sent)} and {bytes_text(traffic.weights_received)}, "
-        f"patches saved {bytes_text(traffic.weights_spared)}); "
+        f"patches saved {bytes_text(traffic.weights_saved)}); "
         f"gossip {bytes_text(traffic.gossip_sent)} and {bytes_text(traffic.gossip_received)}"
     )
 
@@ -259,20 +259,20 @@ def _arriving(status: NodeStatus) -> list[RenderableType]:
     return [] if view is None else [Padding(view, (0, 0, 1, 2))]
 
 
-def _uptake(status: NodeStatus) -> list[tuple[str, str]]:
+def _policy_swap(status: NodeStatus) -> list[tuple[str, str]]:
     """Return a row with the policy swap latency of an inference node."""
-    uptake = status.uptake
+    policy_swap = status.policy_swap
     stages = {
-        "weights": uptake.weights_seconds,
-        "swapped": uptake.swapped_seconds,
-        "first token": uptake.first_token_seconds,
+        "weights": policy_swap.weights_seconds,
+        "swapped": policy_swap.swapped_seconds,
+        "first token": policy_swap.first_token_seconds,
     }
     told = [f"{name} {seconds:.1f} s" for name, seconds in stages.items() if seconds is not None]
     if not told:
         return []
-    usual = uptake.first_token_seconds_median
+    usual = policy_swap.first_token_seconds_median
     median = "" if usual is None else f" (median {usual:.1f} s)"
-    return [("policy swap", f"version {uptake.version}: {', '.join(told)}{median}")]
+    return [("policy swap", f"version {policy_swap.version}: {', '.join(told)}{median}")]
 
 
 def _loop(status: NodeStatus) -> list[tuple[str, str]]:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from node.network.streams.protocols import BLOBS
 
-STRANGER_BYTES_PER_SECOND = 512 * 1024
+UNTRUSTED_BYTES_PER_SECOND = 512 * 1024
 """Bandwidth for each stream of an untrusted peer: a 1 MB chunk in 2 s, long before the requester
 switches to another source. A guess."""
 
-STRANGERS_MIN = 8
+UNTRUSTED_MIN = 8
 """Streams of one download."""
 
 STREAMS_PER_TURN = 4
@@ -43,17 +43,17 @@ class ExchangeLimits:
     upload_bytes_per_second: int | None = None
 
     @property
-    def strangers(self) -> int:
+    def untrusted(self) -> int:
         """Maximum concurrent streams of untrusted peers.
 
         Bounded by the upload bandwidth: with 256 streams on a slow uplink all chunks time out.
         """
         if self.upload_bytes_per_second is None:
             return self.streams_total
-        carried = self.upload_bytes_per_second // STRANGER_BYTES_PER_SECOND
-        return min(self.streams_total, max(STRANGERS_MIN, carried))
+        carried = self.upload_bytes_per_second // UNTRUSTED_BYTES_PER_SECOND
+        return min(self.streams_total, max(UNTRUSTED_MIN, carried))
 
     @property
     def turns(self) -> int:
         """Maximum untrusted peers served concurrently."""
-        return max(TURNS_MIN, self.strangers // STREAMS_PER_TURN)
+        return max(TURNS_MIN, self.untrusted // STREAMS_PER_TURN)

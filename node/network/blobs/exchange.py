@@ -92,7 +92,7 @@ class BlobExchange:
             self._limits,
             self._trust,
             self._refuse,
-            strangers=self._limits.strangers,
+            untrusted=self._limits.untrusted,
             turns=self._limits.turns,
         )
         self.tables = (*self._bounded.tables, *self._ways.tables)

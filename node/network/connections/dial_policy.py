@@ -33,7 +33,7 @@ class DialPolicy:
     ) -> None:
         self._initial = dict.fromkeys(initial)
         self._is_relay = is_relay
-        self._silent = BoundedDict[str, list[float]](HOSTS_MAX, "silent_hosts")
+        self._silent = BoundedDict[str, list[float]](HOSTS_MAX, "failed_hosts")
         """Times of failed dials per host, oldest first."""
         self.tables = (self._silent,)
         self._dialling: Counter[str] = Counter()  # pending dials per host

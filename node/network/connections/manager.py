@@ -102,8 +102,8 @@ class ConnectionManager(PeerView):
         self._connected: dict[PeerId, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._candidates = Candidates(self.peer_id, roster, self._book, clock, rng)
-        self._standing = TrustedPeers(value.trusted)
-        self._seek_standing_at = 0.0
+        self._trusted_peers = TrustedPeers(value.trusted)
+        self._seek_trusted_at = 0.0
         self._chosen: dict[PeerId, None] = {}
         self._locations = Locations(transport)
         self._few = asyncio.Event()
@@ -166,7 +166,7 @@ class ConnectionManager(PeerView):
     @property
     @override
     def trusted(self) -> AbstractSet[PeerId]:
-        return self._standing.peers
+        return self._trusted_peers.peers
 
     @property
     @override
@@ -329,11 +329,11 @@ class ConnectionManager(PeerView):
             self.unreachable_since = None
             self._dialler.refusals.clear()
             self._retry_seconds = RETRY_SECONDS_MIN
-        if self._standing.look(self._connected, now):
+        if self._trusted_peers.look(self._connected, now):
             with suppress(TransportError):  # repeated at the next poll
-                kept = self._value.meshed().union(self._chosen, self._standing.peers)
+                kept = self._value.meshed().union(self._chosen, self._trusted_peers.peers)
                 await within(CONNECT_SECONDS, self._transport.keep(kept))
-        if len(self._connected) < CONNECTIONS_TARGET or self._lacks_standing(now):
+        if len(self._connected) < CONNECTIONS_TARGET or self._lacks_trusted_peers(now):
             self._few.set()
         for follower in self._followers:
             follower(self.connected)
@@ -390,16 +390,16 @@ class ConnectionManager(PeerView):
                     break
             await asyncio.sleep(POLL_SECONDS if not best else RETRY_SECONDS_MAX / 2)
 
-    def _lacks_standing(self, now: float) -> bool:
-        return now >= self._seek_standing_at and self._standing.few(self.peer_id)
+    def _lacks_trusted_peers(self, now: float) -> bool:
+        return now >= self._seek_trusted_at and self._trusted_peers.few(self.peer_id)
 
     async def _dial_members(self) -> None:
         """Dial trusted members while too few are connected, and random members."""
         drawn, now = dict[PeerId, None](), loop_time()
-        if self._lacks_standing(now):
+        if self._lacks_trusted_peers(now):
             drawn |= self._draw(self._value.trusted)
             if not drawn:
-                self._seek_standing_at = now + RETRY_SECONDS_MAX
+                self._seek_trusted_at = now + RETRY_SECONDS_MAX
         if len(self._connected) < CONNECTIONS_TARGET:
             drawn |= self._draw(lambda _peer: True)
         await asyncio.gather(*map(self._dial_member, drawn))

@@ -160,7 +160,7 @@ def network_of_peer(context: NodeContext, peer: PeerId) -> Hashable:
 
 
 TARGET = 8
-NEWCOMERS_TARGET = 2
+UNTRUSTED_TARGET = 2
 """Trusted peers that a node wants: 8 if it is trusted itself, 2 if not. They ensure that untrusted
 peers which fill its connections cannot isolate it. Guesses; 2 is the need of a gossip mesh."""
 
@@ -172,7 +172,7 @@ class TrustedPeers:
     """Caches which connected peers are trusted (``trusted``)."""
 
     def __init__(self, trusted: Callable[[PeerId], bool]) -> None:
-        self._proven = trusted
+        self._trusted = trusted
         self._looked_at: dict[PeerId, object] = {}
         self._until = 0.0
         self.peers: frozenset[PeerId] = frozenset()
@@ -185,11 +185,11 @@ class TrustedPeers:
         if now >= self._until:
             self._looked_at, self._until = {}, now + LOOK_SECONDS
         stayed = self.peers & self._looked_at.keys() & connected.keys()
-        self.peers = stayed.union(filter(self._proven, connected.keys() - self._looked_at.keys()))
+        self.peers = stayed.union(filter(self._trusted, connected.keys() - self._looked_at.keys()))
         self._looked_at = dict(connected)
         return True
 
     def few(self, own: PeerId) -> bool:
         """Return whether fewer trusted peers than wanted are connected to us (``own``)."""
         count = len(self.peers)
-        return count < NEWCOMERS_TARGET or (count < TARGET and self._proven(own))
+        return count < UNTRUSTED_TARGET or (count < TARGET and self._trusted(own))

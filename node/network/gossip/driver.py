@@ -100,7 +100,7 @@ class Gossip:
             lambda: peers.chosen,
             lambda: peers.trusted,
             decoding,
-            standing=trust.trusted,
+            is_trusted=trust.trusted,
         )
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()

@@ -63,7 +63,7 @@ class Application:
         self._cap = cap
         self._sent = sent
         self._limits = limits or ResponseLimits()
-        self._proven = trusted
+        self._trusted = trusted
         self._serving: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +111,7 @@ class Application:
         address: str,
         send: SendPart,
     ) -> None:
-        part_bytes, trusted = self._cap.piece_bytes_max, self._proven(address)
+        part_bytes, trusted = self._cap.piece_bytes_max, self._trusted(address)
         async with aclosing(body) as pieces:
             while length:
                 piece = await within(self._limits.stall_seconds, anext(pieces, b""))

@@ -31,8 +31,8 @@ class WeightsServer:
         limits: ConnectionLimits | None = None,
     ) -> None:
         self._listener = listener
-        self.doorkeeper = HttpRateLimiter(limits or ConnectionLimits())
-        make: Any = partial(ServerConnection, self.doorkeeper)  # uvicorn calls it like a class
+        self.rate_limiter = HttpRateLimiter(limits or ConnectionLimits())
+        make: Any = partial(ServerConnection, self.rate_limiter)  # uvicorn calls it like a class
         self._server = EmbeddedServer(
             uvicorn.Config(
                 application,

@@ -35,13 +35,13 @@ one part has no limit."""
 
 
 class ServerConnection(H11Protocol):
-    """A connection that ``doorkeeper`` admits, or answers with a refusal."""
+    """A connection that ``rate_limiter`` admits, or answers with a refusal."""
 
-    def __init__(self, doorkeeper: HttpRateLimiter, **arguments: Any) -> None:
+    def __init__(self, rate_limiter: HttpRateLimiter, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.logger = _quiet
-        self._doorkeeper = doorkeeper
-        self._limits = doorkeeper.limits
+        self._rate_limiter = rate_limiter
+        self._limits = rate_limiter.limits
         self._address = ""
         self._entered = False
         self._between = False  # idle between two requests
@@ -52,7 +52,7 @@ class ServerConnection(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # paused unless the buffer is empty
         self._address = self.client[0] if self.client else ""
-        self._entered = self._doorkeeper.enter(self._address)
+        self._entered = self._rate_limiter.enter(self._address)
         self._expire_in(self._limits.head_seconds)
         if not self._entered:
             self._turn_away(NO_ROOM)
@@ -62,7 +62,7 @@ class ServerConnection(H11Protocol):
         self._expire_in(None)
         if self._entered:
             self._entered = False
-            self._doorkeeper.leave(self._address)
+            self._rate_limiter.leave(self._address)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -84,7 +84,7 @@ class ServerConnection(H11Protocol):
             return
         scope = cast("dict[str, Any]", self.cycle.scope)
         scope["extensions"] = {BODY: partial(self._send, self.cycle)}
-        if not self._doorkeeper.may_ask(self._address, self.loop.time()):
+        if not self._rate_limiter.may_ask(self._address, self.loop.time()):
             self._turn_away(TOO_MANY)
         elif not self.flow.write_paused:
             self._expire_in(None)  # the response has its own deadlines

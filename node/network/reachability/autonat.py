@@ -23,7 +23,7 @@ from roles.ports.transport import Stream, TransportError
 
 log = structlog.get_logger()
 
-WITNESSES = 8
+OBSERVERS = 8
 """Number of observers: three results are needed, and some members are gone or busy; a guess."""
 
 RENEW_SHARE = 0.75
@@ -78,7 +78,7 @@ class Reachability:
             self._forget()
             with suppress(TransportError):  # retried next epoch
                 await self._look_at_addresses()
-                if len(self._answers) < WITNESSES:
+                if len(self._answers) < OBSERVERS:
                     await self._ask_some()
             if self.reachable is not before:
                 log.info(
@@ -99,10 +99,10 @@ class Reachability:
         self._hidden = local and not self._context.peers.in_local_swarm
 
     async def _ask_some(self) -> None:
-        for peer in self._witnesses(WITNESSES - len(self._answers)):
+        for peer in self._observers(OBSERVERS - len(self._answers)):
             await self._ask(peer, self._addresses)  # sequential: samples share our bandwidth
 
-    def _witnesses(self, count: int) -> list[PeerId]:
+    def _observers(self, count: int) -> list[PeerId]:
         """Return members without a recent request, from a random roster position on."""
         replica, peers = self._context.replica, self._context.peers
         roster, now = replica.roster, self._context.ports.clock.now()

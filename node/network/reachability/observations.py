@@ -27,7 +27,7 @@ from protocol.core.crypto import public_key_from_peer_id
 from protocol.core.faults import Fault
 from protocol.core.types import PeerId, rate_class
 from protocol.membership.measured_capacity import AGE_EPOCHS
-from protocol.messages import WITNESSED_MAX
+from protocol.messages import OBSERVATIONS_MAX
 from roles.ports.transport import Stream, TransportError
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ FINDING_RECORDS = 4
 FOUND_MAX = 512
 """Remembered members: far more than fit into one record, since most come and go."""
 
-NEWCOMERS_MAX = WITNESSED_MAX // 4
+UNTRUSTED_MAX = OBSERVATIONS_MAX // 4
 """Untrusted members per record."""
 
 SAMPLE_SECONDS = 4.0
@@ -65,8 +65,8 @@ class ReachabilityProber:
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
-        self._proven = context.trust.trusted
-        self._found = BoundedDict[PeerId, _Finding](FOUND_MAX, "findings")  # the oldest first
+        self._trusted = context.trust.trusted
+        self._found = BoundedDict[PeerId, _Finding](FOUND_MAX, "observations")  # the oldest first
         self._bounded = StreamLimiter(self._serve, DIAL_BACK, context.trust)
         context.tables.register(*self._bounded.tables, self._found)
         epochs = context.replica.manifest.epochs
@@ -83,18 +83,18 @@ class ReachabilityProber:
         roster, now = self._context.replica.roster, self._context.ports.clock.now()
         epoch_seconds = self._context.replica.manifest.epochs.seconds
         fresh = loop_time() - self.finding_seconds
-        trusted, newcomers = {}, {}
+        trusted, untrusted = {}, {}
         for peer, finding in reversed(self._found.items()):
             member = roster.get(peer)
             key = public_key_from_peer_id(peer)
             if member is None or key is None or finding.at < fresh or not roster.is_live(peer, now):
                 continue
-            if self._proven(peer):
+            if self._trusted(peer):
                 trusted[key] = finding.upload_class
             elif now >= member.heard_since + AGE_EPOCHS * epoch_seconds:
-                newcomers[key] = finding.upload_class
-        rows = [*trusted.items(), *list(newcomers.items())[:NEWCOMERS_MAX]]
-        return dict(rows[:WITNESSED_MAX])
+                untrusted[key] = finding.upload_class
+        rows = [*trusted.items(), *list(untrusted.items())[:UNTRUSTED_MAX]]
+        return dict(rows[:OBSERVATIONS_MAX])
 
     async def _serve(self, stream: Stream) -> None:
         assert DIAL_BACK.exchange_seconds is not None

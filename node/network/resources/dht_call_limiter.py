@@ -26,7 +26,7 @@ CALL_BYTES = 256
 """Charged per call: about 0.1 ms passes before a call can be refused."""
 
 RATES = ReadRates(
-    trusted=256 << 10, stranger=64 << 10, strangers=256 << 10, byte_seconds=BYTE_SECONDS
+    trusted=256 << 10, untrusted_peer=64 << 10, untrusted=256 << 10, byte_seconds=BYTE_SECONDS
 )
 """A tenth of a core for all untrusted peers, and for each trusted one. Guesses: a lookup of a full
 key takes 3 ms on each node."""
@@ -50,7 +50,7 @@ class DhtCallLimiter:
         self.trust = Trust()
         self.blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None
         self._timer = timer
-        self._accounts = ReadRateLimiter(RATES, self._is_proven, name="directory_callers")
+        self._accounts = ReadRateLimiter(RATES, self._is_trusted, name="directory_callers")
         self._refused = BoundedDict[PeerId, int](ACCOUNTS_MAX, "directory_callers")
         """Consecutive refusals per peer; the most recent is last."""
         self.tables = (*self._accounts.tables, self._refused)
@@ -91,5 +91,5 @@ class DhtCallLimiter:
         if count > REFUSED_MAX:
             self.blame(peer, Fault(FaultCode.DIRECTORY_CALL))
 
-    def _is_proven(self, peer: PeerId) -> bool:
+    def _is_trusted(self, peer: PeerId) -> bool:
         return self.trust.trusted(peer)

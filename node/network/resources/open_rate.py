@@ -13,7 +13,7 @@ from collections.abc import Callable
 from protocol.core.containers import BoundedDict, DecayingSum
 from protocol.core.types import PeerId
 
-STRANGERS_PER_SECOND = 64.0
+UNTRUSTED_PER_SECOND = 64.0
 """Limit of all untrusted peers: 1/20 of a core, as for gossip. A stream costs 0.2 to 0.35 ms, and
 half as much again in p2pd (``benchmarks/opening.py``)."""
 
@@ -37,9 +37,9 @@ class OpenRateLimiter:
     """Counts streams opened by each untrusted peer; refunds productive ones."""
 
     def __init__(self, trusted: Callable[[PeerId], bool]) -> None:
-        self._proven = trusted
+        self._trusted = trusted
         self._all = DecayingSum()
-        self._each = BoundedDict[PeerId, DecayingSum](OPENERS_MAX, "openers")
+        self._each = BoundedDict[PeerId, DecayingSum](OPENERS_MAX, "open_rate_peers")
         self.tables = (self._each,)
         self._recounted_at = 0.0
 
@@ -49,16 +49,16 @@ class OpenRateLimiter:
 
     def opened(self, peer: PeerId, now: float) -> bool:
         """Count a stream; return whether its peer is at fault."""
-        if self._proven(peer):
+        if self._trusted(peer):
             return False
         if now >= self._recounted_at + _RECOUNT_SECONDS:
             self._forget(now)
         self._all.add(1, now, HALF_LIFE_SECONDS)
         each = self._each.setdefault(peer, DecayingSum())
         each.add(1, now, HALF_LIFE_SECONDS)
-        if self._all.amount <= STRANGERS_PER_SECOND * _WINDOW_SECONDS:
+        if self._all.amount <= UNTRUSTED_PER_SECOND * _WINDOW_SECONDS:
             return False
-        part = max(EACH_PER_SECOND, STRANGERS_PER_SECOND / len(self._each))
+        part = max(EACH_PER_SECOND, UNTRUSTED_PER_SECOND / len(self._each))
         return each.amount > part * _WINDOW_SECONDS
 
     def worth(self, peer: PeerId, now: float) -> None:

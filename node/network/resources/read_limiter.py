@@ -40,9 +40,9 @@ class ReadRates:
 
     trusted: int = 1 << 20
     """Per trusted peer: a thousand messages."""
-    stranger: int = 128 << 10
+    untrusted_peer: int = 128 << 10
     """Per untrusted peer, while the shared rate suffices."""
-    strangers: int = 512 << 10
+    untrusted: int = 512 << 10
     """All untrusted peers, separately for mesh peers and others."""
     byte_seconds: float = 1e-7
     """CPU seconds charged as one byte. A signed message takes twice as long per byte, the slowest
@@ -71,12 +71,12 @@ class _Account:
         return max(0.0, self.owed_bytes - burst_bytes) / self.rate
 
 
-class _Strangers:
+class _UntrustedAccounts:
     """Shared budget of untrusted peers, in our meshes or outside."""
 
     def __init__(self, rates: ReadRates) -> None:
         self._rates = rates
-        self._together = _Account(rates.strangers)
+        self._together = _Account(rates.untrusted)
         self.loud = 0
         """Number of active peers that share the rate."""
 
@@ -86,12 +86,12 @@ class _Strangers:
     @property
     def strained(self) -> bool:
         """True if the group is over budget; then every read is checked."""
-        return self._together.owed_bytes > self._rates.strangers
+        return self._together.owed_bytes > self._rates.untrusted
 
     @property
     def rate(self) -> float:
         """Rate of each active peer."""
-        return min(self._rates.stranger, self._rates.strangers / max(1, self.loud))
+        return min(self._rates.untrusted_peer, self._rates.untrusted / max(1, self.loud))
 
 
 class ReadRateLimiter:
@@ -106,16 +106,16 @@ class ReadRateLimiter:
         trusted: Callable[[PeerId], bool],
         meshed: Callable[[PeerId], bool] = lambda _peer: False,
         *,
-        name: str = "reading",
+        name: str = "read_accounts",
     ) -> None:
         self._rates = rates
-        self._proven = trusted
+        self._trusted = trusted
         self._meshed = meshed
         self._came = BoundedDict[PeerId, int](ACCOUNTS_MAX, name)
         """Bytes not yet in an account; most peers send little and need none."""
         self._accounts = BoundedDict[PeerId, _Account](ACCOUNTS_MAX, name)
         self.tables = (self._came, self._accounts)
-        self._in_meshes, self._others = _Strangers(rates), _Strangers(rates)
+        self._in_meshes, self._others = _UntrustedAccounts(rates), _UntrustedAccounts(rates)
         self._strained = False
         """True if either group of untrusted peers is over budget."""
         self._recounted_at = 0.0
@@ -138,24 +138,24 @@ class ReadRateLimiter:
     def wait_seconds(self, peer: PeerId, now: float) -> float:
         """Return the delay before received bytes are processed."""
         self._recount(now)
-        strangers = self._kind(peer)
+        untrusted = self._kind(peer)
         account = self._accounts.get(peer)
         if account is None:
-            account = self._accounts[peer] = _Account(strangers.rate)
-        account.trusted = self._proven(peer)
+            account = self._accounts[peer] = _Account(untrusted.rate)
+        account.trusted = self._trusted(peer)
         if account.trusted:
             account.rate = self._rates.trusted
         else:
-            strangers.loud += account.loud_until <= now
+            untrusted.loud += account.loud_until <= now
             account.loud_until = now + LOUD_SECONDS
-            account.rate = strangers.rate
+            account.rate = untrusted.rate
         self._settle(peer, account, now)
         if account.trusted:
             return account.wait_seconds(BURST_BYTES)
         # No burst while the group is over budget: otherwise each new key would add one.
-        return account.wait_seconds(READ_BYTES_MIN if strangers.strained else BURST_BYTES)
+        return account.wait_seconds(READ_BYTES_MIN if untrusted.strained else BURST_BYTES)
 
-    def _kind(self, peer: PeerId) -> _Strangers:
+    def _kind(self, peer: PeerId) -> _UntrustedAccounts:
         return self._in_meshes if self._meshed(peer) else self._others
 
     def _add(self, peer: PeerId, count: int) -> int:
@@ -167,10 +167,10 @@ class ReadRateLimiter:
         came_bytes = self._came.pop(peer, 0)
         account.settle(came_bytes, now)
         if not account.trusted:
-            self._settle_strangers(self._kind(peer), came_bytes, now)
+            self._settle_untrusted(self._kind(peer), came_bytes, now)
 
-    def _settle_strangers(self, strangers: _Strangers, came_bytes: int, now: float) -> None:
-        strangers.settle(came_bytes, now)
+    def _settle_untrusted(self, untrusted: _UntrustedAccounts, came_bytes: int, now: float) -> None:
+        untrusted.settle(came_bytes, now)
         self._strained = self._in_meshes.strained or self._others.strained
 
     def _recount(self, now: float) -> None:
@@ -182,10 +182,10 @@ class ReadRateLimiter:
             self._settle(peer, account, now)
         came = {self._in_meshes: 0, self._others: 0}
         for peer, came_bytes in self._came.items():
-            if not self._proven(peer):
+            if not self._trusted(peer):
                 came[self._kind(peer)] += came_bytes
         for kind, came_bytes in came.items():
-            self._settle_strangers(kind, came_bytes, now)
+            self._settle_untrusted(kind, came_bytes, now)
             kind.loud = 0
         self._came.clear()
         self._accounts.retain(lambda _peer, each: each.owed_bytes > 0 or each.loud_until > now)

@@ -42,7 +42,7 @@ class StreamLimiter:
 
     Without ``refuse`` they are closed unread: the opener sees the close and retries, or uses
     another peer. Evicted streams end likewise (``node.network.resources.stream_slots``).
-    ``strangers`` limits the slots of all untrusted peers, ``turns`` their number at a time.
+    ``untrusted`` limits the slots of all untrusted peers, ``turns`` their number at a time.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StreamLimiter:
         trust: Trust,
         refuse: StreamHandler | None = None,
         *,
-        strangers: int | None = None,
+        untrusted: int | None = None,
         turns: int | None = None,
     ) -> None:
         self._handler = handler
@@ -62,7 +62,7 @@ class StreamLimiter:
             limits.streams_total,
             UNDISTURBED_SECONDS,
             trust,
-            strangers=strangers,
+            untrusted=untrusted,
             turns=turns,
         )
         per_second = limits.streams_per_second

@@ -72,14 +72,14 @@ _Held = TypeVar("_Held", bound=Held)
 
 
 def choose_victim(
-    held: Sequence[_Held], newcomer: StreamSlot, now: float, undisturbed_seconds: float
+    held: Sequence[_Held], incoming: StreamSlot, now: float, undisturbed_seconds: float
 ) -> _Held | None:
     """Choose the victim among ``held`` (oldest first) for a new stream, or None."""
     if not held:
         return None
     blocks = Counter(one.block for one in held)
     most = max(blocks.values())
-    if newcomer.trusted or most > blocks[newcomer.block] + 1:
+    if incoming.trusted or most > blocks[incoming.block] + 1:
         return _slowest([one for one in held if blocks[one.block] == most])
     slowest, oldest = _slowest(held), held[0]
     if now - slowest.slow_since >= undisturbed_seconds:
@@ -139,30 +139,30 @@ class ServiceRounds:
         self._undisturbed_seconds = undisturbed_seconds
         self._member = member
         self._held: dict[PeerId, ServiceRound] = {}  # the oldest first
-        self._wasted = BoundedDict[PeerId, float](WASTED_MAX, "turns_wasted")
+        self._wasted = BoundedDict[PeerId, float](WASTED_MAX, "unused_rounds")
         """Time at which each penalty ends; oldest first."""
         self.tables = (self._wasted,)
 
     def find(
-        self, newcomer: StreamSlot, now: float
+        self, incoming: StreamSlot, now: float
     ) -> tuple[ServiceRound | None, ServiceRound | None]:
         """Return the present or a new turn of an untrusted peer, and the turn evicted for it.
 
         A new turn starts with ``begin``.
         """
         self._end_those_left(now)
-        known = self._held.get(newcomer.peer)
+        known = self._held.get(incoming.peer)
         if known is not None:
             return known, None
-        doubtful = newcomer.peer in self._wasted or not self._member(newcomer.peer)
-        turn = ServiceRound(newcomer.peer, newcomer.block, doubtful, now, now)
+        doubtful = incoming.peer in self._wasted or not self._member(incoming.peer)
+        turn = ServiceRound(incoming.peer, incoming.block, doubtful, now, now)
         held = list(self._held.values())
         alike = [one for one in held if one.doubtful]
         if doubtful and len(alike) >= max(1, self._most // 2):
             held = alike
         elif len(held) < self._most:
             return turn, None
-        ends = choose_victim(held, newcomer, now, self._undisturbed_seconds)
+        ends = choose_victim(held, incoming, now, self._undisturbed_seconds)
         return (None if ends is None else turn), ends
 
     def begin(self, turn: ServiceRound, place: StreamSlot) -> None:
@@ -192,7 +192,7 @@ class ServiceRounds:
 
 
 class StreamSlots:
-    """Slots of one protocol, of which untrusted peers have ``strangers`` at most.
+    """Slots of one protocol, of which untrusted peers have ``untrusted`` at most.
 
     Of untrusted peers, ``turns`` at most have slots at a time; None: no limit.
     """
@@ -204,17 +204,17 @@ class StreamSlots:
         undisturbed_seconds: float,
         trust: Trust,
         *,
-        strangers: int | None = None,
+        untrusted: int | None = None,
         turns: int | None = None,
     ) -> None:
         self._per_peer = per_peer
         self._total = total
-        self._strangers_max = total if strangers is None else strangers
+        self._untrusted_max = total if untrusted is None else untrusted
         self._undisturbed_seconds = undisturbed_seconds
         self._trust = trust
         self._taken: dict[StreamSlot, None] = {}  # the oldest first
         self._peers: Counter[PeerId] = Counter()
-        self._strangers = 0
+        self._untrusted = 0
         self._turns = (
             None if turns is None else ServiceRounds(turns, undisturbed_seconds, trust.member)
         )
@@ -249,7 +249,7 @@ class StreamSlots:
         """Release a slot; idempotent."""
         if place in self._taken:
             del self._taken[place]
-            self._strangers -= not place.trusted
+            self._untrusted -= not place.trusted
             self._peers[place.peer] -= 1
             if not self._peers[place.peer]:
                 del self._peers[place.peer]
@@ -260,7 +260,7 @@ class StreamSlots:
         """Acquire a slot for a peer that is trusted or has a turn; returns as ``take`` does."""
         lost: list[StreamSlot] = []
         full = len(self._taken) >= self._total
-        if full or (not place.trusted and self._strangers >= self._strangers_max):
+        if full or (not place.trusted and self._untrusted >= self._untrusted_max):
             held = [one for one in self._taken if not one.trusted]
             loser = choose_victim(held, place, now, self._undisturbed_seconds)
             if loser is None:
@@ -269,5 +269,5 @@ class StreamSlots:
             lost.append(loser)
         self._taken[place] = None
         self._peers[place.peer] += 1
-        self._strangers += not place.trusted
+        self._untrusted += not place.trusted
         return place, lost

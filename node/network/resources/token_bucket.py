@@ -13,7 +13,7 @@ from protocol.core.containers import BoundedDict
 from protocol.core.types import PeerId
 from roles.ports.transport import Trust
 
-PROVEN_FACTOR = 8
+TRUSTED_FACTOR = 8
 """Rate of a trusted peer, relative to that of an address block; a guess."""
 
 BUCKETS_MAX = 4096
@@ -38,7 +38,7 @@ class TokenBuckets:
     def take(self, peer: PeerId, now: float) -> bool:
         """Take a token for a stream of ``peer``; False when the bucket is empty."""
         trusted = self._trust.trusted(peer)
-        per_second = self._per_second * (PROVEN_FACTOR if trusted else 1)
+        per_second = self._per_second * (TRUSTED_FACTOR if trusted else 1)
         # A trusted peer does not share with its address block, which untrusted peers can use.
         bucket = peer if trusted else self._trust.block(peer)
         full_seconds = self._burst / self._per_second

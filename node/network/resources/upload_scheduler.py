@@ -19,7 +19,7 @@ PIECE_SECONDS = 0.004
 
 PIECE_BYTES_MIN = 4096
 
-STRANGERS_WEIGHT = 0.25
+UNTRUSTED_WEIGHT = 0.25
 """Weight of untrusted peers, relative to 1 for trusted ones: they have 1/5 of a fully used uplink.
 Without it they could never gain reputation. A guess."""
 
@@ -59,7 +59,7 @@ class UploadScheduler:
             return
         queue = trusted, messages
         begin = max(self._virtual_time, self._finish[queue])
-        self._finish[queue] = begin + count / (1.0 if trusted else STRANGERS_WEIGHT)
+        self._finish[queue] = begin + count / (1.0 if trusted else UNTRUSTED_WEIGHT)
         self._number += 1
         turn = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (self._finish[queue], self._number, count, turn))

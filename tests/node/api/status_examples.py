@@ -29,7 +29,7 @@ ARRIVING = DownloadStatus(
     form="patch",
     bytes_here=370_000_000,
     total_bytes=988_000_000,
-    spared_bytes=61_000_000_000,
+    saved_bytes=61_000_000_000,
     seconds=31.2,
     bytes_per_second=12_300_000,
     seconds_to_go=50.2,
@@ -112,7 +112,7 @@ STATUS = NodeStatus(
             policy_version=42 - index % 2,
             age_seconds=1.5 * index,
             software="prime-node 0.1.0",
-            standing="slashed" if index == 5 else "good",
+            reputation="slashed" if index == 5 else "good",
             scoring="" if role == "relay" else f"{index}5" * 32,
         )
         for index, (peer, role) in enumerate(zip(PEERS, ROLES, strict=False))
@@ -137,7 +137,7 @@ STATUS = NodeStatus(
         weights_received=1_200_000_000,
         weights_sent_http=2_000_000_000,
         weights_received_http=1_100_000_000,
-        weights_spared=60_000_000_000,
+        weights_saved=60_000_000_000,
         gossip_sent=12_000_000,
         gossip_received=11_000_000,
         gossip_dropped=0,
@@ -160,7 +160,7 @@ STATUS = NodeStatus(
     restored=True,
     generations=HistogramStatus((0, 3, 100, 12, 3, 0, 0, 0, 0, 0, 0, 2), 310.5),
     checks=HistogramStatus((0, 0, 7, 30, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0), 4.25),
-    uptake=PolicySwapStatus(41, 2.25, 7.5, 7.75, 6.0, (0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
+    policy_swap=PolicySwapStatus(41, 2.25, 7.5, 7.75, 6.0, (0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
 )
 
 WHY = {

@@ -59,7 +59,7 @@ def observer(peer=OTHER, **changes) -> Observer:
         "peers": peers("somebody"),
         "arrivals": DownloadLog(),
         "monotonic": lambda: LOOP_NOW,
-        "inbox": SimpleNamespace(other_versions={"somebody": 1, "stranger": 99}),
+        "inbox": SimpleNamespace(other_versions={"somebody": 1, "untrusted": 99}),
         "gossip": gossip,
         "exchange": exchange,
         "circuits": SimpleNamespace(
@@ -67,7 +67,7 @@ def observer(peer=OTHER, **changes) -> Observer:
             relay=SimpleNamespace(reservations=3, circuits=2, carried_bytes=1000),
         ),
         "policies": SimpleNamespace(
-            newest=lambda: SimpleNamespace(version=0), newest_version=lambda: 0, spared_bytes=8
+            newest=lambda: SimpleNamespace(version=0), newest_version=lambda: 0, saved_bytes=8
         ),
         "addresses": lambda: ("/here",),
         "anti_entropy": synchronising(),
@@ -96,7 +96,7 @@ def nothing_held(**arrival):
         if rate := arrival.get("rate"):
             coming.pieces, coming.here = (1, 1), [1, 0]
             coming.received(WORKER.peer_id, BlobTransport.STREAM, 10 * rate, LOOP_NOW)
-    library = SimpleNamespace(newest=lambda: None, newest_version=lambda: -1, spared_bytes=0)
+    library = SimpleNamespace(newest=lambda: None, newest_version=lambda: -1, saved_bytes=0)
     return {"policies": library, "arrivals": arrivals}
 
 
@@ -174,7 +174,7 @@ def test_a_slashed_worker_says_so():
     status = node.status()
     assert status.state == "paused"
     assert "prime-node why" in status.reason
-    assert {member.standing for member in status.members} == {"good"}
+    assert {member.reputation for member in status.members} == {"good"}
     why = node.why()
     assert why.slashed
     (rollout,) = why.rollouts
@@ -211,7 +211,7 @@ def test_the_numbers_are_those_of_the_ledger():
     assert status.epoch == 1
     assert status.peers_banned == 3
     assert (status.traffic.weights_received, status.traffic.blobs_received) == (7, 12)
-    assert status.traffic.weights_spared == 8
+    assert status.traffic.weights_saved == 8
     assert (status.traffic.weights_sent_http, status.traffic.weights_received_http) == (0, 3)
     snapshot = node.snapshot()
     assert (snapshot.committed, snapshot.certified, snapshot.version) == (3, 1, 1)
@@ -313,7 +313,7 @@ def test_the_first_certificate_is_dated_once():
         ({"a": 0, "b": 1}, ""),
         ({"a": 2}, "1 peer runs protocol version 2, this node 1: upgrade prime-node"),
         ({"a": 2, "b": 2}, "2 peers run protocol version 2, this node 1: upgrade prime-node"),
-        ({"stranger": 9}, ""),
+        ({"untrusted": 9}, ""),
     ],
 )
 def test_a_node_says_when_its_peers_speak_a_newer_protocol(versions, reason):
@@ -322,7 +322,7 @@ def test_a_node_says_when_its_peers_speak_a_newer_protocol(versions, reason):
     assert (status.state, status.reason) == ("ready", reason)
 
 
-def test_circuits_are_told_by_whoever_carries_them_and_by_whoever_is_behind_them():
+def test_circuits_are_told_by_a_peer_that_carries_them_and_by_a_peer_that_is_behind_them():
     node = observer()
     assert node.status().circuits == CircuitsStatus(1, 3, 2, 1000)
     node.circuits.relay = None

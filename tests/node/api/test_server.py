@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from node.api.metrics import REASONS_MAX, NodeMetrics
+from node.api.metrics import REASONS_MAX, RENAMED, NodeMetrics
 from node.api.server import ControlServer, application
 from node.api.status import LoopStatus, RolloutCounts
 from node.cli.api_client import fetch, fetch_status, fetch_why
@@ -168,22 +169,22 @@ async def test_metrics_tell_how_late_the_loop_was():
     assert "prime_node_loop_delay_seconds_count 99.0" in lines
     assert "prime_node_loop_delay_seconds_sum 4.5" in lines
     assert "prime_node_loop_delay_max_seconds 3.25" in lines
-    assert "prime_node_loop_own_delay_max_seconds 0.75" in lines
+    assert "prime_node_loop_cpu_delay_max_seconds 0.75" in lines
 
 
 async def test_metrics_tell_what_is_on_its_way():
     lines = (await get("/metrics")).text.splitlines()
     for line in (
-        "prime_node_arriving_version 42.0",
-        "prime_node_arriving_pieces 952.0",
-        "prime_node_arriving_pieces_here 359.0",
-        "prime_node_arriving_bytes_per_second 1.23e+07",
-        "prime_node_arriving_to_go_seconds 50.2",
-        'prime_node_version_arrival_seconds_bucket{form="patch",le="0.5"} 9.0',
-        'prime_node_version_arrival_seconds_bucket{form="patch",le="10.0"} 12.0',
-        'prime_node_version_arrival_seconds_bucket{form="patch",le="+Inf"} 13.0',
-        'prime_node_version_arrival_seconds_count{form="patch"} 13.0',
-        'prime_node_version_arrival_seconds_sum{form="patch"} 2345.5',
+        "prime_node_download_version 42.0",
+        "prime_node_download_pieces 952.0",
+        "prime_node_download_pieces_held 359.0",
+        "prime_node_download_bytes_per_second 1.23e+07",
+        "prime_node_download_remaining_seconds 50.2",
+        'prime_node_version_download_seconds_bucket{form="patch",le="0.5"} 9.0',
+        'prime_node_version_download_seconds_bucket{form="patch",le="10.0"} 12.0',
+        'prime_node_version_download_seconds_bucket{form="patch",le="+Inf"} 13.0',
+        'prime_node_version_download_seconds_count{form="patch"} 13.0',
+        'prime_node_version_download_seconds_sum{form="patch"} 2345.5',
         'prime_node_blob_bytes_total{direction="sent",kind="body",way="stream"} 7e+08',
         'prime_node_blob_bytes_total{direction="sent",kind="weights",way="stream"} 4e+08',
         'prime_node_blob_bytes_total{direction="sent",kind="weights",way="http"} 2e+09',
@@ -199,12 +200,12 @@ async def test_metrics_while_nothing_comes():
     stuck = replace(ARRIVING, stripes=(), seconds_to_go=None)
     file = replace(ARRIVING, name="bundle", version=-1, seconds_to_go=5.0)
     lines = (await get("/metrics", replace(STATUS, arrivals=(stuck, older)))).text.splitlines()
-    assert "prime_node_arriving_version 42.0" in lines
-    assert "prime_node_arriving_pieces 0.0" in lines
-    assert "prime_node_arriving_to_go_seconds +Inf" in lines
+    assert "prime_node_download_version 42.0" in lines
+    assert "prime_node_download_pieces 0.0" in lines
+    assert "prime_node_download_remaining_seconds +Inf" in lines
     lines = (await get("/metrics", replace(STATUS, arrivals=(file, ARRIVED)))).text.splitlines()
-    assert "prime_node_arriving_version -1.0" in lines
-    assert "prime_node_arriving_to_go_seconds 0.0" in lines
+    assert "prime_node_download_version -1.0" in lines
+    assert "prime_node_download_remaining_seconds 0.0" in lines
 
 
 def test_reasons_of_others_cannot_blow_up_the_metrics():
@@ -383,6 +384,16 @@ async def test_metrics_tell_how_long_rollouts_and_checks_take():
 
 async def test_metrics_tell_how_soon_versions_are_in_use():
     lines = (await get("/metrics")).text.splitlines()
-    assert 'prime_node_policy_uptake_seconds_bucket{le="5.0"} 3.0' in lines
-    assert 'prime_node_policy_uptake_seconds_bucket{le="+Inf"} 41.0' in lines
-    assert "prime_node_policy_uptake_seconds_sum 290.5" in lines
+    assert 'prime_node_policy_swap_seconds_bucket{le="5.0"} 3.0' in lines
+    assert 'prime_node_policy_swap_seconds_bucket{le="+Inf"} 41.0' in lines
+    assert "prime_node_policy_swap_seconds_sum 290.5" in lines
+
+
+async def test_renamed_metrics_have_their_old_names_for_one_release():
+    lines = (await get("/metrics")).text.splitlines()
+    for new, old in RENAMED.items():
+        told = [
+            line for line in lines if re.match(rf"{new}(_bucket|_count|_sum|_total)?[ {{]", line)
+        ]
+        assert told, new
+        assert {line.replace(new, old, 1) for line in told} <= set(lines)

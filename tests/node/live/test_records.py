@@ -25,7 +25,7 @@ RUN = RunId(b"r" * 32)
 OTHER_RUN = RunId(b"s" * 32)
 BUCKETS = Buckets(RUN)
 KEY = BUCKETS.key(0, 0)
-OWNER, STRANGER = Identity(b"1" * 32), Identity(b"2" * 32)
+OWNER, OTHER = Identity(b"1" * 32), Identity(b"2" * 32)
 OTHER_KEY = BUCKETS.key_of(OWNER.peer_id, 1)
 NOT_ITS_KEY = BUCKETS.key(1, 1 - int(OTHER_KEY[-1]))
 KEY_ID = DHTID.generate(source=KEY)
@@ -51,7 +51,7 @@ def changed(base: DHTRecord, **fields) -> DHTRecord:
 def test_a_record_signed_by_its_owner_is_valid_and_strips_to_its_value():
     good = record()
     assert validator().validate(good)
-    assert validator(STRANGER).validate(good)
+    assert validator(OTHER).validate(good)
     assert MSGPackSerializer.loads(validator().strip_value(good)) == b"hello"
 
 
@@ -72,7 +72,7 @@ def test_the_life_limit_is_exact():
 @pytest.mark.parametrize(
     "bad",
     [
-        record(owner=STRANGER.peer_id),
+        record(owner=OTHER.peer_id),
         record(owner="nobody"),
         record(owner=None),
         record(owner=7),
@@ -92,7 +92,7 @@ def test_the_life_limit_is_exact():
         changed(record(), value=None),
         changed(record(), value=record().value[:-1] + bytes([record().value[-1] ^ 1])),
         record(signer=validator(run_id=OTHER_RUN)),
-        record(signer=validator(STRANGER)),
+        record(signer=validator(OTHER)),
     ],
 )
 def test_what_breaks_a_rule_is_refused(bad):
@@ -182,7 +182,7 @@ def takes(storage: BoundedStorage, owners: str) -> str:
         ("sa1 sb1 sc2 pa2", "pa2 sb1 sc2"),
     ],
 )
-def test_who_is_known_finds_room_among_strangers_and_these_share_it_by_block(
+def test_who_is_known_finds_room_among_untrusted_peers_and_these_share_it_by_block(
     owners, listed, monkeypatch
 ):
     monkeypatch.setattr(records, "OWNERS_PER_KEY_MAX", 3)
@@ -217,11 +217,11 @@ def test_replaced_records_leave_no_trail():
 
 
 def test_a_bad_record_is_dropped_and_the_good_one_beside_it_kept():
-    good, bad = record(), record(owner=STRANGER.peer_id)
+    good, bad = record(), record(owner=OTHER.peer_id)
     entries = DictionaryDHTValue()
     with entries.freeze():
         entries.store(OWNER.peer_id, good.value, good.expiration_time)
-        entries.store(STRANGER.peer_id, bad.value, bad.expiration_time)
+        entries.store(OTHER.peer_id, bad.value, bad.expiration_time)
         entries.store((1, 2), b"", 0.0)
         assert records._keep_valid(validator(), good.key, entries)
         assert list(entries.data) == [OWNER.peer_id]

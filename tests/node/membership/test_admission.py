@@ -172,23 +172,23 @@ def refused(world, key, roles, *proofs, epoch=3):
 
 def test_the_reason_names_who_can_help():
     listed = World(run_manifest(admission={"rule": "allowlist", "workers": (WORKER.peer_id,)}))
-    stranger, roles = identity("stranger"), (Role.INFERENCE,)
-    assert CREATOR.peer_id in refused(listed, stranger, roles)
-    assert stranger.peer_id in refused(listed, stranger, roles)
+    untrusted_peer, roles = identity("untrusted"), (Role.INFERENCE,)
+    assert CREATOR.peer_id in refused(listed, untrusted_peer, roles)
+    assert untrusted_peer.peer_id in refused(listed, untrusted_peer, roles)
     assert refused(listed, WORKER, roles) == ""
-    assert refused(listed, stranger, (Role.RELAY,)) == ""
+    assert refused(listed, untrusted_peer, (Role.RELAY,)) == ""
     told = refused(INVITED, WORKER, roles)
     assert all(part in told for part in ("--invite", WORKER.peer_id, CREATOR.peer_id))
     assert refused(INVITED, WORKER, roles, INVITE) == ""
     assert refused(INVITED, CREATOR, roles) == ""
-    assert refused(OPEN, stranger, roles) == ""
+    assert refused(OPEN, untrusted_peer, roles) == ""
 
 
 @pytest.mark.parametrize("role", [Role.VALIDATOR, Role.TRAINER])
 def test_a_role_that_the_run_gives_to_named_keys_is_refused_to_others(role):
-    stranger = identity("stranger")
-    told = refused(OPEN, stranger, (Role.RELAY, role))
-    assert told.startswith(f"this run names its {role}s, and this key ({stranger.peer_id})")
+    untrusted_peer = identity("untrusted")
+    told = refused(OPEN, untrusted_peer, (Role.RELAY, role))
+    assert told.startswith(f"this run names its {role}s, and this key ({untrusted_peer.peer_id})")
     assert OPEN.manifest.genesis.creator in told
     genesis = OPEN.manifest.genesis
     named = genesis.validators if role is Role.VALIDATOR else genesis.trainers
@@ -196,9 +196,9 @@ def test_a_role_that_the_run_gives_to_named_keys_is_refused_to_others(role):
 
 
 def test_an_invite_that_is_not_good_is_told_at_the_door():
-    roles, stranger = (Role.INFERENCE,), identity("stranger")
+    roles, untrusted_peer = (Role.INFERENCE,), identity("untrusted")
     for told in (
-        refused(INVITED, stranger, roles, INVITE),
+        refused(INVITED, untrusted_peer, roles, INVITE),
         refused(INVITED, WORKER, roles, INVITE[:-1] + b"?"),
         refused(INVITED, WORKER, roles, INVITE, epoch=10),
     ):

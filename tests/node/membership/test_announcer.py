@@ -6,7 +6,7 @@ from node.context import NodeContext, Ports
 from node.membership import announcer as module
 from node.membership.admission import OwnAdmission
 from node.membership.announcer import CALL_SECONDS, About, Announcer, NodeFacts
-from node.membership.incarnation import KeyGuard
+from node.membership.key_guard import KeyGuard
 from protocol.core.rng import Rng
 from protocol.core.types import Role, Topic
 from protocol.membership.directory_buckets import Buckets
@@ -93,10 +93,10 @@ class Node:
         )
         self.conditions = Conditions()
         context = NodeContext(OWN, self.replica, ports, None, ChangeSignal(), self.conditions)
-        self.incarnation = KeyGuard(context)
+        self.key_guard = KeyGuard(context)
         self.announcer = Announcer(
             context,
-            self.incarnation,
+            self.key_guard,
             OwnAdmission(context, b""),
             About((Role.VALIDATOR,), Hardware(), reachable=True, software="test", scoring=RUNTIME),
             self.network,
@@ -117,7 +117,7 @@ class Node:
 
     def show(self, record):
         """Deliver an own record from a peer."""
-        self.incarnation.shown(record, is_news=False)
+        self.key_guard.shown(record, is_news=False)
 
     @property
     def record(self) -> NodeRecord:
@@ -183,7 +183,7 @@ async def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
     await asyncio.sleep(2)
     node = Node()
     node.synchronised.clear()
-    listens = node.incarnation.listen_seconds
+    listens = node.key_guard.listen_seconds
     task = asyncio.create_task(node.run(listens + 4))
     await asyncio.sleep(1)
     assert node.said == [], "it would take the place of what a peer may know"
@@ -298,7 +298,7 @@ async def test_a_clock_that_steps_back_a_little_still_counts_up():
     node.clock.offset = -2.0
     await node.run(1)
     assert node.said[-1] != node.said[0]
-    assert node.incarnation.sequence == first + 1
+    assert node.key_guard.sequence == first + 1
 
 
 async def test_addresses_that_no_record_holds_are_left_out():

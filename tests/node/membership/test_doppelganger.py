@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
-from tests.node.membership.test_incarnation import EPOCH_SECONDS, Machine
+from tests.node.membership.test_key_guard import EPOCH_SECONDS, Machine
 
 pytestmark = pytest.mark.virtual
 
@@ -22,9 +22,9 @@ class Watched(Machine):
 
     async def start(self):
         await self.begin()
-        self.listening = asyncio.create_task(self.incarnation.listen(self.synchronised.wait))
-        self.alone = asyncio.create_task(self.incarnation.wait_alone())
-        self.twin = asyncio.create_task(self.incarnation.wait_twin())
+        self.listening = asyncio.create_task(self.key_guard.listen(self.synchronised.wait))
+        self.alone = asyncio.create_task(self.key_guard.wait_alone())
+        self.twin = asyncio.create_task(self.key_guard.wait_duplicate())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -49,7 +49,7 @@ async def test_a_usual_restart_works_at_once():
     assert not machine.twin.done()
     await machine.begin()
     machine.show(record)
-    await asyncio.wait_for(machine.incarnation.listen(machine.synchronised.wait), 1)
+    await asyncio.wait_for(machine.key_guard.listen(machine.synchronised.wait), 1)
 
 
 async def test_a_copied_directory_listens_and_hears_the_other_one():
@@ -66,7 +66,7 @@ async def test_a_copied_directory_listens_and_hears_the_other_one():
     assert not two.works
     told = two.twin.result()
     assert told.startswith(f"another node uses our key ({two.own.peer_id})")
-    await asyncio.sleep(2 * two.incarnation.listen_seconds)
+    await asyncio.sleep(2 * two.key_guard.listen_seconds)
     assert not two.works, "not even later"
 
 
@@ -75,7 +75,7 @@ async def test_a_directory_that_has_moved_works_when_nobody_was_heard():
     last = await one.say()
     two = await started(Watched(one))
     two.show(last)  # as a peer still holds it
-    await asyncio.sleep(two.incarnation.listen_seconds - 1)
+    await asyncio.sleep(two.key_guard.listen_seconds - 1)
     assert not two.works
     await asyncio.sleep(2)
     assert (two.works, str(two.conditions)) == (True, "")
@@ -87,10 +87,10 @@ async def test_who_restarts_while_it_listens_begins_anew():
     one = await started(Watched())
     await one.say()
     two = await started(Watched(one))
-    await asyncio.sleep(two.incarnation.listen_seconds - 1)
+    await asyncio.sleep(two.key_guard.listen_seconds - 1)
     await two.say()  # normally it sends nothing; this write must not end the listening
     await two.start()
-    await asyncio.sleep(two.incarnation.listen_seconds - 1)
+    await asyncio.sleep(two.key_guard.listen_seconds - 1)
     assert not two.works
 
 
@@ -102,7 +102,7 @@ async def test_a_key_alone_listens_if_somebody_has_just_heard_of_it(leaving):
     two = Watched(one, with_disk=False)
     await two.begin()
     two.show(record)
-    listening = asyncio.create_task(two.incarnation.listen(two.synchronised.wait))
+    listening = asyncio.create_task(two.key_guard.listen(two.synchronised.wait))
     await asyncio.sleep(1)
     assert listening.done() == leaving
 
@@ -134,9 +134,9 @@ async def test_of_two_that_work_the_one_that_came_later_ends():
     one, two = await both_new(apart_seconds=1)
     assert not await ends(one, await two.say())
     assert await ends(two, await one.say())
-    await asyncio.sleep(10 * one.incarnation.listen_seconds)
+    await asyncio.sleep(10 * one.key_guard.listen_seconds)
     assert not one.twin.done()
-    assert one.incarnation.may_have_used(0), "the other one may have used the same slots"
+    assert one.key_guard.may_have_used(0), "the other one may have used the same slots"
 
 
 @pytest.mark.parametrize("higher", [0, 1])
@@ -158,7 +158,7 @@ async def test_two_that_nothing_tells_apart_both_end():
 async def test_who_goes_on_ends_when_the_other_one_does_not():
     one, two = await both_new(apart_seconds=1)
     assert not await ends(one, await two.say())
-    await asyncio.sleep(one.incarnation.listen_seconds - 1)
+    await asyncio.sleep(one.key_guard.listen_seconds - 1)
     assert not await ends(one, await two.say())
     await asyncio.sleep(2)
     assert await ends(one, await two.say())

@@ -97,7 +97,7 @@ def test_the_watchdog_of_another_process_is_not_ours(manager):
     )
 
 
-def test_a_reason_from_a_stranger_makes_no_other_message(manager):
+def test_a_reason_from_an_untrusted_peer_makes_no_other_message(manager):
     (lines, *_) = told(manager, (1, Stage("paused", "refused:\nMAINPID=1\nREADY=0")))
     assert lines == ["READY=1", "STATUS=paused: refused: MAINPID=1 READY=0"]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from node.context import NodeContext, Ports
-from node.membership.incarnation import KeyGuard
+from node.membership.key_guard import KeyGuard
 from node.network.connections.manager import ConnectionManager
 from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.framing import read_frame, write_frame
@@ -54,9 +54,9 @@ class Node:
         self.context = NodeContext(
             signer, self.replica, ports, self.peers, ChangeSignal(), Conditions()
         )
-        self.incarnation = KeyGuard(self.context)
+        self.key_guard = KeyGuard(self.context)
         inbox = MessageIntake(
-            self.context, MessageLog(ports.store), self.incarnation, (), ChangeSignal()
+            self.context, MessageLog(ports.store), self.key_guard, (), ChangeSignal()
         )
         inbox.listen(self.note)
         self.anti_entropy = AntiEntropy(self.context, inbox, UploadScheduler(None))
@@ -97,14 +97,14 @@ def chain(length, trainer=0, first=GENESIS, **changes):
 
 
 def records(count):
-    return [WORLD.record(identity(f"stranger {n}"), ("relay",)) for n in range(count)]
+    return [WORLD.record(identity(f"untrusted {n}"), ("relay",)) for n in range(count)]
 
 
 def validators():
     return [WORLD.record(one, ("validator",)) for one in WORLD.validators]
 
 
-async def test_a_newcomer_takes_all_that_matters():
+async def test_a_new_node_takes_all_that_matters():
     pair = Pair()
     pair.theirs.take(*validators(), *chain(3), *CHAIN, *records(2))
     pair.theirs.take(WORLD.certificate(CHAIN[0]))
@@ -141,7 +141,7 @@ async def test_who_asks_again_at_once_is_not_told_for_ever():
     assert await pair.pull()
 
 
-async def test_strangers_records_come_last(monkeypatch):
+async def test_untrusted_peers_records_come_last(monkeypatch):
     """Else an attacker with thousands of keys would delay the versions for new nodes."""
     monkeypatch.setattr(synchronise, "IDS_MAX", 16)
     pair = Pair()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.context import NodeContext, Ports
-from node.membership.incarnation import KeyGuard
+from node.membership.key_guard import KeyGuard
 from node.replication import inbox as module
 from node.replication.inbox import COMPACT_EPOCHS, MessageIntake, MessageOrigin
 from node.replication.message_log import MessageLog
@@ -54,8 +54,8 @@ class Node:
         ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, None)
         self.context = NodeContext(signer, self.replica, ports, peers, ChangeSignal(), Conditions())
         self.log, self.versions = MessageLog(self.store), ChangeSignal()
-        self.incarnation = KeyGuard(self.context)
-        self.inbox = MessageIntake(self.context, self.log, self.incarnation, roles, self.versions)
+        self.key_guard = KeyGuard(self.context)
+        self.inbox = MessageIntake(self.context, self.log, self.key_guard, roles, self.versions)
         self.inbox.listen(lambda received, source: self.heard.append((received.result, source)))
 
     def take(self, signed, source=MessageOrigin.GOSSIP, **options):
@@ -174,26 +174,26 @@ async def test_what_waited_is_taken_when_it_can_be():
 
 async def test_a_commit_of_ours_that_we_do_not_know_tells_that_our_disk_is_lost():
     node = Node(WORKER)
-    await node.incarnation.begin()
+    await node.key_guard.begin()
     node.take(COMMIT, MessageOrigin.ANTI_ENTROPY)
-    assert node.incarnation.may_have_used(0)
+    assert node.key_guard.may_have_used(0)
     fresh = Node(WORKER)
     await fresh.inbox.record(COMMIT)
     fresh.take(COMMIT, MessageOrigin.ANTI_ENTROPY)
-    assert not fresh.incarnation.may_have_used(0), "that was us"
+    assert not fresh.key_guard.may_have_used(0), "that was us"
 
 
 async def test_members_of_another_protocol_version_are_noted_and_bounded(monkeypatch):
     monkeypatch.setattr(module, "OTHER_VERSIONS_MAX", 2)
     node = Node()
-    strangers = [identity(f"stranger {n}") for n in range(3)]
-    for number, one in enumerate(strangers):
+    untrusted = [identity(f"untrusted {n}") for n in range(3)]
+    for number, one in enumerate(untrusted):
         version = PROTOCOL_VERSION + 1 + number
         record = WORLD.record(one, ("relay",), protocol_version=version)
         assert node.take(record, MessageOrigin.DIRECT, sender=SENDER) is IGNORE
     assert node.inbox.other_versions == {
-        strangers[1].peer_id: PROTOCOL_VERSION + 2,
-        strangers[2].peer_id: PROTOCOL_VERSION + 3,
+        untrusted[1].peer_id: PROTOCOL_VERSION + 2,
+        untrusted[2].peer_id: PROTOCOL_VERSION + 3,
     }
 
 

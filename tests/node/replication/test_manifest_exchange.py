@@ -33,7 +33,7 @@ async def ask(serve=None):
     return await fetch_manifest(here, THERE, verify)
 
 
-async def test_a_newcomer_learns_the_run():
+async def test_a_new_node_learns_the_run():
     assert await ask() == SIGNED
 
 
@@ -82,7 +82,7 @@ async def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch
     await stream.close()
 
 
-async def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch):
+async def test_only_so_many_new_nodes_are_served_at_once_each_of_them_once(monkeypatch):
     monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # a reader that reads nothing blocks the writer
     hub = Hub()
     there = hub.transport(THERE)

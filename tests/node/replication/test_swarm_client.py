@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from node.context import NodeContext, Ports
-from node.membership.incarnation import KeyGuard
+from node.membership.key_guard import KeyGuard
 from node.network.blobs.exchange import BlobExchange
 from node.network.connections.manager import ConnectionManager
 from node.network.gossip.driver import Gossip
@@ -62,9 +62,9 @@ class Node:
         context = NodeContext(signer, self.replica, ports, self.peers, self.changes, Conditions())
         self.gossip = Gossip(self.peers, signer, LoopClock(), Rng(signer.public_key))
         self.exchange = BlobExchange(self.peers, self.blobs)
-        incarnation = KeyGuard(context)
+        key_guard = KeyGuard(context)
         self.inbox = MessageIntake(
-            context, MessageLog(self.store), incarnation, (Role.VALIDATOR,), ChangeSignal()
+            context, MessageLog(self.store), key_guard, (Role.VALIDATOR,), ChangeSignal()
         )
         self.inbox.listen(self.note)
         anti_entropy = AntiEntropy(context, self.inbox, UploadScheduler(None))
@@ -74,7 +74,7 @@ class Node:
             self.gossip,
             RolloutBodies(self.replica, self.blobs, self.exchange),
             anti_entropy,
-            incarnation,
+            key_guard,
         )
 
     def note(self, received, source):
@@ -188,7 +188,7 @@ async def test_a_message_is_handed_to_one_peer():
 
 
 @pytest.mark.parametrize("sent", [b"", b"\xff\xff\xff\xff", b"\0\0\x10\0abc"])
-async def test_whoever_says_nothing_sensible_is_left_in_silence(sent):
+async def test_a_peer_that_says_nothing_sensible_is_left_in_silence(sent):
     _, ours, theirs = await pair()
     stream = await ours.transport.open_stream(theirs.peer, ours.network._protocol)
     await stream.write(sent)

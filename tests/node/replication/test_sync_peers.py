@@ -82,7 +82,7 @@ async def test_one_of_the_genesis_must_tell_while_its_record_says_that_it_is_her
     asking.tell(VALIDATOR, "validator")
     assert not asking.told("a", "b", "c")
     asking.sources.failed(VALIDATOR.peer_id)
-    assert not asking.sources.enough(), "strangers could have made it silent to us"
+    assert not asking.sources.enough(), "untrusted peers could have made it silent to us"
     asking.sources.told(VALIDATOR.peer_id)
     assert asking.sources.enough()
 

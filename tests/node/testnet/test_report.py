@@ -28,7 +28,7 @@ KEYS = [
     "cheaters",
     "policy_lag_max",
     "trainer_idle_share",
-    "uptake_seconds_median",
+    "policy_swap_seconds_median",
     "weights_bytes_sent",
     "versions",
     "peak_rss_mb",
@@ -58,7 +58,7 @@ def test_the_report_says_what_was_recorded(tmp_path):
     assert list(report) == KEYS
     assert report["wall_s"] == 200.0
     assert report["steps"] == 37
-    assert report["uptake_seconds_median"] == 1.5
+    assert report["policy_swap_seconds_median"] == 1.5
     assert report["seconds_to_first_certificate"] == 31.0
     rewards = [0.9 - 0.55 * 0.95**version for version in range(1, 38)]
     assert report["reward_first"] == pytest.approx(sum(rewards[:5]) / 5, abs=1e-4)

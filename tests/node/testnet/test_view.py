@@ -170,7 +170,7 @@ def lies(record, name, *, certified=0, rejected=0, committed=0, slashed=False):
     counts = RolloutCounts(committed, certified, rejected)
     for node in record.nodes.values():
         members = tuple(
-            replace(member, peer_id=liar, standing="slashed" if slashed else "good")
+            replace(member, peer_id=liar, reputation="slashed" if slashed else "good")
             for member in node.status.members[:1]
         )
         workers = node.status.workers | {liar: counts}

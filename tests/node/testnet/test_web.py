@@ -113,7 +113,7 @@ async def test_a_rollout_is_told_by_the_node_that_has_its_text(swarm):
 async def test_the_stream_is_a_nodes_and_resumes_where_it_was(swarm):
     await swarm.start("validator-1", ready())
     swarm.url = await swarm.pages.start()
-    happened = Recording(ready()).happenings.number
+    happened = Recording(ready()).event_log.number
     async with httpx.AsyncClient(timeout=30) as client, asyncio.timeout(30):
         headers = {"Last-Event-ID": f"validator-1-{happened - 1}"}
         url = f"{swarm.url}api/v1/stream"

@@ -58,7 +58,7 @@ def status(plan: NodePlan, **changes) -> NodeStatus:
         checkpoints=(),
         traffic=TrafficStatus(),
         p2pd_pid=None,
-        uptake=PolicySwapStatus(
+        policy_swap=PolicySwapStatus(
             first_token_seconds_median=1.5 if plan.role == "inference" else None
         ),
     )
@@ -121,7 +121,7 @@ def arrival(version: int, here: int, pieces: int = 40, **changes) -> DownloadSta
         form="patch",
         bytes_here=2 * here * 100_000,
         total_bytes=2 * pieces * 100_000,
-        spared_bytes=0,
+        saved_bytes=0,
         seconds=2.5,
         bytes_per_second=400_000,
         seconds_to_go=(pieces - here) / 2,

@@ -73,7 +73,7 @@ def test_a_record_says_what_is_here_and_from_whom(index, stripes, data):
         here.add((shard, chunk))
         came.append((peer, way, index.chunk_length(shard, chunk)))
     (status,) = download_statuses(arrivals, now, 1e9)
-    assert (status.version, status.form, status.spared_bytes) == (7, "patch", 5)
+    assert (status.version, status.form, status.saved_bytes) == (7, "patch", 5)
     assert status.total_bytes == index.total_bytes
     assert status.bytes_here == sum(index.chunk_length(*piece) for piece in here)
     assert drawn(status, stripes) == [

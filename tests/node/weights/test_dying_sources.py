@@ -77,7 +77,7 @@ async def story(directory, seed):
     return sum(len(node.blamed) for node in honest)
 
 
-async def test_whoever_dies_lies_or_stalls_the_others_get_the_file_and_name_the_liars(tmp_path):
+async def test_a_peer_that_dies_lies_or_stalls_the_others_get_the_file_and_name_the_liars(tmp_path):
     named = 0
     for seed in range(3):
         (tmp_path / str(seed)).mkdir()

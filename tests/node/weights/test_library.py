@@ -532,13 +532,13 @@ async def test_a_download_under_way_is_told_who_comes_and_goes(tmp_path):
     one.library.news.notify()
     await asyncio.sleep(1)
     assert told == [], "nothing has changed"
-    newcomer = swarm.world.workers[0]
-    record = swarm.world.record(newcomer, ("inference",), sequence=round(now_ms()))
+    untrusted_peer = swarm.world.workers[0]
+    record = swarm.world.record(untrusted_peer, ("inference",), sequence=round(now_ms()))
     one.replica.receive(record.envelope, LoopClock().now())
     one.library.news.notify()
     await asyncio.sleep(1)
     assert told == [len(swarm.nodes) + 1]
-    assert newcomer.peer_id in [member.peer for member in arriving.members]
+    assert untrusted_peer.peer_id in [member.peer for member in arriving.members]
     await swarm.stop()
 
 
@@ -569,8 +569,8 @@ async def test_an_index_that_cannot_be_is_fetched_once(tmp_path):
 async def test_discarding_what_is_not_here_changes_nothing(tmp_path):
     swarm = await begun(tmp_path)
     one = swarm.followers[0]
-    stranger = replace(one.library.get(0))
-    await one.library.discard(stranger)
+    untrusted_peer = replace(one.library.get(0))
+    await one.library.discard(untrusted_peer)
     await one.library.discard(Policy(Version(7), digest(b"?"), tmp_path / "nowhere"))
     assert one.holds(0)
     await swarm.stop()

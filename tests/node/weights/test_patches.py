@@ -96,7 +96,7 @@ async def test_a_new_version_costs_its_patch(tmp_path):
         assert encoding.total_bytes < len(weights(0)) / 50
     for node, count in zip(swarm.followers, before, strict=True):
         assert received(node) - count < len(weights(0)) / 10
-        assert 3.5 * len(weights(0)) > node.library.spared_bytes > 2.9 * len(weights(0))
+        assert 3.5 * len(weights(0)) > node.library.saved_bytes > 2.9 * len(weights(0))
     await swarm.stop()
 
 
@@ -166,7 +166,7 @@ async def test_the_first_version_travels_as_byte_planes(tmp_path):
     await swarm.stop()
 
 
-async def test_a_newcomer_takes_the_last_file_from_anybody_and_the_patches_since(tmp_path):
+async def test_a_new_node_takes_the_last_file_from_anybody_and_the_patches_since(tmp_path):
     """Its trainer no longer sends; nodes that patched up to version 5 have the file."""
     swarm = await begun(tmp_path, 1, followers=3)
     late = swarm.followers[2]

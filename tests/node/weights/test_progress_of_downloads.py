@@ -47,7 +47,7 @@ async def test_a_download_under_way_shows_its_pieces_its_rate_and_its_source(tmp
     await asyncio.sleep(5.0)
     (status,) = seen(arrivals)
     assert (status.name, status.version, status.form) == ("version 5", 5, "planes")
-    assert (status.spared_bytes, status.root, status.arrived_at) == (77, ROOT, None)
+    assert (status.saved_bytes, status.root, status.arrived_at) == (77, ROOT, None)
     assert status.total_bytes == 4_000_000
     assert status.bytes_here == pytest.approx(5 * 400_000, rel=0.3)
     assert status.bytes_per_second == pytest.approx(400_000, rel=0.25)

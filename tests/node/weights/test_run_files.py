@@ -70,7 +70,7 @@ async def swarm(tmp_path):
     await swarm.stop()
 
 
-async def test_whoever_has_them_not_gets_them_and_serves_them(swarm):
+async def test_a_peer_that_has_them_not_gets_them_and_serves_them(swarm):
     trainer, first, second = swarm.nodes
     assert swarm.files_of(trainer).complete and not swarm.files_of(first).complete
     await fetched(swarm, trainer)

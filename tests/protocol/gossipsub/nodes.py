@@ -46,9 +46,9 @@ def router(
     seed: bytes = b"seed",
     chosen=nobody,
     trusted=nobody,
-    standing=frozenset(),
+    is_trusted=frozenset(),
 ) -> Router:
-    """Return a router; authors and peers in ``standing`` have reputation."""
+    """Return a router; authors and peers in ``is_trusted`` have reputation."""
     return Router(
         SELF,
         params or Params(),
@@ -56,7 +56,7 @@ def router(
         opinions=opinions,
         chosen=chosen,
         trusted=trusted,
-        standing=standing.__contains__,
+        is_trusted=is_trusted.__contains__,
     )
 
 
@@ -94,10 +94,10 @@ def joined_router(
     may_wait: bool = False,
     chosen=nobody,
     trusted=nobody,
-    standing=frozenset(),
+    is_trusted=frozenset(),
 ) -> Router:
     """Return a router subscribed to TOPIC, with ``count`` subscribed peers in its mesh."""
-    node = router(params, opinions, chosen=chosen, trusted=trusted, standing=standing)
+    node = router(params, opinions, chosen=chosen, trusted=trusted, is_trusted=is_trusted)
     for each in PEERS[:count]:
         node.handle(PeerConnected(each.peer_id), 0)
         node.handle(received(each.peer_id, ENTER), 0)

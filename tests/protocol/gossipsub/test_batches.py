@@ -27,7 +27,7 @@ AUTHOR = PEERS[20]
 
 def joined(count: int = 3) -> Router:
     """Return a router that may delay TOPIC, with ``count`` subscribed peers in its mesh."""
-    return joined_router(count, may_wait=True, standing={AUTHOR.peer_id})
+    return joined_router(count, may_wait=True, is_trusted={AUTHOR.peer_id})
 
 
 def message_id(encoded: bytes) -> bytes:

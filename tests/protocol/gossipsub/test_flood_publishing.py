@@ -10,7 +10,9 @@ some = st.sets(st.sampled_from(EVERYBODY))
 
 
 @given(some, some, some, st.integers(0, len(EVERYBODY)), st.binary(max_size=4))
-def test_the_mesh_before_the_proven_before_strangers(mesh, trusted, subscribers, peers_max, seed):
+def test_the_mesh_before_trusted_before_untrusted_peers(
+    mesh, trusted, subscribers, peers_max, seed
+):
     mesh &= subscribers
     flood = Flood(peers_max, Rng(seed), lambda: trusted)
     got = flood.receivers(mesh, sorted(subscribers))
@@ -22,7 +24,7 @@ def test_the_mesh_before_the_proven_before_strangers(mesh, trusted, subscribers,
     assert got == sorted(got, key=lambda peer: peer not in trusted)
 
 
-def test_no_stranger_is_always_left_out():
+def test_no_untrusted_peer_is_always_left_out():
     """A node surrounded by untrusted peers reaches another honest one with some of its messages."""
     flood = Flood(4, Rng(b""), frozenset)
     assert {peer for _ in range(100) for peer in flood.receivers((), EVERYBODY)} == set(EVERYBODY)

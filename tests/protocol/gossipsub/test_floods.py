@@ -34,8 +34,8 @@ from tests.protocol.gossipsub.nodes import (
 )
 
 HONEST = [identity(number) for number in range(2000, 2020)]
-STRANGERS = [identity(number) for number in range(3000, 3005)]
-FLOODER = STRANGERS[0].peer_id
+UNTRUSTED = [identity(number) for number in range(3000, 3005)]
+FLOODER = UNTRUSTED[0].peer_id
 
 
 def enter(node, peers, now):
@@ -62,7 +62,7 @@ def unknown_ids(first, count):
     st.sampled_from(["stay", "return", "return after each"]),
     st.integers(0, 4),
 )
-def test_five_strangers_that_graft_on_and_on_are_in_a_part_of_our_mesh_and_then_in_none(
+def test_five_untrusted_peers_that_graft_on_and_on_are_in_a_part_of_our_mesh_and_then_in_none(
     grafts, way, away_seconds
 ):
     """A refused peer that asks again is penalised, also on new connections; members stay."""
@@ -70,10 +70,10 @@ def test_five_strangers_that_graft_on_and_on_are_in_a_part_of_our_mesh_and_then_
     node = joined_router(0)
     enter(node, HONEST, 0)
     node.handle(Heartbeat(), 1)
-    enter(node, STRANGERS, 1)
+    enter(node, UNTRUSTED, 1)
     for beat in range(60):
         now = 2 + beat * (1 + away_seconds)
-        for each in STRANGERS:
+        for each in UNTRUSTED:
             for number in range(grafts):
                 node.handle(received(each.peer_id, Rpc(graft=(TOPIC,))), now)
                 if way == "return after each" or (way == "return" and number == 0):
@@ -89,7 +89,7 @@ def test_who_grafts_again_and_again_into_a_full_mesh_is_graylisted():
     node = joined_router(12)
     for each in PEERS[:12]:
         node.handle(received(each.peer_id, Rpc(graft=(TOPIC,))), 0)
-    enter(node, STRANGERS[:1], 0)
+    enter(node, UNTRUSTED[:1], 0)
     answers = [
         sends(node.handle(received(FLOODER, Rpc(graft=(TOPIC,))), 1 + number / 10))
         for number in range(20)
@@ -104,7 +104,7 @@ def test_who_grafts_again_and_again_into_a_full_mesh_is_graylisted():
 def test_an_ihave_flood_makes_us_ask_for_so_much_a_heartbeat_and_then_for_nothing(rpcs, ids):
     params = Params()
     node = joined_router(3)
-    enter(node, STRANGERS[:1], 0)
+    enter(node, UNTRUSTED[:1], 0)
     asked = []
     for beat in range(30):
         count = 0
@@ -128,7 +128,7 @@ def test_an_ihave_flood_makes_us_ask_for_so_much_a_heartbeat_and_then_for_nothin
 def test_an_iwant_flood_is_served_each_message_so_often_and_so_many_bytes(rpcs, repeats):
     params = Params(iwant_reply_bytes_max=20_000)
     node = joined_router(0, params)
-    enter(node, STRANGERS[:1], 0)
+    enter(node, UNTRUSTED[:1], 0)
     data = bytes(5000)
     published = [node.handle(Publish(TOPIC, data), number) for number in range(6)]
     encoded = [rpc_of(effects[0]).publish[0] for effects in published]
@@ -143,11 +143,11 @@ def test_an_iwant_flood_is_served_each_message_so_often_and_so_many_bytes(rpcs, 
         node.handle(Heartbeat(), 10.5 + beat)
 
 
-def test_strangers_that_ask_for_everything_share_what_is_served_and_those_with_standing_do_not():
-    params = Params(iwant_reply_bytes_max=100_000, iwant_stranger_bytes_max=100_000)
+def test_untrusted_peers_that_ask_for_everything_share_what_is_served_and_trusted_peers_do_not():
+    params = Params(iwant_reply_bytes_max=100_000, iwant_untrusted_bytes_max=100_000)
     trusted = HONEST[0].peer_id
     node = joined_router(0, params, trusted=lambda: {trusted})
-    enter(node, STRANGERS + HONEST, 0)
+    enter(node, UNTRUSTED + HONEST, 0)
     published = [node.handle(Publish(TOPIC, bytes(5000)), number) for number in range(30)]
     encoded = [rpc_of(effects[0]).publish[0] for effects in published]
     ids = tuple(decode_message(each).message_id for each in encoded)
@@ -159,11 +159,11 @@ def test_strangers_that_ask_for_everything_share_what_is_served_and_those_with_s
     slack = max(map(len, encoded))
     assert 100_000 <= served(FLOODER, 40) <= 100_000 + slack
     node.handle(Heartbeat(), 41)
-    parts = [served(each.peer_id, 41.1) for each in STRANGERS]  # how many will request is unknown
+    parts = [served(each.peer_id, 41.1) for each in UNTRUSTED]  # how many will request is unknown
     for count, part in enumerate(parts, 1):
         assert 100_000 / count <= part <= 100_000 / count + slack
     node.handle(Heartbeat(), 42)
-    for each in STRANGERS:
+    for each in UNTRUSTED:
         assert 20_000 <= served(each.peer_id, 42.1) <= 20_000 + slack
     assert served(trusted, 42.2) >= 100_000
     node.handle(Heartbeat(), 43)
@@ -171,11 +171,11 @@ def test_strangers_that_ask_for_everything_share_what_is_served_and_those_with_s
     assert served(FLOODER, 44.1) >= 100_000
 
 
-def test_strangers_that_offer_what_nobody_has_share_what_is_asked_for():
-    params = Params(ihave_ids_max=300, asked_stranger_ids_max=100)
+def test_untrusted_peers_that_offer_what_nobody_has_share_what_is_asked_for():
+    params = Params(ihave_ids_max=300, iwant_untrusted_ids_max=100)
     trusted = HONEST[0].peer_id
     node = joined_router(0, params, trusted=lambda: {trusted})
-    enter(node, STRANGERS + HONEST, 0)
+    enter(node, UNTRUSTED + HONEST, 0)
     first = itertools.count(step=1000)
 
     def asked(peer, now, count=200):
@@ -186,11 +186,11 @@ def test_strangers_that_offer_what_nobody_has_share_what_is_asked_for():
     assert asked(FLOODER, 1, 60) == 60
     assert asked(FLOODER, 1) == 40
     node.handle(Heartbeat(), 2)
-    for count, each in enumerate(STRANGERS, 1):
+    for count, each in enumerate(UNTRUSTED, 1):
         assert asked(each.peer_id, 2.1) == 100 // count
     node.handle(Heartbeat(), 3)
-    for each in STRANGERS:
-        assert asked(each.peer_id, 3.1) == 100 // len(STRANGERS)
+    for each in UNTRUSTED:
+        assert asked(each.peer_id, 3.1) == 100 // len(UNTRUSTED)
     assert asked(trusted, 3.2) == 200
     node.handle(Heartbeat(), 4)
     node.handle(Heartbeat(), 5)
@@ -198,7 +198,7 @@ def test_strangers_that_offer_what_nobody_has_share_what_is_asked_for():
 
 
 def test_what_is_urgent_is_asked_for_before_what_may_wait():
-    node = joined_router(1, Params(asked_stranger_ids_max=3), may_wait=True)
+    node = joined_router(1, Params(iwant_untrusted_ids_max=3), may_wait=True)
     node.handle(Subscribe("urgent"), 0)
     offers = (IHave(TOPIC, unknown_ids(0, 2)), IHave("urgent", unknown_ids(2, 2)))
     effects = node.handle(received(PEERS[0].peer_id, Rpc(ihave=offers)), 1)
@@ -218,7 +218,7 @@ SLOW_RPCS = {
 @pytest.mark.parametrize("rpc", SLOW_RPCS.values(), ids=SLOW_RPCS)
 def test_a_flood_of_rpcs_that_take_long_to_read_is_soon_not_read(rpc):
     node = joined_router(3)
-    enter(node, STRANGERS[:1], 0)
+    enter(node, UNTRUSTED[:1], 0)
     flood = RpcReceived(FLOODER, rpc)
     for _ in range(5):
         assert blames(node.handle(flood, 1)) == []
@@ -234,7 +234,7 @@ def test_a_flood_of_rpcs_that_take_long_to_read_is_soon_not_read(rpc):
 def test_a_flood_of_empty_rpcs_is_soon_not_read():
     """An empty RPC is one byte on the wire, and costs as much as a useful one."""
     node = joined_router(3)
-    enter(node, STRANGERS[:1], 0)
+    enter(node, UNTRUSTED[:1], 0)
     empty = RpcReceived(FLOODER, b"")
     allowed = Params().rpc_fields_max
     assert not any(blames(node.handle(empty, 1)) for _ in range(allowed // 2))
@@ -245,9 +245,9 @@ def test_a_flood_of_empty_rpcs_is_soon_not_read():
     assert len(found) <= 8, "those after them are not decoded"
 
 
-def test_who_asks_for_all_that_it_was_offered_in_each_heartbeat_is_heeded():
+def test_who_asks_for_all_that_it_was_offered_in_each_heartbeat_is_answered():
     node = joined_router(3)
-    enter(node, STRANGERS[:1], 0)
+    enter(node, UNTRUSTED[:1], 0)
     offers = tuple(IHave("elsewhere", unknown_ids(0, 5000)) for _ in range(3))
     for beat in range(1, 20):
         wanted = Rpc(iwant=unknown_ids(5000 * beat, 5000))
@@ -259,7 +259,7 @@ def test_who_asks_for_all_that_it_was_offered_in_each_heartbeat_is_heeded():
     assert level(node, FLOODER) is ScoreLevel.GOOD
 
 
-@pytest.mark.parametrize("author", [STRANGERS[0], identity(77)], ids=["its own", "another's"])
+@pytest.mark.parametrize("author", [UNTRUSTED[0], identity(77)], ids=["its own", "another's"])
 def test_a_flood_of_bad_signatures_is_verified_a_few_times_and_then_not_read(author):
     """A check costs 70 us: four of them, then none for ten minutes, also on new connections."""
     verified = []
@@ -270,7 +270,7 @@ def test_a_flood_of_bad_signatures_is_verified_a_few_times_and_then_not_read(aut
 
     node = joined_router(3)
     node._verifier = verifier
-    enter(node, STRANGERS[:1], 0)
+    enter(node, UNTRUSTED[:1], 0)
     found = []
     for seqno in range(1, 500):
         message = signed(author, b"junk", seqno)
@@ -281,7 +281,7 @@ def test_a_flood_of_bad_signatures_is_verified_a_few_times_and_then_not_read(aut
         found += blames(effects)
         if seqno % 10 == 0:
             node.handle(PeerDisconnected(FLOODER), now)
-            enter(node, STRANGERS[:1], now)
+            enter(node, UNTRUSTED[:1], now)
         node.handle(Heartbeat(), now)
     assert set(found) == {"message-signature"}
     assert len(verified) == len(found)
@@ -294,7 +294,7 @@ def test_a_bad_signature_does_not_keep_the_message_from_who_brings_it_whole():
     node = joined_router(3)
     whole = signed(identity(77), b"news", 1)
     forged = whole[:-1] + bytes([whole[-1] ^ 1])
-    enter(node, STRANGERS[:1], 0)
+    enter(node, UNTRUSTED[:1], 0)
     node.handle(received(FLOODER, Rpc(publish=(forged,))), 1)
     (effect,) = node.handle(received(node.mesh_peers(TOPIC)[0], Rpc(publish=(whole,))), 1)
     assert isinstance(effect, Validate)

@@ -14,14 +14,14 @@ from protocol.gossipsub.rpc import IHave, Prune, Rpc
 from tests.protocol.gossipsub.nodes import PEERS, TOPIC, joined_router, received, sends, signed
 
 A, B, C = (each.peer_id for each in PEERS[:3])
-KNOWN, *NEWCOMERS = PEERS[3:]
+KNOWN, *UNTRUSTED = PEERS[3:]
 HALF = LANE_BYTES // 2
 """With its frame, only one of two messages of this size fits."""
 
 
 def joined(count: int = 3) -> Router:
     """Return a router that may delay TOPIC, with ``count`` subscribed peers in its mesh."""
-    return joined_router(count, may_wait=True, standing={KNOWN.peer_id})
+    return joined_router(count, may_wait=True, is_trusted={KNOWN.peer_id})
 
 
 def accept(node: Router, sender: PeerId, *messages: bytes) -> None:
@@ -42,9 +42,9 @@ def relayed(node: Router, now: float = 2) -> dict[PeerId, tuple[bytes, ...]]:
     return {peer: rpc.publish for peer, rpc in sends(effects) if rpc.publish}
 
 
-def test_what_newcomers_say_goes_on_in_parts_that_fit_the_lane():
+def test_records_of_untrusted_authors_goes_on_in_parts_that_fit_the_lane():
     node = joined(2)
-    messages = [signed(author, bytes(1000), 1) for author in NEWCOMERS]
+    messages = [signed(author, bytes(1000), 1) for author in UNTRUSTED]
     accept(node, A, *messages)
     parts = [relayed(node, 2 + heartbeat) for heartbeat in range(len(messages))]
     carried = [part[B] for part in parts if part]
@@ -55,14 +55,14 @@ def test_what_newcomers_say_goes_on_in_parts_that_fit_the_lane():
 
 def test_a_message_that_is_larger_than_the_lane_goes_alone():
     node = joined(2)
-    first, second = (signed(author, bytes(LANE_BYTES), 1) for author in NEWCOMERS[:2])
+    first, second = (signed(author, bytes(LANE_BYTES), 1) for author in UNTRUSTED[:2])
     accept(node, A, first, second)
     assert [relayed(node, now) for now in (2, 3, 4)] == [{B: (first,)}, {B: (second,)}, {}]
 
 
-def test_who_has_standing_does_not_wait_for_newcomers():
+def test_a_trusted_peer_does_not_wait_for_new_nodes():
     node = joined(2)
-    spam = [signed(author, bytes(HALF), 1) for author in NEWCOMERS]
+    spam = [signed(author, bytes(HALF), 1) for author in UNTRUSTED]
     known = [signed(KNOWN, bytes(HALF), number) for number in range(1, 9)]
     accept(node, A, *spam, *known)
     assert relayed(node) == {B: (*known, spam[0])}
@@ -70,7 +70,7 @@ def test_who_has_standing_does_not_wait_for_newcomers():
 
 def test_an_author_that_says_more_keeps_its_turn_and_has_no_second_one():
     node = joined(2)
-    loud, quiet = NEWCOMERS[:2]
+    loud, quiet = UNTRUSTED[:2]
     says = [signed(loud, bytes(HALF), number) for number in range(1, 30)]
     word = signed(quiet, bytes(HALF), 1)
     accept(node, A, says[0], word, *says[1:])
@@ -79,7 +79,7 @@ def test_an_author_that_says_more_keeps_its_turn_and_has_no_second_one():
 
 def test_who_has_a_message_is_not_sent_it():
     node = joined()
-    first, second = (signed(author, b"one", 1) for author in NEWCOMERS[:2])
+    first, second = (signed(author, b"one", 1) for author in UNTRUSTED[:2])
     accept(node, A, first, second)
     node.handle(received(B, Rpc(publish=(first,))), 1)
     assert relayed(node) == {B: (second,), C: (first, second)}
@@ -87,7 +87,7 @@ def test_who_has_a_message_is_not_sent_it():
 
 def test_who_has_an_older_message_of_an_author_is_sent_the_newer_one():
     node = joined(2)
-    older, newer = (signed(NEWCOMERS[0], b"word", number) for number in (1, 2))
+    older, newer = (signed(UNTRUSTED[0], b"word", number) for number in (1, 2))
     accept(node, A, older, newer)
     node.handle(received(B, Rpc(publish=(older,))), 1)
     assert relayed(node) == {B: (newer,)}
@@ -100,22 +100,22 @@ def test_who_has_an_older_message_of_an_author_is_sent_the_newer_one():
 )
 def test_nothing_waits_for_who_has_left(leave):
     node = joined()
-    accept(node, A, *(signed(author, bytes(HALF), 1) for author in NEWCOMERS[:4]))
+    accept(node, A, *(signed(author, bytes(HALF), 1) for author in UNTRUSTED[:4]))
     assert relayed(node).keys() == {B, C}
     node.handle(leave, 3)
     assert relayed(node, 4).keys() == {C}
 
 
-def test_what_newcomers_say_is_not_advertised():
+def test_records_of_untrusted_authors_is_not_advertised():
     node = joined(2)
-    accept(node, A, signed(NEWCOMERS[0], b"word", 1), known := signed(KNOWN, b"word", 1))
+    accept(node, A, signed(UNTRUSTED[0], b"word", 1), known := signed(KNOWN, b"word", 1))
     node.handle(Heartbeat(), 2)
     told = [rpc.ihave for _, rpc in sends(node.handle(Heartbeat(), 3)) if rpc.ihave]
     assert set(told) == {(IHave(TOPIC, (decoded(known).message_id,)),)}
 
 
 def test_only_so_much_waits_for_a_peer_and_the_oldest_leaves():
-    lane, one = UntrustedForwardQueue(), decoded(signed(NEWCOMERS[0], b"word", 1))
+    lane, one = UntrustedForwardQueue(), decoded(signed(UNTRUSTED[0], b"word", 1))
     room = LANE_WAITING_BYTES_MAX // LANE_BYTES
     says = [
         replace(one, source=bytes([number]), encoded=bytes([number]) * LANE_BYTES)

@@ -11,7 +11,7 @@ from protocol.gossipsub.peer_score import Scores
 
 PEERS = [PeerId(f"peer {number}") for number in range(9)]
 PARAMS = Params(
-    mesh_size=3, mesh_low=2, mesh_high=5, mesh_keep_by_score=1, mesh_outbound=1, mesh_standing=1,
+    mesh_size=3, mesh_low=2, mesh_high=5, mesh_keep_by_score=1, mesh_outbound=1, mesh_trusted_min=1,
     prune_backoff_seconds=4, seek_seconds_max=16, opportunistic_graft_seconds=11,
 )  # fmt: skip
 
@@ -24,7 +24,7 @@ steps = st.one_of(
     st.tuples(st.just("leave"), topics),
     st.tuples(st.just("subscribe"), topics, peers),
     st.tuples(st.just("drop"), topics, peers),
-    st.tuples(st.just("proven"), st.frozensets(peers, max_size=3)),
+    st.tuples(st.just("trusted"), st.frozensets(peers, max_size=3)),
     st.tuples(st.just("chosen"), peers),
     st.tuples(st.just("breach"), peers, st.integers(1, 9)),
     st.tuples(st.just("delivery"), topics, peers),
@@ -53,7 +53,7 @@ class World:
 
     def do(self, step) -> None:
         match step:
-            case "proven", some:
+            case "trusted", some:
                 self.trusted = some
             case "chosen", peer:  # the same view changes
                 if self.chosen.pop(peer, peer) is not None:
@@ -89,14 +89,14 @@ class World:
 @given(st.lists(st.tuples(steps, st.integers(0, 6)), min_size=5, max_size=40))
 def test_a_mesh_is_looked_at_when_it_is_due_and_no_less(given_steps):
     lazy, eager = World(), World()
-    spared = 0
+    saved = 0
     for step, heartbeats in [(("join", "one"), 1), (("join", "two"), 3), *given_steps]:
         lazy.do(step)
         eager.do(step)
         for _ in range(heartbeats):
-            spared += sum(lazy.now + 1 < due for due in lazy.mesh._due_at.values())
+            saved += sum(lazy.now + 1 < due for due in lazy.mesh._due_at.values())
             eager.mesh._due_at.clear()
             lazy.heartbeat()
             eager.heartbeat()
         assert lazy.said == eager.said
-    event(f"looks spared: {min(spared, 10)}")
+    event(f"looks saved: {min(saved, 10)}")

@@ -234,22 +234,22 @@ def test_a_thinned_mesh_keeps_the_best_and_others_by_chance():
 
 
 @given(st.binary(min_size=1, max_size=2), st.integers(0, 4), st.booleans())
-def test_two_with_standing_are_in_a_mesh_however_many_strangers_are_there(seed, count, best):
+def test_two_trusted_are_in_a_mesh_however_many_untrusted_peers_are_there(seed, count, best):
     """Untrusted peers graft first, and with ``best`` they have the best scores and are outbound."""
     params = Params()
-    strangers = [PeerId(f"stranger {number}") for number in range(40)]
-    trusted = [PeerId(f"proven {number}") for number in range(count)]
+    untrusted = [PeerId(f"untrusted {number}") for number in range(40)]
+    trusted = [PeerId(f"trusted {number}") for number in range(count)]
     mesh = mesh_of(
-        params, seed, dict.fromkeys(strangers, 9.0 * best), strangers if best else (), trusted
+        params, seed, dict.fromkeys(untrusted, 9.0 * best), untrusted if best else (), trusted
     )
-    mesh.join("t", strangers, now=0)
+    mesh.join("t", untrusted, now=0)
     assert not set(mesh.members("t")) & set(trusted)
     for now in range(1, 4):
-        for peer in strangers[10 * now :][:10]:
+        for peer in untrusted[10 * now :][:10]:
             mesh.grafted_by("t", peer, now=now)
-        mesh.maintain_all(lambda _topic: [*strangers, *trusted], now=now)
+        mesh.maintain_all(lambda _topic: [*untrusted, *trusted], now=now)
         there = set(mesh.members("t")) & set(trusted)
-        assert len(there) == min(count, params.mesh_standing)
+        assert len(there) == min(count, params.mesh_trusted_min)
 
 
 def asked_at(params, seconds, leave_it_out):
@@ -257,7 +257,7 @@ def asked_at(params, seconds, leave_it_out):
 
     They prune it in each second for which ``leave_it_out`` is true. Each time it must graft two.
     """
-    trusted = [PeerId(f"proven {number}") for number in range(9)]
+    trusted = [PeerId(f"trusted {number}") for number in range(9)]
     peers = [PeerId(str(number)) for number in range(20)] + trusted
     mesh = mesh_of(params, trusted=trusted)
     mesh.join("t", peers[: params.mesh_size], now=0)
@@ -266,29 +266,29 @@ def asked_at(params, seconds, leave_it_out):
         grafts, _ = mesh.maintain_all(lambda _topic: peers, now=now)
         some = grafts.keys() & set(trusted)
         if some:
-            assert len(some) == params.mesh_standing
+            assert len(some) == params.mesh_trusted_min
             asked.append(now)
         for peer in set(mesh.members("t")) & set(trusted) if leave_it_out(now) else ():
             mesh.pruned_by("t", peer, 0, now=now)
     return asked
 
 
-def test_of_those_with_standing_two_are_asked_and_less_and_less_often():
+def test_of_trusted_peers_two_are_asked_and_less_and_less_often():
     """A hundred nodes want two of the same few: without backoff this would never end."""
     params = Params(prune_backoff_seconds=60, seek_seconds_max=240)
     asked = asked_at(params, 1000, lambda _now: True)
     assert asked == [1, 61, 181, 421, 661, 901]
 
 
-def test_who_loses_those_with_standing_that_it_had_for_long_does_not_wait_longer_than_at_first():
+def test_who_loses_trusted_peers_that_it_had_for_long_does_not_wait_longer_than_at_first():
     params = Params(prune_backoff_seconds=60, seek_seconds_max=240)
     asked = asked_at(params, 1100, lambda now: now < 200 or now in (1000, 1001))
     assert asked == [1, 61, 181, 421, 1001, 1061]
 
 
-def test_with_standing_one_comes_into_a_full_mesh_that_has_too_few_of_them():
+def test_trusted_one_comes_into_a_full_mesh_that_has_too_few_of_them():
     params = Params()
-    trusted = [PeerId(f"proven {number}") for number in range(3)]
+    trusted = [PeerId(f"trusted {number}") for number in range(3)]
     mesh = mesh_of(params, trusted=trusted)
     mesh.join("t", [], now=0)
     for number in range(params.mesh_high):

@@ -198,7 +198,7 @@ def test_who_is_below_a_bound_is_known_without_a_look_at_all(steps):
         assert all(made.any_below(made(peer) + 1e-9) for peer in here if made(peer) < 0)
 
 
-def test_the_application_s_opinion_counts_from_a_heartbeat_on_and_of_strangers_at_once():
+def test_the_application_s_opinion_counts_from_a_heartbeat_on_and_of_untrusted_peers_at_once():
     opinion = {PEER: 2.0, OTHER: -3.0}
     made = scores(lambda: opinion)
     made.breach(PEER, 4)
@@ -298,7 +298,7 @@ def test_part_of_an_interval_is_not_lost():
     assert made(PEER) == pytest.approx(-0.0625)
 
 
-def test_strangers_leave_no_trace():
+def test_untrusted_peers_leave_no_trace():
     made = scores()
     made.invalid(OTHER, TOPIC)
     made.breach(OTHER, 100)
@@ -395,7 +395,7 @@ def test_judged_messages_are_bounded():
     made, brought = deliveries(judged_max=2)
     for message_id in (b"1", b"2", b"3"):
         brought.rejected(message_id, TOPIC, [], 10.0)
-    assert table_sizes(brought.tables) == {"judged": 2}
+    assert table_sizes(brought.tables) == {"delivery_records": 2}
     brought.repeated(b"1", TOPIC, PEER, 11.0)
     assert made(PEER) == -9
     brought.repeated(b"2", TOPIC, PEER, 11.0)

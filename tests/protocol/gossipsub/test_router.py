@@ -127,7 +127,7 @@ def test_publishing_floods_to_subscribers_whether_we_subscribe_or_not():
     assert effects[0].rpc is effects[1].rpc  # one body for all queues
 
 
-def test_who_is_proven_is_sent_our_own_messages_before_strangers_take_the_line():
+def test_a_trusted_peer_is_sent_our_own_messages_before_untrusted_peers_take_the_line():
     node = Router(SELF, Params(), Rng(b""), trusted=lambda: {B, C})
     for peer in (A, B, C):
         node.handle(PeerConnected(peer), 0)
@@ -270,7 +270,7 @@ def test_pending_messages_are_bounded_and_a_dropped_one_may_come_again():
     assert isinstance(effect, Validate)
 
 
-def test_strangers_and_graylisted_peers_are_not_heard():
+def test_untrusted_peers_and_graylisted_peers_are_not_heard():
     scores = {A: 0.0}
     node = joined(1, opinions=lambda: scores)
     assert node.handle(RpcReceived(B, b"\xff"), 0) == []
@@ -480,7 +480,7 @@ def test_ihave_budgets():
     ]
 
 
-def test_ihaves_of_one_peer_are_heeded_so_many_times_in_a_heartbeat():
+def test_ihaves_of_one_peer_are_limited_per_heartbeat():
     node = joined(2, Params(ihave_messages_max=2))
     ids = [message_id(signed(AUTHOR, b"", number)) for number in range(4)]
     haves = [Rpc(ihave=(IHave(TOPIC, (each,)),)) for each in ids]

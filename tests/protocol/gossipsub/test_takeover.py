@@ -28,7 +28,7 @@ from tests.protocol.gossipsub.nodes import (
 )
 
 HONEST = [identity(number) for number in range(2000, 2020)]
-STRANGERS = [identity(number) for number in range(3000, 3300)]
+UNTRUSTED = [identity(number) for number in range(3000, 3300)]
 AUTHOR = identity(4000)
 CHOSEN = {each.peer_id for each in HONEST}
 
@@ -58,41 +58,41 @@ def honest_members(node):
 
 
 @pytest.mark.parametrize("grafts_per_beat", [5, 12])
-def test_strangers_that_graft_at_every_heartbeat_do_not_take_our_mesh(grafts_per_beat):
+def test_untrusted_peers_that_graft_at_every_heartbeat_do_not_take_our_mesh(grafts_per_beat):
     """Three hundred keys graft for two minutes, some at each heartbeat, without traffic."""
     node = joined_router(0)
     enter(node, HONEST, 1)
     for now in range(2, 7):
         node.handle(Heartbeat(), now)
-    enter(node, STRANGERS, 6)
+    enter(node, UNTRUSTED, 6)
     honest = []
     for beat in range(120):
         now = 7 + beat
-        start = beat * grafts_per_beat % len(STRANGERS)
-        for each in STRANGERS[start : start + grafts_per_beat]:
+        start = beat * grafts_per_beat % len(UNTRUSTED)
+        for each in UNTRUSTED[start : start + grafts_per_beat]:
             graft(node, each, now)
         node.handle(Heartbeat(), now)
         honest.append(honest_members(node))
     assert min(honest) >= Params().mesh_keep_by_score
 
 
-def test_members_that_we_have_dialled_stay_whatever_strangers_earn():
-    scores = {each.peer_id: 5.0 for each in STRANGERS}
+def test_members_that_we_have_dialled_stay_whatever_untrusted_peers_earn():
+    scores = {each.peer_id: 5.0 for each in UNTRUSTED}
     node = joined_router(0, opinions=lambda: scores, chosen=lambda: CHOSEN)
     enter(node, HONEST, 1)
     node.handle(Heartbeat(), 2)
-    enter(node, STRANGERS, 2)
+    enter(node, UNTRUSTED, 2)
     for beat in range(60):
-        for each in STRANGERS[beat * 5 : beat * 5 + 5]:
+        for each in UNTRUSTED[beat * 5 : beat * 5 + 5]:
             graft(node, each, 3 + beat)
         node.handle(Heartbeat(), 3 + beat)
         assert honest_members(node) >= Params().mesh_outbound
         assert len(node.mesh_peers(TOPIC)) <= Params().mesh_high
 
 
-def test_a_mesh_of_strangers_is_given_members_that_we_have_dialled():
+def test_a_mesh_of_untrusted_peers_is_given_members_that_we_have_dialled():
     node = joined_router(0, chosen=lambda: CHOSEN)
-    enter(node, STRANGERS[:6], 1)
+    enter(node, UNTRUSTED[:6], 1)
     node.handle(Heartbeat(), 2)
     assert honest_members(node) == 0
     enter(node, HONEST, 2)
@@ -102,10 +102,10 @@ def test_a_mesh_of_strangers_is_given_members_that_we_have_dialled():
 
 def test_who_we_have_dialled_may_graft_into_a_full_mesh():
     node = joined_router(0, chosen=lambda: CHOSEN)
-    enter(node, STRANGERS[:13], 1)
-    for each in STRANGERS[:12]:
+    enter(node, UNTRUSTED[:13], 1)
+    for each in UNTRUSTED[:12]:
         graft(node, each, 1)
-    assert graft(node, STRANGERS[12], 1) != []
+    assert graft(node, UNTRUSTED[12], 1) != []
     enter(node, HONEST[:1], 1)
     assert graft(node, HONEST[0], 1) == []
     assert len(node.mesh_peers(TOPIC)) == 13
@@ -114,7 +114,7 @@ def test_who_we_have_dialled_may_graft_into_a_full_mesh():
 def test_a_mesh_that_withholds_is_left_for_peers_that_deliver():
     """Six silent members; messages of the peers outside come by IHAVE only."""
     node = joined_router(0)
-    enter(node, STRANGERS[:6], 1)
+    enter(node, UNTRUSTED[:6], 1)
     node.handle(Heartbeat(), 2)
     assert len(node.mesh_peers(TOPIC)) == 6
     enter(node, HONEST, 2)

@@ -82,7 +82,7 @@ def test_a_commit_at_its_limits_is_taken():
     ledger(WORLD.commit(WORKER, epoch=EPOCHS_AHEAD_MAX, tokens=4 * 8))
 
 
-def test_strangers_commit_only_where_the_run_is_open():
+def test_untrusted_peers_commit_only_where_the_run_is_open():
     world = World(run_manifest(admission={"rule": "allowlist", "workers": (OTHER.peer_id,)}))
     result = Ledger(world.manifest)
     assert reason(result.offer_commit(world.commit(WORKER), 0)) == "not-admitted"
@@ -96,7 +96,7 @@ def test_a_commit_counts_once():
     assert result.totals.committed == result.workers[WORKER.peer_id].committed == 1
 
 
-def test_two_commits_for_one_slot_are_kept_and_end_the_workers_standing():
+def test_two_commits_for_one_slot_are_kept_and_end_the_workers_reputation():
     first, fork = WORLD.commit(WORKER), WORLD.commit(WORKER, tokens=11)
     result = ledger(first)
     assert result.offer_commit(fork, 0) is True
@@ -274,7 +274,7 @@ def test_a_late_certificate_still_settles_an_expired_commit():
     assert (result.totals.expired, result.totals.certified) == (0, 1)
 
 
-def test_a_rejected_rollout_ends_a_workers_standing():
+def test_a_rejected_rollout_ends_a_workers_reputation():
     chain = WORLD.chain(WORKER, 2)
     result = ledger(chain[0])
     settle(result, chain[0], accepted=False)
@@ -730,7 +730,7 @@ def test_more_is_wanted_until_a_backlog_is_there_and_nothing_after_the_last_vers
     backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
     chain = WORLD.chain(WORKER, backlog_max + 1)
     result = ledger(*chain)
-    assert result.wanted() == backlog_max, "a newcomer's commits are not counted on"
+    assert result.wanted() == backlog_max, "a new node's commits are not counted on"
     settle(result, chain[0])
     assert result.wanted() == backlog_max - 2, "one is certified, another one believed in"
     for commit in chain[1:]:

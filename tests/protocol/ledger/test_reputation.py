@@ -15,7 +15,7 @@ from tests.worlds.messages import World, found, identity, run_manifest
 
 ACCEPT, IGNORE = ValidationResult.ACCEPT, ValidationResult.IGNORE
 WORLD = World(run_manifest())
-STRANGERS = [identity(f"stranger {number}") for number in range(6)]
+UNTRUSTED = [identity(f"untrusted {number}") for number in range(6)]
 NOW = WORLD.at(1)
 
 
@@ -26,26 +26,26 @@ def take(here, signed, **options):
 @pytest.fixture
 def full(monkeypatch):
     """Return a replica at its limit of commits from untrusted workers."""
-    monkeypatch.setattr(reputation, "STRANGER_COMMITS_MAX", 4)
+    monkeypatch.setattr(reputation, "UNTRUSTED_COMMITS_MAX", 4)
     here = WORLD.replica()
-    assert [take(here, WORLD.commit(one)) for one in STRANGERS[:4]] == [ACCEPT] * 4
+    assert [take(here, WORLD.commit(one)) for one in UNTRUSTED[:4]] == [ACCEPT] * 4
     return here
 
 
 @pytest.mark.parametrize("anti_entropy", [False, True])
-def test_strangers_have_so_many_commits_under_way_together(full, anti_entropy):
-    late = WORLD.commit(STRANGERS[4])
+def test_untrusted_peers_have_so_many_commits_under_way_together(full, anti_entropy):
+    late = WORLD.commit(UNTRUSTED[4])
     assert take(full, late, anti_entropy=anti_entropy) is IGNORE
     assert late.digest not in full.ledger.entries
 
 
-def test_who_has_standing_is_not_held_up_by_strangers(monkeypatch):
-    monkeypatch.setattr(reputation, "STRANGER_COMMITS_MAX", 4)
+def test_a_trusted_peer_is_not_held_up_by_untrusted_peers(monkeypatch):
+    monkeypatch.setattr(reputation, "UNTRUSTED_COMMITS_MAX", 4)
     here, worker = WORLD.replica(), WORLD.workers[0]
     first = WORLD.commit(worker)
     take(here, first)
     here.ledger.offer_certificate(WORLD.certificate(first), found())
-    for one in STRANGERS:
+    for one in UNTRUSTED:
         take(here, WORLD.commit(one))
     assert sum(here.ledger.unsettled.values()) == 4
     previous = first.digest
@@ -53,7 +53,7 @@ def test_who_has_standing_is_not_held_up_by_strangers(monkeypatch):
         commit = WORLD.commit(worker, slot, previous)
         assert take(here, commit) is ACCEPT
         previous = commit.digest
-    assert take(here, WORLD.commit(STRANGERS[5])) is IGNORE
+    assert take(here, WORLD.commit(UNTRUSTED[5])) is IGNORE
 
 
 def test_a_flood_that_there_is_no_room_for_is_not_counted_again_and_again(full, monkeypatch):
@@ -64,20 +64,20 @@ def test_a_flood_that_there_is_no_room_for_is_not_counted_again_and_again(full, 
         return honest(worker, manifest, ledger)
 
     monkeypatch.setattr(reputation, "has_reputation", counted)
-    late = [WORLD.commit(one, body_bytes=n) for one in STRANGERS[4:] for n in range(1, 11)]
+    late = [WORLD.commit(one, body_bytes=n) for one in UNTRUSTED[4:] for n in range(1, 11)]
     assert {take(full, one) for one in late} == {IGNORE}
     assert len(asked) <= len(late) + 4, "one look at those that wait"
 
 
 def test_an_outcome_makes_room(full):
-    late, settled = WORLD.commit(STRANGERS[4]), next(iter(full.ledger.entries))
+    late, settled = WORLD.commit(UNTRUSTED[4]), next(iter(full.ledger.entries))
     full.ledger.offer_certificate(WORLD.certificate(full.ledger.entries[settled].commit), found())
     assert take(full, late) is ACCEPT
 
 
 def test_what_others_have_certified_is_taken_however_full_it_is(full):
     """Otherwise nodes with other commits would follow another chain of versions."""
-    late = WORLD.commit(STRANGERS[4])
+    late = WORLD.commit(UNTRUSTED[4])
     assert take(full, WORLD.certificate(late)) is IGNORE
     assert take(full, late, anti_entropy=True) is ACCEPT
     full.advance(NOW)
@@ -106,7 +106,7 @@ def has(ledger, worker, epoch=0):
     return reputation.has_reputation(worker, WORLD.manifest, ledger)
 
 
-def test_one_certified_rollout_gives_standing_for_a_half_life():
+def test_one_certified_rollout_gives_reputation_for_a_half_life():
     ledger, worker = with_work(certified=1, epoch=7)
     assert has(ledger, worker, 7)
     assert has(ledger, worker, 7 + HALF_LIFE_EPOCHS)
@@ -125,7 +125,7 @@ def test_who_has_done_a_lot_cannot_waste_as_much():
     assert not has(*with_work(certified=10_000, rejected=int(EARNED_MAX)))
 
 
-def test_commits_that_come_to_nothing_cost_standing():
+def test_commits_that_come_to_nothing_cost_reputation():
     assert has(*with_work(certified=2, expired=3))
     assert not has(*with_work(certified=2, expired=4))
     assert not has(*with_work(certified=1, rejected=1))

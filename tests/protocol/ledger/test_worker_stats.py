@@ -10,7 +10,7 @@ from protocol.messages import Certificate
 from tests.worlds.messages import World, found, identity, run_manifest
 
 WORLD = World(run_manifest())
-STRANGERS = [identity(f"stranger {number}") for number in range(6)]
+UNTRUSTED = [identity(f"untrusted {number}") for number in range(6)]
 LONG_AFTER = 1 + 5 * WORLD.manifest.committee.expire_after_epochs
 """An epoch in which commits of epoch 0 are forgotten."""
 
@@ -58,58 +58,58 @@ def remembered(ledger):
 
 
 def test_forks_of_many_keys_are_forgotten_the_oldest_first(ledger):
-    for one in STRANGERS:
+    for one in UNTRUSTED:
         fork(ledger, one)
     much_later(ledger)
-    last = keys(*STRANGERS[2:])
+    last = keys(*UNTRUSTED[2:])
     assert ledger.workers.keys() == ledger.forks.keys() == remembered(ledger) == last
     assert len(ledger.kept) == 2 * 4
     assert table_sizes(ledger.tables)["uncertified_workers"] == 4
     assert ledger.totals.committed == 12
-    assert not ledger.slashed(STRANGERS[0].peer_id)
-    assert ledger.slashed(STRANGERS[5].peer_id)
+    assert not ledger.slashed(UNTRUSTED[0].peer_id)
+    assert ledger.slashed(UNTRUSTED[5].peer_id)
 
 
 def test_who_has_commits_here_is_not_forgotten(ledger):
-    for one in STRANGERS[:5]:
+    for one in UNTRUSTED[:5]:
         fork(ledger, one)
-    first = STRANGERS[0]
+    first = UNTRUSTED[0]
     assert (
         ledger.offer_commit(WORLD.commit(first, 1, bytes(32), epoch=LONG_AFTER), LONG_AFTER) is True
     )
     much_later(ledger)
-    assert ledger.forks.keys() == keys(*STRANGERS[:5])
-    for one in STRANGERS[5:]:
+    assert ledger.forks.keys() == keys(*UNTRUSTED[:5])
+    for one in UNTRUSTED[5:]:
         fork(ledger, one, LONG_AFTER)
     ledger.advance(2 * LONG_AFTER)
-    assert ledger.forks.keys() == keys(*STRANGERS[2:])
+    assert ledger.forks.keys() == keys(*UNTRUSTED[2:])
 
 
-def test_strangers_take_no_place_of_who_has_had_a_rollout_certified(ledger):
+def test_untrusted_peers_take_no_place_of_who_has_had_a_rollout_certified(ledger):
     worker = WORLD.workers[0]
     first, _ = fork(ledger, worker)
     certify(ledger, first)
-    for one in STRANGERS:
+    for one in UNTRUSTED:
         fork(ledger, one)
     much_later(ledger)
-    assert ledger.forks.keys() == keys(worker, *STRANGERS[2:])
+    assert ledger.forks.keys() == keys(worker, *UNTRUSTED[2:])
     assert ledger.slashed(worker.peer_id)
     assert ledger.workers[worker.peer_id].certified == 1
 
 
 def test_workers_with_certified_rollouts_are_bounded_by_themselves(ledger, monkeypatch):
     monkeypatch.setattr(worker_stats, "MEMBERS_MAX", 3)
-    for one in STRANGERS:
+    for one in UNTRUSTED:
         commit = WORLD.commit(one)
         assert ledger.offer_commit(commit, 0) is True
         certify(ledger, commit)
     much_later(ledger)
-    assert ledger.workers.keys() == keys(*STRANGERS[3:])
+    assert ledger.workers.keys() == keys(*UNTRUSTED[3:])
     assert (table_sizes(ledger.tables)["uncertified_workers"], ledger.totals.certified) == (0, 6)
 
 
 def test_the_evidence_of_a_lie_goes_with_its_worker(ledger):
-    lies = [WORLD.commit(one) for one in STRANGERS]
+    lies = [WORLD.commit(one) for one in UNTRUSTED]
     for commit in lies:
         assert ledger.offer_commit(commit, 0) is True
         certify(ledger, commit, accepted=False)
@@ -117,18 +117,18 @@ def test_the_evidence_of_a_lie_goes_with_its_worker(ledger):
     kept = set(ledger.kept)
     assert kept == {commit.digest for commit in lies[2:]}
     assert {entry.state for entry in ledger.kept.values()} == {CommitState.REJECTED}
-    again = WORLD.commit(STRANGERS[0], epoch=LONG_AFTER)
+    again = WORLD.commit(UNTRUSTED[0], epoch=LONG_AFTER)
     assert ledger.offer_commit(again, LONG_AFTER) is True
-    assert ledger.workers[STRANGERS[0].peer_id].committed == 1
-    assert not ledger.slashed(STRANGERS[0].peer_id)
+    assert ledger.workers[UNTRUSTED[0].peer_id].committed == 1
+    assert not ledger.slashed(UNTRUSTED[0].peer_id)
 
 
 def test_an_older_judgement_goes_with_its_worker_too(ledger):
-    for one in STRANGERS:
+    for one in UNTRUSTED:
         commit = WORLD.commit(one)
         assert ledger.offer_commit(commit, 0) is True
         certify(ledger, commit, accepted=False)
-    assert ledger.was_judged(STRANGERS[0].peer_id, 0)
+    assert ledger.was_judged(UNTRUSTED[0].peer_id, 0)
     much_later(ledger)
-    assert not ledger.was_judged(STRANGERS[0].peer_id, 0)
-    assert ledger.was_judged(STRANGERS[5].peer_id, 0)
+    assert not ledger.was_judged(UNTRUSTED[0].peer_id, 0)
+    assert ledger.was_judged(UNTRUSTED[5].peer_id, 0)

@@ -163,14 +163,14 @@ def test_after_a_wrong_proof_no_other_one_of_that_key_is_looked_at_for_a_while()
 def test_so_much_work_is_checked_a_second_and_no_more(monkeypatch):
     monkeypatch.setattr(admission, "CHECKED_KIB_PER_SECOND", 10 * RULES.work_kib)
     here, now = keys(), WORLD.at(4)
-    strangers = [identity(f"stranger {n}") for n in range(25)]
-    proofs = {one.peer_id: solved(one, 4) for one in strangers}
+    untrusted = [identity(f"untrusted {n}") for n in range(25)]
+    proofs = {one.peer_id: solved(one, 4) for one in untrusted}
     taken = [here.offer(peer, proof, now) for peer, proof in proofs.items()]
     assert taken == [True] * 10 + [False] * 15
     assert not here.can_check(now)
     taken = [here.offer(peer, proof, now + 0.5) for peer, proof in proofs.items()]
     assert taken == [True] * 15 + [False] * 10, "those that are known cost nothing"
-    assert here.offer(strangers[20].peer_id, proofs[strangers[20].peer_id], now - 9) is False
+    assert here.offer(untrusted[20].peer_id, proofs[untrusted[20].peer_id], now - 9) is False
     assert WORLD.validators[0].peer_id not in proofs
     assert here.offer(WORLD.validators[0].peer_id, b"", now + 0.5) is True
 
@@ -178,7 +178,7 @@ def test_so_much_work_is_checked_a_second_and_no_more(monkeypatch):
 def test_so_many_keys_are_remembered(monkeypatch):
     monkeypatch.setattr(admission, "KEYS_MAX", 3)
     here = keys()
-    crowd = [identity(f"stranger {n}") for n in range(4)]
+    crowd = [identity(f"untrusted {n}") for n in range(4)]
     for one in crowd[:3]:
         here.offer(one.peer_id, solved(one, 4), WORLD.at(4))
     first = crowd[0].peer_id

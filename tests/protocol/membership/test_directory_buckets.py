@@ -70,7 +70,7 @@ def reads_until(reader, entries, wanted, *, known=1, reads_max=1000) -> int:
 
 
 @given(st.integers(0, 2**32), st.integers(1, len(PEERS)))
-def test_a_newcomer_finds_somebody_in_a_swarm_of_any_size_and_then_the_others(seed, size):
+def test_a_new_node_finds_somebody_in_a_swarm_of_any_size_and_then_the_others(seed, size):
     entries = listed(PEERS[:size], bits_for(size))
     reader = BucketReader(BUCKETS, Rng(seed.to_bytes(8, "big")))
     # A bucket with a tenth of the average is empty once in e^9 times.

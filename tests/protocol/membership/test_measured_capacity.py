@@ -5,7 +5,7 @@ import pytest
 from protocol.core.crypto import public_key_from_peer_id
 from protocol.core.types import RATE_CLASS_MAX, PeerId, rate_class, rate_of_class
 from protocol.ledger.reputation import has_reputation
-from protocol.membership.measured_capacity import UNWITNESSED_SHARE, forest_members
+from protocol.membership.measured_capacity import UNOBSERVED_SHARE, forest_members
 from protocol.membership.roster import Member
 from protocol.messages import NodeRecord, Signed
 from protocol.shardcast.forest import ForestMember
@@ -36,10 +36,10 @@ class Swarm:
         for witness in witnesses:
             self.said.setdefault(witness.peer_id, {})[subject.peer_id] = number
 
-    def members(self, *strangers) -> dict[PeerId, ForestMember]:
+    def members(self, *untrusted) -> dict[PeerId, ForestMember]:
         live = [
             Member(self.record(one), 0.0, math.inf)
-            for one in (*self.genesis, *self.workers, *strangers)
+            for one in (*self.genesis, *self.workers, *untrusted)
         ]
         found = forest_members(live, self.world.manifest, self.trusted.__contains__, self.counts)
         assert [member.peer for member in found] == [member.peer for member in live]
@@ -64,11 +64,11 @@ def test_before_anybody_has_spoken_the_genesis_alone_feeds(world):
     members = swarm.members()
     for one in swarm.genesis:
         assert members[one.peer_id].reachable
-        assert members[one.peer_id].upload_bytes_per_second == MOST // UNWITNESSED_SHARE
+        assert members[one.peer_id].upload_bytes_per_second == MOST // UNOBSERVED_SHARE
     assert not any(members[one.peer_id].reachable for one in swarm.workers)
 
 
-def test_three_with_standing_who_got_through_are_enough(world):
+def test_three_of_trusted_peers_that_got_through_are_enough(world):
     swarm = Swarm(world)
     subject, *others = swarm.workers
     swarm.say(others[:2], subject, CLASS)
@@ -78,14 +78,14 @@ def test_three_with_standing_who_got_through_are_enough(world):
     assert found == ForestMember(subject.peer_id, rate_of_class(CLASS), reachable=True)
 
 
-def test_words_of_keys_without_standing_and_of_itself_count_for_nothing(world):
+def test_words_of_untrusted_keys_and_of_itself_count_for_nothing(world):
     swarm = Swarm(world)
-    strangers = [identity(f"sybil {n}") for n in range(30)]
-    subject = strangers[0]
-    swarm.say(strangers, subject, RATE_CLASS_MAX)
+    untrusted = [identity(f"sybil {n}") for n in range(30)]
+    subject = untrusted[0]
+    swarm.say(untrusted, subject, RATE_CLASS_MAX)
     swarm.say([subject], swarm.workers[0], RATE_CLASS_MAX)
     swarm.say(swarm.workers[:1], swarm.workers[0], RATE_CLASS_MAX)
-    members = swarm.members(*strangers)
+    members = swarm.members(*untrusted)
     assert not members[subject.peer_id].reachable
     assert not members[subject.peer_id].trusted
     assert not members[swarm.workers[0].peer_id].reachable
@@ -133,7 +133,7 @@ def test_a_quarter_of_liars_moves_no_rate_up_and_fewer_than_three_none_down(worl
     assert swarm.members()[subject.peer_id].upload_bytes_per_second == rate_of_class(1)
 
 
-def test_standing_is_of_the_genesis_or_of_certified_work(world):
+def test_reputation_is_of_the_genesis_or_of_certified_work(world):
     replica = world.replica()
     worker = world.workers[0]
     has = has_reputation(worker.peer_id, world.manifest, replica.ledger)
@@ -163,8 +163,8 @@ def test_rates_fall_into_classes_and_back():
 
 def test_who_is_on_probation_feeds_nobody(world):
     swarm = Swarm(world)
-    newcomer = identity("newcomer")
-    swarm.say(swarm.workers, newcomer, 40)
-    assert swarm.members(newcomer)[newcomer.peer_id].reachable
-    swarm.on_probation.add(newcomer.peer_id)
-    assert not swarm.members(newcomer)[newcomer.peer_id].reachable
+    untrusted_peer = identity("new node")
+    swarm.say(swarm.workers, untrusted_peer, 40)
+    assert swarm.members(untrusted_peer)[untrusted_peer.peer_id].reachable
+    swarm.on_probation.add(untrusted_peer.peer_id)
+    assert not swarm.members(untrusted_peer)[untrusted_peer.peer_id].reachable

@@ -111,7 +111,7 @@ def test_a_look_at_one_member_or_from_a_place_on_says_what_the_list_says():
         at = place % len(result)
         assert list(result.peers_from(place)) == everybody[at:] + everybody[:at]
     assert list(Roster(WORLD.manifest, verify).peers_from(3)) == []
-    assert not result.is_live(identity("stranger").peer_id, WORLD.at(0))
+    assert not result.is_live(identity("untrusted").peer_id, WORLD.at(0))
 
 
 def test_an_old_record_is_no_news():
@@ -144,24 +144,24 @@ def test_backdating_gains_one_epoch_and_no_more():
     assert len(result.at_epoch(4)) == 2
 
 
-def test_the_roster_is_bounded_and_strangers_cannot_shut_out_the_genesis_keys(monkeypatch):
+def test_the_roster_is_bounded_and_untrusted_peers_cannot_shut_out_the_genesis_keys(monkeypatch):
     monkeypatch.setattr(membership, "MEMBERS_MAX", 3)
-    strangers = [identity(f"stranger {n}") for n in range(5)]
+    untrusted = [identity(f"untrusted {n}") for n in range(5)]
     result = Roster(WORLD.manifest, verify)
-    taken = [result.offer(WORLD.record(one, ("inference",)), WORLD.at(0)) for one in strangers]
+    taken = [result.offer(WORLD.record(one, ("inference",)), WORLD.at(0)) for one in untrusted]
     assert taken == [True, True, True, False, False]
     # Present members may still refresh, and genesis members always fit.
-    assert result.offer(WORLD.record(strangers[0], ("inference",), 1), WORLD.at(1)) is True
+    assert result.offer(WORLD.record(untrusted[0], ("inference",), 1), WORLD.at(1)) is True
     assert result.offer(WORLD.record(VALIDATOR, ("validator",)), WORLD.at(1)) is True
     assert result.offer(WORLD.record(TRAINER, ("trainer",)), WORLD.at(1)) is True
 
 
-def test_strangers_do_not_shut_out_workers_that_the_manifest_names(monkeypatch):
+def test_untrusted_peers_do_not_shut_out_workers_that_the_manifest_names(monkeypatch):
     monkeypatch.setattr(membership, "MEMBERS_MAX", 3)
     manifest = run_manifest(admission={"rule": "allowlist", "workers": (WORKER.peer_id,)})
     world, result = World(manifest), Roster(manifest, verify)
-    strangers = [identity(f"stranger {n}") for n in range(4)]
-    taken = [result.offer(world.record(one, ("relay",)), world.at(0)) for one in strangers]
+    untrusted = [identity(f"untrusted {n}") for n in range(4)]
+    taken = [result.offer(world.record(one, ("relay",)), world.at(0)) for one in untrusted]
     assert taken == [True, True, True, False]
     assert result.offer(world.record(WORKER, ("inference",)), world.at(0)) is True
 

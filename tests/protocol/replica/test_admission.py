@@ -124,15 +124,15 @@ def test_who_was_absent_takes_what_the_others_have_certified():
 
 
 def test_commits_of_so_many_unknown_keys_wait(monkeypatch):
-    monkeypatch.setattr(replica, "STRANGERS_MAX", 2)
+    monkeypatch.setattr(replica, "UNTRUSTED_MAX", 2)
     here = WORLD.replica()
-    strangers = [identity(f"stranger {n}") for n in range(3)]
+    untrusted = [identity(f"untrusted {n}") for n in range(3)]
     taken = [
         receive(here, WORLD.commit(one, epoch=12), 12, anti_entropy=True).result
-        for one in strangers
+        for one in untrusted
     ]
     assert taken == [ACCEPT, ACCEPT, IGNORE]
-    more = WORLD.commit(strangers[0], epoch=12, body=b"2" * 32)
+    more = WORLD.commit(untrusted[0], epoch=12, body=b"2" * 32)
     assert receive(here, more, 12, anti_entropy=True).result is ACCEPT
 
 
@@ -140,7 +140,7 @@ def test_records_wait_until_their_work_can_be_checked(monkeypatch):
     monkeypatch.setattr(admitted, "CHECKED_KIB_PER_SECOND", 8)
     monkeypatch.setattr(roster, "UNCHECKED_MAX", 2)
     here, now = WORLD.replica(), WORLD.at(2)
-    crowd = [record(identity(f"stranger {n}"), 2) for n in range(4)]
+    crowd = [record(identity(f"untrusted {n}"), 2) for n in range(4)]
     results = [here.receive(one.envelope, now).result for one in crowd]
     assert results == [ACCEPT, IGNORE, IGNORE, IGNORE]
     assert [here.is_waiting(one.digest) for one in crowd] == [False, True, True, False]

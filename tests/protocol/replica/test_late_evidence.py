@@ -182,7 +182,7 @@ def test_a_run_that_does_not_slash_keeps_no_evidence():
 
 def forks(count):
     for number in range(count):
-        signer = identity(f"stranger {number}")
+        signer = identity(f"untrusted {number}")
         yield [WORLD.commit(signer, tokens=tokens) for tokens in (10, 11)]
 
 
@@ -198,7 +198,7 @@ def test_old_commits_that_wait_are_bounded_and_forgotten(monkeypatch):
     assert table_sizes(target.tables)["old_commits"] == 16
     assert target.is_waiting(LIE.digest), "a flood displaces itself"
     for number in range(40):  # forty keys
-        synchronise(target, WORLD.commit(identity(f"stranger {number}")))
+        synchronise(target, WORLD.commit(identity(f"untrusted {number}")))
     assert table_sizes(target.tables)["old_commits"] == 16
     target.advance(NOW + (EXPIRE + 1) * WORLD.manifest.epochs.seconds)
     assert table_sizes(target.tables)["old_commits"] == 0

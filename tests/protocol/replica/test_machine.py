@@ -326,7 +326,7 @@ class ReplicaMachine(RuleBasedStateMachine):
                 assert lag <= WORLD.manifest.grpo.async_level
 
     @invariant()
-    def a_slot_has_one_commit_or_ended_its_workers_standing(self):
+    def a_slot_has_one_commit_or_ended_its_workers_reputation(self):
         commits = [entry.commit for entry in self.replica.ledger.entries.values()]
         slots = Counter(
             (one.signer, one.message.version, one.message.checkpoint, one.message.slot)

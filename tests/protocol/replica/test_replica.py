@@ -334,8 +334,8 @@ def test_what_is_wrong_with_a_certificate_for_everyone_is_rejected(name, roster_
 
 def test_only_validators_assemble_certificates():
     target = replica(COMMIT)
-    stranger = WORLD.sealed(CERTIFICATE.message, OTHER)
-    assert refused(target, stranger.envelope) == "not-a-validator"
+    untrusted_peer = WORLD.sealed(CERTIFICATE.message, OTHER)
+    assert refused(target, untrusted_peer.envelope) == "not-a-validator"
 
 
 def test_a_certificate_waits_for_its_commit():
@@ -487,15 +487,15 @@ def test_a_certificate_of_nothing_does_not_keep_a_node_asking_for_ever():
     assert not target.behind
 
 
-def test_strangers_cannot_fill_any_waiting_table():
+def test_untrusted_peers_cannot_fill_any_waiting_table():
     target = replica()
-    stranger = OTHER
+    untrusted_peer = OTHER
     for message in (
         WORLD.verdict(VALIDATOR, unknown("x")).message,
         WORLD.certificate(unknown("x")).message,
         WORLD.checkpoint(WORLD.checkpoint(GENESIS)).message,
     ):
-        refused(target, WORLD.sealed(message, stranger).envelope)
+        refused(target, WORLD.sealed(message, untrusted_peer).envelope)
     assert not target.behind
     assert not target._early_verdicts.entries
 
@@ -503,7 +503,7 @@ def test_strangers_cannot_fill_any_waiting_table():
 # Leading
 
 
-def test_the_first_live_trainer_leads_and_then_whoever_published_last():
+def test_the_first_live_trainer_leads_and_then_a_peer_that_published_last():
     target = replica()
     first, second = WORLD.trainers
     assert target.leader(NOW) is None

@@ -292,14 +292,14 @@ def test_epochs_count_from_the_genesis():
 
 def test_roles_follow_the_genesis_and_the_admission_rule():
     world = World(MANIFEST)
-    stranger = identity("stranger").peer_id
+    untrusted_peer = identity("untrusted").peer_id
     assert MANIFEST.is_trainer(world.trainers[0].peer_id)
-    assert not MANIFEST.is_trainer(stranger)
+    assert not MANIFEST.is_trainer(untrusted_peer)
     assert MANIFEST.is_validator(world.validators[0].peer_id)
-    assert not MANIFEST.is_validator(stranger)
-    assert MANIFEST.admits_worker(stranger)
-    closed = run_manifest(admission={"rule": "allowlist", "workers": (stranger,)})
-    assert closed.admits_worker(stranger)
+    assert not MANIFEST.is_validator(untrusted_peer)
+    assert MANIFEST.admits_worker(untrusted_peer)
+    closed = run_manifest(admission={"rule": "allowlist", "workers": (untrusted_peer,)})
+    assert closed.admits_worker(untrusted_peer)
     assert not closed.admits_worker(world.workers[0].peer_id)
 
 

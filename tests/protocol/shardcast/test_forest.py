@@ -166,12 +166,12 @@ def test_orphans_of_one_parent_spread_over_the_others() -> None:
     assert len(seconds) > 1
 
 
-def test_strangers_to_the_roster_can_still_ask_and_the_root_asks_nobody() -> None:
-    order = candidates(roster(20), ROOT, VERSION, 1, PeerId("stranger"), 4, 4)
+def test_untrusted_peers_to_the_roster_can_still_ask_and_the_root_asks_nobody() -> None:
+    order = candidates(roster(20), ROOT, VERSION, 1, PeerId("untrusted"), 4, 4)
     assert order[-1] == ROOT
     assert len(order) == FALLBACKS_MAX + 1
     assert candidates(roster(20), ROOT, VERSION, 1, ROOT, 4, 4) == []
-    assert candidates([], ROOT, VERSION, 1, PeerId("stranger"), 4, 4) == [ROOT]
+    assert candidates([], ROOT, VERSION, 1, PeerId("untrusted"), 4, 4) == [ROOT]
 
 
 def edges(members: list[ForestMember], version=VERSION) -> set[tuple[int, PeerId, PeerId]]:
@@ -250,7 +250,7 @@ def test_helpers_are_drawn_by_what_they_can_and_each_has_others() -> None:
 
 @pytest.mark.parametrize("sybils", [50, 200, 1000])
 @pytest.mark.parametrize("admitted", [False, True])
-def test_new_keys_get_the_places_of_newcomers_at_most(sybils: int, *, admitted: bool) -> None:
+def test_new_keys_get_the_places_of_new_nodes_at_most(sybils: int, *, admitted: bool) -> None:
     """Sybils claim 2^53 B/s; ``admitted``: observers found them reachable, as every relay."""
     honest = roster(200, capacity=50_000_000)
     evil = [
@@ -278,7 +278,7 @@ def test_new_keys_get_the_places_of_newcomers_at_most(sybils: int, *, admitted: 
 
 
 @pytest.mark.parametrize("ghosts", [1, 20, 2000])
-def test_keys_without_standing_that_feed_nobody_change_nothing_for_the_others(ghosts: int) -> None:
+def test_untrusted_keys_that_feed_nobody_change_nothing_for_the_others(ghosts: int) -> None:
     honest = roster(20)
     more = [ForestMember(PeerId(f"ghost {n}"), 10**9, False, False) for n in range(ghosts)]
     for stripe in range(4):

@@ -6,7 +6,7 @@ from protocol.shardcast.source_history import (
     DOUBT_VERSIONS,
     DOUBT_VERSIONS_MAX,
     DOUBTED_MIN,
-    STRANGER_BEGIN_SECONDS_MIN,
+    UNTRUSTED_BEGIN_SECONDS_MIN,
     SourceReputation,
 )
 
@@ -26,7 +26,7 @@ def lasts(experience, peer):
     return count
 
 
-def test_strangers_are_asked_as_the_forest_says():
+def test_untrusted_peers_are_asked_as_the_forest_says():
     assert SourceReputation().ordered([C, A, ROOT, B]) == (C, A, ROOT, B)
 
 
@@ -105,13 +105,13 @@ def test_a_source_has_as_long_to_begin_as_others_took():
     assert experience.begin_seconds(1.0) == 1.0
 
 
-def test_a_source_without_standing_has_as_long_as_others_usually_took():
+def test_a_source_untrusted_has_as_long_as_others_usually_took():
     experience = SourceReputation()
-    assert experience.stranger_begin_seconds(15.0) == BEGIN_SECONDS_MIN
-    assert experience.stranger_begin_seconds(3.0) == 3.0
+    assert experience.untrusted_begin_seconds(15.0) == BEGIN_SECONDS_MIN
+    assert experience.untrusted_begin_seconds(3.0) == 3.0
     for _ in range(50):
         experience.begun(0.1)
-    assert experience.stranger_begin_seconds(15.0) == STRANGER_BEGIN_SECONDS_MIN
+    assert experience.untrusted_begin_seconds(15.0) == UNTRUSTED_BEGIN_SECONDS_MIN
     for seconds in (1.0, 4.0) * 25:
         experience.begun(seconds)
-    assert experience.stranger_begin_seconds(15.0) == experience.begin_seconds(15.0)
+    assert experience.untrusted_begin_seconds(15.0) == experience.begin_seconds(15.0)

@@ -42,12 +42,12 @@ def start(
     missing: Sequence[Sequence[int]] | None = None,
     root: PeerId | None = None,
     helpers: Sequence[PeerId] = (),
-    strangers: frozenset[PeerId] = frozenset(),
+    untrusted: frozenset[PeerId] = frozenset(),
 ) -> Transfer:
     index = make_index(shards, chunks)
     chunks_missing = [range(chunks)] * shards if missing is None else missing
     limits = limits or TransferLimits(request_bytes=20)
-    listed = {"helpers": helpers, "strangers": strangers}
+    listed = {"helpers": helpers, "untrusted peers": untrusted}
     return Transfer(index, candidates, chunks_missing, limits, root=root, **listed)
 
 
@@ -153,25 +153,25 @@ def test_who_is_late_is_told_unless_it_has_delivered_in_this_transfer() -> None:
     assert set(late) == {B}
 
 
-def test_a_stranger_is_late_sooner_until_it_has_delivered() -> None:
-    transfer = start([[A, ROOT], [B, ROOT]], shards=2, strangers=frozenset({A}))
+def test_an_untrusted_peer_is_late_sooner_until_it_has_delivered() -> None:
+    transfer = start([[A, ROOT], [B, ROOT]], shards=2, untrusted=frozenset({A}))
     first = asks(transfer.handle(Tick(), 0.0))
-    late = TransferLimits().late_seconds_stranger
+    late = TransferLimits().late_seconds_untrusted
     assert not transfer.handle(Tick(), late - 0.1)
     given_up = transfer.handle(Tick(), late)
     assert [effect.peer for effect in given_up if isinstance(effect, SourceLate)] == [A, A]
-    assert {ask.peer for ask in asks(given_up)} == {ROOT}, "who has standing is waited for"
-    transfer = start([[A, ROOT]], shards=1, strangers=frozenset({A}))
+    assert {ask.peer for ask in asks(given_up)} == {ROOT}, "trusted peers are waited for"
+    transfer = start([[A, ROOT]], shards=1, untrusted=frozenset({A}))
     first = asks(transfer.handle(Tick(), 0.0))
     transfer.handle(ChunkVerified(first[0].request, 0, first[0].first), late - 0.1)
     assert not asks(transfer.handle(Tick(), late)), "it has sent something"
 
 
-def test_who_is_a_stranger_follows_the_roster() -> None:
+def test_untrusted_membership_follows_the_roster() -> None:
     transfer = start([[A, ROOT]], shards=1)
     transfer.handle(Tick(), 0.0)
-    transfer.handle(CandidatesChanged(((A, ROOT),), strangers=frozenset({A})), 1.0)
-    late = TransferLimits().late_seconds_stranger
+    transfer.handle(CandidatesChanged(((A, ROOT),), untrusted=frozenset({A})), 1.0)
+    late = TransferLimits().late_seconds_untrusted
     assert {ask.peer for ask in asks(transfer.handle(Tick(), late))} == {ROOT}
 
 
@@ -429,7 +429,7 @@ def test_who_delivers_again_is_trusted_again() -> None:
     transfer.handle(RequestFailed(first.request, Refusal.BROKEN), 0.0)
     transfer.handle(RequestFailed(second.request, Refusal.BROKEN), 0.0)
     (single,) = asks(transfer.handle(Tick(), 2.0))
-    assert transfer.handle(Tick(), 2.5) == [], "one request at a time for whoever broke"
+    assert transfer.handle(Tick(), 2.5) == [], "one request at a time for anyone that broke"
     one, other = asks(deliver(transfer, single, 3.0))
     assert transfer.handle(RequestFailed(one.request, Refusal.BROKEN), 4.0) == []
     assert transfer.handle(RequestFailed(other.request, Refusal.BROKEN), 4.0) == []

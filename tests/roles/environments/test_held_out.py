@@ -57,7 +57,7 @@ class Marked(Numbered):
         return super().row(index) | {"answer": "" if index % 3 == 0 else "1"}
 
 
-class Asked(RowTask):
+class AskedTask(RowTask):
     async def grade(self, seed, answer):
         raise AssertionError("nothing is graded here")
 
@@ -88,7 +88,7 @@ def test_a_task_draws_usable_rows_of_the_side_of_its_seed():
         seeds = range(600)
         return [{await drawn(first + seed) for seed in seeds} for first in (0, HELD_OUT_SEED)]
 
-    task = Asked("math/a", lambda: sides, Anything, SimBackground())
+    task = AskedTask("math/a", lambda: sides, Anything, SimBackground())
     trains, held_out = asyncio.run(both())
     reserved = {split.held_out(block) for block in range(10)}
     assert held_out == {row for row in reserved if row % 3}

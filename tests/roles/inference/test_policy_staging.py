@@ -166,21 +166,21 @@ async def test_a_worker_stages_what_comes_while_it_generates_and_swaps_once(tmp_
 async def test_a_worker_measures_how_soon_a_version_is_in_use(tmp_path):
     engine = Busy(30.0)
     world, flow = started(tmp_path, engine, at_once=1, grpo={**PLENTY, "async_level": 2})
-    uptakes = world.context.uptakes
+    policy_swaps = world.context.policy_swaps
     world.run(flow)
     await world.rest(5.0)
     engine.first_token = FirstToken(Version(0), 0.2)
     world.version(policy=digest(b"policy 1"))
     await world.rest(4.0)
-    assert uptakes.newest is None, "its start is no uptake"
+    assert policy_swaps.newest is None, "its start is no policy_swap"
     world.hold(1, b"policy 1")
     world.changes.notify()
     await world.rest(40.0)
-    newest = uptakes.newest
+    newest = policy_swaps.newest
     assert (newest.version, newest.first_token_seconds) == (1, None)
     assert newest.weights_seconds == pytest.approx(4.0, abs=0.1)
     assert newest.swapped_seconds == pytest.approx(25.2, abs=0.2)  # sequences, and the load
     engine.first_token = FirstToken(Version(1), 0.5)
     await world.rest(10.0)
-    assert uptakes.newest.first_token_seconds == newest.swapped_seconds + 0.5
+    assert policy_swaps.newest.first_token_seconds == newest.swapped_seconds + 0.5
     await world.stop()

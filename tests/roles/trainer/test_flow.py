@@ -64,9 +64,9 @@ async def test_it_does_not_begin_a_run_that_others_know(tmp_path):
     await world.stop()
 
 
-async def test_a_stranger_cannot_keep_it_from_beginning(tmp_path):
+async def test_an_untrusted_peer_cannot_keep_it_from_beginning(tmp_path):
     world = fresh(tmp_path)
-    world.live(identity("stranger"), roles=("relay",), policy_version=9)
+    world.live(identity("untrusted"), roles=("relay",), policy_version=9)
     await led(world)
     await world.stop()
 

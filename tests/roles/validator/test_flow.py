@@ -20,7 +20,7 @@ from roles.validator import flow as module
 from roles.validator.flow import (
     CHECKS_AT_ONCE,
     CHECKS_PER_WORKER,
-    STRANGER_CHECKS,
+    UNTRUSTED_CHECKS,
     ValidatorFlow,
 )
 from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task, Unsure
@@ -826,9 +826,9 @@ def known(world, worker):
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-async def test_a_crowd_of_strangers_has_a_few_places_together(tmp_path, trusted):
+async def test_a_crowd_of_untrusted_peers_has_a_few_places_together(tmp_path, trusted):
     world = World(tmp_path)
-    crowd = [identity(f"stranger {number}") for number in range(2 * CHECKS_AT_ONCE)]
+    crowd = [identity(f"untrusted {number}") for number in range(2 * CHECKS_AT_ONCE)]
     fetching, most = {}, []
 
     async def stall(commit, sources):
@@ -843,16 +843,16 @@ async def test_a_crowd_of_strangers_has_a_few_places_together(tmp_path, trusted)
         world.commit(f"withheld {number}".encode(), signer=one, slot=int(trusted), previous=earlier)
     world.run(world.flow)
     await world.rest(5 * EPOCH_SECONDS)
-    assert max(most) == (CHECKS_AT_ONCE if trusted else STRANGER_CHECKS)
+    assert max(most) == (CHECKS_AT_ONCE if trusted else UNTRUSTED_CHECKS)
     await world.stop()
 
 
-async def test_who_has_standing_is_checked_before_strangers(tmp_path):
+async def test_a_trusted_peer_is_checked_before_untrusted_peers(tmp_path):
     world = World(tmp_path)
     worker = world.world.workers[0]
     earlier = known(world, worker)
     for number in range(40):
-        junk = world.commit(f"junk {number}".encode(), signer=identity(f"stranger {number}"))
+        junk = world.commit(f"junk {number}".encode(), signer=identity(f"untrusted {number}"))
         del world.network.bodies[junk.message.body]
     honest = world.commit(signer=worker, slot=1, previous=earlier.digest)
     order = []
@@ -870,12 +870,12 @@ async def test_who_has_standing_is_checked_before_strangers(tmp_path):
     await world.stop()
 
 
-async def test_strangers_that_withhold_bodies_wait_behind_those_that_have_not(tmp_path):
+async def test_untrusted_peers_that_withhold_bodies_wait_behind_those_that_have_not(tmp_path):
     """Each worker has the maximum of open commits, and a fetch holds its slot to the end."""
     world = World(tmp_path)
     withheld = {}
     for number in range(4):
-        signer, previous = identity(f"stranger {number}"), b""
+        signer, previous = identity(f"untrusted {number}"), b""
         for slot in range(8):
             body = f"withheld {number} {slot}".encode()
             junk = world.commit(body, signer=signer, slot=slot, previous=previous)
@@ -898,7 +898,7 @@ async def test_strangers_that_withhold_bodies_wait_behind_those_that_have_not(tm
     await world.stop()
 
 
-async def test_a_stranger_is_checked_and_has_standing_then(tmp_path):
+async def test_an_untrusted_peer_is_checked_and_has_reputation_then(tmp_path):
     world = World(tmp_path)
     worker = world.world.workers[0]
     first = world.commit(signer=worker)

@@ -357,8 +357,8 @@ def run_scenario(name, minutes):
     return outcome.result
 
 
-def test_strangers_that_commit_to_the_weights_of_others_delete_nothing(published):
-    run_scenario("byzantine-strangers", 4)
+def test_untrusted_peers_that_commit_to_the_weights_of_others_delete_nothing(published):
+    run_scenario("byzantine-untrusted", 4)
     assert published["NamingTransport", "RolloutCommit"] > 10
 
 

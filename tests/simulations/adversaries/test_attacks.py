@@ -13,13 +13,13 @@ import pytest
 from node.local.addresses import host_of
 from node.network.connections.dial_policy import SILENT_DIALS_MAX
 from node.network.resources import open_rate
-from node.network.resources.open_rate import STRANGERS_PER_SECOND, OpenRateLimiter
+from node.network.resources.open_rate import UNTRUSTED_PER_SECOND, OpenRateLimiter
 from node.network.resources.stream_slots import StreamSlots
 from node.replication.anti_entropy import AntiEntropy
 from protocol.core.types import Role
 from protocol.gossipsub.router import Router
 from protocol.gossipsub.rpc import Rpc, decode_rpc
-from roles.validator.flow import STRANGER_CHECKS, ValidatorFlow
+from roles.validator.flow import UNTRUSTED_CHECKS, ValidatorFlow
 from simulations.adversaries.records import UPLOAD_BYTES_PER_SECOND
 from simulations.adversaries.rpcs import EMPTY_FIELDS, IDS, RPC_FLOODS
 from simulations.adversaries.streams import STREAMS_AT_ONCE
@@ -30,7 +30,7 @@ from simulations.study.study import RunPlan, run_plan
 
 SWARM = """
 name = "attacked"
-description = "Few nodes, quick rollouts, and strangers."
+description = "Few nodes, quick rollouts, and untrusted peers."
 minutes = 1.1
 signatures = "{signatures}"
 [nodes]
@@ -69,7 +69,7 @@ OTHERS = {
     "address-reflection": {"signatures": "ed25519"},
 }
 FROM, UNTIL = 18.0, 45.0
-STRANGERS = 6
+UNTRUSTED = 6
 LATE = 1.0
 """Seconds after the end in which messages in flight still arrive."""
 
@@ -91,11 +91,11 @@ class Seen:
         self.connections = {}
         self.records = {}
 
-    def strangers(self):
-        return {item.signer.peer_id for item in self.world.machines.values() if item.stranger}
+    def untrusted(self):
+        return {item.signer.peer_id for item in self.world.machines.values() if item.untrusted_peer}
 
     def honest(self):
-        return [item for item in self.world.machines.values() if not item.stranger]
+        return [item for item in self.world.machines.values() if not item.untrusted_peer]
 
     def count(self, what):
         """Sum ``what`` over all RPCs of untrusted peers to honest nodes."""
@@ -136,7 +136,7 @@ def play(tmp_path_factory):
 def run(plan, patch):
     seen = Seen()
     # Streams of six are no load for ten nodes.
-    patch.setattr(open_rate, "STRANGERS_PER_SECOND", STRANGERS_PER_SECOND / 10)
+    patch.setattr(open_rate, "UNTRUSTED_PER_SECOND", UNTRUSTED_PER_SECOND / 10)
 
     async def look(world):
         seen.world = world
@@ -144,7 +144,7 @@ def run(plan, patch):
         hosts = ((item.name, item.host) for item in world.machines.values())
         seen.connections = {name: list(host.connections) for name, host in hosts}
         seen.records = {
-            item.name: {peer: item.daemon.replica.roster.get(peer) for peer in seen.strangers()}
+            item.name: {peer: item.daemon.replica.roster.get(peer) for peer in seen.untrusted()}
             for item in seen.honest()
             if item.daemon is not None
         }
@@ -165,8 +165,8 @@ def watch_routers(seen, patch):
     honest = Router._on_rpc
 
     def on_rpc(self, peer, data, now):
-        at, strangers = seen.world.loop.time(), seen.strangers()
-        if peer in strangers and self._signer.peer_id not in strangers:
+        at, untrusted = seen.world.loop.time(), seen.untrusted()
+        if peer in untrusted and self._signer.peer_id not in untrusted:
             seen.rpcs.append((at, peer, self._signer.peer_id, data))
         return honest(self, peer, data, now)
 
@@ -199,7 +199,7 @@ def watch_pages(seen, patch):
 
     async def one(self, peer, skip, asked):
         listed, wanted = await honest(self, peer, skip, asked)
-        if self._context.signer.peer_id not in seen.strangers():
+        if self._context.signer.peer_id not in seen.untrusted():
             seen.pages.append((seen.world.loop.time(), peer, listed))
         return listed, wanted
 
@@ -212,7 +212,7 @@ def watch_checks(seen, patch):
     def start(self, entry, members):
         honest(self, entry, members)
         workers = [peer for peer, count in self._workers.items() for _ in range(count)]
-        at_once = sum(not self._has_standing(peer) for peer in workers)
+        at_once = sum(not self._has_reputation(peer) for peer in workers)
         seen.checks = max(seen.checks, at_once)
 
     patch.setattr(ValidatorFlow, "_start_check", start)
@@ -272,8 +272,8 @@ def test_what_is_no_rpc_comes_in_three_times_from_each_and_then_nobody_listens(p
 def test_who_breaks_the_protocol_is_kept_away_by_everybody_and_nobody_else_is(play, behaviour):
     seen = play(behaviour)
     banned = [seen.status[item.name].peers_banned for item in seen.honest()]
-    assert max(banned) <= STRANGERS
-    assert sum(banned) > len(banned) * STRANGERS / 2
+    assert max(banned) <= UNTRUSTED
+    assert sum(banned) > len(banned) * UNTRUSTED / 2
 
 
 @pytest.mark.parametrize(
@@ -308,10 +308,10 @@ def test_a_flood_begins_and_ends_when_the_scenario_says(play, behaviour):
 # Streams
 
 
-def test_streams_that_are_held_take_what_strangers_share_and_nobody_with_standing_waits(play):
+def test_streams_that_are_held_take_what_untrusted_peers_share_and_nobody_trusted_waits(play):
     seen = play("slow-streams")
-    strangers = seen.strangers()
-    held = [row for row in seen.places if row[2] in strangers and FROM <= row[0] <= UNTIL]
+    untrusted = seen.untrusted()
+    held = [row for row in seen.places if row[2] in untrusted and FROM <= row[0] <= UNTIL]
     assert sum(place is not None for *_, place, _ in held) > 300
     assert sum(place is None for *_, place, _ in held) > 20, "they want more than there is"
     trusted = [row for row in seen.places if row[3] and FROM <= row[0] <= UNTIL]
@@ -326,29 +326,29 @@ def test_who_opens_streams_that_nothing_comes_of_is_soon_kept_away(play):
     extra = sum(item.host.core.spent_seconds for item in seen.honest())
     extra -= sum(item.host.core.spent_seconds for item in plain.honest())
     opened = extra / OPEN_SECONDS
-    offered = 2 * STREAMS_AT_ONCE * len(seen.strangers()) * (UNTIL - FROM)
+    offered = 2 * STREAMS_AT_ONCE * len(seen.untrusted()) * (UNTIL - FROM)
     assert 1000 < opened < offered / 2
     assert sum(seen.status[item.name].peers_banned for item in seen.honest()) > 0
-    assert seen.worth.keys() & seen.strangers(), "they have downloaded weights"
+    assert seen.worth.keys() & seen.untrusted(), "they have downloaded weights"
     honest_work_went_on(seen)
 
 
 # Commits
 
 
-def commits_of(daemon, strangers):
+def commits_of(daemon, untrusted):
     entries = daemon.replica.ledger.entries.values()
-    return [entry for entry in entries if entry.commit.signer in strangers]
+    return [entry for entry in entries if entry.commit.signer in untrusted]
 
 
 def test_junk_commits_are_held_and_share_few_checks(play):
     seen = play("junk-commits")
     validators = [seen.daemons[name] for name in seen.daemons if name.startswith("validator")]
     for daemon in validators:
-        junk = commits_of(daemon, seen.strangers())
-        assert len(junk) > 2 * STRANGERS
+        junk = commits_of(daemon, seen.untrusted())
+        assert len(junk) > 2 * UNTRUSTED
         assert len({entry.commit.message.body for entry in junk}) == len(junk)
-    assert 0 < seen.checks <= STRANGER_CHECKS
+    assert 0 < seen.checks <= UNTRUSTED_CHECKS
     honest_work_went_on(seen)
 
 
@@ -381,13 +381,13 @@ def test_a_record_and_its_denial_are_held_by_different_nodes_and_all_agree_in_th
     honest_work_went_on(seen)
 
 
-def test_who_calls_its_line_the_fastest_gets_no_more_of_the_forest_than_any_newcomer(play):
+def test_who_calls_its_line_the_fastest_gets_no_more_of_the_forest_than_any_new_node(play):
     seen = play("capacity-liars")
-    strangers, rates = seen.strangers(), []
+    untrusted, rates = seen.untrusted(), []
     for item in seen.honest():
         members = seen.daemons[item.name].view().forest()
         most = seen.world.manifest.manifest.shardcast.upload_bytes_per_second_max
-        lies = [member for member in members if member.peer in strangers]
+        lies = [member for member in members if member.peer in untrusted]
         rates += [member.upload_bytes_per_second for member in lies]
         assert all(member.upload_bytes_per_second <= most for member in lies)
     held = [
@@ -409,7 +409,7 @@ def test_new_keys_without_end_fill_the_roster_and_take_nobodys_place(play):
         daemon = seen.daemons[item.name]
         members = {record.signer for record in daemon.replica.roster.records()}
         assert members >= {one.signer.peer_id for one in seen.honest()}
-        assert len(members - known) >= 4 * STRANGERS
+        assert len(members - known) >= 4 * UNTRUSTED
     assert seen.outcome.attack.misdials_per_minute == 0, "they are said to be at the attackers"
     honest_work_went_on(seen)
 
@@ -436,10 +436,10 @@ def test_who_shows_no_bodies_has_nothing_certified_and_others_work_on(play):
     daemon = seen.daemons["worker-1"]
     withheld = [
         entry
-        for entry in commits_of(daemon, seen.strangers())
+        for entry in commits_of(daemon, seen.untrusted())
         if first < entry.commit.message.epoch <= last
     ]
-    assert len(withheld) > STRANGERS / 2
+    assert len(withheld) > UNTRUSTED / 2
     assert not any(entry.certificate for entry in withheld)
     moments = {round(moment.at): moment.certified for moment in seen.outcome.series.moments}
     assert moments[45] - moments[20] >= 5
@@ -451,7 +451,7 @@ def test_who_shows_no_bodies_has_nothing_certified_and_others_work_on(play):
 def test_attackers_that_are_there_first_keep_nobody_from_meeting(play):
     seen = play("cold-boot")
     early = {peer for at, peer, _, _ in seen.rpcs if at < 6}
-    assert len(early) > STRANGERS / 2, "before the others have all begun"
+    assert len(early) > UNTRUSTED / 2, "before the others have all begun"
     for item in seen.honest():
         status = seen.status[item.name]
         listens = item.name == "worker-0"  # it lost its disk, and waits for other users of its key
@@ -462,37 +462,37 @@ def test_attackers_that_are_there_first_keep_nobody_from_meeting(play):
 # Joining nodes
 
 
-def test_a_newcomer_that_is_told_that_there_is_nothing_asks_somebody_else(play):
+def test_a_new_node_that_is_told_that_there_is_nothing_asks_somebody_else(play):
     seen = play("false-sync")
     lies = [
-        listed for at, peer, listed in seen.pages if peer in seen.strangers() and FROM < at < UNTIL
+        listed for at, peer, listed in seen.pages if peer in seen.untrusted() and FROM < at < UNTIL
     ]
     assert len(lies) > 3
     assert 0 in lies, "an empty page"
     assert max(lies) <= len(seen.world.machines), "or one of records alone"
-    newcomer, other = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
-    assert newcomer.version == other.version
+    untrusted_peer, other = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
+    assert untrusted_peer.version == other.version
     honest_work_went_on(seen)
 
 
-def test_strangers_keep_to_one_worker_and_it_still_hears_of_everything(play):
+def test_untrusted_peers_keep_to_one_worker_and_it_still_hears_of_everything(play):
     seen = play("eclipse")
-    strangers, names = (
-        seen.strangers(),
+    untrusted, names = (
+        seen.untrusted(),
         {item.signer.peer_id: name for name, item in seen.world.machines.items()},
     )
     # A node that dials an untrusted peer stays connected until that peer's next check.
     others = [
         names[peer]
         for name, peers in seen.connections.items()
-        if seen.world.machines[name].stranger
+        if seen.world.machines[name].untrusted_peer
         for peer in peers
         if names[peer] != "worker-0"
     ]
-    assert len(others) <= STRANGERS / 2
-    assert strangers <= set(seen.connections["worker-0"])
-    newcomer, other = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
-    assert newcomer.version == other.version
+    assert len(others) <= UNTRUSTED / 2
+    assert untrusted <= set(seen.connections["worker-0"])
+    untrusted_peer, other = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
+    assert untrusted_peer.version == other.version
     honest_work_went_on(seen)
 
 
@@ -520,7 +520,7 @@ def test_every_attack_of_the_catalogue_begins_and_ends_and_leaves_time_to_recove
     for name in attacks:
         scenario = load_scenario(name)
         (plan,) = scenario.adversaries
-        assert name in (f"attack-{plan.behaviour}", f"attack-{plan.behaviour}-newcomer")
+        assert name in (f"attack-{plan.behaviour}", f"attack-{plan.behaviour}-new node")
         assert plan.per_node == 1
         began, ended = scenario.attack_seconds
         assert began >= 60 or plan.behaviour == "cold-boot", name

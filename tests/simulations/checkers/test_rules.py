@@ -54,11 +54,11 @@ def test_a_dishonest_node_may_take_a_version_of_uncertified_rollouts():
     assert run.rules_broken == ["certified-only"]
 
 
-def test_nobody_knows_whether_the_rollout_of_a_stranger_is_honest():
+def test_nobody_knows_whether_the_rollout_of_an_untrusted_peer_is_honest():
     run = small_run()
-    run.roles["stranger"], run.peers["stranger"] = ("inference",), run.peers["relay"]
+    run.roles["untrusted"], run.peers["untrusted"] = ("inference",), run.peers["relay"]
     del run.watch.swarm.by_peer[run.peers["relay"]]
-    commit = run.commit("stranger")
+    commit = run.commit("untrusted")
     run.stored(commit, "relay", *VALIDATORS)
     run.spread(run.certificate(VALIDATORS[:2], commit, accepted=False, escalated=True), "trainer")
     assert run.violations == []
@@ -380,7 +380,7 @@ def test_the_same_holds_of_weights_on_a_disk_but_for_a_trainer_that_is_about_to_
 # Durability
 
 
-@pytest.mark.parametrize("excuse", ["stored", "dishonest", "stranger"])
+@pytest.mark.parametrize("excuse", ["stored", "dishonest", "untrusted"])
 def test_only_honest_members_store_before_they_announce(excuse):
     run = small_run()
     commit = run.commit("worker-0")
@@ -479,9 +479,9 @@ def test_a_node_that_came_while_others_were_converging_is_not_asked():
     run.emit("world", "calm")
     apart(run)
     run.wait(1)
-    run.roles["newcomer"] = ("relay",)
-    run.peers["newcomer"] = run.peers["relay"] + "x"
-    run.up("newcomer")
+    run.roles["new node"] = ("relay",)
+    run.peers["new node"] = run.peers["relay"] + "x"
+    run.up("new node")
     run.stored(run.genesis, "relay")
     run.wait(10)
     assert run.violations[0].what.startswith("1 live node (relay)")

@@ -307,7 +307,7 @@ def test_a_result_without_a_plan_says_what_it_lacks(values):
 
 def full_plan():
     """Return a plan in which every field differs from its default, including future fields."""
-    values = {int: 7, int | None: 23, float | None: 0.12345678, str: "sybil-newcomers"}
+    values = {int: 7, int | None: 23, float | None: 0.12345678, str: "sybil-joining"}
     return RunPlan(**{each.name: values[each.type] for each in dataclasses.fields(RunPlan)})
 
 

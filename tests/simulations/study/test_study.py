@@ -85,12 +85,12 @@ def test_workers_generate_faster_and_the_command_says_so():
 @pytest.mark.parametrize(
     ("attack", "window"), [("graft-flood", (90.0, 180.0)), ("cold-boot", (30.0, 120.0))]
 )
-def test_strangers_that_come_later_do_all_later_and_nobody_else_does(attack, window):
+def test_untrusted_peers_that_come_later_do_all_later_and_nobody_else_does(attack, window):
     """In an older swarm the run's length, and each adversary's start and times, move alike."""
     plan = RunPlan(
-        f"attack-{attack}", 1, 8, 0.7, strangers_per_node=0.5, strangers_after_minutes=0.5
+        f"attack-{attack}", 1, 8, 0.7, untrusted_per_node=0.5, untrusted_after_minutes=0.5
     )
-    assert plan.command.endswith("--minutes 0.7 --strangers-per-node 0.5 --strangers-after 0.5")
+    assert plan.command.endswith("--minutes 0.7 --untrusted-per-node 0.5 --untrusted-after 0.5")
     assert plan.load().attack_seconds == window
     there = {}
 
@@ -99,7 +99,7 @@ def test_strangers_that_come_later_do_all_later_and_nobody_else_does(attack, win
         for at in (29.9, 30.1 if attack == "cold-boot" else 41):
             await world.wait_until(at)
             running = [machine for machine in world.machines.values() if machine.running]
-            there[at] = sum(machine.stranger for machine in running), len(running)
+            there[at] = sum(machine.untrusted_peer for machine in running), len(running)
 
     assert outcome(plan, actors=[look]).violation is None
     assert list(there.values()) == [(0, 8), (4, 12)]

@@ -144,7 +144,7 @@ function drawSwarm({ members, total, connected, leader, slashed, me }) {
     h("table", { className: "bars" }, h("tbody", {}, ROLES.map((role) => h("tr", {},
       h("th", { scope: "row" }, h("a", { href: `#/peers?role=${role}` }, role)), h("td", {}, bar((members[role] ?? 0) / most, "ink")), h("td", { className: "number" }, count(members[role] ?? 0)))))),
     h("p", { className: "note" }, `${many(total, "member")}, ${count(connected)} connected to this node`,
-      slashed ? [", ", h("a", { href: "#/peers?standing=slashed" }, `${count(slashed)} slashed`)] : ""),
+      slashed ? [", ", h("a", { href: "#/peers?reputation=slashed" }, `${count(slashed)} slashed`)] : ""),
     leader ? h("p", { className: "note" }, "Leading trainer ", peerLink(leader, me)) : "",
   ];
 }

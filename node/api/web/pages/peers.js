@@ -6,20 +6,20 @@ import { bytes, clean, count, duration, many, milliseconds, short } from "../for
 import { choice, heading, peerLink, search, select, state, table } from "../parts.js";
 
 const LIMIT = 100;
-const STANDINGS = [["", "any"], ["genesis", "genesis"], ["proven", "trusted"], ["newcomer", "untrusted"], ["slashed", "slashed"]];
+const REPUTATIONS = [["", "any"], ["genesis", "genesis"], ["trusted", "trusted"], ["untrusted", "untrusted"], ["slashed", "slashed"]];
 const ORDERS = [["role", "role"], ["age", "last seen"], ["version", "newest version"], ["rejected", "most rejected"], ["round-trip", "round trip"]];
 
 export default {
   seconds: 4,
   begin(place, { query, follow, signal }) {
-    const asked = { role: query.role ?? "", standing: query.standing ?? "", text: query.text ?? "", sort: query.sort ?? "role" };
+    const asked = { role: query.role ?? "", reputation: query.reputation ?? "", text: query.text ?? "", sort: query.sort ?? "role" };
     const offset = Math.max(0, Number.parseInt(query.offset ?? "0", 10) || 0);
     const change = (changes) => follow({ ...asked, ...changes });
     const controls = h("div", { className: "controls" }), list = h("div"), turn = h("div", { className: "turn" }), number = h("p", { className: "sub" });
     place.append(heading("Peers", number), controls, list, turn);
     const drawControls = redrawn(controls, ({ roles, members }) => [
       choice("Role", [["", "all", members], ...["trainer", "validator", "inference", "relay"].map((role) => [role, role, roles[role] ?? 0])], asked.role, (value) => change({ role: value })),
-      select("Reputation", STANDINGS, asked.standing, (value) => change({ standing: value })),
+      select("Reputation", REPUTATIONS, asked.reputation, (value) => change({ reputation: value })),
       select("Order", ORDERS, asked.sort, (value) => change({ sort: value })),
       search("Search", asked.text, (value) => change({ text: value })),
     ]);
@@ -43,7 +43,7 @@ const COLUMNS = [
   ["Peer", (row) => peerLink(row.peer_id, row.me ? row.peer_id : "")],
   ["Roles", (row) => row.roles.map((role) => clean(role, 20)).join(", ") || "no member"],
   ["Version", (row) => (row.policy_version < 0 ? "–" : `v${row.policy_version}`), { className: "number" }],
-  ["Reputation", (row) => [state(Object.fromEntries(STANDINGS)[row.standing] ?? row.standing), row.faults ? h("span", { className: "tag" }, many(row.faults, "fault")) : ""]],
+  ["Reputation", (row) => [state(Object.fromEntries(REPUTATIONS)[row.reputation] ?? row.reputation), row.faults ? h("span", { className: "tag" }, many(row.faults, "fault")) : ""]],
   ["Rollouts", (row) => (row.certified + row.rejected ? `${count(row.certified)} certified, ${count(row.rejected)} rejected` : "–")],
   ["Address", (row) => address(row)],
   ["Round trip", (row) => roundTrip(row), { className: "number" }],

@@ -87,7 +87,7 @@ function arrived(arrivals) {
     ["Encoding", (one) => clean(one.form, 12)],
     ["Took", (one) => duration(one.seconds), { className: "number" }],
     ["Bytes", (one) => bytes(one.total_bytes), { className: "number" }],
-    ["Saved", (one) => (one.spared_bytes > 0 ? bytes(one.spared_bytes) : "–"), { className: "number" }],
+    ["Saved", (one) => (one.saved_bytes > 0 ? bytes(one.saved_bytes) : "–"), { className: "number" }],
     ["From the publisher", (one) => percent(one.total_bytes ? Math.min(1, one.root_bytes / one.total_bytes) : 0), { className: "number" }],
     ["Sources", (one) => [count(one.sources.length), one.http_bytes ? h("span", { className: "note" }, " some by HTTP") : ""]],
   ], arrivals, "No version was downloaded: this node trained them itself, or has just started."));

@@ -47,7 +47,7 @@ class Node:
         policies = SimpleNamespace(
             newest=lambda: SimpleNamespace(version=0),
             newest_version=lambda: 0,
-            spared_bytes=0,
+            saved_bytes=0,
             get=lambda version: version or None,
         )
         self.observer = observer(WORKER, inbox=inbox, policies=policies)
@@ -210,14 +210,14 @@ def test_peers_are_told_with_what_was_measured(node):
     node.hear(commit, WORLD.certificate(commit, accepted=False, escalated=True))
     page = node.source.peers(PeerQuery(role="inference"))
     (row,) = page.rows
-    assert (row.peer_id, row.standing, row.rejected) == (OTHER.peer_id, "slashed", 1)
+    assert (row.peer_id, row.reputation, row.rejected) == (OTHER.peer_id, "slashed", 1)
     assert (row.round_trip_seconds, page.roles) == (0.25, {"validator": 6, "inference": 1})
-    assert [row.standing for row in node.source.peers(PeerQuery(text=OTHER.peer_id)).rows] == [
+    assert [row.reputation for row in node.source.peers(PeerQuery(text=OTHER.peer_id)).rows] == [
         "slashed"
     ]
     everybody = node.source.peers(PeerQuery(limit=3, offset=6))
     assert (len(everybody.rows), everybody.total) == (2, 8)  # one is connected and no member
-    assert node.source.peers(PeerQuery(standing="genesis")).total == 6
+    assert node.source.peers(PeerQuery(reputation="genesis")).total == 6
 
 
 def test_the_forest_of_a_version_has_everybody_once_in_each_tree(node):

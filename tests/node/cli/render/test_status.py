@@ -273,7 +273,7 @@ def test_status_tells_how_soon_a_version_was_in_use():
     assert line.split(maxsplit=2)[2].strip() == (
         "version 41: weights 2.2 s, swapped 7.5 s, first token 7.8 s (median 6.0 s)"
     )
-    lines = drawn(status_view(replace(STATUS, uptake=PolicySwapStatus()), 2e9))
+    lines = drawn(status_view(replace(STATUS, policy_swap=PolicySwapStatus()), 2e9))
     assert not any(line.split()[:2] == ["policy", "swap"] for line in lines)
 
 

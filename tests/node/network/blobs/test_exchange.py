@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.network.blobs.config import STRANGERS_MIN, TURNS_MIN, WORTH_BYTES, ExchangeLimits
+from node.network.blobs.config import TURNS_MIN, UNTRUSTED_MIN, WORTH_BYTES, ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
 from node.network.blobs.wire import HELD_BYTES_MAX, BlobKind, BlobRefusedError, BlobStatus
 from node.network.resources.upload_scheduler import BURST_SECONDS, PAYLOAD_SHARE, UploadScheduler
@@ -371,11 +371,11 @@ async def test_upload_stays_under_its_cap(tmp_path: Path) -> None:
     ("upload", "streams", "turns"),
     [(None, 256, 64), (1 << 30, 256, 64), (50_000_000, 95, 23), (2_000_000, 8, 4)],
 )
-def test_so_many_strangers_are_served_as_the_line_brings_to_an_end(
+def test_so_many_untrusted_peers_are_served_as_the_line_brings_to_an_end(
     upload: int | None, streams: int, turns: int
 ) -> None:
     limits = ExchangeLimits(upload_bytes_per_second=upload)
-    assert (limits.strangers, limits.turns) == (streams, turns)
+    assert (limits.untrusted, limits.turns) == (streams, turns)
 
 
 async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> None:
@@ -394,14 +394,14 @@ async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("strangers", "streams_each", "served"),
-    [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, STRANGERS_MIN)],
+    ("untrusted peers", "streams_each", "served"),
+    [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, UNTRUSTED_MIN)],
 )
-async def test_no_more_strangers_are_served_than_a_thin_line_carries(
-    tmp_path: Path, strangers: int, streams_each: int, served: int
+async def test_no_more_untrusted_peers_are_served_than_a_thin_line_carries(
+    tmp_path: Path, untrusted: int, streams_each: int, served: int
 ) -> None:
     limits = ExchangeLimits(upload_bytes_per_second=len(DATA))
-    names = [f"p{number}" for number in range(strangers + 1)]
+    names = [f"p{number}" for number in range(untrusted + 1)]
     _, (one, *others) = await network(tmp_path, *names, limits=limits)
     await one.blobs.put(DATA, OWNER)
     pulls = [
@@ -537,7 +537,7 @@ async def test_the_headers_of_full_packets_fit_into_the_line_beside_what_the_cap
     assert ten_seconds > 10.0 * 1514 / 1448
 
 
-async def test_the_line_is_shared_by_standing(tmp_path: Path) -> None:
+async def test_the_line_is_shared_by_reputation(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     digest = await two.blobs.put(DATA, OWNER)
     told: list[bool] = []

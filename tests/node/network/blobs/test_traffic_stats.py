@@ -59,7 +59,7 @@ def test_the_first_bytes_are_no_flood():
     assert rate.at(9.0) == 500
 
 
-def test_a_stranger_for_each_byte_costs_a_bounded_table():
+def test_an_untrusted_peer_for_each_byte_costs_a_bounded_table():
     tally = TrafficStats()
     for number in range(1000):
         tally.note(f"{number}", BlobKind.BODY, BlobTransport.STREAM, 1, 0.0)

@@ -55,6 +55,6 @@ def test_of_too_many_those_end_that_have_most_neighbours_and_came_last():
     assert surplus(list("abcde"), places, set("abcde"), 0) == []
 
 
-def test_of_too_many_those_end_first_that_nobody_heeds():
+def test_peers_below_the_gossip_threshold_are_pruned_first():
     places = {"a": ("9.9.9.9",), "b": ("8.8.8.8",), "c": ("9.9.9.9",)}
     assert surplus(list("abc"), places, {"c"}, 2) == ["b", "a"]

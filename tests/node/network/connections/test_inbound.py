@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from node.network.connections.gater import BAN_SECONDS, Bans, ConnectionGater
-from node.network.resources.open_rate import STRANGERS_PER_SECOND
+from node.network.resources.open_rate import UNTRUSTED_PER_SECOND
 from protocol.core.types import PeerId
 
 pytestmark = pytest.mark.virtual
 
 PEER = PeerId("peer")
-FLOOD = int(60 * STRANGERS_PER_SECOND)
+FLOOD = int(60 * UNTRUSTED_PER_SECOND)
 
 
 class Opened:
@@ -29,7 +29,7 @@ class Gate:
         self.openings, self.open = inbound.openings, inbound.guarded(self.serve)
 
     def trusted(self, peer):
-        return peer == "proven"
+        return peer == "trusted"
 
     def blame(self, peer, fault):
         self.blamed.append((peer, str(fault)))
@@ -57,7 +57,7 @@ async def test_who_opens_too_many_streams_is_soon_kept_away_and_its_connection_e
     count = await floods(gate)
     assert gate.blamed == [(PEER, "opened-too-often")] * 3
     assert gate.served == [PEER] * (count - 1)
-    assert STRANGERS_PER_SECOND < count < FLOOD
+    assert UNTRUSTED_PER_SECOND < count < FLOOD
 
 
 async def test_who_is_kept_away_is_not_served_and_its_connection_is_ended_once_each_time_it_comes():
@@ -75,12 +75,12 @@ async def test_who_is_kept_away_is_not_served_and_its_connection_is_ended_once_e
     assert gate.served[served:] == ["other", PEER]
 
 
-async def test_who_finds_no_room_is_not_served_and_nobody_with_standing_is_at_fault():
-    gate = Gate(admits=lambda peer: peer == "proven")
+async def test_who_finds_no_room_is_not_served_and_nobody_trusted_is_at_fault():
+    gate = Gate(admits=lambda peer: peer == "trusted")
     for _ in range(100):
         await gate.open(Opened(PEER))
         for _ in range(100):
-            await gate.open(Opened("proven"))
-    assert gate.served == ["proven"] * 10_000
+            await gate.open(Opened("trusted"))
+    assert gate.served == ["trusted"] * 10_000
     assert gate.blamed == gate.sent_away == []
     assert len(gate.openings) == 1

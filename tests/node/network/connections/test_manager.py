@@ -19,8 +19,8 @@ from node.network.connections.manager import (
 from node.network.connections.peer_selection import (
     AGAIN_SECONDS,
     LOOK_SECONDS,
-    NEWCOMERS_TARGET,
     TARGET,
+    UNTRUSTED_TARGET,
 )
 from protocol.core.crypto import verify
 from protocol.core.rng import Rng
@@ -115,7 +115,7 @@ async def test_dials_back_off():
     reaching.cancel()
 
 
-async def test_whoever_connects_to_us_ends_the_search_at_once():
+async def test_a_peer_that_connects_to_us_ends_the_search_at_once():
     net = Net()
     ours = net.table("boot")
     reaching = asyncio.create_task(ours.reach())
@@ -156,19 +156,19 @@ async def test_members_are_dialled_until_there_are_enough(monkeypatch):
     running.cancel()
 
 
-@pytest.mark.parametrize("own_standing", [True, False])
-async def test_a_node_keeps_connections_to_others_with_standing(monkeypatch, own_standing):
+@pytest.mark.parametrize("own_reputation", [True, False])
+async def test_a_node_keeps_connections_to_others_trusted(monkeypatch, own_reputation):
     """Regardless of the number of untrusted peers; a new node has few such connections."""
     monkeypatch.setattr(module, "CONNECTIONS_TARGET", 4)
     net = Net()
-    strangers = [f"stranger {n}" for n in range(40)]
-    trusted = [f"proven {n}" for n in range(TARGET + 4)]
-    net.add(*strangers, *trusted)
-    standing = {net.peer(name) for name in trusted}
-    if own_standing:
-        standing.add(net.peer("ours"))
-    ours = net.table(*strangers[:1], trusted=standing.__contains__)
-    for name in strangers:
+    untrusted = [f"untrusted {n}" for n in range(40)]
+    trusted = [f"trusted {n}" for n in range(TARGET + 4)]
+    net.add(*untrusted, *trusted)
+    reputable = {net.peer(name) for name in trusted}
+    if own_reputation:
+        reputable.add(net.peer("ours"))
+    ours = net.table(*untrusted[:1], trusted=reputable.__contains__)
+    for name in untrusted:
         net.hub.connect(net.peer(name), net.peer("ours"))
         net.tell(name)
     await ours.reach()
@@ -176,20 +176,20 @@ async def test_a_node_keeps_connections_to_others_with_standing(monkeypatch, own
         net.tell(name)
     running = asyncio.create_task(ours.run())
     await asyncio.sleep(2 * RETRY_SECONDS_MAX)
-    here = standing.intersection(ours.connected)
-    assert len(here) == (TARGET if own_standing else NEWCOMERS_TARGET)
+    here = reputable.intersection(ours.connected)
+    assert len(here) == (TARGET if own_reputation else UNTRUSTED_TARGET)
     assert here <= set(ours.chosen)
     running.cancel()
 
 
-async def test_a_newcomer_looks_for_standing_before_it_has_all_its_connections():
+async def test_a_new_node_looks_for_reputation_before_it_has_all_its_connections():
     """All its current connections may break a moment later."""
     net = Net()
-    strangers = [f"stranger {n}" for n in range(200)]
-    net.add("boot", *strangers, "proven 0", "proven 1")
-    trusted = {net.peer("proven 0"), net.peer("proven 1")}
+    untrusted = [f"untrusted {n}" for n in range(200)]
+    net.add("boot", *untrusted, "trusted 0", "trusted 1")
+    trusted = {net.peer("trusted 0"), net.peer("trusted 1")}
     ours = net.table("boot", trusted=trusted.__contains__)
-    for name in (*strangers, "proven 0", "proven 1"):
+    for name in (*untrusted, "trusted 0", "trusted 1"):
         net.tell(name)
     running = asyncio.create_task(ours.run())
     await asyncio.sleep(3 * POLL_SECONDS)
@@ -198,15 +198,15 @@ async def test_a_newcomer_looks_for_standing_before_it_has_all_its_connections()
     running.cancel()
 
 
-async def test_who_is_alone_tries_those_with_standing_among_the_first():
+async def test_who_is_alone_tries_trusted_peers_among_the_first():
     net = Net()
-    names = [f"stranger {n}" for n in range(200)] + ["proven"]
-    ours = net.table(trusted=lambda peer: peer == net.peer("proven"))
+    names = [f"untrusted {n}" for n in range(200)] + ["trusted"]
+    ours = net.table(trusted=lambda peer: peer == net.peer("trusted"))
     for name in names:
         net.tell(name, at=(dead(net.peer(name)),))
     reaching = asyncio.create_task(ours.reach())
     await asyncio.sleep(RETRY_SECONDS_MIN / 4)
-    assert net.peer("proven") in map(peer_of, net.dials)
+    assert net.peer("trusted") in map(peer_of, net.dials)
     assert len(net.dials) <= TRIED_MAX + 1
     reaching.cancel()
 
@@ -304,7 +304,7 @@ async def test_an_address_of_somebody_else_is_not_dialled():
     ours = net.table()
     peer = net.tell("liar", at=(address(net.peer("victim")),))
     assert not await ours.ensure(peer)
-    assert not await ours.ensure(net.peer("stranger"))
+    assert not await ours.ensure(net.peer("untrusted"))
     assert net.dials == []
 
 
@@ -343,7 +343,7 @@ async def test_who_lost_a_crowd_does_not_dial_all_of_it_at_once():
         net.tell(name)
         assert await ours.ensure(net.peer(name))
     for n in range(20):
-        net.tell(f"stranger {n}", at=(dead(net.peer(f"stranger {n}")),))
+        net.tell(f"untrusted {n}", at=(dead(net.peer(f"untrusted {n}")),))
     for name in friends:
         net.hub.remove(net.peer(name))
     net.dials.clear()
@@ -399,7 +399,7 @@ async def test_a_stream_to_a_member_is_dialled_first():
     peer = net.tell("member")
     assert ours.peer_id == net.peer("ours")
     with pytest.raises(TransportError, match="not connected"):
-        await ours.open_stream(net.peer("stranger"), "/x")
+        await ours.open_stream(net.peer("untrusted"), "/x")
 
     async def echo(stream):
         await stream.write(await stream.read_exactly(2))
@@ -606,18 +606,18 @@ def at_most_ten(monkeypatch):
 
 def beside_a_worker(net, count, **value):
     """Add untrusted peers and one trusted worker; return them and the connection manager."""
-    strangers = [f"stranger {number}" for number in range(count)]
-    net.add(*strangers, "worker")
-    return strangers, net.table(trusted=lambda peer: peer == net.peer("worker"), **value)
+    untrusted = [f"untrusted {number}" for number in range(count)]
+    net.add(*untrusted, "worker")
+    return untrusted, net.table(trusted=lambda peer: peer == net.peer("worker"), **value)
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_where_there_are_too_many_who_was_chosen_or_meshed_and_who_has_standing_stay():
+async def test_where_there_are_too_many_who_was_chosen_or_meshed_and_a_trusted_peer_stay():
     net = Net()
     meshed = frozenset({net.peer("meshed")})
-    strangers, ours = beside_a_worker(net, 10, meshed=lambda: meshed)
+    untrusted, ours = beside_a_worker(net, 10, meshed=lambda: meshed)
     net.add("chosen", "meshed")
-    for name in strangers:
+    for name in untrusted:
         net.hub.connect(net.peer(name), net.peer("ours"))
     await ours._look()
     assert len(ours.connected) == 10, "as many as there may be"
@@ -625,46 +625,46 @@ async def test_where_there_are_too_many_who_was_chosen_or_meshed_and_who_has_sta
     for name in ("chosen", "worker", "meshed"):
         net.hub.connect(net.peer(name), net.peer("ours"))
     await ours._look()
-    stayed = [net.peer(name) for name in (*strangers[:5], "chosen", "worker", "meshed")]
+    stayed = [net.peer(name) for name in (*untrusted[:5], "chosen", "worker", "meshed")]
     assert ours.connected == stayed, "of the others, the first that came"
-    assert not connected(net, "stranger 9")
+    assert not connected(net, "untrusted 9")
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_where_there_are_too_many_those_go_first_that_nobody_heeds():
+async def test_connections_of_peers_below_the_gossip_threshold_are_pruned_first():
     net = Net()
     floods: set[PeerId] = set()
-    strangers, ours = beside_a_worker(
+    untrusted, ours = beside_a_worker(
         net,
         11,
         above_gossip_threshold=lambda peers: [peer for peer in peers if peer not in floods],
     )
-    floods |= {net.peer(name) for name in strangers[:2]}
-    for name in strangers:
+    floods |= {net.peer(name) for name in untrusted[:2]}
+    for name in untrusted:
         net.hub.connect(net.peer(name), net.peer("ours"))
     await ours._look()
-    assert ours.connected == [net.peer(name) for name in strangers[2:10]]
+    assert ours.connected == [net.peer(name) for name in untrusted[2:10]]
 
 
-async def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_stays():
+async def test_untrusted_peers_that_come_at_once_do_not_end_the_connections_of_who_stays():
     """More than p2pd's limit arrive before the next scan: it prunes the others."""
     net = Net()
-    strangers = [f"stranger {number}" for number in range(p2pd.CONNECTIONS_HIGH)]
-    net.add(*strangers, "chosen", "worker", "meshed", "guest", "left")
-    standing = {net.peer("worker"), net.peer("left")}
+    untrusted = [f"untrusted {number}" for number in range(p2pd.CONNECTIONS_HIGH)]
+    net.add(*untrusted, "chosen", "worker", "meshed", "guest", "left")
+    reputable = {net.peer("worker"), net.peer("left")}
     meshed = frozenset({net.peer("meshed")})
-    ours = net.table("chosen", trusted=standing.__contains__, meshed=lambda: meshed)
+    ours = net.table("chosen", trusted=reputable.__contains__, meshed=lambda: meshed)
     for name in ("guest", "worker", "meshed", "left"):
         net.hub.connect(net.peer(name), net.peer("ours"))
     await ours.reach()
-    standing.discard(net.peer("left"))
+    reputable.discard(net.peer("left"))
     running = asyncio.create_task(ours.run())
     await asyncio.sleep(LOOK_SECONDS + 2 * POLL_SECONDS)
     running.cancel()
-    for name in strangers:
+    for name in untrusted:
         net.hub.connect(net.peer(name), net.peer("ours"))
     await asyncio.sleep(TRIM_SECONDS)
-    assert len(net.hub.network.hosts[net.peer("ours")].connections) < len(strangers)
+    assert len(net.hub.network.hosts[net.peer("ours")].connections) < len(untrusted)
     names = ("chosen", "worker", "meshed", "guest", "left")
     stayed = [name for name in names if connected(net, name)]
     assert stayed == ["chosen", "worker", "meshed"]
@@ -673,18 +673,18 @@ async def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_sta
 @pytest.mark.usefixtures("at_most_ten")
 async def test_between_two_looks_no_more_are_served_than_may_be_connected():
     net, served = Net(), []
-    strangers, ours = beside_a_worker(net, 20)
+    untrusted, ours = beside_a_worker(net, 20)
 
     async def serve(stream):
         served.append(stream.peer)
 
     await ours.handle("p", serve)
-    for name in (*strangers, "stranger 0", "worker"):
+    for name in (*untrusted, "untrusted 0", "worker"):
         peer = net.peer(name)
         net.hub.connect(peer, net.peer("ours"))
         await net.hub.transports[peer].open_stream(net.peer("ours"), "p")
     await asyncio.sleep(0)
-    expected = [net.peer(name) for name in (*strangers[:11], "stranger 0", "worker")]
+    expected = [net.peer(name) for name in (*untrusted[:11], "untrusted 0", "worker")]
     assert served == expected
     assert ours.connected == [*expected[:11], expected[-1]]
     assert ours._look_now.is_set(), "the rest is not kept waiting"
@@ -693,31 +693,31 @@ async def test_between_two_looks_no_more_are_served_than_may_be_connected():
 @pytest.mark.usefixtures("at_most_ten")
 async def test_who_is_being_dialled_has_room_when_a_crowd_has_come_meanwhile():
     net = Net()
-    strangers, ours = beside_a_worker(net, 9)
+    untrusted, ours = beside_a_worker(net, 9)
     members = [f"member {number}" for number in range(5)]
     for name in members:
         net.tell(name, at=(dead(net.peer(name)),))
     asked = [asyncio.create_task(ours.ensure(net.peer(name))) for name in members]
     await asyncio.sleep(0)
-    for name in strangers:
+    for name in untrusted:
         net.hub.connect(net.peer(name), net.peer("ours"))
     await ours._look()
-    assert ours.connected == [net.peer(name) for name in strangers[:3]], "three and five: eight"
+    assert ours.connected == [net.peer(name) for name in untrusted[:3]], "three and five: eight"
     assert not any(await asyncio.gather(*asked))
 
 
 @pytest.mark.usefixtures("at_most_ten")
 async def test_between_two_looks_no_more_are_dialled_than_may_be_connected():
     net = Net()
-    strangers, ours = beside_a_worker(net, 20)
-    for name in (*strangers, "worker"):
+    untrusted, ours = beside_a_worker(net, 20)
+    for name in (*untrusted, "worker"):
         net.tell(name)
-    asked = [ours.ensure(net.peer(name)) for name in (*strangers, "worker")]
+    asked = [ours.ensure(net.peer(name)) for name in (*untrusted, "worker")]
     assert await asyncio.gather(*asked) == [True] * 11 + [False] * 9 + [True]
     assert len(ours.connected) == 12
-    assert await ours.ensure(net.peer("stranger 0")), "it is connected"
-    assert not await ours.ensure(net.peer("stranger 19"))
+    assert await ours.ensure(net.peer("untrusted 0")), "it is connected"
+    assert not await ours.ensure(net.peer("untrusted 19"))
     assert ours._look_now.is_set(), "the rest is not kept waiting"
     await ours._look()
-    assert await ours.ensure(net.peer("stranger 19"))
+    assert await ours.ensure(net.peer("untrusted 19"))
     assert ours._dialler.dialling == 0

@@ -437,7 +437,7 @@ async def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(co
         flooding.cancel()
         seconds = asyncio.get_running_loop().time() - begun_at
         read = reader.gossip.link_counters.bytes_in - read_before
-        rate = share * ReadRates().stranger
+        rate = share * ReadRates().untrusted_peer
         assert read > rate * seconds, "as much as it may"
         assert read < rate * (seconds + 2) + 3 * BURST_BYTES
         assert reader.gossip.link_counters.reads_delayed > 10
@@ -469,7 +469,7 @@ async def hears_an_author_in_a_flood(hub, say, reader, frames, peers, warm_secon
     await asyncio.gather(*flooding, return_exceptions=True)
 
 
-async def test_a_stranger_in_our_mesh_is_read_apart_from_those_outside():
+async def test_an_untrusted_peer_in_our_mesh_is_read_apart_from_those_outside():
     """Twenty peers outside flood; an untrusted peer in the mesh sends 60 kB a second."""
     async with swarm(2, trust=Trust(trusted=lambda _peer: False)) as (hub, nodes):
         await eventually(lambda: meshed(*nodes))
@@ -486,7 +486,7 @@ def grafts_that_break_their_word():
     return frame(encode_rpc(leave)) + 200 * frame(encode_rpc(Rpc(graft=(TOPIC,))))
 
 
-async def test_whom_nobody_heeds_takes_nothing_of_what_is_read_of_other_strangers():
+async def test_a_peer_below_the_threshold_uses_no_read_rate_of_untrusted_peers():
     """Thirty peers below the gossip threshold graft always; an untrusted peer sends 30 kB a second.
 
     It is in no mesh of ours either, where it would have a budget of its own.
@@ -503,7 +503,7 @@ async def test_whom_nobody_heeds_takes_nothing_of_what_is_read_of_other_stranger
         await hears_an_author_in_a_flood(hub, say, reader, grafts, 30, 5, 30)
 
 
-async def test_whom_nobody_heeds_has_one_stream_that_waits():
+async def test_a_peer_below_the_threshold_has_one_waiting_stream():
     async with swarm(1) as (hub, (reader,)):
         raw = RawPeer(hub)
         hub.connect(raw.identity.peer_id, reader.peer_id)
@@ -770,7 +770,7 @@ async def test_publishing_too_much_is_the_callers_error():
         assert node.gossip.counters.published == 0
 
 
-async def test_a_fault_that_a_service_found_ends_a_stranger_s_place_in_the_mesh():
+async def test_a_fault_that_a_service_found_ends_an_untrusted_peer_s_place_in_the_mesh():
     async with swarm(2) as (_, (node, other)):
         await eventually(lambda: meshed(node, other))
         node.peers.blame(other.peer_id, Fault(FaultCode.BAD_SIGNATURE))
@@ -809,18 +809,18 @@ async def test_who_is_in_any_of_the_meshes_is_meshed():
 async def test_peers_at_one_place_are_told_to_the_router_once_greeted():
     """Forty of one address: the surplus over eight, squared, closes meshes and gossip to them."""
     async with swarm(2) as (hub, (node, other)):
-        strangers = [RawPeer(hub, number) for number in range(100, 139)]
-        everybody = [other.peer_id, *(each.identity.peer_id for each in strangers)]
+        untrusted = [RawPeer(hub, number) for number in range(100, 139)]
+        everybody = [other.peer_id, *(each.identity.peer_id for each in untrusted)]
         await eventually(lambda: meshed(node, other))
         assert node.gossip.above_gossip_threshold([other.peer_id]) == [other.peer_id]
         node.peers.places = dict.fromkeys(everybody, ("203.0.113.7",))
-        for each in strangers:
+        for each in untrusted:
             await each.listen()
             hub.connect(each.identity.peer_id, node.peer_id)
         await asyncio.sleep(3 * POLL_SECONDS)
         assert len(node.peers.connected) == 40
         assert node.gossip.mesh_peers(TOPIC) == node.gossip.above_gossip_threshold(everybody) == []
-        strangers[0].rpcs.clear()
+        untrusted[0].rpcs.clear()
         await node.gossip.publish(TOPIC, b"news")
         await asyncio.sleep(5)
-        assert not any(rpc.publish for rpc in strangers[0].rpcs)
+        assert not any(rpc.publish for rpc in untrusted[0].rpcs)

@@ -159,7 +159,7 @@ async def test_a_connection_that_brought_a_refusal_is_used_again(tmp_path):
             with pytest.raises(BlobRefusedError):
                 await take(http, served.port)
             assert len(http._idle[HOST, served.port]) == 1
-        assert served.server.doorkeeper.connections[HOST] == 1
+        assert served.server.rate_limiter.connections[HOST] == 1
         http.close()
 
 

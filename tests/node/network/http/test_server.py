@@ -308,9 +308,9 @@ async def test_a_slow_reader_is_cut_off_and_blocks_nobody(tmp_path):
         await reader.readuntil(b"\r\n\r\n")
         assert (await get(served.port, "/data1.bin")).status == 200
         await asyncio.sleep(0.2)
-        assert served.server.doorkeeper.connections[HOST] == 1
+        assert served.server.rate_limiter.connections[HOST] == 1
         await asyncio.sleep(1.0)
-        assert not served.server.doorkeeper.connections
+        assert not served.server.rate_limiter.connections
         assert not served.application._serving
         assert served.sent[BlobKind.WEIGHTS] < 19_000_000
         writer.close()
@@ -328,7 +328,7 @@ async def test_a_reader_that_leaves_its_last_bytes_unread_is_cut_off_too(tmp_pat
             await reader.readuntil(b"\r\n\r\n")
             ends.append(writer)
         await asyncio.sleep(1.5)
-        assert not served.server.doorkeeper.connections
+        assert not served.server.rate_limiter.connections
         for writer in ends:
             writer.close()
 
@@ -415,7 +415,7 @@ async def test_the_line_is_shared_by_who_is_at_an_address(tmp_path):
     async with face(tmp_path, cap=Noting(None)) as served:
         await served.blobs.put(DATA, WEIGHTS)
         for there in ((), (HOST,)):
-            served.application._proven = there.__contains__
+            served.application._trusted = there.__contains__
             told.clear()
             assert (await get(served.port, BLOB)).body == DATA
             assert set(told) == {bool(there)}
@@ -458,7 +458,7 @@ async def test_thousands_of_connections_take_little_memory(tmp_path):
                 await asyncio.sleep(0)
             await asyncio.sleep(1.0)
             grown = process.memory_info().rss - before
-            assert served.server.doorkeeper.connections.total() <= 256
+            assert served.server.rate_limiter.connections.total() <= 256
             assert served.application._serving.total() <= 64
             for end in ends:
                 end.close()

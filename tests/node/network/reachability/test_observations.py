@@ -6,15 +6,15 @@ import pytest
 
 from node.context import NodeContext, Ports
 from node.local.addresses import host_of, is_local
-from node.network.reachability.autonat import WITNESSES, Reachability, dialled_back
-from node.network.reachability.observations import NEWCOMERS_MAX, ReachabilityProber
+from node.network.reachability.autonat import OBSERVERS, Reachability, dialled_back
+from node.network.reachability.observations import UNTRUSTED_MAX, ReachabilityProber
 from node.network.streams.framing import write_frame
 from node.network.streams.protocols import DIAL_BACK, SAMPLE_BYTES_MAX
 from protocol.core.crypto import public_key_from_peer_id
 from protocol.core.rng import Rng
 from protocol.core.types import rate_class
 from protocol.membership.measured_capacity import AGE_EPOCHS
-from protocol.messages import WITNESSED_MAX
+from protocol.messages import OBSERVATIONS_MAX
 from protocol.replica.replica import Replica
 from roles.ports.transport import TransportError, Trust
 from roles.runtime.context import ChangeSignal, Conditions
@@ -204,7 +204,7 @@ async def test_findings_are_forgotten_with_time_and_with_the_member():
 
 
 async def test_we_speak_for_proven_keys_first_and_for_few_others_that_we_know_for_a_while():
-    swarm = Swarm(NEWCOMERS_MAX + 4)
+    swarm = Swarm(UNTRUSTED_MAX + 4)
     await swarm.begin()
     witness, trusted, *new = swarm.nodes
     swarm.trusted -= {node.peer for node in new}
@@ -216,7 +216,7 @@ async def test_we_speak_for_proven_keys_first_and_for_few_others_that_we_know_fo
         swarm.refresh()
     found = list(witness.witness.findings())
     assert found[0] == key(trusted)
-    assert len(found) == 1 + NEWCOMERS_MAX <= WITNESSED_MAX
+    assert len(found) == 1 + UNTRUSTED_MAX <= OBSERVATIONS_MAX
 
 
 async def test_a_sample_that_never_ends_is_cut_off_and_one_that_never_comes_is_the_least():
@@ -248,13 +248,13 @@ async def test_frames_that_are_too_long_are_blamed_and_many_at_once_refused():
 
 
 async def test_no_more_are_asked_than_we_need_and_silence_is_no_answer():
-    swarm = Swarm(WITNESSES + 6)
+    swarm = Swarm(OBSERVERS + 6)
     await swarm.begin()
     asker, dead, *others = swarm.nodes
     swarm.hub.remove(dead.peer)
     await swarm.run(asker, epochs=4)
     found = [other for other in others if key(asker) in other.witness.findings()]
-    assert len(found) == WITNESSES
+    assert len(found) == OBSERVERS
     assert asker.reachability.reachable
 
 

@@ -32,7 +32,7 @@ class World(Swarm):
         self.members = self.nodes[:members]
         self.relay_node, self.home, self.caller, *self.others = self.nodes
         self.relay = CircuitRelay(self.relay_node.context, UploadScheduler(cap))
-        self.knocks = []
+        self.probes = []
         self.answer = CircuitStatus.OK
 
     async def begin(self):
@@ -44,7 +44,7 @@ class World(Swarm):
     async def accept(self, stream):
         """Accept a connection, and echo its bytes."""
         message = await receive(stream, STOP_SHAPE)
-        self.knocks.append(message)
+        self.probes.append(message)
         await send(stream, CircuitMessage(CircuitMessageKind.STATUS, None, self.answer), STOP_SHAPE)
         while data := await stream.read(1 << 16):
             await stream.write(data)
@@ -84,9 +84,9 @@ async def test_bytes_go_both_ways_through_a_circuit_and_are_counted():
     assert (answer.limit_seconds, answer.limit_bytes) == (600, module.CIRCUIT_BYTES_MAX)
     await circuit.write(b"hello")
     assert await circuit.read_exactly(5) == b"hello"
-    (knock,) = world.knocks
-    assert knock.peer == world.caller.peer
-    assert knock.limit_seconds == 600
+    (probe,) = world.probes
+    assert probe.peer == world.caller.peer
+    assert probe.limit_seconds == 600
     assert (world.relay.reservations, world.relay.circuits) == (1, 1)
     assert world.relay.carried_bytes == 10
     await circuit.close()
@@ -103,7 +103,7 @@ async def test_nobody_is_called_who_has_not_asked_for_it():
     answer, _ = await world.connect()
     assert answer.status == CircuitStatus.NO_RESERVATION
     assert world.relay.reservations == 0
-    assert not world.knocks
+    assert not world.probes
     assert not world.hub.connected(world.relay_node.peer, world.home.peer), "it dials nobody"
 
 
@@ -132,11 +132,11 @@ async def test_a_reservation_ends_unless_it_is_renewed():
 
 
 async def test_only_members_are_served_and_only_over_connections_of_their_own():
-    world = await begun("stranger", members=3)
-    (stranger,) = world.others
-    assert (await world.reserve(stranger)).status == CircuitStatus.PERMISSION_DENIED
+    world = await begun("untrusted", members=3)
+    (untrusted_peer,) = world.others
+    assert (await world.reserve(untrusted_peer)).status == CircuitStatus.PERMISSION_DENIED
     assert (await world.reserve(world.home)).status == CircuitStatus.OK
-    answer, _ = await world.connect(stranger)
+    answer, _ = await world.connect(untrusted_peer)
     assert answer.status == CircuitStatus.PERMISSION_DENIED
 
     async def through_another_relay(_peer):
@@ -144,7 +144,7 @@ async def test_only_members_are_served_and_only_over_connections_of_their_own():
 
     world.relay_node.transport.remote_addresses = through_another_relay
     assert (await world.reserve(world.home)).status == CircuitStatus.PERMISSION_DENIED
-    assert not world.knocks
+    assert not world.probes
 
 
 async def test_a_circuit_ends_after_its_bytes(monkeypatch):
@@ -181,9 +181,9 @@ async def test_one_node_has_so_many_circuits_and_one_caller_too(monkeypatch):
     assert answer.status == CircuitStatus.OK
 
 
-async def test_places_go_to_who_has_standing_when_they_run_out(monkeypatch):
+async def test_places_go_to_a_trusted_peer_when_they_run_out(monkeypatch):
     monkeypatch.setattr(module, "RESERVATIONS_MAX", 2)
-    world = await begun("proven", "other")
+    world = await begun("trusted", "other")
     trusted, other = world.others
     world.trusted.add(trusted.peer)
     assert (await world.reserve(world.home)).status == CircuitStatus.OK

@@ -84,7 +84,7 @@ async def test_the_address_is_the_relays_own_word_and_not_of_a_local_network():
     assert address == f"{FIRST}/p2p/{relay}/p2p-circuit/p2p/{world.home.peer}"
 
 
-async def test_whoever_can_be_dialled_needs_no_relay():
+async def test_a_peer_that_can_be_dialled_needs_no_relay():
     world = await begun(one=FIRST)
     world.reachability.reachable = True
     await asyncio.sleep(10)

@@ -32,7 +32,7 @@ GO_RESERVED = (
     "49ef64c8d518f4e18fd8062a400bfa46b67207488ed952848227536218f01c6e78cfd80a69a618023b8913c3a4da"
     "18a27a1eb2aabd4a3cae478ffba60c535c537f13884f81d2d9f21bfb335e0d22060878108080082864"
 )
-GO_KNOCKS = (
+GO_PROBES = (
     "080012280a26002408011220014fbf7c33aa7b66e404afa58ff84e280166e2e8f5623dceaf1136c35083c425"
     "1a06087810808008"
 )
@@ -67,7 +67,7 @@ class Pipe:
             ),
         ),
         (
-            GO_KNOCKS,
+            GO_PROBES,
             STOP_SHAPE,
             CircuitMessage(CircuitMessageKind.CONNECT, CALLER, 0, 0, 120, 131072),
         ),
@@ -82,9 +82,9 @@ def test_what_go_says_is_understood(data, shape, message):
     assert decode(bytes.fromhex(data), shape) == message
 
 
-def test_we_knock_and_refuse_in_the_same_bytes_as_go():
-    knock = CircuitMessage(CircuitMessageKind.CONNECT, CALLER, 0, 0, 120, 131072)
-    assert encode(knock, STOP_SHAPE).hex() == GO_KNOCKS
+def test_we_probe_and_refuse_in_the_same_bytes_as_go():
+    probe = CircuitMessage(CircuitMessageKind.CONNECT, CALLER, 0, 0, 120, 131072)
+    assert encode(probe, STOP_SHAPE).hex() == GO_PROBES
     refusal = CircuitMessage(CircuitMessageKind.STATUS, None, CircuitStatus.CONNECTION_FAILED)
     assert encode(refusal, HOP_SHAPE).hex() == GO_REFUSES
 
@@ -139,7 +139,7 @@ async def test_a_long_message_is_not_read(prefix):
     assert len(pipe.data) >= 5000 - len(prefix)
 
 
-async def test_whoever_asks_hears_yes_or_an_error():
+async def test_a_peer_that_asks_hears_yes_or_an_error():
     for answer in (
         CircuitMessage(CircuitMessageKind.STATUS, None, CircuitStatus.NO_RESERVATION),
         CircuitMessage(CircuitMessageKind.CONNECT, PEER, CircuitStatus.OK),

@@ -58,25 +58,25 @@ def share(rate_bytes):
 @pytest.mark.parametrize(
     ("peers", "each_second", "rate"),
     [
-        (["stranger"], 20, RATES.stranger),
-        ([f"stranger-{number}" for number in range(40)], 2, RATES.strangers),
+        (["untrusted"], 20, RATES.untrusted_peer),
+        ([f"untrusted-{number}" for number in range(40)], 2, RATES.untrusted),
         (["worker"], 100, RATES.trusted),
     ],
-    ids=["a stranger", "many of them", "one with standing"],
+    ids=["an untrusted peer", "many of them", "a trusted one"],
 )
 async def test_callers_have_a_share_of_the_core(peers, each_second, rate):
     took = await Callers().flood(60, *peers, each_second=each_second)
     assert 0.7 * share(rate) < took < 1.1 * share(rate)
 
 
-async def test_while_strangers_call_all_the_time_members_and_quiet_ones_are_answered():
+async def test_while_untrusted_peers_call_all_the_time_members_and_quiet_ones_are_answered():
     callers, answered = Callers(), []
     flood = asyncio.create_task(
         callers.flood(60, *(f"loud-{n}" for n in range(40)), each_second=20)
     )
     for number in range(5):
         await asyncio.sleep(10)
-        answered += [await callers.call("worker"), await callers.call(f"newcomer-{number}")]
+        answered += [await callers.call("worker"), await callers.call(f"new node-{number}")]
     await flood
     assert all(answered)
 
@@ -94,11 +94,11 @@ async def test_a_new_key_for_each_call_is_no_way_round():
 
 async def test_what_a_call_causes_later_is_charged_too():
     callers = Callers()
-    with callers.calls.charged("stranger"):
+    with callers.calls.charged("untrusted"):
         callers.spent_seconds += 1.0
-    assert not await callers.call("stranger")
-    await asyncio.sleep(1.0 / share(RATES.stranger))
-    assert await callers.call("stranger")
+    assert not await callers.call("untrusted")
+    await asyncio.sleep(1.0 / share(RATES.untrusted_peer))
+    assert await callers.call("untrusted")
 
 
 async def test_who_goes_on_when_it_is_refused_is_at_fault():
@@ -111,7 +111,7 @@ async def test_who_goes_on_when_it_is_refused_is_at_fault():
     await callers.call("flooder")
     assert callers.blamed == [("flooder", "directory-call")]
     assert not await callers.call("unlucky")
-    await asyncio.sleep(1.0 / share(RATES.stranger))
+    await asyncio.sleep(1.0 / share(RATES.untrusted_peer))
     assert await callers.call("unlucky")
     await callers.call("unlucky", 1.0)
     await asyncio.gather(*(callers.call("unlucky") for _ in range(REFUSED_MAX)))

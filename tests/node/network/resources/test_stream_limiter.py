@@ -102,7 +102,7 @@ async def test_a_stream_that_loses_its_place_ends_at_once():
     assert not server.bounded._serving
 
 
-async def test_a_stranger_that_is_slow_is_let_alone_for_a_moment():
+async def test_an_untrusted_peer_that_is_slow_is_let_alone_for_a_moment():
     server = Server()
     assert await server.opened("a", "b", "c", "d") == [3]
     await asyncio.sleep(UNDISTURBED_SECONDS)
@@ -147,7 +147,7 @@ async def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
         bounded.note_slow(stream, slow=slow[stream.peer])
         await asyncio.sleep(1000)
 
-    bounded = StreamLimiter(serve, replace(MESSAGE, streams_total=3), Trust(), strangers=2)
+    bounded = StreamLimiter(serve, replace(MESSAGE, streams_total=3), Trust(), untrusted=2)
     transport = hub.transport(SERVER)
     await transport.handle("p", bounded)
 
@@ -161,7 +161,7 @@ async def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
 
     assert await comes("waits", is_slow=False) == ["waits"]
     assert await comes("slow", is_slow=True) == ["slow", "waits"]
-    assert await comes("early", is_slow=False) == ["slow", "waits"], "two strangers at most"
+    assert await comes("early", is_slow=False) == ["slow", "waits"], "two untrusted peers at most"
     await asyncio.sleep(UNDISTURBED_SECONDS)
     assert await comes("next", is_slow=False) == ["next", "waits"]
     await asyncio.sleep(UNDISTURBED_SECONDS)

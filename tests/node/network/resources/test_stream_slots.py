@@ -14,14 +14,14 @@ from protocol.core.types import PeerId
 from roles.ports.transport import Trust
 
 UNDISTURBED_SECONDS = 1.0
-PROVEN = ("p0", "p1", "p2", "p3", "p4", "p5")
-TRUST = Trust(lambda peer: peer in PROVEN, lambda peer: peer[0], lambda peer: peer[0] != "x")
+TRUSTED = ("p0", "p1", "p2", "p3", "p4", "p5")
+TRUST = Trust(lambda peer: peer in TRUSTED, lambda peer: peer[0], lambda peer: peer[0] != "x")
 """Untrusted peers are named by block and number; those of one block are not admitted."""
 
 
-def places(total=4, per_peer=2, strangers=None, turns=None):
+def places(total=4, per_peer=2, untrusted=None, turns=None):
     return StreamSlots(
-        per_peer, total, UNDISTURBED_SECONDS, TRUST, strangers=strangers, turns=turns
+        per_peer, total, UNDISTURBED_SECONDS, TRUST, untrusted=untrusted, turns=turns
     )
 
 
@@ -38,20 +38,20 @@ def take(table, *peers, now=0.0):
     return outcomes
 
 
-def test_who_has_standing_takes_the_place_that_a_stranger_has_had_longest():
+def test_a_trusted_peer_takes_the_place_that_an_untrusted_peer_has_had_longest():
     table = places()
     assert take(table, "a0", "b0", "c0", "p0") == ["free"] * 4
     assert take(table, "p0", "p1", "p1", "p2") == ["a0", "b0", "c0", "refused"]
 
 
-def test_among_strangers_a_block_with_many_keys_gives_places_to_others():
+def test_among_untrusted_peers_a_block_with_many_keys_gives_places_to_others():
     table = places()
     assert take(table, "a0", "a1", "a2", "b0") == ["free"] * 4
     assert take(table, "b1") == ["a0"]
     assert take(table, "a3", "c0") == ["refused", "a1"], "two each is as even as it gets, then one"
 
 
-def test_strangers_of_their_own_blocks_wait_for_who_is_slow():
+def test_untrusted_peers_of_their_own_blocks_wait_for_who_is_slow():
     table = places(total=2)
     assert take(table, "a0", now=0.0) == ["free"]
     assert take(table, "b0", now=0.5) == ["free"]
@@ -86,7 +86,7 @@ def test_who_is_slow_loses_its_place_before_who_has_had_one_for_longer():
     assert take(table, "d0", now=5.9) == ["c0"]
 
 
-def test_standing_and_other_blocks_take_the_place_of_who_is_slow_or_came_last():
+def test_reputation_and_other_blocks_take_the_place_of_who_is_slow_or_came_last():
     table = places(total=3)
     _, slow, _ = served(table, "a0", "a1", "a2")
     slow.slow_since = 1.0
@@ -94,8 +94,8 @@ def test_standing_and_other_blocks_take_the_place_of_who_is_slow_or_came_last():
     assert take(table, "b0", now=2.0) == ["a2"], "has lost least"
 
 
-def test_strangers_have_a_part_of_all_places():
-    table = places(total=4, strangers=2)
+def test_untrusted_peers_have_a_part_of_all_places():
+    table = places(total=4, untrusted=2)
     assert take(table, "a0", "a1", "a2", "p0", "p1") == ["free", "free", "refused", "free", "free"]
     assert take(table, "b0") == ["a0"]
     assert take(table, "p2") == ["a1"]
@@ -208,7 +208,7 @@ def test_a_turn_is_wasted_unless_something_was_served_in_it():
     (ended,) = served(table, "b0")
     ended.slow_since = 0.0
     assert take(table, "c0", "d0", now=1.0) == ["free", "b0"], "which was slow at the end"
-    assert table_sizes(table.tables) == {"turns_wasted": 1}
+    assert table_sizes(table.tables) == {"unused_rounds": 1}
     assert take(table, "a0", now=2.0) == ["c0"], "it wasted none"
     assert take(table, "b0", now=2.0) == ["d0"]
 
@@ -244,11 +244,11 @@ def test_of_turns_that_were_wasted_so_many_are_remembered(monkeypatch):
     table = places(total=8, turns=3)
     wasted(table, "a0", "b0", "c0")
     assert take(table, "a0", "b0", "c0", now=1.0) == ["free", "free", "refused"]
-    assert table_sizes(table.tables) == {"turns_wasted": 2}
+    assert table_sizes(table.tables) == {"unused_rounds": 2}
     assert places().tables == ()
 
 
-STRANGERS = st.builds(
+UNTRUSTED = st.builds(
     lambda block, number: f"{block}{number}", st.sampled_from("abcx"), st.integers(0, 3)
 )
 
@@ -257,12 +257,12 @@ class PlacesMachine(RuleBasedStateMachine):
     @initialize(
         total=st.integers(1, 6),
         per_peer=st.integers(1, 3),
-        strangers=st.integers(1, 6),
+        untrusted=st.integers(1, 6),
         turns=st.none() | st.integers(1, 3),
     )
-    def begin(self, total, per_peer, strangers, turns):
-        self.table = places(total, per_peer, strangers, turns)
-        self.total, self.per_peer, self.strangers = total, per_peer, strangers
+    def begin(self, total, per_peer, untrusted, turns):
+        self.table = places(total, per_peer, untrusted, turns)
+        self.total, self.per_peer, self.untrusted = total, per_peer, untrusted
         self.turns = math.inf if turns is None else turns
         self.taken = []
         self.left_at = {}
@@ -278,7 +278,7 @@ class PlacesMachine(RuleBasedStateMachine):
         have = {one.peer for one in self.taken if not one.trusted}
         return have, have | {peer for peer, at in self.left_at.items() if at > over}
 
-    @rule(peer=STRANGERS | st.sampled_from(PROVEN), later=st.sampled_from([0.0, 0.1, 0.6, 3.0]))
+    @rule(peer=UNTRUSTED | st.sampled_from(TRUSTED), later=st.sampled_from([0.0, 0.1, 0.6, 3.0]))
     def come(self, peer, later):
         self.now += later
         before = list(self.taken)
@@ -286,15 +286,15 @@ class PlacesMachine(RuleBasedStateMachine):
         alike = [one for one in may if one[0] == "x" or one in self.wasted]
         doubtful = peer[0] == "x" or peer in self.wasted
         waits = len(may) >= self.turns or (doubtful and len(alike) >= max(1, self.turns // 2))
-        waits &= peer not in PROVEN and peer not in have
+        waits &= peer not in TRUSTED and peer not in have
         place, lost = self.table.take(PeerId(peer), self.now)
         own = [one for one in before if one.peer == peer]
-        strangers = [one for one in before if not one.trusted]
+        untrusted = [one for one in before if not one.trusted]
         full = len(before) == self.total or (
-            len(strangers) >= self.strangers and peer not in PROVEN
+            len(untrusted) >= self.untrusted and peer not in TRUSTED
         )
         for one in lost:
-            assert one in strangers, "standing is never pushed aside"
+            assert one in untrusted, "a trusted peer is never evicted"
             self.taken.remove(one)
         assert full or waits or not lost, "while there is room nobody is pushed aside"
         if place is not None:
@@ -302,12 +302,12 @@ class PlacesMachine(RuleBasedStateMachine):
             self.taken.append(place)
         elif len(own) < self.per_peer:
             assert full or waits
-            assert peer not in PROVEN or not strangers, "who has standing finds a place"
+            assert peer not in TRUSTED or not untrusted, "a trusted peer finds a slot"
             if not waits:
-                ours = sum(one.block == peer[0] for one in strangers)
+                ours = sum(one.block == peer[0] for one in untrusted)
                 for block in "abcx":
-                    theirs = sum(one.block == block for one in strangers)
-                    assert peer in PROVEN or theirs <= ours + 1, "no block keeps another out"
+                    theirs = sum(one.block == block for one in untrusted)
+                    assert peer in TRUSTED or theirs <= ours + 1, "no block keeps another out"
         self.left_at |= {one.peer: self.now for one in lost}
         self.wasted |= {one.peer for one in lost}
 
@@ -330,8 +330,8 @@ class PlacesMachine(RuleBasedStateMachine):
     def as_many_as_there_are(self):
         if hasattr(self, "table"):
             assert len(self.table) == len(self.taken) <= self.total
-            strangers = sum(not one.trusted for one in self.taken)
-            assert strangers == self.table._strangers <= self.strangers
+            untrusted = sum(not one.trusted for one in self.taken)
+            assert untrusted == self.table._untrusted <= self.untrusted
             assert len(self.table._peers) == len({one.peer for one in self.taken})
             with_some = {one.peer for one in self.taken if not one.trusted}
             assert len(with_some) <= self.turns
@@ -345,8 +345,8 @@ class PlacesMachine(RuleBasedStateMachine):
 test_places_are_shared_by_the_rules = PlacesMachine.TestCase
 
 
-@given(st.lists(STRANGERS, max_size=40), st.integers(1, 8))
-def test_a_crowd_of_strangers_never_keeps_out_a_key_with_standing(crowd, total):
+@given(st.lists(UNTRUSTED, max_size=40), st.integers(1, 8))
+def test_a_crowd_of_untrusted_peers_never_keeps_out_a_key_trusted(crowd, total):
     table = places(total)
     take(table, *crowd)
     assert take(table, "p0") != ["refused"]

@@ -2,12 +2,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.network.resources import token_bucket as module
-from node.network.resources.token_bucket import PROVEN_FACTOR, TokenBuckets
+from node.network.resources.token_bucket import TRUSTED_FACTOR, TokenBuckets
 from protocol.core.types import PeerId
 from roles.ports.transport import Trust
 
 PER_SECOND, BURST = 2.0, 6
-TRUST = Trust(lambda peer: peer.startswith("proven"), lambda peer: peer[-1])
+TRUST = Trust(lambda peer: peer.startswith("trusted"), lambda peer: peer[-1])
 
 
 def made() -> TokenBuckets:
@@ -31,17 +31,17 @@ def test_a_burst_then_so_many_a_second_and_a_burst_again_after_a_rest():
     assert taken(rates, "a1", 100, 5000.0) == BURST
 
 
-def test_strangers_of_one_address_share_a_bucket_and_others_have_their_own():
+def test_untrusted_peers_of_one_address_share_a_bucket_and_others_have_their_own():
     rates = made()
     assert taken(rates, "a1", 4, 1000.0) + taken(rates, "b1", 100, 1000.0) == BURST
     assert taken(rates, "c2", 100, 1000.0) == BURST
 
 
-def test_who_has_standing_has_a_larger_bucket_of_its_own():
+def test_a_trusted_peer_has_a_larger_bucket_of_its_own():
     rates = made()
     assert taken(rates, "a1", 100, 1000.0) == BURST
-    assert taken(rates, "proven1", 1000, 1000.0) == PROVEN_FACTOR * BURST
-    assert taken(rates, "proven1", 1000, 1001.0) == PROVEN_FACTOR * PER_SECOND
+    assert taken(rates, "proven1", 1000, 1000.0) == TRUSTED_FACTOR * BURST
+    assert taken(rates, "proven1", 1000, 1001.0) == TRUSTED_FACTOR * PER_SECOND
 
 
 @given(

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from node.network.resources.upload_scheduler import PAYLOAD_SHARE, STRANGERS_WEIGHT, UploadScheduler
+from node.network.resources.upload_scheduler import PAYLOAD_SHARE, UNTRUSTED_WEIGHT, UploadScheduler
 
 pytestmark = pytest.mark.virtual
 
@@ -41,30 +41,30 @@ async def sent(seconds, **wanting):
     return {name: counts[name] / seconds for name in wanting}
 
 
-async def test_strangers_have_a_fifth_of_a_line_that_all_want_however_many_they_are():
-    rates = await sent(30, worker=4, strangers=250)
-    fifth = STRANGERS_WEIGHT / (1 + STRANGERS_WEIGHT)
-    assert rates["strangers"] == pytest.approx(fifth * RATE, rel=0.02)
+async def test_untrusted_peers_have_a_fifth_of_a_line_that_all_want_however_many_they_are():
+    rates = await sent(30, worker=4, untrusted=250)
+    fifth = UNTRUSTED_WEIGHT / (1 + UNTRUSTED_WEIGHT)
+    assert rates["untrusted peers"] == pytest.approx(fifth * RATE, rel=0.02)
     assert rates["worker"] == pytest.approx((1 - fifth) * RATE, rel=0.02)
 
 
 async def test_few_that_want_messages_do_not_wait_for_hundreds_that_want_weights():
-    wanting = {"worker": 4, "worker_messages": 2, "strangers": 250, "strangers_messages": 2}
+    wanting = {"worker": 4, "worker_messages": 2, "untrusted peers": 250, "untrusted_messages": 2}
     rates = await sent(30, **wanting)
-    assert rates["strangers_messages"] == pytest.approx(rates["strangers"], rel=0.02)
+    assert rates["untrusted_messages"] == pytest.approx(rates["untrusted peers"], rel=0.02)
     assert rates["worker_messages"] == pytest.approx(rates["worker"], rel=0.02)
-    share = STRANGERS_WEIGHT / 2 / (1 + STRANGERS_WEIGHT)
-    assert rates["strangers_messages"] == pytest.approx(share * RATE, rel=0.02)
+    share = UNTRUSTED_WEIGHT / 2 / (1 + UNTRUSTED_WEIGHT)
+    assert rates["untrusted_messages"] == pytest.approx(share * RATE, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["worker", "strangers"])
+@pytest.mark.parametrize("name", ["worker", "untrusted peers"])
 async def test_what_one_leaves_the_other_has(name):
     rates = await sent(30, **{name: 3})
     assert rates[name] == pytest.approx(RATE, rel=0.02)
 
 
-async def test_those_with_standing_share_their_part_evenly():
-    rates = await sent(30, worker_1=4, worker_2=4, strangers=100)
+async def test_trusted_peers_share_their_part_evenly():
+    rates = await sent(30, worker_1=4, worker_2=4, untrusted=100)
     assert rates["worker_1"] == pytest.approx(rates["worker_2"], rel=0.02)
 
 
@@ -86,7 +86,7 @@ async def test_what_was_not_used_is_not_owed(first, then):
         await asyncio.sleep(10)
         for task in tasks:
             task.cancel()
-    assert counts[False] / counts[True] == pytest.approx(STRANGERS_WEIGHT, rel=0.05)
+    assert counts[False] / counts[True] == pytest.approx(UNTRUSTED_WEIGHT, rel=0.05)
 
 
 async def test_a_worker_that_comes_back_after_a_while_waits_for_no_more_than_a_few_pieces():
@@ -108,7 +108,7 @@ async def test_a_worker_that_comes_back_after_a_while_waits_for_no_more_than_a_f
     assert max(waits) <= 3 * PIECE_BYTES / RATE
 
 
-async def test_whoever_leaves_while_it_waits_holds_nobody_up():
+async def test_a_peer_that_leaves_while_it_waits_holds_nobody_up():
     cap = UploadScheduler(LINE_BYTES)
     tasks = [asyncio.create_task(cap.take(LINE_BYTES, trusted=False)) for _ in range(20)]
     await asyncio.sleep(0.5)

@@ -49,7 +49,7 @@ def test_orphans_go_to_those_who_fed_their_parent_and_seldom_to_the_same(
     assert together < 0.35 * orphans
 
 
-def test_the_foster_parent_comes_after_the_parent_and_once() -> None:
+def test_the_failover_parent_comes_after_the_parent_and_once() -> None:
     a, b, c = PeerId("a"), PeerId("b"), PeerId("c")
     assert with_failover([a, b, ROOT], c) == [a, c, b, ROOT]
     assert with_failover([a, b, ROOT], ROOT) == [a, ROOT, b]

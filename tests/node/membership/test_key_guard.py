@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from node.context import NodeContext, Ports
-from node.membership.incarnation import CAREFUL_EPOCHS, KeyGuard
+from node.membership.key_guard import CAREFUL_EPOCHS, KeyGuard
 from protocol.core.rng import Rng
 from protocol.replica.replica import Replica
 from roles.ports.storage import StorageFullError
@@ -50,28 +50,28 @@ class Machine:
         ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, None)
         self.conditions = Conditions()
         context = NodeContext(self.own, self.replica, ports, None, ChangeSignal(), self.conditions)
-        self.incarnation = KeyGuard(context, self.place)
-        await self.incarnation.begin()
-        self.task = asyncio.create_task(self.incarnation.run(self.synchronised.wait))
-        return self.incarnation
+        self.key_guard = KeyGuard(context, self.place)
+        await self.key_guard.begin()
+        self.task = asyncio.create_task(self.key_guard.run(self.synchronised.wait))
+        return self.key_guard
 
     def lose_disk(self):
         self.store.tables.clear()
 
     async def say(self, **changes):
         """Return the record that is announced now."""
-        await self.incarnation.advance(leaving=False)
+        await self.key_guard.advance(leaving=False)
         fields = {
-            "sequence": self.incarnation.sequence,
-            "joined_at": self.incarnation.joined_at,
+            "sequence": self.key_guard.sequence,
+            "joined_at": self.key_guard.joined_at,
             "addresses": self.addresses,
         }
         record = self.world.record(self.own, ("inference",), **fields | changes)
-        self.incarnation.said(record.message)
+        self.key_guard.said(record.message)
         return record
 
     def show(self, signed, *, is_news=False):
-        self.incarnation.shown(signed, is_news=is_news)
+        self.key_guard.shown(signed, is_news=is_news)
 
     def version(self, number):
         head = self.replica.ledger.head
@@ -84,12 +84,12 @@ async def test_what_this_disk_said_tells_nothing_new():
     machine = Machine()
     for _ in range(2):
         await machine.begin()
-        assert not machine.incarnation.may_have_used(0)
+        assert not machine.key_guard.may_have_used(0)
         first = await machine.say()
         await asyncio.sleep(20)
         for record in (first, await machine.say()):
             machine.show(record)
-        assert not machine.incarnation.may_have_used(0)
+        assert not machine.key_guard.may_have_used(0)
         await asyncio.sleep(20)
 
 
@@ -104,15 +104,15 @@ async def test_what_another_disk_said_tells_that_it_is_lost(announced, kind):
     await machine.begin()
     if announced:
         await machine.say()
-    assert not machine.incarnation.may_have_used(0)
+    assert not machine.key_guard.may_have_used(0)
     if kind == "record":
         machine.show(record)
     else:
         commit = machine.world.commit(machine.own)
         machine.show(commit, is_news=False)
-        assert not machine.incarnation.may_have_used(0), "our replica has it already"
+        assert not machine.key_guard.may_have_used(0), "our replica has it already"
         machine.show(commit, is_news=True)
-    assert machine.incarnation.may_have_used(0)
+    assert machine.key_guard.may_have_used(0)
 
 
 async def test_what_a_replica_forgot_and_takes_again_is_no_proof():
@@ -122,7 +122,7 @@ async def test_what_a_replica_forgot_and_takes_again_is_no_proof():
     await asyncio.sleep(2 * EPOCH_SECONDS)
     machine.show(machine.world.commit(machine.own, epoch=1), is_news=True)
     machine.show(machine.world.genesis(), is_news=True)
-    assert not machine.incarnation.may_have_used(0)
+    assert not machine.key_guard.may_have_used(0)
 
 
 async def test_a_record_with_a_number_that_this_disk_never_gave_is_of_another():
@@ -135,7 +135,7 @@ async def test_a_record_with_a_number_that_this_disk_never_gave_is_of_another():
     machine.lose_disk()
     await machine.begin()
     machine.show(record)
-    assert machine.incarnation.may_have_used(0)
+    assert machine.key_guard.may_have_used(0)
 
 
 async def test_versions_that_were_heard_of_while_it_listened_are_left_alone_for_good():
@@ -144,12 +144,12 @@ async def test_versions_that_were_heard_of_while_it_listened_are_left_alone_for_
     machine.show(machine.world.record(machine.own, ("inference",), sequence=1, joined_at=1))
     machine.version(1)
     await asyncio.sleep(LISTENS_SECONDS - 1)
-    assert machine.incarnation.may_have_used(99)
+    assert machine.key_guard.may_have_used(99)
     machine.version(2)
     await asyncio.sleep(2)
     for _ in range(2):
-        assert machine.incarnation.may_have_used(2)
-        assert not machine.incarnation.may_have_used(3)
+        assert machine.key_guard.may_have_used(2)
+        assert not machine.key_guard.may_have_used(3)
         await machine.begin()
 
 
@@ -161,14 +161,14 @@ async def test_a_restart_while_it_listens_begins_that_anew_when_a_peer_has_told_
     for _ in range(3):
         await asyncio.sleep(LISTENS_SECONDS / 2)
         await machine.begin()
-        assert machine.incarnation.may_have_used(0)
+        assert machine.key_guard.may_have_used(0)
     machine.synchronised.clear()
     await machine.begin()
     await asyncio.sleep(10 * LISTENS_SECONDS)
-    assert machine.incarnation.may_have_used(99), "nobody has told it anything"
+    assert machine.key_guard.may_have_used(99), "nobody has told it anything"
     machine.synchronised.set()
     await asyncio.sleep(LISTENS_SECONDS + 1)
-    assert not machine.incarnation.may_have_used(1)
+    assert not machine.key_guard.may_have_used(1)
 
 
 async def test_a_full_disk_keeps_nothing_from_us_and_is_tried_again():
@@ -181,26 +181,26 @@ async def test_a_full_disk_keeps_nothing_from_us_and_is_tried_again():
     machine.store.commit = full
     await machine.begin()
     machine.show(machine.world.commit(machine.own), is_news=True)
-    assert machine.incarnation.may_have_used(0)
+    assert machine.key_guard.may_have_used(0)
     await asyncio.sleep(EPOCH_SECONDS / 2)
     machine.store.commit = commit
     await asyncio.sleep(EPOCH_SECONDS)
     await machine.begin()
-    assert machine.incarnation.may_have_used(0), "it was written down as soon as there was room"
+    assert machine.key_guard.may_have_used(0), "it was written down as soon as there was room"
 
 
 async def test_verdicts_are_left_to_others_for_commits_from_before_this_disk():
     machine = Machine()
     await machine.begin()
-    assert not machine.incarnation.may_have_judged(0)
+    assert not machine.key_guard.may_have_judged(0)
     await asyncio.sleep(3 * EPOCH_SECONDS)
     await machine.say()
     await machine.begin()
-    assert not machine.incarnation.may_have_judged(0), "a restart loses nothing"
+    assert not machine.key_guard.may_have_judged(0), "a restart loses nothing"
     machine.lose_disk()
     await machine.begin()
-    assert machine.incarnation.may_have_judged(2)
-    assert not machine.incarnation.may_have_judged(3)
+    assert machine.key_guard.may_have_judged(2)
+    assert not machine.key_guard.may_have_judged(3)
 
 
 async def test_a_clock_that_was_ahead_and_is_set_back_looks_like_no_other_disk():
@@ -211,7 +211,7 @@ async def test_a_clock_that_was_ahead_and_is_set_back_looks_like_no_other_disk()
     machine.clock.offset = 0.0
     record = await machine.say()
     machine.show(record)
-    assert not machine.incarnation.may_have_used(0)
+    assert not machine.key_guard.may_have_used(0)
 
 
 @pytest.mark.parametrize("stored", [b"", b"\xc1", bytes(1000)])
@@ -219,7 +219,7 @@ async def test_a_damaged_row_is_none(stored):
     machine = Machine()
     machine.store.tables["incarnation"] = {b"own": stored}
     await machine.begin()
-    assert machine.incarnation.is_new
+    assert machine.key_guard.is_new
     await machine.say()
     await machine.begin()
-    assert not machine.incarnation.is_new
+    assert not machine.key_guard.is_new

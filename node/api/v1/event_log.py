@@ -12,7 +12,7 @@ from heapq import nlargest
 from node.api.v1.answers import EventsPage, RunEvent
 from node.api.v1.queries import EventQuery
 
-HAPPENINGS_MAX = 512
+EVENTS_KEPT = 512
 """Capacity of the log; an event takes about 0.5 KB."""
 
 ROUTINE = "escalated"
@@ -28,17 +28,17 @@ class EventLog:
         self._keys: dict[str, None] = {}
         self._number = 0
         self._news = asyncio.Event()
-        for happening in known:
-            self.add(happening)
+        for event in known:
+            self.add(event)
 
-    def add(self, happening: RunEvent) -> None:
+    def add(self, event: RunEvent) -> None:
         """Add an event unless its key is known."""
-        if happening.key in self._keys:
+        if event.key in self._keys:
             return
         self._number += 1
-        self._kept.append((self._number, happening))
-        self._keys[happening.key] = None
-        if len(self._kept) > HAPPENINGS_MAX:
+        self._kept.append((self._number, event))
+        self._keys[event.key] = None
+        if len(self._kept) > EVENTS_KEPT:
             routine = (item for item in self._kept if item[1].kind == ROUTINE)
             forgotten = next(routine, self._kept[0])
             self._kept.remove(forgotten)
@@ -71,12 +71,12 @@ class EventLog:
 
     def rare(self, count: int) -> tuple[RunEvent, ...]:
         """Return the latest events without ``ROUTINE`` ones, newest first."""
-        items = (happening for _, happening in self._kept if happening.kind != ROUTINE)
+        items = (event for _, event in self._kept if event.kind != ROUTINE)
         return tuple(nlargest(count, items, key=lambda one: one.at))
 
     def page(self, query: EventQuery) -> EventsPage:
         """Return the events that match a query, newest first."""
-        items = [happening for _, happening in self._kept]
+        items = [event for _, event in self._kept]
         wanted = [one for one in items if query.kind in ("", one.kind)]
         wanted.sort(key=lambda one: -one.at)
         kinds: Counter[str] = Counter(one.kind for one in items)

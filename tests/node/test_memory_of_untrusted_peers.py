@@ -1,7 +1,7 @@
 """Memory that untrusted peers can fill: bytes per entry, by the limits, in total.
 
 Each table is filled with its largest entries, in the same way as by the daemon. The table in
-docs/security.md is the output of ``python -m tests.node.test_memory_of_strangers``.
+docs/security.md is the output of ``python -m tests.node.test_memory_of_untrusted_peers``.
 """
 
 import gc
@@ -22,9 +22,9 @@ from protocol.gossipsub.gossip import Promises
 from protocol.gossipsub.message_cache import SeenCache
 from protocol.gossipsub.params import Params, ScoreParams
 from protocol.gossipsub.peer_score import Scores
-from protocol.ledger.reputation import STRANGER_COMMITS_MAX
+from protocol.ledger.reputation import UNTRUSTED_COMMITS_MAX
 from protocol.ledger.worker_stats import UNCERTIFIED_MAX
-from protocol.messages import ADMISSION_BYTES_MAX, WITNESSED_MAX, Hardware
+from protocol.messages import ADMISSION_BYTES_MAX, OBSERVATIONS_MAX, Hardware
 from tests.worlds.messages import World, identity, run_manifest
 
 MEGABYTE = 1_000_000
@@ -35,25 +35,25 @@ LONGEST = 200 * "x"
 SAMPLE = 300
 
 WORLD = World(run_manifest())
-STRANGERS = [identity(f"stranger {number}") for number in range(SAMPLE)]
+UNTRUSTED = [identity(f"untrusted {number}") for number in range(SAMPLE)]
 RNG = Rng(b"memory")
 
 
 def peer_ids():
-    return [PeerId(str(one.peer_id)) for one in STRANGERS]
+    return [PeerId(str(one.peer_id)) for one in UNTRUSTED]
 
 
 def roster():
-    witnessed = tuple(identity(f"witness {n}").public_key for n in range(WITNESSED_MAX))
+    witnessed = tuple(identity(f"witness {n}").public_key for n in range(OBSERVATIONS_MAX))
     largest = {
         "addresses": tuple(f"{number}{LONGEST[1:]}" for number in range(8)),
         "hardware": Hardware(gpu=LONGEST, cores=2),
         "software": LONGEST,
         "witnessed": witnessed,
-        "upload_classes": (40,) * WITNESSED_MAX,
+        "upload_classes": (40,) * OBSERVATIONS_MAX,
         "admission": bytes(ADMISSION_BYTES_MAX),
     }
-    envelopes = [WORLD.record(one, [Role.RELAY], **largest).envelope for one in STRANGERS]
+    envelopes = [WORLD.record(one, [Role.RELAY], **largest).envelope for one in UNTRUSTED]
     here = WORLD.replica()
 
     def fill():
@@ -62,13 +62,13 @@ def roster():
         return here
 
     yield fill
-    assert sum(here.roster.get(one.peer_id) is not None for one in STRANGERS) == SAMPLE
+    assert sum(here.roster.get(one.peer_id) is not None for one in UNTRUSTED) == SAMPLE
 
 
 def commits():
     here = WORLD.replica()
     # Each of a body of its own, of which nothing else is known.
-    envelopes = [WORLD.commit(one, body=RNG.bytes(32)).envelope for one in STRANGERS]
+    envelopes = [WORLD.commit(one, body=RNG.bytes(32)).envelope for one in UNTRUSTED]
 
     def fill():
         for envelope in envelopes:
@@ -82,7 +82,7 @@ def commits():
 def uncertified():
     """Workers without a certified rollout, each with two commits for one slot."""
     here = WORLD.replica()
-    envelopes = [WORLD.commit(one, tokens=n).envelope for one in STRANGERS for n in (10, 11)]
+    envelopes = [WORLD.commit(one, tokens=n).envelope for one in UNTRUSTED for n in (10, 11)]
     for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
         here.ledger.offer_checkpoint(WORLD.checkpoint(here.ledger.head), 0.0, lambda _peer: False)
 
@@ -167,7 +167,7 @@ class Table:
     limit: int
 
 
-pytestmark = pytest.mark.xdist_group("memory of strangers")  # one process fills each table
+pytestmark = pytest.mark.xdist_group("memory of untrusted peers")  # one process fills each table
 
 
 @cache
@@ -190,7 +190,7 @@ def bytes_each(table: Table) -> float:
 
 TABLES = [
     Table("records of members", roster, MEMBERS_MAX),
-    Table("commits without an outcome", commits, STRANGER_COMMITS_MAX),
+    Table("commits without an outcome", commits, UNTRUSTED_COMMITS_MAX),
     Table("workers with nothing certified", uncertified, UNCERTIFIED_MAX),
     Table("messages seen", seen, Params().seen_max),
     Table("promises", promises, ScoreParams().promises_max),
@@ -201,11 +201,11 @@ TABLES = [
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.what.replace(" ", "-"))
-def test_an_entry_of_a_stranger_takes_memory_and_not_much(table):
+def test_an_entry_of_an_untrusted_peer_takes_memory_and_not_much(table):
     assert 50 < bytes_each(table) < 20_000
 
 
-def test_strangers_take_no_more_memory_than_is_stated():
+def test_untrusted_peers_take_no_more_memory_than_is_stated():
     total = sum(bytes_each(table) * table.limit for table in TABLES)
     caches = Params().cache_bytes_max
     assert 0.7 * TOTAL_MB < (total + caches) / MEGABYTE < TOTAL_MB

@@ -5,28 +5,28 @@ import time
 from simulations.study.study import RunPlan, run_plan
 
 PER_NODE = 6
-"""As ``sybil-newcomers`` with a third of the untrusted peers, in a tenth of the time."""
+"""As ``sybil-untrusted`` with a third of the untrusted peers, in a tenth of the time."""
 
 JOINED_SECONDS_MAX = 60.0
 WORKED_SECONDS_MAX = 180.0
 
 
-def test_newcomers_among_strangers_that_lie_are_ready_soon_and_commit_to_honest_work():
+def test_new_nodes_among_untrusted_peers_that_lie_are_ready_soon_and_commit_to_honest_work():
     ready, worked = {}, {}
 
     async def look(world):
         there = set(world.machines)
         while world.loop.time() < world.scenario.seconds - 1:
             await world.wait_until(world.loop.time() + 1)
-            newcomers = (one for one in world.machines.values() if one.name not in there)
-            for machine in (one for one in newcomers if one.daemon is not None):
+            untrusted = (one for one in world.machines.values() if one.name not in there)
+            for machine in (one for one in untrusted if one.daemon is not None):
                 ledger = machine.daemon.replica.ledger
                 if machine.daemon.status().state == "ready":
                     ready.setdefault(machine.name, world.loop.time())
                 if machine.signer.peer_id in ledger.workers:
                     worked.setdefault(machine.name, world.loop.time())
 
-    plan = RunPlan("sybil-newcomers", seed=1, minutes=3.5, strangers_per_node=PER_NODE)
+    plan = RunPlan("sybil-joining", seed=1, minutes=3.5, untrusted_per_node=PER_NODE)
     outcome = run_plan(plan, clock=time.perf_counter, actors=[look])
     assert outcome.violation is None, f"{outcome.violation}\n{plan.command}"
     joined_at = 60.0 * load_minute()
@@ -40,5 +40,5 @@ def test_newcomers_among_strangers_that_lie_are_ready_soon_and_commit_to_honest_
 
 def load_minute():
     """Return the minute in which the scenario's nodes join."""
-    (crowd,) = RunPlan("sybil-newcomers").load().faults
+    (crowd,) = RunPlan("sybil-joining").load().faults
     return crowd.minute

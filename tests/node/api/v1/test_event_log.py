@@ -2,14 +2,14 @@ import asyncio
 import json
 
 from node.api.v1.answers import RunEvent
-from node.api.v1.happenings import HAPPENINGS_MAX, EventLog
+from node.api.v1.event_log import EVENTS_KEPT, EventLog
 from node.api.v1.queries import EventQuery
 from node.api.v1.recording import Recording
 from node.api.v1.stream import STREAMS_MAX, EventStreams, resume_from
 from tests.browser.states import ready
 
 
-def happening(number, kind="slashed"):
+def event(number, kind="slashed"):
     return RunEvent(f"key/{number}", float(number), kind, "peer", f"number {number}")
 
 
@@ -18,38 +18,38 @@ def texts(numbered):
 
 
 def test_the_list_is_bounded_and_takes_each_key_once():
-    happenings = EventLog("boot")
-    for number in range(3 * HAPPENINGS_MAX):
-        happenings.add(happening(number))
-        happenings.add(happening(number))
-    kept = happenings.after("", 0)
-    assert len(kept) == HAPPENINGS_MAX
-    assert kept[-1][0] == 3 * HAPPENINGS_MAX
-    happenings.add(happening(0))  # forgotten by now, so it is news
-    assert texts(happenings.after("boot", kept[-1][0])) == ["number 0"]
+    event_log = EventLog("boot")
+    for number in range(3 * EVENTS_KEPT):
+        event_log.add(event(number))
+        event_log.add(event(number))
+    kept = event_log.after("", 0)
+    assert len(kept) == EVENTS_KEPT
+    assert kept[-1][0] == 3 * EVENTS_KEPT
+    event_log.add(event(0))  # forgotten by now, so it is news
+    assert texts(event_log.after("boot", kept[-1][0])) == ["number 0"]
 
 
 def test_what_happens_all_day_pushes_nothing_rare_out():
-    happenings = EventLog("boot", [happening(0), happening(1, "fork")])
-    for number in range(2, 2 * HAPPENINGS_MAX):
-        happenings.add(happening(number, "escalated"))
-    page = happenings.page(EventQuery())
-    assert page.kinds == {"escalated": HAPPENINGS_MAX - 2, "fork": 1, "slashed": 1}
-    assert [one.kind for one in happenings.rare(6)] == ["fork", "slashed"]
-    last = happenings.after("", 0)[-1]
-    assert (last[0], last[1].text) == (2 * HAPPENINGS_MAX, f"number {2 * HAPPENINGS_MAX - 1}")
+    event_log = EventLog("boot", [event(0), event(1, "fork")])
+    for number in range(2, 2 * EVENTS_KEPT):
+        event_log.add(event(number, "escalated"))
+    page = event_log.page(EventQuery())
+    assert page.kinds == {"escalated": EVENTS_KEPT - 2, "fork": 1, "slashed": 1}
+    assert [one.kind for one in event_log.rare(6)] == ["fork", "slashed"]
+    last = event_log.after("", 0)[-1]
+    assert (last[0], last[1].text) == (2 * EVENTS_KEPT, f"number {2 * EVENTS_KEPT - 1}")
 
 
 def test_who_comes_back_is_told_what_it_missed_and_after_a_restart_everything():
-    happenings = EventLog("second", [happening(number) for number in range(5)])
-    assert texts(happenings.after("second", 3)) == ["number 3", "number 4"]
-    assert texts(happenings.after("second", 5)) == []
-    assert len(happenings.after("first", 5)) == 5
+    event_log = EventLog("second", [event(number) for number in range(5)])
+    assert texts(event_log.after("second", 3)) == ["number 3", "number 4"]
+    assert texts(event_log.after("second", 5)) == []
+    assert len(event_log.after("first", 5)) == 5
 
 
 def test_a_page_has_one_kind_the_newest_first():
-    happenings = EventLog("boot", [happening(2, "fork"), happening(1), happening(3)])
-    page = happenings.page(EventQuery(kind="slashed", limit=1))
+    event_log = EventLog("boot", [event(2, "fork"), event(1), event(3)])
+    page = event_log.page(EventQuery(kind="slashed", limit=1))
     assert [one.text for one in page.rows] == ["number 3"]
     assert page.kinds == {"fork": 1, "slashed": 2}
 
@@ -73,18 +73,18 @@ async def read(events, count):
 
 async def test_a_stream_begins_with_what_is_missing_and_then_tells_of_each_look():
     source = Recording(ready(), boot="b")
-    known = source.happenings.number
+    known = source.event_log.number
     streams = EventStreams(source)
     events = streams.events("b", known - 1)
     hello, missed, look = await read(events, 3)
     assert hello == ("hello", "", {"boot": "b"})
     assert missed[:2] == ("happened", f"b-{known}")
     assert look[0] == "look" and look[2]["state"] == "ready"
-    source.happenings.add(happening(99))
+    source.event_log.add(event(99))
     waiting = asyncio.create_task(read(events, 2))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    source.happenings.wake()
+    source.event_log.wake()
     async with asyncio.timeout(60):
         (kind, id_, data), (then, _, _) = await waiting
     assert (kind, id_, data["text"], then) == ("happened", f"b-{known + 1}", "number 99", "look")

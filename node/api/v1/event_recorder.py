@@ -9,7 +9,7 @@ from typing import Any
 
 from node.api.status import Snapshot
 from node.api.v1.answers import EventKind, RunEvent
-from node.api.v1.happenings import EventLog
+from node.api.v1.event_log import EventLog
 from node.replication.inbox import MessageOrigin
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, ValidationResult
@@ -31,11 +31,11 @@ RESTORED_MAX = 256
 
 
 class EventRecorder:
-    """Adds the events of one node, with peer id ``me``, to ``happenings``."""
+    """Adds the events of one node, with peer id ``me``, to ``event_log``."""
 
-    def __init__(self, replica: Replica, happenings: EventLog, me: str) -> None:
+    def __init__(self, replica: Replica, event_log: EventLog, me: str) -> None:
         self._replica = replica
-        self._happenings = happenings
+        self._event_log = event_log
         self._me = me
         self._state = ""
 
@@ -49,15 +49,15 @@ class EventRecorder:
         outcomes = [one for entry in entries for one in self._outcome(entry, None)]
         rare = [one for one in outcomes if one.kind != "escalated"]
         escalated = [one for one in outcomes if one.kind == "escalated"][-RESTORED_MAX:]
-        for happening in sorted((*found, *rare, *escalated), key=lambda one: one.at):
-            self._happenings.add(happening)
+        for event in sorted((*found, *rare, *escalated), key=lambda one: one.at):
+            self._event_log.add(event)
 
     def note(self, received: Received, _source: MessageOrigin, now: float) -> None:
         """Add the events that a received message proves."""
         accepted = received.result is ValidationResult.ACCEPT
         for signed in (*((received.signed,) if accepted else ()), *received.settled):
-            for happening in self._of(signed, now):
-                self._happenings.add(happening)
+            for event in self._of(signed, now):
+                self._event_log.add(event)
 
     def look(self, snapshot: Snapshot, reason: str, now: float) -> None:
         """Add an event if the node's own state has changed."""
@@ -69,7 +69,7 @@ class EventRecorder:
         text = f"this node is {snapshot.state}" + (f": {reason}" if reason else "")
         kind: EventKind = "paused" if snapshot.state == "paused" else "state"
         key = f"state/{self._me}/{now:.3f}"
-        self._happenings.add(RunEvent(key, now, kind, self._me, text))
+        self._event_log.add(RunEvent(key, now, kind, self._me, text))
 
     def _of(self, signed: Signed[Any] | None, now: float) -> Iterator[RunEvent]:
         ledger = self._replica.ledger

@@ -62,8 +62,8 @@ class KeyGuard:
         self._elsewhere = bool(row) and row.get("machine", b"") != machine
         self._heard_of = False
         self._alone = asyncio.Event()
-        self._twin = asyncio.Event()
-        self._twin_sequence = 0
+        self._duplicate = asyncio.Event()
+        self._duplicate_sequence = 0
         self._said: NodeRecord | None = None
         self._outlasts_until_ms: int | None = None
         self._lost = asyncio.Event()
@@ -107,12 +107,12 @@ class KeyGuard:
         """Wait until no other process seems to use the key: nothing is signed before that."""
         await self._alone.wait()
 
-    async def wait_twin(self) -> str:
+    async def wait_duplicate(self) -> str:
         """Wait for another process with this key; return one line for the operator."""
-        await self._twin.wait()
+        await self._duplicate.wait()
         return (
             f"another node uses our key ({self._context.signer.peer_id}): a record of it is of "
-            f"{_moment(self._twin_sequence)} and not made here; two nodes with one key sign "
+            f"{_moment(self._duplicate_sequence)} and not made here; two nodes with one key sign "
             "contradictions that exclude both. Stop the other one and start again, or give this "
             "one a key of its own with another --data-dir"
         )
@@ -134,7 +134,7 @@ class KeyGuard:
                     until = loop.time() + seconds
             await asyncio.sleep(until - loop.time())
             self._context.conditions.clear("key")
-        if not self._twin.is_set():
+        if not self._duplicate.is_set():
             self._alone.set()
             if self._elsewhere:
                 await self._write()
@@ -150,11 +150,11 @@ class KeyGuard:
             return
         newest_ms = max(self._began_ms + CLOCK_SKEW_SECONDS_MAX * 1000, self._sequence_at_start)
         if record.sequence > newest_ms:
-            self._meet_twin(record)
+            self._meet_duplicate(record)
         elif former and self._is_recent(record.sequence):
             self._heard_of = True
 
-    def _meet_twin(self, record: NodeRecord) -> None:
+    def _meet_duplicate(self, record: NodeRecord) -> None:
         """Note another live process with this key, and decide which one ends.
 
         The process that joined later ends; if both joined together, the one with the higher
@@ -164,8 +164,8 @@ class KeyGuard:
         until_ms = self._outlasts_until_ms
         goes_on = self._said is not None and _rank(self._said) < _rank(record)
         if not goes_on or (until_ms is not None and record.sequence > until_ms):
-            self._twin_sequence = record.sequence
-            self._twin.set()
+            self._duplicate_sequence = record.sequence
+            self._duplicate.set()
         elif until_ms is None:
             self._outlasts_until_ms = round(self._now_ms() + 1000 * self.listen_seconds)
             log.warning("another node used our key and must end", since=record.joined_at)
