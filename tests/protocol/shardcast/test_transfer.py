@@ -47,7 +47,7 @@ def start(
     index = make_index(shards, chunks)
     chunks_missing = [range(chunks)] * shards if missing is None else missing
     limits = limits or TransferLimits(request_bytes=20)
-    listed = {"helpers": helpers, "untrusted peers": untrusted}
+    listed = {"helpers": helpers, "untrusted": untrusted}
     return Transfer(index, candidates, chunks_missing, limits, root=root, **listed)
 
 

@@ -394,7 +394,7 @@ async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("untrusted peers", "streams_each", "served"),
+    ("untrusted", "streams_each", "served"),
     [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, UNTRUSTED_MIN)],
 )
 async def test_no_more_untrusted_peers_are_served_than_a_thin_line_carries(

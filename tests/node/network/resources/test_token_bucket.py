@@ -40,8 +40,8 @@ def test_untrusted_peers_of_one_address_share_a_bucket_and_others_have_their_own
 def test_a_trusted_peer_has_a_larger_bucket_of_its_own():
     rates = made()
     assert taken(rates, "a1", 100, 1000.0) == BURST
-    assert taken(rates, "proven1", 1000, 1000.0) == TRUSTED_FACTOR * BURST
-    assert taken(rates, "proven1", 1000, 1001.0) == TRUSTED_FACTOR * PER_SECOND
+    assert taken(rates, "trusted1", 1000, 1000.0) == TRUSTED_FACTOR * BURST
+    assert taken(rates, "trusted1", 1000, 1001.0) == TRUSTED_FACTOR * PER_SECOND
 
 
 @given(

@@ -44,20 +44,20 @@ async def sent(seconds, **wanting):
 async def test_untrusted_peers_have_a_fifth_of_a_line_that_all_want_however_many_they_are():
     rates = await sent(30, worker=4, untrusted=250)
     fifth = UNTRUSTED_WEIGHT / (1 + UNTRUSTED_WEIGHT)
-    assert rates["untrusted peers"] == pytest.approx(fifth * RATE, rel=0.02)
+    assert rates["untrusted"] == pytest.approx(fifth * RATE, rel=0.02)
     assert rates["worker"] == pytest.approx((1 - fifth) * RATE, rel=0.02)
 
 
 async def test_few_that_want_messages_do_not_wait_for_hundreds_that_want_weights():
-    wanting = {"worker": 4, "worker_messages": 2, "untrusted peers": 250, "untrusted_messages": 2}
+    wanting = {"worker": 4, "worker_messages": 2, "untrusted": 250, "untrusted_messages": 2}
     rates = await sent(30, **wanting)
-    assert rates["untrusted_messages"] == pytest.approx(rates["untrusted peers"], rel=0.02)
+    assert rates["untrusted_messages"] == pytest.approx(rates["untrusted"], rel=0.02)
     assert rates["worker_messages"] == pytest.approx(rates["worker"], rel=0.02)
     share = UNTRUSTED_WEIGHT / 2 / (1 + UNTRUSTED_WEIGHT)
     assert rates["untrusted_messages"] == pytest.approx(share * RATE, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["worker", "untrusted peers"])
+@pytest.mark.parametrize("name", ["worker", "untrusted"])
 async def test_what_one_leaves_the_other_has(name):
     rates = await sent(30, **{name: 3})
     assert rates[name] == pytest.approx(RATE, rel=0.02)
