@@ -109,7 +109,7 @@ class Observer:
             peers_connected=len(self.peers.connected),
             peers_banned=self.peers.banned,
             policy_version=-1 if newest is None else newest.version,
-            policy_version_newest=ledger.version,
+            policy_version_newest=ledger.chain.version,
             policy_lag_max=ledger.policy_lag_max,
             first_certificate_at=self.first_certificate_at,
             members=self._members(now),
@@ -149,7 +149,7 @@ class Observer:
             state=self.stage().state,
             members=self._count_members(),
             policy_version=self.policies.newest_version(),
-            version=ledger.version,
+            version=ledger.chain.version,
             backlog=ledger.backlog(),
             committed=totals.committed,
             certified=totals.certified,
@@ -211,7 +211,7 @@ class Observer:
         coming = (one for one in self.arrivals.under_way if one.label.version >= 0)
         arrival = max(coming, key=lambda one: one.label.version, default=None)
         if arrival is None or not arrival.total_bytes:
-            if self.context.replica.ledger.version < 0:
+            if self.context.replica.ledger.chain.version < 0:
                 return Stage("syncing", "waiting for version 0: no trainer has published it yet")
             return Stage("syncing", "fetching weights: waiting for the index")
         share = 1 - arrival.bytes_missing / arrival.total_bytes
@@ -276,7 +276,7 @@ class Observer:
                 commits=len(entry.manifest.message.batch),
                 trained_without_certificate=rejected[entry.manifest.message.version],
             )
-            for entry in ledger.checkpoints[-CHECKPOINTS_MAX:]
+            for entry in ledger.chain.checkpoints[-CHECKPOINTS_MAX:]
         )
 
     def traffic(self) -> TrafficStatus:
@@ -378,7 +378,7 @@ class Observer:
         ledger, commits = self.context.replica.ledger, defaultdict[int | None, list[str]](list)
         for entry in ledger.trained_on_rejected:
             commits[entry.trained_in].append(entry.commit.digest.hex())
-        versions = (entry.manifest for entry in ledger.checkpoints)
+        versions = (entry.manifest for entry in ledger.chain.checkpoints)
         return tuple(
             TrainedOnRejected(version, manifest.signer, tuple(commits[version]))
             for manifest in versions

@@ -80,7 +80,7 @@ class RolloutBodies:
             return False
         learned_long_ago = (
             entry.trained_in is not None
-            and entry.trained_in < ledger.version - manifest.grpo.async_level
+            and entry.trained_in < ledger.chain.version - manifest.grpo.async_level
         )
-        stale = entry.version < ledger.version - manifest.shardcast.versions_kept
+        stale = entry.version < ledger.chain.version - manifest.shardcast.versions_kept
         return learned_long_ago or stale

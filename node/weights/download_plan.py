@@ -76,9 +76,9 @@ class DownloadPlanner:
     def to(self, version: int) -> DownloadPlan | None:
         """Return the cheapest route to a version; None when its manifest is unknown."""
         best: dict[int, DownloadPlan] = {}
-        oldest = self._rules.forms_kept(self._ledger.version).start
+        oldest = self._rules.forms_kept(self._ledger.chain.version).start
         for number in range(min(oldest, version), version + 1):
-            checkpoint = self._ledger.checkpoint(number)
+            checkpoint = self._ledger.chain.get(number)
             if checkpoint is not None and (number == version or self._held(number) is None):
                 options = self._options(checkpoint, best)
                 best[number] = min(options, key=lambda route: route.cost_bytes)

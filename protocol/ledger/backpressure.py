@@ -23,7 +23,6 @@ class Backpressure:
         self._chain = chain
         self._unlearned: dict[Digest, Entry] = {}
         grpo = manifest.grpo
-        self._async_level = grpo.async_level
         self._awaited_max = int(
             grpo.rollouts_per_step * (1 + grpo.async_level + grpo.rollouts_ahead)
         )
@@ -46,10 +45,7 @@ class Backpressure:
 
     def is_current(self, entry: Entry) -> bool:
         """Return whether the next version or a later one may learn from such a commit."""
-        if entry.version < self._chain.version - self._async_level:
-            return False
-        checkpoint = self._chain.get(entry.version)
-        return checkpoint is None or checkpoint.digest == entry.commit.message.checkpoint
+        return self._chain.is_current(entry.version, entry.commit.message.checkpoint)
 
     def awaited(self, entries: Iterable[Entry]) -> set[Digest]:
         """Return the commits that a version which is still missing may have learned from.

@@ -12,7 +12,7 @@ from protocol.core.containers import SizeGauge, Table
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
 from protocol.ledger.backpressure import Backpressure
-from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
+from protocol.ledger.chain import Chain, IsLive
 from protocol.ledger.commits import CommitRules, CommitState, Entry, SlotTable, agreed_reason
 from protocol.ledger.fork_choice import ForkChoice
 from protocol.ledger.worker_stats import UNCERTIFIED_MAX, Decisions, WorkerStats, WorkerTable
@@ -35,9 +35,9 @@ class Ledger:
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest = manifest
         self._rules = CommitRules(manifest)
-        self._chain = Chain(manifest)
-        self.branches = ForkChoice(self._chain)
-        self._demand = Backpressure(manifest, self._chain)
+        self.chain = Chain(manifest)
+        self.branches = ForkChoice(self.chain)
+        self._demand = Backpressure(manifest, self.chain)
         self.entries: dict[Digest, Entry] = {}
         self.totals = WorkerStats()
         self._workers = WorkerTable()
@@ -67,29 +67,6 @@ class Ledger:
         """Workers that signed two commits for one slot, with the evidence."""
         return self._workers.forks
 
-    @property
-    def checkpoints(self) -> list[CheckpointEntry]:
-        """Accepted versions by number."""
-        return self._chain.checkpoints
-
-    @property
-    def head(self) -> Signed[CheckpointManifest] | None:
-        """The newest version, or None before the genesis policy is known."""
-        return self._chain.head
-
-    @property
-    def version(self) -> int:
-        """Newest version, -1 before the first."""
-        return self._chain.version
-
-    def is_taken(self, checkpoint: bytes) -> bool:
-        """Return whether the version with this manifest is accepted."""
-        return self._chain.place(checkpoint) is not None
-
-    def checkpoint(self, version: int) -> Signed[CheckpointManifest] | None:
-        """Return the signed manifest of ``version`` if it is known."""
-        return self._chain.get(version)
-
     def offer_commit(
         self,
         commit: Signed[RolloutCommit],
@@ -105,7 +82,7 @@ class Ledger:
         """
         if commit.digest in self.entries:
             return False
-        fault = self._rules.fault(commit, epoch, self.checkpoint(commit.message.version))
+        fault = self._rules.fault(commit, epoch, self.chain.get(commit.message.version))
         if fault is not None:
             return fault
         timely = self._rules.is_timely(commit, epoch)
@@ -120,13 +97,13 @@ class Ledger:
     def restore_commit(self, commit: Signed[RolloutCommit]) -> None:
         """Restore a commit accepted before a restart, regardless of the pending limit."""
         message = commit.message
-        fault = self._rules.fault(commit, message.epoch, self.checkpoint(message.version))
+        fault = self._rules.fault(commit, message.epoch, self.chain.get(message.version))
         if fault is None and commit.digest not in self.entries:
             self._take_commit(commit)
 
     def _take_commit(self, commit: Signed[RolloutCommit], *, timely: bool = True) -> None:
         worker = commit.signer
-        learned = self._chain.learned.get(commit.digest)
+        learned = self.chain.learned.get(commit.digest)
         entry = Entry(commit, trained_in=learned, timely=timely)
         self.entries[commit.digest] = entry
         if (first := self._slots.take(commit)) is not None:
@@ -149,7 +126,7 @@ class Ledger:
 
     def next_slot(self, worker: PeerId, version: int) -> tuple[int, bytes]:
         """Return the worker's next slot and the digest of the commit before it."""
-        checkpoint = self.checkpoint(version)
+        checkpoint = self.chain.get(version)
         current = b"" if checkpoint is None else checkpoint.digest
         return self._slots.after_last(worker, version, current)
 
@@ -224,9 +201,9 @@ class Ledger:
         whether the leader that it would replace is live. A node that accepts it knows those
         commits, so no honest node accepts a version that learned from a policy that was too old.
         """
-        taken = self._fits(manifest)
+        taken = self.chain.fits(manifest)
         if taken is True:
-            taken = self._batch_fault(manifest) or self._chain.takes_word_for(manifest, is_live)
+            taken = self._batch_fault(manifest) or self.chain.takes_word_for(manifest, is_live)
         if taken is not True:
             return taken
         if not all(self._has_outcome(Digest(commit)) for commit in manifest.message.batch):
@@ -236,24 +213,15 @@ class Ledger:
 
     def adopt(self, branch: Sequence[Signed[CheckpointManifest]], now: float) -> Fault | None:
         """Adopt a branch that the validators support, and drop our own one if it differs."""
-        fault = self._chain.branch_fault(branch)
+        fault = self.chain.branch_fault(branch)
         if fault is None:
             self._take_versions(branch, now)
         return fault
 
     def restore_checkpoint(self, manifest: Signed[CheckpointManifest]) -> None:
         """Restore a version accepted before a restart; its batch is not checked again."""
-        if self._fits(manifest) is True:
+        if self.chain.fits(manifest) is True:
             self._take_versions([manifest], float("-inf"))
-
-    def _fits(self, manifest: Signed[CheckpointManifest]) -> Fault | bool:
-        """Check a version and its parent; False if it is known or its parent is not."""
-        fault = self._chain.form_fault(manifest)
-        if fault is not None:
-            return fault
-        if self.is_taken(manifest.digest) or not self.is_taken(manifest.message.parent):
-            return False
-        return self._chain.branch_fault([manifest]) or True
 
     def _batch_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
         """Check the known commits of a batch: policies recent enough, and no evaluation."""
@@ -277,7 +245,7 @@ class Ledger:
         return self.entries.get(commit) or self.kept.get(commit)
 
     def _take_versions(self, branch: Sequence[Signed[CheckpointManifest]], now: float) -> None:
-        superseded = self._chain.cut(branch[0].message.version)
+        superseded = self.chain.replace(branch, now)
         for manifest in superseded:
             self._note_training(manifest, None)
         gone = {manifest.digest for manifest in superseded}
@@ -287,7 +255,6 @@ class Ledger:
             if checkpoint in gone or checkpoint != taken.get(entry.version, checkpoint):
                 self._expire(entry)  # no node on this chain can check it
         for manifest in branch:
-            self._chain.append(CheckpointEntry(manifest, now))
             self._note_training(manifest, manifest.message.version)
 
     @property
@@ -323,13 +290,13 @@ class Ledger:
         for entry in self.open_entries():
             if entry.epoch < oldest:
                 self._expire(entry)
-        if self._tidied != (epoch, len(self.checkpoints)):
+        if self._tidied != (epoch, len(self.chain.checkpoints)):
             self._forget_entries(epoch - 4 * rules.expire_after_epochs)
             self._forget_slots()
             self._workers.forget({entry.commit.signer for entry in self.entries.values()})
             awaited, kept = self._demand.awaited(self.kept.values()), self.kept.items()
             self.kept = {key: one for key, one in kept if key in awaited or self._is_needed(one)}
-            self._tidied = (epoch, len(self.checkpoints))
+            self._tidied = (epoch, len(self.chain.checkpoints))
 
     def _forget_entries(self, oldest_epoch: int) -> None:
         entries = self.entries.items()
@@ -363,8 +330,8 @@ class Ledger:
 
     def _forget_slots(self) -> None:
         """Forget the slots of old versions, and of superseded or missing ones."""
-        oldest = max(0, (newest := self.version) - 4 * self._manifest.shardcast.versions_kept)
-        known = {(n, self.checkpoints[n].manifest.digest) for n in range(oldest, newest + 1)}
+        oldest = max(0, (newest := self.chain.version) - 4 * self._manifest.shardcast.versions_kept)
+        known = {(n, self.chain.checkpoints[n].manifest.digest) for n in range(oldest, newest + 1)}
         awaited = {
             (entry.commit.signer, entry.version, entry.commit.message.checkpoint)
             for entry in self.entries.values()
@@ -384,11 +351,11 @@ class Ledger:
         """Return the number of rollouts that all workers should make now, from the backlog."""
         grpo = self._manifest.grpo
         backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
-        return max(0, backlog_max - self.backlog()) if self.version < grpo.steps else 0
+        return max(0, backlog_max - self.backlog()) if self.chain.version < grpo.steps else 0
 
     def share(self, worker: PeerId) -> float:
         """Return a worker's share of the commits in the newest versions' batches."""
-        versions = self.checkpoints[-SHARE_VERSIONS:]
+        versions = self.chain.checkpoints[-SHARE_VERSIONS:]
         commits = [commit for entry in versions for commit in entry.manifest.message.batch]
         known = map(self._known, map(Digest, commits))
         signers = [entry.commit.signer for entry in known if entry is not None]

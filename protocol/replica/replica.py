@@ -233,7 +233,7 @@ class Replica:
         return [
             *(evidence.envelope for evidence in self.evidence),
             *(entry.commit.envelope for entry in commits),
-            *(entry.manifest.envelope for entry in self.ledger.checkpoints),
+            *(entry.manifest.envelope for entry in self.ledger.chain.checkpoints),
             *(verdict.envelope for verdict in verdicts),
             *(entry.certificate.envelope for entry in commits if entry.certificate is not None),
         ]
@@ -261,7 +261,7 @@ class Replica:
         An unknown version may be of any age. A worker that a committee has judged for an older
         version was admitted before this one.
         """
-        checkpoint = self.ledger.checkpoint(version)
+        checkpoint = self.ledger.chain.get(version)
         made_at = 0.0 if checkpoint is None else checkpoint.message.created_at / 1000
         made, judged = self.manifest.epoch_at(made_at), self.ledger.was_judged(worker, version)
         return self.roster.admitted.counts(worker, made, epoch, judged=judged)
@@ -282,7 +282,7 @@ class Replica:
         returns causes no contested hand-over.
         """
         live = {member.peer for member in self.roster.live(now, Role.TRAINER)}
-        head = self.ledger.head
+        head = self.ledger.chain.head
         if head is not None and head.signer in live:
             return head.signer
         return next((PeerId(key) for key in self.manifest.genesis.trainers if key in live), None)
@@ -377,7 +377,7 @@ class Replica:
         is_live = partial(self.roster.is_live, now=now)
         received = _received(manifest, self.ledger.offer_checkpoint(manifest, now, is_live))
         waits = received.result is ValidationResult.IGNORE
-        if waits and not self.ledger.is_taken(manifest.digest):
+        if waits and not self.ledger.chain.is_taken(manifest.digest):
             self.ledger.branches.add(manifest, now)
         else:
             self.ledger.branches.remove(manifest.digest)

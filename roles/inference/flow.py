@@ -124,7 +124,7 @@ class InferenceFlow:
 
         The trainer accepts it until one version later, which leaves time for the check.
         """
-        taken = [entry.taken_at for entry in self._context.replica.ledger.checkpoints[-4:]]
+        taken = [entry.taken_at for entry in self._context.replica.ledger.chain.checkpoints[-4:]]
         taken = [at for at in taken if at > -math.inf]
         if len(taken) < 2:
             return math.inf
@@ -138,12 +138,12 @@ class InferenceFlow:
         context = self._context
         ledger = context.replica.ledger
         policy = context.policies.newest()
-        checkpoint = None if policy is None else ledger.checkpoint(policy.version)
+        checkpoint = None if policy is None else ledger.chain.get(policy.version)
         usable = (
             policy is not None
             and checkpoint is not None
             and context.network.synchronised  # else a slot used before a restart could be reused
-            and policy.version >= ledger.version - context.manifest.grpo.async_level
+            and policy.version >= ledger.chain.version - context.manifest.grpo.async_level
             and not ledger.slashed(context.peer_id)
             and self._can_be_checked()
             and self._slots_are_known(policy.version)
@@ -238,7 +238,7 @@ class InferenceFlow:
             self._staging.begin(newest)
         while self._making.generating < self._making.concurrency.limit:
             policy = self._policy_to_use()
-            checkpoint = policy and self._context.replica.ledger.checkpoint(policy.version)
+            checkpoint = policy and self._context.replica.ledger.chain.get(policy.version)
             if policy is None or not checkpoint or checkpoint.message.policy != policy.digest:
                 return  # no usable policy, or superseded while it was loaded
             slot = self._next_slot(checkpoint.digest, policy.version)
@@ -287,7 +287,7 @@ class InferenceFlow:
             context.policy_swaps.sampled(first.version, first.seconds)
 
     def _note_swap(self, version: Version) -> None:
-        checkpoints = self._context.replica.ledger.checkpoints
+        checkpoints = self._context.replica.ledger.chain.checkpoints
         known_at = checkpoints[version].taken_at if version < len(checkpoints) else -math.inf
         if known_at > -math.inf:
             self._context.policy_swaps.swapped(version, known_at, self._context.clock.now())
@@ -298,10 +298,10 @@ class InferenceFlow:
         """Drop slots that would not count: superseded, too old, already used, or slashed worker."""
         context = self._context
         ledger, me = context.replica.ledger, context.peer_id
-        oldest = ledger.version - context.manifest.grpo.async_level
+        oldest = ledger.chain.version - context.manifest.grpo.async_level
         newest = context.policies.newest()
         for making in list(self._making):
-            checkpoint = ledger.checkpoint(making.version)
+            checkpoint = ledger.chain.get(making.version)
             if (
                 checkpoint is None
                 or checkpoint.digest != making.checkpoint

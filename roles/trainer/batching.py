@@ -186,7 +186,7 @@ class Batching:
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
         sources = [entry.commit.signer, *certifier, *voters]
         body = await context.network.fetch_body(entry.commit, sources)
-        checkpoint = context.replica.ledger.checkpoint(message.version)
+        checkpoint = context.replica.ledger.chain.get(message.version)
         if body is None or checkpoint is None or checkpoint.digest != message.checkpoint:
             return None
         sequences = read_body(context.manifest, message, body)

@@ -62,7 +62,7 @@ class NamingTransport(GossipingTransport):
 
     @override
     async def act(self, replica: Replica) -> None:
-        head = replica.ledger.head
+        head = replica.ledger.chain.head
         if head is None:
             return
         room = COMMITS_OPEN_MAX - replica.ledger.in_flight(self.parts.signer.peer_id)

@@ -152,7 +152,7 @@ class Recorder:
     def _look_at_forest(self, machine: SimMachine, daemon: Daemon, bad: Collection[PeerId]) -> None:
         """Record, once per version, how many honest members have a dishonest parent."""
         replica = daemon.replica
-        head = replica.ledger.head
+        head = replica.ledger.chain.head
         if head is None or self._grown.get(machine.name) == head.message.version:
             return
         self._grown[machine.name] = head.message.version

@@ -90,7 +90,7 @@ def ledger(side, node):
 def version_1(side, node):
     """Return the version's manifest, and its batch by worker and slot."""
     replica = side.replicas[node].ledger
-    message = replica.checkpoint(1).message
+    message = replica.chain.get(1).message
     entries = [replica.entries[commit] for commit in message.batch]
     return message, {
         (side.names[entry.commit.signer], entry.commit.message.slot) for entry in entries
@@ -173,7 +173,7 @@ def test_certificates_and_the_version_after_them_are_the_same(live, repeated):
         assert known.accepted == entry.certificate.message.accepted
         if known.accepted:
             assert known == entry.certificate.message
-    mine, yours = ours.checkpoint(1).message, theirs.checkpoint(1).message
+    mine, yours = ours.chain.get(1).message, theirs.chain.get(1).message
     assert mine.batch == yours.batch
     assert mine.policy == yours.policy
     assert mine.index == yours.index

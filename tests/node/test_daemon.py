@@ -78,14 +78,14 @@ async def test_a_restarted_trainer_goes_on_from_the_last_published_version():
     world.start_all()
     await world.reach(4, "relay-0")
     world.crash("trainer-0")
-    before = [entry.manifest.digest for entry in world.ledger("relay-0").checkpoints]
+    before = [entry.manifest.digest for entry in world.ledger("relay-0").chain.checkpoints]
     await asyncio.sleep(5)
     world.start("trainer-0")
     await world.reach(len(before) + 3, "relay-0")
-    after = [entry.manifest.digest for entry in world.ledger("relay-0").checkpoints]
+    after = [entry.manifest.digest for entry in world.ledger("relay-0").chain.checkpoints]
     assert after[: len(before)] == before
     assert trained_on_certified_only(world)
-    terms = {entry.manifest.message.term for entry in world.ledger("relay-0").checkpoints}
+    terms = {entry.manifest.message.term for entry in world.ledger("relay-0").chain.checkpoints}
     await world.finish()
     assert terms == {0}
 
@@ -95,13 +95,13 @@ async def test_the_next_trainer_takes_over_and_the_first_one_follows_when_it_is_
     world.start_all()
     await world.reach(3, "relay-0")
     world.crash("trainer-0")
-    version = world.ledger("relay-0").version
+    version = world.ledger("relay-0").chain.version
     await world.reach(version + 4, "relay-0")
     world.start("trainer-0")
     await world.reach(version + 8, "relay-0")
-    chain = [entry.manifest for entry in world.ledger("relay-0").checkpoints]
+    chain = [entry.manifest for entry in world.ledger("relay-0").chain.checkpoints]
     await asyncio.sleep(3)
-    states = [world.ledger(name).checkpoint(version + 8) for name in ("trainer-0", "relay-0")]
+    states = [world.ledger(name).chain.get(version + 8) for name in ("trainer-0", "relay-0")]
     await world.finish()
     heir = world.machines["trainer-1"].signer.peer_id
     assert {item.signer for item in chain[version + 1 :]} == {heir}
@@ -124,9 +124,9 @@ async def test_a_rollout_whose_worker_dies_is_certified_after_its_return_or_expi
         world.start("worker-0")
     await asyncio.sleep(45)
     entry = world.ledger("relay-0").entries[commit]
-    version = world.ledger("relay-0").version
+    version = world.ledger("relay-0").chain.version
     await asyncio.sleep(10)
-    goes_on = world.ledger("relay-0").version > version or version == 60
+    goes_on = world.ledger("relay-0").chain.version > version or version == 60
     await world.finish()
     assert goes_on
     assert entry.state == "certified" if returns else entry.state in ("certified", "expired")

@@ -56,10 +56,10 @@ async def test_a_draining_trainer_lets_the_version_under_way_out():
 
     policies.release = slowly
     await begun.wait()
-    version = world.ledger().version
+    version = world.ledger().chain.version
     await asyncio.sleep(3)  # the next step is done, and waits for this publication
     await world.leave("trainer-0")
-    assert world.ledger("validator-0").version == version + 1
+    assert world.ledger("validator-0").chain.version == version + 1
     await world.finish()
 
 
@@ -85,13 +85,13 @@ async def test_a_trainer_that_lost_its_disk_goes_on_above_what_it_may_have_said(
     worker = world.daemon("worker-0")
     await eventually(lambda: worker.status().policy_version >= 4, 60)
     world.crash("trainer-0", lose_state=True)
-    chain = [entry.manifest.digest for entry in world.ledger("worker-0").checkpoints]
+    chain = [entry.manifest.digest for entry in world.ledger("worker-0").chain.checkpoints]
     cut = world.network.partition(["trainer-0"])  # at first no peer knows more
     world.start("trainer-0")
     await asyncio.sleep(10)
     world.network.heal(cut)
     await world.reach(len(chain) + 3, "worker-0")
-    after = world.ledger("worker-0").checkpoints
+    after = world.ledger("worker-0").chain.checkpoints
     assert [entry.manifest.digest for entry in after][: len(chain)] == chain
     assert after[-1].manifest.message.term == 1
     await world.finish()
@@ -201,7 +201,7 @@ async def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody():
 
 async def commit(world, name, version, slot, previous, body):
     context = world.daemon(name)._role_context()
-    checkpoint = context.replica.ledger.checkpoint(version)
+    checkpoint = context.replica.ledger.chain.get(version)
     sampling = world.manifest.manifest.sampling
     return await context.network.publish(
         Topic.COMMITS,
@@ -233,9 +233,9 @@ async def test_commits_for_old_versions_do_not_kill_validators():
         engines.environment(manifest),
     )
     for back in (5, 4, 3, 5, 4, 3):
-        policy = untrusted_peer._policies.get(untrusted_peer.replica.ledger.version - back)
+        policy = untrusted_peer._policies.get(untrusted_peer.replica.ledger.chain.version - back)
         assert await flow._load(policy)
-        checkpoint = untrusted_peer.replica.ledger.checkpoint(policy.version).digest
+        checkpoint = untrusted_peer.replica.ledger.chain.get(policy.version).digest
         slot = flow._next_slot(checkpoint, policy.version)
         flow._making.begin(policy.version, checkpoint, slot)
         while len(flow._making):
@@ -380,14 +380,14 @@ async def test_after_a_partition_everybody_follows_the_later_term():
     heir = world.machines["trainer-1"].signer.peer_id
 
     def agree():
-        heads = {world.ledger(name).head.digest for name in world.machines}
-        return len(heads) == 1 and world.ledger().head.signer == heir
+        heads = {world.ledger(name).chain.head.digest for name in world.machines}
+        return len(heads) == 1 and world.ledger().chain.head.signer == heir
 
     await eventually(agree, 120)
     await world.more(3, "worker-0")
     await asyncio.sleep(3)
     holds = {world.daemon(name).status().policy_version for name in world.machines}
-    assert min(holds) >= world.ledger().version - 1
+    assert min(holds) >= world.ledger().chain.version - 1
     rejected = {world.ledger(name).totals.rejected for name in world.machines}
     assert rejected == {0}, "an honest worker must not be blamed for a superseded version"
     await world.finish()
@@ -448,11 +448,11 @@ async def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_mu
     for name in others:
         world.crash(name)
     await world.more(1)
-    alone = ledger.version
+    alone = ledger.chain.version
     world.crash("trainer-0")
     await asyncio.sleep(150)  # the batch is forgotten by now, but for this
     world.start_all()
-    assert world.ledger("validator-0").version < alone
+    assert world.ledger("validator-0").chain.version < alone
     await asyncio.gather(*(world.reach(alone + 2, name) for name in others))
     await world.finish()
 
@@ -477,12 +477,12 @@ async def test_two_heirs_that_lead_at_once_end_on_one_chain():
     world.crash("trainer-0")
     cut = world.network.partition(*sides)
     await asyncio.gather(world.more(4, "trainer-1"), world.more(2, "trainer-2"))
-    terms = [world.ledger(side[0]).head.message.term for side in sides]
+    terms = [world.ledger(side[0]).chain.head.message.term for side in sides]
     assert terms == [1, 2], "a term is one trainer's"
     world.network.heal(cut)
 
     def agree():
-        return len({world.ledger(name).head.digest for name in world.running}) == 1
+        return len({world.ledger(name).chain.head.digest for name in world.running}) == 1
 
     await eventually(agree, 120)
     await world.more(2, "worker-0")

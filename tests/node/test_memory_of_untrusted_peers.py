@@ -84,7 +84,9 @@ def uncertified():
     here = WORLD.replica()
     envelopes = [WORLD.commit(one, tokens=n).envelope for one in UNTRUSTED for n in (10, 11)]
     for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
-        here.ledger.offer_checkpoint(WORLD.checkpoint(here.ledger.head), 0.0, lambda _peer: False)
+        here.ledger.offer_checkpoint(
+            WORLD.checkpoint(here.ledger.chain.head), 0.0, lambda _peer: False
+        )
 
     def fill():
         for envelope in envelopes:

@@ -225,7 +225,9 @@ def forged(signed, **fields) -> bytes:
 
 def all_certified(ledger) -> bool:
     """Return whether all rollouts used by versions are certified, as far as kept."""
-    learned = [commit for entry in ledger.checkpoints for commit in entry.manifest.message.batch]
+    learned = [
+        commit for entry in ledger.chain.checkpoints for commit in entry.manifest.message.batch
+    ]
     known = [ledger.entries[commit] for commit in learned if commit in ledger.entries]
     return all(entry.state is CommitState.CERTIFIED for entry in known)
 
@@ -239,7 +241,7 @@ def fingerprint(replica) -> tuple:
             (key, entry.state, entry.reason, entry.trained_in, entry.certificate)
             for key, entry in sorted(ledger.entries.items())
         ),
-        tuple(entry.manifest.digest for entry in ledger.checkpoints),
+        tuple(entry.manifest.digest for entry in ledger.chain.checkpoints),
         repr(ledger.totals),
         tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.items())),
         tuple(evidence.digest for evidence in replica.evidence),

@@ -121,13 +121,13 @@ class EventRecorder:
         return RunEvent(f"fork/{worker}", at, "fork", worker, text, evidence, evidence[1])
 
     def _leaders(self) -> Iterator[RunEvent]:
-        for version in range(self._replica.ledger.version + 1):
+        for version in range(self._replica.ledger.chain.version + 1):
             yield from self._leader(version)
 
     def _leader(self, version: int) -> Iterator[RunEvent]:
         """Yield an event if a version has another publisher than the one before."""
         ledger = self._replica.ledger
-        manifest, before = ledger.checkpoint(version), ledger.checkpoint(version - 1)
+        manifest, before = ledger.chain.get(version), ledger.chain.get(version - 1)
         if manifest is None or (before is not None and before.signer == manifest.signer):
             return
         text = "published the first version"

@@ -213,7 +213,7 @@ async def test_another_chain_of_the_same_length_is_found_and_followed(depth):
     for _ in range(4):
         assert await pair.pull()
         pair.ours.replica.advance(NOW)
-    assert pair.ours.replica.ledger.head.digest == theirs[-1].digest
+    assert pair.ours.replica.ledger.chain.head.digest == theirs[-1].digest
     assert not pair.ours.replica.forked
 
 

@@ -49,7 +49,7 @@ class Machine:
 
     def versions(self, count, *batch):
         for _ in range(count):
-            parent = self.replica.ledger.head
+            parent = self.replica.ledger.chain.head
             self.take(WORLD.checkpoint(parent, batch=tuple(item.digest for item in batch)))
             batch = ()
 
@@ -97,7 +97,7 @@ async def test_who_names_the_body_of_another_commit_does_not_delete_it():
     """The lying commit is settled and stale before the honest one, and its body was fetched too."""
     machine = Machine()
     machine.versions(KEPT)
-    head = machine.replica.ledger.head
+    head = machine.replica.ledger.chain.head
     honest = await machine.commit(WORKER, "a", version=KEPT, checkpoint=head.digest)
     lying = await machine.commit(OTHER, "a")
     machine.settle(lying, accepted=False)

@@ -23,7 +23,7 @@ def settled() -> Ledger:
 
 def offered(ledger, *batch):
     digests = tuple(commit.digest for commit in batch)
-    version = WORLD.checkpoint(ledger.head, batch=digests)
+    version = WORLD.checkpoint(ledger.chain.head, batch=digests)
     return ledger.offer_checkpoint(version, 0.0, lambda _: True)
 
 

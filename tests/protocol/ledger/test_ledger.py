@@ -43,7 +43,7 @@ def settle(result, commit, *, accepted=True, reason="computation") -> None:
 
 def trained(result, *batch, parent=None, **changes) -> object:
     """Publish the version after ``parent`` (the head) and return the ledger's result."""
-    parent = result.head if parent is None else parent
+    parent = result.chain.head if parent is None else parent
     digests = tuple(commit.digest for commit in batch)
     version = WORLD.checkpoint(parent, batch=digests, **changes)
     return offer(result, version)
@@ -259,7 +259,7 @@ def test_a_version_stays_when_what_it_learned_from_is_rejected_after_all():
     assert trained(result, commit) is True
     assert result.trained_on_rejected == []
     assert result.offer_certificate(rejected, found("computation")) is True
-    assert result.version == 1
+    assert result.chain.version == 1
     assert [entry.commit for entry in result.trained_on_rejected] == [commit]
     assert (result.totals.trained, result.totals.rejected) == (1, 1)
     assert trained(result) is True
@@ -343,15 +343,15 @@ def test_a_run_may_forgive():
 def test_versions_form_one_chain():
     result = Ledger(WORLD.manifest)
     first = WORLD.checkpoint(GENESIS)
-    assert (result.head, result.version, result.checkpoint(0)) == (None, -1, None)
+    assert (result.chain.head, result.chain.version, result.chain.get(0)) == (None, -1, None)
     assert offer(result, first) is False, "its parent is not here"
     assert offer(result, GENESIS) is True
     assert offer(result, GENESIS) is False
     assert offer(result, first) is True
-    assert (result.head, result.version) == (first, 1)
-    assert result.checkpoint(0) == GENESIS
-    assert result.checkpoint(-1) is None
-    assert result.checkpoint(2) is None
+    assert (result.chain.head, result.chain.version) == (first, 1)
+    assert result.chain.get(0) == GENESIS
+    assert result.chain.get(-1) is None
+    assert result.chain.get(2) is None
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_a_version_number_is_used_once_in_a_term():
     assert reason(trained(result, parent=GENESIS, index_bytes=98)) == "version-reused"
     unknown = WORLD.checkpoint(GENESIS, index_bytes=99)
     assert trained(result, parent=unknown) is False, "its parent may come"
-    assert result.version == 1
+    assert result.chain.version == 1
 
 
 def test_terms_never_fall():
@@ -401,7 +401,7 @@ def test_terms_rise_by_no_more_than_the_number_of_trainers():
     assert trained(result, trainer=1, term=1) is True
     assert reason(trained(result, trainer=1, term=5)) == "term-jump"
     assert trained(result, trainer=1, term=3) is True
-    parent = result.checkpoint(1)
+    parent = result.chain.get(1)
     assert reason(trained(result, parent=parent, term=6)) == "term-jump"
     assert trained(result, parent=parent, term=4) is True
     assert trained(result, parent=parent, trainer=1, term=5) is True, "it replaces term 4"
@@ -429,8 +429,8 @@ def test_a_later_term_supersedes_and_frees_what_was_learned():
     assert result.totals.trained == 2
     assert result.usable() == []
     assert trained(result, commits[1], parent=GENESIS, trainer=1, term=1) is True
-    assert result.version == 1
-    assert result.head.message.term == 1
+    assert result.chain.version == 1
+    assert result.chain.head.message.term == 1
     assert [entry.commit for entry in result.usable()] == [commits[0]]
     assert result.entries[commits[1].digest].trained_in == 1
     assert (result.totals.trained, result.workers[WORKER.peer_id].trained) == (1, 0)
@@ -441,12 +441,12 @@ def test_a_trainers_word_replaces_the_newest_version_and_no_other():
     chain = [GENESIS]
     for _ in range(3):
         assert trained(result) is True
-        chain.append(result.head)
+        chain.append(result.chain.head)
     for depth in (3, 2):
         assert trained(result, parent=chain[-1 - depth], trainer=1, term=1) is False
-    assert result.head == chain[3]
+    assert result.chain.head == chain[3]
     assert trained(result, parent=chain[2], trainer=1, term=1) is True
-    assert result.version == 3
+    assert result.chain.version == 3
 
 
 def test_a_trainers_word_replaces_nothing_of_a_leader_that_is_here():
@@ -504,7 +504,7 @@ def test_a_version_waits_for_the_outcomes_of_all_that_it_learned_from():
     assert trained(result, *chain) is False
     assert result.offer_commit(chain[1], 0) is True
     assert trained(result, *chain) is False
-    assert (result.version, result.totals.trained) == (0, 0)
+    assert (result.chain.version, result.totals.trained) == (0, 0)
     settle(result, chain[1])
     assert trained(result, *chain) is True
     assert result.totals.trained == 2
@@ -518,11 +518,11 @@ def test_a_version_that_learned_from_a_policy_that_was_too_old_is_refused(certif
         settle(result, commit)
     for _ in range(WORLD.manifest.grpo.async_level + 1):
         assert trained(result) is True
-    before = result.head
+    before = result.chain.head
     for batch in ((commit,), (unknown, commit)):
         assert reason(trained(result, *batch)) == "stale-batch"
     assert trained(result, unknown) is False, "nobody here knows how old it is"
-    assert (result.head, result.entries[commit.digest].trained_in) == (before, None)
+    assert (result.chain.head, result.entries[commit.digest].trained_in) == (before, None)
 
 
 def test_what_was_forgotten_but_for_its_fault_is_still_known_to_be_too_old():
@@ -549,7 +549,7 @@ def test_an_old_batch_that_the_validators_vouch_for_or_that_was_taken_before_sta
     assert adopting.adopt(versions, 0.0) is None
     for version in versions:
         restored.restore_checkpoint(version)
-    assert adopting.head == restored.head == versions[-1]
+    assert adopting.chain.head == restored.chain.head == versions[-1]
 
 
 @pytest.mark.parametrize("order", ["commit", "version"])
@@ -584,13 +584,13 @@ def test_a_branch_is_adopted_as_a_whole_in_place_of_ours():
     settle(result, commit)
     for _ in range(3):
         assert trained(result) is True
-    first = result.checkpoint(1)
+    first = result.chain.get(1)
     adopted = branch(first, batches=((commit,), ()), term=1)
     assert result.adopt(adopted, 7.0) is None
-    assert [entry.manifest for entry in result.checkpoints] == [GENESIS, first, *adopted]
-    assert [entry.taken_at for entry in result.checkpoints] == [0.0, 0.0, 7.0, 7.0]
+    assert [entry.manifest for entry in result.chain.checkpoints] == [GENESIS, first, *adopted]
+    assert [entry.taken_at for entry in result.chain.checkpoints] == [0.0, 0.0, 7.0, 7.0]
     assert result.entries[commit.digest].trained_in == 2
-    assert not result.is_taken(WORLD.checkpoint(first).digest)
+    assert not result.chain.is_taken(WORLD.checkpoint(first).digest)
 
 
 def test_a_branch_with_a_flaw_changes_nothing():
@@ -598,7 +598,7 @@ def test_a_branch_with_a_flaw_changes_nothing():
     result = ledger(commit)
     settle(result, commit)
     assert trained(result, commit) is True
-    head = result.head
+    head = result.chain.head
     twice = branch(GENESIS, batches=((commit,), (commit,)), term=1)
     falling = [*branch(GENESIS, batches=((),), term=3), *branch(head, batches=((),), term=1)]
     for flawed, fault in (
@@ -609,7 +609,7 @@ def test_a_branch_with_a_flaw_changes_nothing():
         ([WORLD.checkpoint(GENESIS, version=2)], "wrong-parent"),
     ):
         assert reason(result.adopt(flawed, 0.0)) == fault
-    assert (result.head, result.entries[commit.digest].trained_in) == (head, 1)
+    assert (result.chain.head, result.entries[commit.digest].trained_in) == (head, 1)
 
 
 def test_a_restart_takes_back_whatever_had_been_taken():
@@ -620,14 +620,14 @@ def test_a_restart_takes_back_whatever_had_been_taken():
     result = Ledger(WORLD.manifest)
     for version in (*ours, *ours, *later):
         result.restore_checkpoint(version)
-    assert [entry.manifest for entry in result.checkpoints] == [GENESIS, *later]
+    assert [entry.manifest for entry in result.chain.checkpoints] == [GENESIS, *later]
     for flawed in (
         WORLD.checkpoint(later[-1], term=2),
         WORLD.checkpoint(WORLD.checkpoint(later[-1], 1), 1),
         WORLD.sealed(later[-1].message, WORLD.validators[0]),
     ):
         result.restore_checkpoint(flawed)
-    assert result.head == later[-1]
+    assert result.chain.head == later[-1]
 
 
 def test_the_largest_lag_is_kept():
@@ -740,7 +740,7 @@ def test_more_is_wanted_until_a_backlog_is_there_and_nothing_after_the_last_vers
     last = World(run_manifest(grpo={"steps": 1}))
     over = ledger(world=last)
     assert over.wanted() == last.manifest.grpo.rollouts_per_step * last.manifest.grpo.rollouts_ahead
-    assert offer(over, last.checkpoint(over.head)) is True
+    assert offer(over, last.checkpoint(over.chain.head)) is True
     assert over.wanted() == 0, "nobody would learn from it"
 
 

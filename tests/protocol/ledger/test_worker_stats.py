@@ -48,7 +48,7 @@ def certify(ledger, commit, *, accepted=True):
 def much_later(ledger):
     """Advance until commits of epoch 0 are forgotten and their version is old."""
     for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
-        version = WORLD.checkpoint(ledger.head)
+        version = WORLD.checkpoint(ledger.chain.head)
         assert ledger.offer_checkpoint(version, 0.0, lambda _peer: False) is True
     ledger.advance(LONG_AFTER)
 

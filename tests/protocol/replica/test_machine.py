@@ -126,7 +126,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def commit(self, heard, worker, version, late, forks, tokens):
         chain = self.chains.setdefault((WORLD.workers[worker].peer_id, version), [])
         slot = len(chain) - forks if chain else 0
-        checkpoint = self.replica.ledger.checkpoint(version)
+        checkpoint = self.replica.ledger.chain.get(version)
         signed = WORLD.commit(
             WORLD.workers[worker],
             slot,
@@ -196,7 +196,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         batch=st.lists(commits, max_size=3),
     )
     def version(self, heard, parent, trainer, term, batch):
-        parent = parent or self.replica.ledger.head
+        parent = parent or self.replica.ledger.chain.head
         learned = tuple(commit.digest for commit in batch)
         term += parent.message.term
         return self.say(WORLD.checkpoint(parent, trainer, term=term, batch=learned), heard)
@@ -292,7 +292,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @invariant()
     def versions_are_one_chain(self):
-        chain = [entry.manifest for entry in self.replica.ledger.checkpoints]
+        chain = [entry.manifest for entry in self.replica.ledger.chain.checkpoints]
         learned: list = []
         for number, signed in enumerate(chain):
             assert signed.message.version == number
@@ -313,14 +313,14 @@ class ReplicaMachine(RuleBasedStateMachine):
     @invariant()
     def all_that_was_learned_from_has_an_outcome(self):
         entries = self.replica.ledger.entries
-        for version in self.replica.ledger.checkpoints:
+        for version in self.replica.ledger.chain.checkpoints:
             for commit in version.manifest.message.batch:
                 assert entries[commit].certificate is not None
 
     @invariant()
     def nothing_was_learned_from_a_policy_that_was_too_old(self):
         entries = self.replica.ledger.entries
-        for number, version in enumerate(self.replica.ledger.checkpoints):
+        for number, version in enumerate(self.replica.ledger.chain.checkpoints):
             for commit in version.manifest.message.batch:
                 lag = number - 1 - entries[commit].commit.message.version
                 assert lag <= WORLD.manifest.grpo.async_level
@@ -416,7 +416,7 @@ def conclusions(replica) -> tuple:
             key: (entry.state, entry.reason, entry.trained_in)
             for key, entry in ledger.entries.items()
         },
-        [entry.manifest.digest for entry in ledger.checkpoints],
+        [entry.manifest.digest for entry in ledger.chain.checkpoints],
         ledger.workers,
     )
 
@@ -459,5 +459,5 @@ def test_the_same_messages_in_any_order_lead_to_the_same_conclusions(slash, bad,
         CommitState.REJECTED if lie else CommitState.CERTIFIED for lies in bad for lie in lies
     ]
     assert sorted(state for state, _, _ in one[0].values()) == sorted(expected)
-    assert replicas[0].ledger.head.message.term == 1
-    assert replicas[0].ledger.version == fork + 3
+    assert replicas[0].ledger.chain.head.message.term == 1
+    assert replicas[0].ledger.chain.version == fork + 3

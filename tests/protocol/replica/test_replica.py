@@ -53,7 +53,7 @@ def test_a_rollout_from_commit_to_version():
     assert (
         take(target, WORLD.checkpoint(GENESIS, batch=(COMMIT.digest,))) is ValidationResult.ACCEPT
     )
-    assert target.ledger.version == 1
+    assert target.ledger.chain.version == 1
     assert not target.behind
 
 
@@ -439,7 +439,7 @@ def test_verdicts_and_versions_wait_for_what_comes_before():
     received = target.receive(first.envelope, NOW)
     assert received == Received(ValidationResult.ACCEPT, first, settled=(second, third))
     assert target.advance(NOW) == [verdict]
-    assert (target.ledger.version, target.behind) == (3, False)
+    assert (target.ledger.chain.version, target.behind) == (3, False)
     assert take(target, verdict) is ValidationResult.IGNORE
 
 
@@ -450,7 +450,7 @@ def test_a_version_of_a_later_term_waits_for_its_parent():
     assert take(target, child) is ValidationResult.IGNORE
     assert target.behind
     assert target.receive(parent.envelope, NOW).settled == (child,)
-    assert target.ledger.head == child
+    assert target.ledger.chain.head == child
     assert not target.behind
 
 

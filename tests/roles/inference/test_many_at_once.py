@@ -145,8 +145,10 @@ async def test_who_delivers_most_begins_most(tmp_path):
     grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
     world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
     world.live(*world.world.workers, roles=("inference",))
-    chain = world.world.chain(world.signer, 3, checkpoint=world.replica.ledger.head.digest)
-    other = world.world.commit(world.world.workers[1], checkpoint=world.replica.ledger.head.digest)
+    chain = world.world.chain(world.signer, 3, checkpoint=world.replica.ledger.chain.head.digest)
+    other = world.world.commit(
+        world.world.workers[1], checkpoint=world.replica.ledger.chain.head.digest
+    )
     for commit in (*chain, other):
         world.take(commit)
         world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
@@ -197,7 +199,7 @@ async def test_what_became_too_old_is_given_up(tmp_path):
     world.run(flow)
     await world.rest(1)
     for _ in range(2):
-        head = world.replica.ledger.version
+        head = world.replica.ledger.chain.version
         world.version(policy=world.hold(head + 1, b"policy %d" % (head + 1)).digest)
     await world.rest(3)
     assert engine.loads == [0, 2]
@@ -299,7 +301,7 @@ async def test_a_slot_without_a_score_ends_those_after_it_and_none_before(tmp_pa
     engine = Busy(9, 5, 3, 1)
     world, _ = started(tmp_path / "a", engine)
     task = Unsure(world.background)
-    head = world.replica.ledger.head.digest
+    head = world.replica.ledger.chain.head.digest
     items = assign(world.manifest, head, world.signer.peer_id, unsure, 0)
     task.unsure[items[1].problem_seed] = None
     flow = InferenceFlow(world.context, engine, task)
@@ -338,7 +340,7 @@ async def test_slots_that_another_disk_used_are_not_used_again(tmp_path):
     world, flow = started(tmp_path, engine)
     world.run(flow)
     await world.rest(2)
-    former = world.world.chain(world.signer, 2, checkpoint=world.replica.ledger.head.digest)
+    former = world.world.chain(world.signer, 2, checkpoint=world.replica.ledger.chain.head.digest)
     for commit in former:
         world.take(commit)
     await world.rest(8)

@@ -93,7 +93,7 @@ async def test_what_is_too_old_for_the_version_under_way_is_left_out(tmp_path):
 async def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_path):
     """The body answers prompts of a superseded version."""
     world = World(tmp_path)
-    genesis = world.replica.ledger.head
+    genesis = world.replica.ledger.chain.head
     world.version()
     world.batch()
     batching = Batching(world.context, world.engine, world.asked(Task()))
@@ -294,7 +294,7 @@ async def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_pa
     commits = [world.rollout(worker=n) for n in range(2)]
     task = Unsure(world.background)
     batching = Batching(world.context, world.engine, task)
-    head = world.replica.ledger.checkpoint(0).digest
+    head = world.replica.ledger.chain.get(0).digest
     seed = assign(world.manifest, head, commits[0].signer, 0, 0)[0].problem_seed
     task.unsure[seed] = None
     assert await batching.next(0, b"policy") is None

@@ -39,7 +39,7 @@ class World(FlowWorld):
             previous,
             epoch=self.context.epoch(),
             version=version,
-            checkpoint=self.replica.ledger.checkpoint(version).digest,
+            checkpoint=self.replica.ledger.chain.get(version).digest,
             body=digest(data),
             body_bytes=len(data),
             tokens=2 * count,
@@ -57,7 +57,7 @@ class World(FlowWorld):
 
     @property
     def version_now(self):
-        return self.replica.ledger.version
+        return self.replica.ledger.chain.version
 
     @property
     def published(self) -> list[CheckpointManifest]:

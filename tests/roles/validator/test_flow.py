@@ -50,7 +50,7 @@ class World(FlowWorld):
         data = encode_body([GOOD] * count) if body is None else body
         fields = {
             "epoch": self.context.epoch(),
-            "checkpoint": self.replica.ledger.checkpoint(0).digest,
+            "checkpoint": self.replica.ledger.chain.get(0).digest,
             "body": digest(data),
             "body_bytes": len(data),
             "tokens": 2 * count,
@@ -405,7 +405,7 @@ async def test_the_engine_is_given_again_what_it_must_have_dropped(tmp_path):
     worker = world.world.workers[0]
     for version in (0, 1, 2, 3, 0):
         number, previous = world.replica.ledger.next_slot(worker.peer_id, version)
-        checkpoint = world.replica.ledger.checkpoint(version).digest
+        checkpoint = world.replica.ledger.chain.get(version).digest
         world.commit(version=version, checkpoint=checkpoint, slot=number, previous=previous)
         await world.rest(2 * EPOCH_SECONDS)
     assert world.engine.loads == [0, 1, 2, 3, 0]
@@ -415,7 +415,7 @@ async def test_the_engine_is_given_again_what_it_must_have_dropped(tmp_path):
 
 async def test_a_version_superseded_meanwhile_is_nobodys_fault(tmp_path):
     world = World(tmp_path, trainers=2)
-    genesis = world.replica.ledger.head
+    genesis = world.replica.ledger.chain.head
     old = world.version()
     world.hold(1, b"policy 1")
 

@@ -54,7 +54,7 @@ class Found:
             if machine.role not in ("validator", "trainer"):
                 continue
             ledger = machine.replica().ledger
-            self.versions.append(ledger.version)
+            self.versions.append(ledger.chain.version)
             for entry in (*ledger.entries.values(), *ledger.kept.values()):
                 signer = entry.commit.signer
                 if signer not in everybody:
