@@ -33,5 +33,5 @@ def _workers(replica: Replica) -> dict[PeerId, str]:
     ended = "its reputation has ended" if replica.manifest.credit.slash else "both are verified"
     return {
         worker: f"worker {worker} signed two rollouts for one slot: {ended}, {_LASTING}"
-        for worker in replica.ledger.forks
+        for worker in replica.ledger.workers.forks
     }

@@ -95,7 +95,7 @@ class HeldRun:
         """Return the contributions of all keys, most certified rollouts first."""
         found = [
             Contribution(peer, counts.certified, counts.tokens_certified)
-            for peer, counts in self._ledger.workers.items()
+            for peer, counts in self._ledger.workers.counts.items()
             if counts.certified
         ]
         return sorted(found, key=lambda one: (-one.rollouts, one.peer))

@@ -285,7 +285,7 @@ def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
     yield from replica.evidence
     first = max(0, min(from_version, ledger.chain.version))
     yield from (checkpoint.manifest for checkpoint in ledger.chain.checkpoints[first:])
-    entries = ledger.entries.values()
+    entries = ledger.commits.entries.values()
     yield from (entry.commit for entry in entries)
     yield from (entry.certificate for entry in entries if entry.certificate is not None)
     yield from (record for record in records if record.signer not in named)

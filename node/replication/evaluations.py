@@ -42,7 +42,7 @@ class EvaluationCollector:
         oldest = ledger.chain.version - manifest.shardcast.versions_kept
         return [
             entry
-            for entry in ledger.entries.values()
+            for entry in ledger.commits.entries.values()
             if entry.state is CommitState.CERTIFIED
             and entry.version > oldest
             and is_evaluation(manifest, entry.version, entry.commit.message.slot)

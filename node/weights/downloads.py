@@ -59,7 +59,7 @@ class Downloads:
         """
         replica, now = self._replica, self._ports.clock.now()
         manifest, ledger, roster = replica.manifest, replica.ledger, replica.roster
-        totals = ledger.totals
+        totals = ledger.workers.totals
         epoch = manifest.epoch_at(now)
         state = (totals.certified, totals.rejected, ledger.chain.version, epoch)
         is_new = roster.changes != self._roster_changes

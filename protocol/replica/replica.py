@@ -155,7 +155,7 @@ class Replica:
         self.tally(Digest(verdict.message.commit)).add(verdict)
 
     def _restore_certificate(self, certificate: Signed[Certificate]) -> None:
-        if certificate.message.commit in self.ledger.entries:
+        if certificate.message.commit in self.ledger.commits.entries:
             verdicts = self._open_verdicts(certificate) or []
             for verdict in verdicts:
                 self._restore_verdict(verdict)
@@ -165,7 +165,7 @@ class Replica:
         """Advance to ``now``: expire, forget, retry pending messages; return those accepted now."""
         settled: list[Signed[Any]] = [*self.roster.advance(now)]
         self.ledger.advance(self.manifest.epoch_at(now))
-        for commit in [key for key in self._tallies if key not in self.ledger.entries]:
+        for commit in [key for key in self._tallies if key not in self.ledger.commits.entries]:
             del self._tallies[commit]
         oldest = now - self._waits_seconds
         early: tuple[tuple[PendingPool, _Take], ...] = (
@@ -227,7 +227,7 @@ class Replica:
 
     def envelopes(self) -> list[bytes]:
         """Return the envelopes that a restart needs, in the order in which to restore them."""
-        entries = (*self.ledger.kept.values(), *self.ledger.entries.values())
+        entries = (*self.ledger.commits.kept.values(), *self.ledger.commits.entries.values())
         commits = [entry for entry in entries if entry.timely or entry.certificate is not None]
         verdicts = [one for tally in self._tallies.values() for one in tally.verdicts.values()]
         return [
@@ -263,7 +263,10 @@ class Replica:
         """
         checkpoint = self.ledger.chain.get(version)
         made_at = 0.0 if checkpoint is None else checkpoint.message.created_at / 1000
-        made, judged = self.manifest.epoch_at(made_at), self.ledger.was_judged(worker, version)
+        made, judged = (
+            self.manifest.epoch_at(made_at),
+            self.ledger.workers.was_judged(worker, version),
+        )
         return self.roster.admitted.counts(worker, made, epoch, judged=judged)
 
     @property
@@ -305,7 +308,7 @@ class Replica:
             return _received(commit, False)
         counts = self.counts(worker, commit.message.version, commit.message.epoch)
         result = self.ledger.offer_commit(commit, epoch, anti_entropy=anti_entropy, counts=counts)
-        entry = self.ledger.entries.get(commit.digest)
+        entry = self.ledger.commits.entries.get(commit.digest)
         return replace(_received(commit, result), lasting=entry is None or entry.timely)
 
     def _is_certified(self, commit: Signed[RolloutCommit]) -> bool:
@@ -316,20 +319,20 @@ class Replica:
     def _has_room_for_unknown(self, worker: PeerId) -> bool:
         """Return whether commits of a key may wait for the outcome that proves its admission."""
         knows = self.roster.admitted.knows
-        untrusted = [one for one in self.ledger.unsettled if not knows(one)]
+        untrusted = [one for one in self.ledger.commits.unsettled if not knows(one)]
         return worker in untrusted or len(untrusted) < UNTRUSTED_MAX
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):
             return _received(verdict, Fault(FaultCode.NOT_A_VALIDATOR))
-        if verdict.message.commit not in self.ledger.entries:
+        if verdict.message.commit not in self.ledger.commits.entries:
             self._early_verdicts.add(verdict, now)
             return _received(verdict, False)
         return _received(verdict, self._count(verdict))
 
     def _count(self, verdict: Signed[Verdict]) -> Fault | bool:
         """Count a verdict on a known commit, and record the evidence if it is an equivocation."""
-        entry = self.ledger.entries[Digest(verdict.message.commit)]
+        entry = self.ledger.commits.entries[Digest(verdict.message.commit)]
         tally, validator = self.tally(entry.commit.digest), verdict.signer
         result = tally.add(verdict)
         pair = tally.equivocations.get(validator)
@@ -349,7 +352,7 @@ class Replica:
         if not self.manifest.is_validator(certificate.signer):
             return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
         commit = Digest(certificate.message.commit)
-        entry = self.ledger.entries.get(commit)
+        entry = self.ledger.commits.entries.get(commit)
         if entry is None and commit not in self._late:
             self._early_certificates.add(certificate, now)
             return _received(certificate, False)

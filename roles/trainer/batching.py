@@ -144,11 +144,13 @@ class Batching:
         """Return the usable rollouts in drawing order."""
         ledger = self._context.replica.ledger
         oldest = version - self._context.manifest.grpo.async_level
-        self._misses = Counter({k: n for k, n in self._misses.items() if k in ledger.entries})
-        self._unscorable = {key: None for key in self._unscorable if key in ledger.entries}
+        self._misses = Counter(
+            {k: n for k, n in self._misses.items() if k in ledger.commits.entries}
+        )
+        self._unscorable = {key: None for key in self._unscorable if key in ledger.commits.entries}
         candidates = {
             entry.commit.digest: entry
-            for entry in ledger.usable()
+            for entry in ledger.backpressure.usable()
             if entry.commit.digest not in self._used
             and entry.commit.digest not in self._unscorable
             and oldest <= entry.version

@@ -107,7 +107,7 @@ class ValidatorFlow:
         replica, now = self._context.replica, self._context.epoch()
         due: list[Entry] = []
         drawn: dict[int, tuple[PeerId, ...]] = {}
-        for entry in replica.ledger.open_entries():
+        for entry in replica.ledger.commits.open_entries():
             epoch = entry.epoch
             if not entry.timely or now <= epoch:
                 continue  # the beacon of the next epoch draws its committee
@@ -129,12 +129,12 @@ class ValidatorFlow:
 
     def _forget(self) -> None:
         ledger = self._context.replica.ledger
-        entries = ledger.entries
+        entries = ledger.commits.entries
         tables = self._retry_at, self._delivered, self._decided_at, self._attempts, self._failed
         for table in (*tables, self._for_others, self._unscorable):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
-        for worker in [worker for worker in self._withheld if not ledger.in_flight(worker)]:
+        for worker in [worker for worker in self._withheld if not ledger.commits.in_flight(worker)]:
             del self._withheld[worker]
         waiting = (entries[commit].state is CommitState.COMMITTED for commit in self._failed)
         if self._failures.count and not any(waiting):
@@ -201,8 +201,8 @@ class ValidatorFlow:
         """Return whether a check is useful and all its inputs but the body are on this node."""
         ledger = self._context.replica.ledger
         # Without the predecessor slot order is unproven; synchronisation will deliver it.
-        ordered = ledger.predecessor_known(entry.commit)
-        unslashed = not ledger.slashed(entry.commit.signer)
+        ordered = ledger.commits.predecessor_known(entry.commit)
+        unslashed = not ledger.workers.is_slashed(entry.commit.signer)
         return unslashed and ordered and self._examination.policy(entry.commit) is not None
 
     async def _check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:

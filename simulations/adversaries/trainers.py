@@ -84,7 +84,7 @@ def _stale(
     oldest = successor.version - 1 - replica.manifest.grpo.async_level
     batch = tuple(
         digest
-        for digest, entry in replica.ledger.entries.items()
+        for digest, entry in replica.ledger.commits.entries.items()
         if entry.version < oldest
         and entry.state is CommitState.CERTIFIED
         and entry.trained_in is None

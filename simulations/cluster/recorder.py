@@ -142,7 +142,7 @@ class Recorder:
         if self._asked.get(machine.name) == epoch:
             return
         self._asked[machine.name] = epoch
-        for entry in list(replica.ledger.entries.values()):
+        for entry in list(replica.ledger.commits.entries.values()):
             if entry.epoch == epoch:
                 committee = replica.committee(entry.commit)
                 drawn = () if committee is None else committee.escalated

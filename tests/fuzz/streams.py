@@ -266,7 +266,7 @@ def _said_sync_answer(swarm: Swarm, rng: Random) -> bytes:
 
 def _said_blob_question(swarm: Swarm, rng: Random) -> bytes:
     ledger = swarm.daemon.replica.ledger
-    digests = [bytes(entry.commit.message.body) for entry in ledger.entries.values()]
+    digests = [bytes(entry.commit.message.body) for entry in ledger.commits.entries.values()]
     digests += [bytes(one.manifest.message.index) for one in ledger.chain.checkpoints]
     request: Any = {
         "digest": rng.choice((*digests, bytes(32))),

@@ -178,7 +178,7 @@ def rollouts_of(name):
 
 def is_over(replica):
     """Return whether a node knows the outcome of everything."""
-    totals = replica.ledger.totals
+    totals = replica.ledger.workers.totals
     outcomes = (replica.ledger.chain.version, totals.certified, totals.rejected)
     return outcomes == (1, SLOTS * len(HONEST), len(LIARS))
 
@@ -411,7 +411,7 @@ def simulate_from_live_disks(live):
             for key, envelope in live.disks[name]["messages"].items():
                 if envelope_kind(envelope) == RolloutCommit.kind:
                     machine.disk.tables["messages"][b"\1" + key[1:]] = envelope
-        for entry in live.replicas["trainer-0"].ledger.entries.values():
+        for entry in live.replicas["trainer-0"].ledger.commits.entries.values():
             worker, key = live.names[entry.commit.signer], entry.commit.message.body
             world.machines[worker].disk.blobs[key] = live.bodies[key]
 

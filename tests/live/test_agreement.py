@@ -58,7 +58,7 @@ def repeated(live):
 def outcomes(side, node):
     """Return the outcome of each rollout, by worker, version and slot."""
     found = {}
-    for entry in side.replicas[node].ledger.entries.values():
+    for entry in side.replicas[node].ledger.commits.entries.values():
         message = entry.commit.message
         found[side.names[entry.commit.signer], message.version, message.slot] = (
             message.checkpoint,
@@ -74,7 +74,7 @@ def outcomes(side, node):
 
 def ledger(side, node):
     """Return the totals of each worker except decaying ones, whose last digits differ."""
-    workers = side.replicas[node].ledger.workers
+    workers = side.replicas[node].ledger.workers.counts
     told = {
         side.names[worker]: {
             name: value
@@ -141,7 +141,7 @@ def test_both_trainers_learned_from_the_same_rollouts(live, simulated):
 
 
 def test_the_same_committees_are_drawn(live, repeated):
-    commits = [entry.commit for entry in live.replicas["trainer-0"].ledger.entries.values()]
+    commits = [entry.commit for entry in live.replicas["trainer-0"].ledger.commits.entries.values()]
     for commit in commits:
         committee = live.replicas["trainer-0"].committee(commit)
         assert committee is not None
@@ -155,7 +155,7 @@ def test_validators_sign_the_same_verdicts(live, repeated):
     ours, theirs = verdicts(live), verdicts(repeated)
     accepted = [
         digest
-        for digest, entry in live.replicas["trainer-0"].ledger.entries.items()
+        for digest, entry in live.replicas["trainer-0"].ledger.commits.entries.items()
         if entry.state == "certified"
     ]
     for key in ours.keys() | theirs.keys():

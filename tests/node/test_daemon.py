@@ -116,14 +116,14 @@ async def test_a_rollout_whose_worker_dies_is_certified_after_its_return_or_expi
     await world.reach(2, "relay-0")
     worker = world.machines["worker-0"].signer.peer_id
     # The first commit announced and not yet checked: its body is on one machine only.
-    await eventually(lambda: world.ledger("relay-0").in_flight(worker) > 0, 30)
-    commit = next(iter(world.ledger("relay-0")._in_flight[worker]))
+    await eventually(lambda: world.ledger("relay-0").commits.in_flight(worker) > 0, 30)
+    commit = world.ledger("relay-0").commits.open_entries(worker)[0].commit.digest
     world.crash("worker-0")
     await asyncio.sleep(4)
     if returns:
         world.start("worker-0")
     await asyncio.sleep(45)
-    entry = world.ledger("relay-0").entries[commit]
+    entry = world.ledger("relay-0").commits.entries[commit]
     version = world.ledger("relay-0").chain.version
     await asyncio.sleep(10)
     goes_on = world.ledger("relay-0").chain.version > version or version == 60
@@ -177,10 +177,12 @@ async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as
     liar = world.machines["worker-2"].signer.peer_id
     world.start_all(but=["relay-1"])
     ledger = world.ledger()
-    await eventually(lambda: ledger.slashed(liar), 60)
-    await eventually(lambda: not any(e.commit.signer == liar for e in ledger.entries.values()), 300)
+    await eventually(lambda: ledger.workers.is_slashed(liar), 60)
+    await eventually(
+        lambda: not any(e.commit.signer == liar for e in ledger.commits.entries.values()), 300
+    )
     world.start("relay-1")
-    await eventually(lambda: world.ledger("relay-1").slashed(liar), 60)
+    await eventually(lambda: world.ledger("relay-1").workers.is_slashed(liar), 60)
     reputations = {one.peer_id: one.reputation for one in world.daemon("relay-1").status().members}
     assert reputations.pop(liar) == "slashed"
     assert set(reputations.values()) == {"good"}
@@ -192,7 +194,7 @@ async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as
     world.crash("relay-0")  # no peer is there to ask
     world.start("relay-1")
     await eventually(lambda: world.daemon("relay-1").status().restored)
-    assert world.ledger("relay-1").slashed(liar)
+    assert world.ledger("relay-1").workers.is_slashed(liar)
 
 
 # One daemon

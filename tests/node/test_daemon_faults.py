@@ -68,10 +68,10 @@ async def test_rollouts_under_way_are_checked_although_all_validators_restart():
     world.start_all()
     await world.reach(2)
     worker = world.machines["worker-0"].signer.peer_id
-    await eventually(lambda: world.ledger().in_flight(worker) > 0, 30)
+    await eventually(lambda: world.ledger().commits.in_flight(worker) > 0, 30)
     for name in ("validator-0", "validator-1"):
         world.crash(name)
-    await eventually(lambda: world.ledger().in_flight(worker) == 2, 30)
+    await eventually(lambda: world.ledger().commits.in_flight(worker) == 2, 30)
     await asyncio.sleep(4)  # they return in a later epoch than that of the election
     for name in ("validator-0", "validator-1"):
         world.start(name)
@@ -103,7 +103,7 @@ async def test_a_worker_that_lost_its_disk_and_restarts_once_more_still_listens_
     world.start_all()
     await world.reach(4, "worker-0")
     world.crash("worker-0", lose_state=True)
-    machine, counts = world.machines["worker-0"], world.ledger().workers
+    machine, counts = world.machines["worker-0"], world.ledger().workers.counts
     await asyncio.sleep(2)  # its last message arrives
     before = counts[machine.signer.peer_id].committed
     for life in range(4):  # each time it learns at once of its old record, and listens
@@ -292,13 +292,13 @@ async def test_a_clock_that_is_set_costs_one_node_a_pause(seconds):
         await asyncio.sleep(8)
         world.network.set_skew(name, 0.0)
         await asyncio.sleep(3)
-    counts = world.ledger().totals
+    counts = world.ledger().workers.totals
     certified = counts.certified
     await world.more(4)
     await asyncio.sleep(10)
     assert len(world.replica().roster.live(world.now)) == len(world.machines)
     assert counts.certified > certified
-    assert not world.ledger().slashed(world.machines["worker-0"].signer.peer_id)
+    assert not world.ledger().workers.is_slashed(world.machines["worker-0"].signer.peer_id)
     await world.finish()
 
 
@@ -388,7 +388,7 @@ async def test_after_a_partition_everybody_follows_the_later_term():
     await asyncio.sleep(3)
     holds = {world.daemon(name).status().policy_version for name in world.machines}
     assert min(holds) >= world.ledger().chain.version - 1
-    rejected = {world.ledger(name).totals.rejected for name in world.machines}
+    rejected = {world.ledger(name).workers.totals.rejected for name in world.machines}
     assert rejected == {0}, "an honest worker must not be blamed for a superseded version"
     await world.finish()
 
@@ -425,7 +425,7 @@ async def test_a_node_that_was_away_for_long_keeps_no_bodies_of_then():
     world = Swarm()
     world.start_all()
     await world.reach(3, "validator-1")
-    entries = world.ledger("validator-1").entries.values()
+    entries = world.ledger("validator-1").commits.entries.values()
     world.crash("validator-1")
     machine = world.machines["validator-1"]
     then = {entry.commit.message.body for entry in entries}
@@ -444,7 +444,7 @@ async def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_mu
     others = [name for name in world.machines if name != "trainer-0"]
     await asyncio.gather(*(world.reach(3, name) for name in others))
     ledger, step = world.ledger(), world.replica().manifest.grpo.rollouts_per_step
-    await eventually(lambda: len(ledger.usable()) >= step, 60)
+    await eventually(lambda: len(ledger.backpressure.usable()) >= step, 60)
     for name in others:
         world.crash(name)
     await world.more(1)

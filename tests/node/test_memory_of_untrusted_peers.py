@@ -76,7 +76,7 @@ def commits():
         return here
 
     yield fill
-    assert len(here.ledger.unsettled) == SAMPLE
+    assert len(here.ledger.commits.unsettled) == SAMPLE
 
 
 def uncertified():
@@ -95,8 +95,8 @@ def uncertified():
         return here
 
     yield fill
-    assert len(here.ledger.kept) == 2 * SAMPLE
-    assert len(here.ledger.entries) == 0
+    assert len(here.ledger.commits.kept) == 2 * SAMPLE
+    assert len(here.ledger.commits.entries) == 0
 
 
 def seen():

@@ -228,7 +228,9 @@ def all_certified(ledger) -> bool:
     learned = [
         commit for entry in ledger.chain.checkpoints for commit in entry.manifest.message.batch
     ]
-    known = [ledger.entries[commit] for commit in learned if commit in ledger.entries]
+    known = [
+        ledger.commits.entries[commit] for commit in learned if commit in ledger.commits.entries
+    ]
     return all(entry.state is CommitState.CERTIFIED for entry in known)
 
 
@@ -239,11 +241,11 @@ def fingerprint(replica) -> tuple:
         tuple(record.envelope for record in replica.roster.records()),
         tuple(
             (key, entry.state, entry.reason, entry.trained_in, entry.certificate)
-            for key, entry in sorted(ledger.entries.items())
+            for key, entry in sorted(ledger.commits.entries.items())
         ),
         tuple(entry.manifest.digest for entry in ledger.chain.checkpoints),
-        repr(ledger.totals),
-        tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.items())),
+        repr(ledger.workers.totals),
+        tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.counts.items())),
         tuple(evidence.digest for evidence in replica.evidence),
         tuple(
             (key, tuple(sorted(tally.verdicts))) for key, tally in sorted(replica._tallies.items())

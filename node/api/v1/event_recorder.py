@@ -43,8 +43,8 @@ class EventRecorder:
         """Add the events that follow from the replica."""
         ledger = self._replica.ledger
         found = [*self._leaders(), *self._excluded(now)]
-        entries = [*ledger.kept.values(), *ledger.entries.values()]
-        for worker, commits in ledger.forks.items():
+        entries = [*ledger.commits.kept.values(), *ledger.commits.entries.values()]
+        for worker, commits in ledger.workers.forks.items():
             found.append(self._fork(worker, commits, now))
         outcomes = [one for entry in entries for one in self._outcome(entry, None)]
         rare = [one for one in outcomes if one.kind != "escalated"]
@@ -75,11 +75,11 @@ class EventRecorder:
         ledger = self._replica.ledger
         match signed.message if signed is not None else None:
             case Certificate(commit=commit):
-                entry = ledger.entries.get(Digest(commit))
+                entry = ledger.commits.entries.get(Digest(commit))
                 if entry is not None:
                     yield from self._outcome(entry, now)
-            case RolloutCommit() if signed is not None and signed.signer in ledger.forks:
-                yield self._fork(signed.signer, ledger.forks[signed.signer], now)
+            case RolloutCommit() if signed is not None and signed.signer in ledger.workers.forks:
+                yield self._fork(signed.signer, ledger.workers.forks[signed.signer], now)
             case CheckpointManifest(version=version):
                 yield from self._leader(version)
             case Evidence():
@@ -110,7 +110,7 @@ class EventRecorder:
             )
 
     def _fork(self, worker: str, commits: tuple[Digest, Digest], now: float) -> RunEvent:
-        entry = self._replica.ledger.entries.get(commits[1])
+        entry = self._replica.ledger.commits.entries.get(commits[1])
         at, slot = now, ""
         if entry is not None:
             message = entry.commit.message

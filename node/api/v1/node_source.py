@@ -106,7 +106,7 @@ class NodeSource(DataSource):
         ledger, manifest = view.observer.context.replica.ledger, view.manifest.manifest
         if 0 <= ledger.chain.version < manifest.grpo.steps:
             self._looks += 1
-            self._looks_idle += len(ledger.usable()) < manifest.grpo.rollouts_per_step
+            self._looks_idle += len(ledger.backpressure.usable()) < manifest.grpo.rollouts_per_step
         if not self._restored and snapshot.state != "joining":
             # Peers connect only after the stored messages are restored.
             self._restored = True
@@ -191,7 +191,7 @@ class NodeSource(DataSource):
             steps=manifest.grpo.steps,
             version=ledger.chain.version,
             policy_version=snapshot.policy_version,
-            policy_lag_max=ledger.policy_lag_max,
+            policy_lag_max=ledger.commits.policy_lag_max,
             seconds_to_go=seconds_to_go(ledger.chain.checkpoints, manifest.grpo.steps, now),
             certified_per_minute=self._samples.certified_per_minute,
             trainer_idle_share=self._samples.trainer_idle_share,
@@ -201,8 +201,10 @@ class NodeSource(DataSource):
             peers_connected=snapshot.connected,
             backlog=snapshot.backlog,
             slashed=numbers.slashed,
-            rollouts=counted(ledger.totals),
-            own_rollouts=counted(ledger.workers[me]) if me in ledger.workers else RolloutCounts(),
+            rollouts=counted(ledger.workers.totals),
+            own_rollouts=counted(ledger.workers.counts[me])
+            if me in ledger.workers.counts
+            else RolloutCounts(),
             rewards=self._reward_points(ledger.chain.checkpoints),
             training_warning=observer.context.training.warning,
             evaluation=observer.context.evaluated()[-POINTS_MAX:],
@@ -216,7 +218,7 @@ class NodeSource(DataSource):
             live = partial(replica.roster.live, now)
             roles = {str(role): len(live(role)) for role in Role}
             ledger = replica.ledger
-            slashed = sum(map(ledger.slashed, ledger.workers))
+            slashed = sum(map(ledger.workers.is_slashed, ledger.workers.counts))
             self._numbers = _EpochNumbers(epoch, roles, len(live()), slashed)
         return self._numbers
 

@@ -86,7 +86,7 @@ async def test_a_body_stays_while_its_commit_is_open_or_may_be_learned_from():
     await machine.bodies.sweep()
     assert not machine.has("certified"), "nobody can learn from it any more"
     assert machine.has("open"), "its committee is still to look"
-    assert machine.replica.ledger.entries[opened.digest].state is CommitState.COMMITTED
+    assert machine.replica.ledger.commits.entries[opened.digest].state is CommitState.COMMITTED
     machine.epoch = EXPIRE + 1
     machine.replica.advance(WORLD.at(machine.epoch))
     await machine.bodies.sweep()
@@ -104,7 +104,7 @@ async def test_who_names_the_body_of_another_commit_does_not_delete_it():
     machine.settle(honest)
     machine.versions(1)
     await machine.bodies.sweep()
-    assert machine.replica.ledger.usable()
+    assert machine.replica.ledger.backpressure.usable()
     assert machine.has("a")
     machine.versions(KEPT)
     await machine.bodies.sweep()
@@ -128,7 +128,7 @@ async def test_bodies_whose_commits_were_forgotten_go_too():
     await machine.commit(WORKER, "a")
     await machine.bodies.sweep()
     machine.replica.advance(WORLD.at(4 * EXPIRE + 2))
-    assert machine.replica.ledger.entries == {}
+    assert machine.replica.ledger.commits.entries == {}
     await machine.bodies.sweep()
     assert not machine.has("a")
     assert machine.bodies._seen == {}

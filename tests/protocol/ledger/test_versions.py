@@ -82,7 +82,7 @@ def test_a_rejected_commit_in_a_batch_does_not_end_the_chain():
     rejection = WORLD.certificate(commit, accepted=False, escalated=True)
     assert take(target, version, commit, rejection) is ValidationResult.ACCEPT
     assert target.ledger.chain.version == 1
-    assert [entry.commit for entry in target.ledger.trained_on_rejected] == [commit]
+    assert [entry.commit for entry in target.ledger.commits.trained_on_rejected] == [commit]
 
 
 def test_a_standby_trainer_takes_nothing_back_under_a_live_leader():
@@ -394,9 +394,11 @@ def test_the_same_messages_in_any_order_lead_to_the_same_version(seed, order):
         target.receive(signed.envelope, WORLD.at(2))
     target.advance(WORLD.at(2))
     assert target.ledger.chain.head == expected
-    assert target.ledger.totals.trained == sum(
+    assert target.ledger.workers.totals.trained == sum(
         len(entry.manifest.message.batch)
-        - sum(commit not in target.ledger.entries for commit in entry.manifest.message.batch)
+        - sum(
+            commit not in target.ledger.commits.entries for commit in entry.manifest.message.batch
+        )
         for entry in target.ledger.chain.checkpoints
     )
     again = Replica(WORLD.manifest, verify)

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from protocol.core.crypto import digest, verify
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Topic, ValidationResult
-from protocol.ledger.commits import CommitState
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
+from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX, CommitState
 from protocol.replica import replica as replica_module
 from protocol.replica.replica import TOPIC_KINDS, Received, Replica
 from tests.worlds.messages import World, fingerprint, forged, run_manifest
@@ -48,7 +47,7 @@ def refused(target, envelope, relay=ValidationResult.REJECT, now=NOW) -> str:
 
 def test_a_rollout_from_commit_to_version():
     target = replica(WORLD.record(WORKER, ("inference",)), COMMIT, CERTIFICATE)
-    entry = target.ledger.entries[COMMIT.digest]
+    entry = target.ledger.commits.entries[COMMIT.digest]
     assert (entry.state, entry.reason) == (CommitState.CERTIFIED, "accepted")
     assert (
         take(target, WORLD.checkpoint(GENESIS, batch=(COMMIT.digest,))) is ValidationResult.ACCEPT
@@ -131,11 +130,11 @@ def test_only_what_is_wrong_for_everyone_is_blamed_on_its_carrier():
 def test_the_outcome_of_a_commit_that_comes_after_its_worker_is_slashed_is_taken():
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True)
     target = replica(COMMIT, rejection)
-    assert target.ledger.entries[COMMIT.digest].reason == "computation"
+    assert target.ledger.commits.entries[COMMIT.digest].reason == "computation"
     successor = WORLD.commit(WORKER, 1, COMMIT.digest)
     take(target, successor)
     take(target, WORLD.certificate(successor, accepted=False, escalated=True))
-    assert target.ledger.entries[successor.digest].state is CommitState.REJECTED
+    assert target.ledger.commits.entries[successor.digest].state is CommitState.REJECTED
 
 
 def test_a_commit_with_an_old_date_is_neither_taken_nor_passed_on():
@@ -145,7 +144,7 @@ def test_a_commit_with_an_old_date_is_neither_taken_nor_passed_on():
     assert refused(target, old.envelope, ValidationResult.IGNORE, late) == "old-date"
     received = target.receive_topic(Topic.COMMITS, old.envelope, late)
     assert (received.result, received.fault.code) == (ValidationResult.IGNORE, "old-date")
-    assert old.digest not in target.ledger.entries
+    assert old.digest not in target.ledger.commits.entries
 
 
 def test_a_late_commit_survives_a_restart_only_with_its_outcome():
@@ -154,10 +153,10 @@ def test_a_late_commit_survives_a_restart_only_with_its_outcome():
     late = WORLD.at(10)
     received = target.receive(COMMIT.envelope, late, anti_entropy=True)
     assert (received.result, received.lasting) == (ValidationResult.ACCEPT, False)
-    assert COMMIT.digest not in restarted(target).ledger.entries
+    assert COMMIT.digest not in restarted(target).ledger.commits.entries
     assert target.receive(CERTIFICATE.envelope, late, anti_entropy=True).lasting
     again = restarted(target)
-    assert again.ledger.entries[COMMIT.digest].state is CommitState.CERTIFIED
+    assert again.ledger.commits.entries[COMMIT.digest].state is CommitState.CERTIFIED
     in_time = replica().receive(COMMIT.envelope, NOW, anti_entropy=True)
     assert (in_time.result, in_time.lasting) == (ValidationResult.ACCEPT, True)
 
@@ -169,7 +168,7 @@ def test_two_commits_for_one_slot_end_the_same_everywhere():
         for signed in (COMMIT, fork, CERTIFICATE):
             take(target, signed)
         target.advance(NOW)
-    assert one.ledger.totals.certified == other.ledger.totals.certified
+    assert one.ledger.workers.totals.certified == other.ledger.workers.totals.certified
 
 
 # Verdicts
@@ -345,7 +344,7 @@ def test_a_certificate_waits_for_its_commit():
     assert take(target, COMMIT) is ValidationResult.ACCEPT
     assert target.advance(NOW) == [CERTIFICATE]
     assert not target.behind
-    assert target.ledger.totals.certified == 1
+    assert target.ledger.workers.totals.certified == 1
 
 
 @pytest.mark.parametrize("known", [0, 2])
@@ -374,7 +373,7 @@ def test_verdicts_of_a_committee_that_is_not_ours_count_with_our_own():
     assert received.fault.code == "other-committee"
     assert received.settled == tuple(others)
     assert target.receive(rejection.envelope, NOW).settled == ()
-    assert target.ledger.entries[COMMIT.digest].certificate is None
+    assert target.ledger.commits.entries[COMMIT.digest].certificate is None
     assert take(target, last) is ValidationResult.ACCEPT
     outcome = target.tally(COMMIT.digest).outcome(committee)
     assert outcome is not None
@@ -394,8 +393,8 @@ def test_two_outcomes_of_one_commit_end_the_same_everywhere():
             assert take(target, version) is ValidationResult.ACCEPT
     assert fingerprint(one)[1:5] == fingerprint(other)[1:5]
     assert fingerprint(restarted(one))[1:5] == fingerprint(one)[1:5]
-    assert one.ledger.entries[COMMIT.digest].state is CommitState.REJECTED
-    assert not one.ledger.usable()
+    assert one.ledger.commits.entries[COMMIT.digest].state is CommitState.REJECTED
+    assert not one.ledger.backpressure.usable()
     assert take(one, WORLD.certificate(COMMIT, escalated=True)) is ValidationResult.IGNORE
 
 
@@ -408,7 +407,7 @@ def test_what_outranks_an_outcome_is_checked_like_any_other():
         verdicts=(WORLD.verdict(VALIDATOR, COMMIT, accept=False).envelope,),
     )
     assert refused(target, lie.envelope, ValidationResult.IGNORE) == "other-committee"
-    assert target.ledger.entries[COMMIT.digest].state is CommitState.CERTIFIED
+    assert target.ledger.commits.entries[COMMIT.digest].state is CommitState.CERTIFIED
 
 
 def test_the_commonest_reason_is_kept():
@@ -420,7 +419,7 @@ def test_the_commonest_reason_is_kept():
     )
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True, verdicts=verdicts)
     target = replica(COMMIT, rejection)
-    assert target.ledger.entries[COMMIT.digest].reason == "reward"
+    assert target.ledger.commits.entries[COMMIT.digest].reason == "reward"
 
 
 # Pending messages
@@ -558,8 +557,8 @@ def test_a_restart_keeps_more_commits_than_may_wait_at_once():
         assert take(target, commit) is ValidationResult.ACCEPT
         assert take(target, WORLD.certificate(commit)) is ValidationResult.ACCEPT
     again = restarted(target)
-    assert again.ledger.totals == target.ledger.totals
-    assert again.ledger.totals.certified == count
+    assert again.ledger.workers.totals == target.ledger.workers.totals
+    assert again.ledger.workers.totals.certified == count
 
 
 def test_a_restart_keeps_a_commit_whose_version_was_superseded():
@@ -569,7 +568,7 @@ def test_a_restart_keeps_a_commit_whose_version_was_superseded():
     assert take(target, old) is ValidationResult.ACCEPT
     successor = WORLD.checkpoint(GENESIS, trainer=1, term=1, policy=digest(b"second"))
     assert take(target, successor) is ValidationResult.ACCEPT
-    assert old.digest in restarted(target).ledger.entries
+    assert old.digest in restarted(target).ledger.commits.entries
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def slots(world):
 
 def settle_all(world):
     for signed in world.network.published:
-        entry = world.replica.ledger.entries[signed.digest]
+        entry = world.replica.ledger.commits.entries[signed.digest]
         if entry.certificate is None:
             world.replica.ledger.offer_certificate(world.world.certificate(signed), found())
     world.changes.notify()
@@ -169,7 +169,7 @@ async def test_the_ledger_takes_sixteen_and_a_worker_has_half_of_them_open_at_mo
     made = len(slots(world))
     await world.rest(5)
     assert len(slots(world)) - made <= CREDIT_MAX
-    assert world.replica.ledger.in_flight(world.signer.peer_id) == CREDIT_MAX
+    assert world.replica.ledger.commits.in_flight(world.signer.peer_id) == CREDIT_MAX
     assert len(flow._making) == 19
     await world.stop()
 
@@ -291,7 +291,7 @@ async def test_a_restart_uses_no_slot_twice_and_skips_none(tmp_path):
     world.run(again)
     await settling(world, 10)
     assert slots(world)[:8] == [(0, slot) for slot in range(8)]
-    assert world.replica.ledger.forks == {}
+    assert world.replica.ledger.workers.forks == {}
     await world.stop()
 
 
@@ -350,7 +350,7 @@ async def test_slots_that_another_disk_used_are_not_used_again(tmp_path):
     world.changes.notify()
     await settling(world, 30)
     assert len(slots(world)) == made
-    assert world.replica.ledger.forks == {}
+    assert world.replica.ledger.workers.forks == {}
     assert engine.running == 0
     await world.stop()
 

@@ -30,7 +30,7 @@ class World(FlowWorld):
         count = self.manifest.sampling.group_size * self.manifest.sampling.prompts_per_rollout
         good = RolloutSequence((ANSWER, END), (-0.5, -0.5), 1_000_000, (b"proof",))
         version = self.version_now if version is None else version
-        number, previous = self.replica.ledger.next_slot(signer.peer_id, version)
+        number, previous = self.replica.ledger.commits.next_slot(signer.peer_id, version)
         unique = RolloutSequence((ANSWER, END), (-0.5, -0.5), number, (signer.public_key,))
         data = encode_body([good] * (count - 1) + [unique]) if body is None else body
         signed = self.world.commit(

@@ -55,7 +55,7 @@ class Found:
                 continue
             ledger = machine.replica().ledger
             self.versions.append(ledger.chain.version)
-            for entry in (*ledger.entries.values(), *ledger.kept.values()):
+            for entry in (*ledger.commits.entries.values(), *ledger.commits.kept.values()):
                 signer = entry.commit.signer
                 if signer not in everybody:
                     self.taken[signer] = self.taken.get(signer, 0) + 1

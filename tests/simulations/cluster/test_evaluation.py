@@ -35,7 +35,7 @@ async def test_every_node_has_the_curve_and_no_batch_has_a_rollout_of_it():
     assert ledger.chain.version > 2 * EVERY
     evaluated = {
         digest: entry
-        for digest, entry in ledger.entries.items()
+        for digest, entry in ledger.commits.entries.items()
         if entry.version % EVERY == 0 and entry.commit.message.slot == 0
     }
     learned = {commit for one in ledger.chain.checkpoints for commit in one.manifest.message.batch}
