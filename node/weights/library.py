@@ -139,7 +139,7 @@ class PolicyLibrary(Policies):
         self._held: dict[int, Policy] = {}
         self._in_use: Counter[int] = Counter()
         self._arriving: dict[int, _Arriving] = {}
-        self._routes = DownloadPlanner(replica.ledger, replica.manifest.shardcast, self.get)
+        self._routes = DownloadPlanner(replica.ledger.chain, replica.manifest.shardcast, self.get)
         self._bases: set[int] = set()
         """Versions needed as bases of wanted versions."""
         self._refusals: dict[Digest, int] = {}
