@@ -19,7 +19,7 @@ def forks_told(replica: Replica) -> tuple[str, ...]:
 
 def _validators(replica: Replica) -> dict[PeerId, str]:
     found = {}
-    for evidence in replica.evidence:
+    for evidence in replica.verdicts.equivocators.evidence:
         one = open_envelope(evidence.message.accepting, Verdict, replica.run_id, lambda *_: True)
         if not isinstance(one, Fault):
             found[one.signer] = (

@@ -35,7 +35,7 @@ def _overruled(replica: Replica) -> Counter[str]:
     entries = replica.ledger.commits.entries
     return Counter(
         str(signer)
-        for commit, tally in replica.tallies.items()
+        for commit, tally in replica.verdicts.pools.items()
         if (entry := entries.get(commit)) is not None and entry.certificate is not None
         for signer, verdict in tally.verdicts.items()
         if _contradicts(verdict.message, entry)

@@ -282,7 +282,7 @@ def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
     records = replica.roster.records()
     named = {*manifest.genesis.trainers, *manifest.genesis.validators}
     yield from (record for record in records if record.signer in named)
-    yield from replica.evidence
+    yield from replica.verdicts.equivocators.evidence
     first = max(0, min(from_version, ledger.chain.version))
     yield from (checkpoint.manifest for checkpoint in ledger.chain.checkpoints[first:])
     entries = ledger.commits.entries.values()

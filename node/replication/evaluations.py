@@ -51,7 +51,7 @@ class EvaluationCollector:
 
     async def _read(self, entry: Entry) -> None:
         replica, message = self._context.replica, entry.commit.message
-        voters = replica.tally(entry.commit.digest).verdicts
+        voters = replica.verdicts.pool(entry.commit.digest).verdicts
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
         body = await self._bodies.fetch(entry.commit, [entry.commit.signer, *certifier, *voters])
         if body is None:

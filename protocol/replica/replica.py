@@ -7,14 +7,12 @@ its commit, a version before its parent or the outcomes of its batch. ``advance`
 versions are also tried when a certificate or another version is accepted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from protocol.consensus.committee import Committee, VerdictPool, check_certificate, draw
-from protocol.consensus.electorate import LocalElectorate
-from protocol.consensus.equivocation import EquivocationTracker
+from protocol.consensus.committee import VerdictTable
 from protocol.core.containers import Table
 from protocol.core.crypto import Verifier
 from protocol.core.faults import Blame, Fault, FaultCode
@@ -80,26 +78,23 @@ class Received:
 
 
 class Replica:
-    """Roster, ledger and verdict pools of one run."""
+    """Roster, ledger and verdicts of one run."""
 
     def __init__(
         self, manifest: RunManifest, verify: Verifier, opened: Opened | None = None
     ) -> None:
         self.manifest, self.run_id = manifest, manifest.run_id
         self.roster = Roster(manifest, verify)
-        self._equivocators = EquivocationTracker(manifest, verify)
-        self.electorate = LocalElectorate(manifest, self.roster, self._equivocators)
+        self.verdicts = VerdictTable(manifest, verify, self.roster)
         self.ledger = Ledger(manifest)
         self.untrusted_commits = UntrustedCommits(manifest, self.ledger)
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
-        self._tallies: dict[Digest, VerdictPool] = {}
-        self._evidence_due: dict[PeerId, Evidence] = {}
         self._early_certificates = PendingPool(WAITING_MAX, "waiting")
         self._early_verdicts = PendingPool(WAITING_MAX, "waiting")
-        self._late = LateEvidence(manifest, self.ledger, self.roster, self.electorate)
+        self._late = LateEvidence(manifest, self.ledger, self.roster, self.verdicts.electorate)
         self.tables: tuple[Table, ...] = (
             *self.ledger.tables,
             *self.roster.tables,
@@ -111,10 +106,10 @@ class Replica:
         kinds: tuple[tuple[type[Message], _Take, _Restore], ...] = (
             (NodeRecord, self._record, None),
             (RolloutCommit, self._commit, self.ledger.restore_commit),
-            (Verdict, self._verdict, self._restore_verdict),
+            (Verdict, self._verdict, self.verdicts.restore),
             (Certificate, self._certificate, self._restore_certificate),
             (CheckpointManifest, self._checkpoint, self.ledger.restore_checkpoint),
-            (Evidence, self._take_evidence, self._equivocators.offer),
+            (Evidence, self._take_evidence, self.verdicts.equivocators.offer),
         )
         self._kinds = {row[0].kind: row for row in kinds}
 
@@ -151,22 +146,18 @@ class Replica:
             if isinstance(signed, Signed):
                 restore(signed)
 
-    def _restore_verdict(self, verdict: Signed[Verdict]) -> None:
-        self.tally(Digest(verdict.message.commit)).add(verdict)
-
     def _restore_certificate(self, certificate: Signed[Certificate]) -> None:
         if certificate.message.commit in self.ledger.commits.entries:
             verdicts = self._open_verdicts(certificate) or []
             for verdict in verdicts:
-                self._restore_verdict(verdict)
+                self.verdicts.restore(verdict)
             self.ledger.offer_certificate(certificate, [one.message for one in verdicts])
 
     def advance(self, now: float) -> list[Signed[Any]]:
         """Advance to ``now``: expire, forget, retry pending messages; return those accepted now."""
         settled: list[Signed[Any]] = [*self.roster.advance(now)]
         self.ledger.advance(self.manifest.epoch_at(now))
-        for commit in [key for key in self._tallies if key not in self.ledger.commits.entries]:
-            del self._tallies[commit]
+        self.verdicts.retain(self.ledger.commits.entries)
         oldest = now - self._waits_seconds
         early: tuple[tuple[PendingPool, _Take], ...] = (
             (self._early_verdicts, self._verdict),
@@ -199,7 +190,7 @@ class Replica:
         ledger, branches = self.ledger, self.ledger.branches
         if not len(branches):
             return []
-        excluded = self._equivocators.excluded(self.manifest.epoch_at(now))
+        excluded = self.verdicts.equivocators.excluded(self.manifest.epoch_at(now))
         live = self.roster.live(now, Role.VALIDATOR)
         records = [member.record for member in live if member.peer not in excluded]
         roster_min = self.manifest.committee.roster_min
@@ -229,31 +220,15 @@ class Replica:
         """Return the envelopes that a restart needs, in the order in which to restore them."""
         entries = (*self.ledger.commits.kept.values(), *self.ledger.commits.entries.values())
         commits = [entry for entry in entries if entry.timely or entry.certificate is not None]
-        verdicts = [one for tally in self._tallies.values() for one in tally.verdicts.values()]
         return [
-            *(evidence.envelope for evidence in self.evidence),
+            *(evidence.envelope for evidence in self.verdicts.equivocators.evidence),
             *(entry.commit.envelope for entry in commits),
             *(entry.manifest.envelope for entry in self.ledger.chain.checkpoints),
-            *(verdict.envelope for verdict in verdicts),
+            *self.verdicts.envelopes(),
             *(entry.certificate.envelope for entry in commits if entry.certificate is not None),
         ]
 
     # Queries
-
-    @property
-    def evidence(self) -> list[Signed[Evidence]]:
-        """The accepted proofs of equivocation."""
-        return self._equivocators.evidence
-
-    def evidence_due(self) -> list[Evidence]:
-        """Return the equivocations that this node found itself and should sign and gossip."""
-        due = list(self._evidence_due.values())
-        self._evidence_due.clear()
-        return due
-
-    def committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
-        """Draw the committee of a commit from this node's roster."""
-        return draw(self.manifest, self.electorate, commit)
 
     def counts(self, worker: PeerId, version: int, epoch: int) -> bool:
         """Return whether commits of ``worker`` in ``epoch`` to a version are checked here.
@@ -268,15 +243,6 @@ class Replica:
             self.ledger.workers.was_judged(worker, version),
         )
         return self.roster.admitted.counts(worker, made, epoch, judged=judged)
-
-    @property
-    def tallies(self) -> Mapping[Digest, VerdictPool]:
-        """The verdicts held for each commit."""
-        return self._tallies
-
-    def tally(self, commit: Digest) -> VerdictPool:
-        """Return the verdicts on a commit."""
-        return self._tallies.setdefault(commit, VerdictPool())
 
     def leader(self, now: float) -> PeerId | None:
         """Return the leading trainer: the first live one in the manifest's order.
@@ -325,28 +291,14 @@ class Replica:
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):
             return _received(verdict, Fault(FaultCode.NOT_A_VALIDATOR))
-        if verdict.message.commit not in self.ledger.commits.entries:
+        entry = self.ledger.commits.entries.get(Digest(verdict.message.commit))
+        if entry is None:
             self._early_verdicts.add(verdict, now)
             return _received(verdict, False)
-        return _received(verdict, self._count(verdict))
-
-    def _count(self, verdict: Signed[Verdict]) -> Fault | bool:
-        """Count a verdict on a known commit, and record the evidence if it is an equivocation."""
-        entry = self.ledger.commits.entries[Digest(verdict.message.commit)]
-        tally, validator = self.tally(entry.commit.digest), verdict.signer
-        result = tally.add(verdict)
-        pair = tally.equivocations.get(validator)
-        if pair is not None and self._equivocators.is_news(validator, entry.epoch):
-            accepting, rejecting = sorted(pair, key=lambda one: not one.message.accept)
-            self._evidence_due[validator] = Evidence(
-                commit=entry.commit.envelope,
-                accepting=accepting.envelope,
-                rejecting=rejecting.envelope,
-            )
-        return result
+        return _received(verdict, self.verdicts.add(verdict, entry.commit))
 
     def _take_evidence(self, evidence: Signed[Evidence], _now: float) -> Received:
-        return _received(evidence, self._equivocators.offer(evidence))
+        return _received(evidence, self.verdicts.equivocators.offer(evidence))
 
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
         if not self.manifest.is_validator(certificate.signer):
@@ -364,10 +316,10 @@ class Replica:
             return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
         if entry is None:
             return _received(certificate, self._late.offer_certificate(certificate, verdicts))
-        fault = check_certificate(certificate.message, verdicts, self.committee(entry.commit))
+        fault = self.verdicts.fault(certificate.message, verdicts, entry.commit)
         if fault is not None and fault.code is not FaultCode.OTHER_COMMITTEE:
             return _received(certificate, fault)
-        news = tuple(verdict for verdict in verdicts if self._count(verdict) is True)
+        news = tuple(one for one in verdicts if self.verdicts.add(one, entry.commit) is True)
         if fault is not None:
             # Our roster may lag behind the author's: no peer is at fault, and we try again. If ours
             # is the complete one, its verdicts and those of others still decide here.

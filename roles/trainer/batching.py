@@ -184,7 +184,7 @@ class Batching:
     async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
         """Fetch a certified body and recompute its rewards."""
         context, message = self._context, entry.commit.message
-        voters = context.replica.tally(entry.commit.digest).verdicts
+        voters = context.replica.verdicts.pool(entry.commit.digest).verdicts
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
         sources = [entry.commit.signer, *certifier, *voters]
         body = await context.network.fetch_body(entry.commit, sources)

@@ -112,7 +112,7 @@ class ValidatorFlow:
             if not entry.timely or now <= epoch:
                 continue  # the beacon of the next epoch draws its committee
             if epoch not in drawn:
-                drawn[epoch] = replica.electorate.validators(epoch + 1)
+                drawn[epoch] = replica.verdicts.electorate.validators(epoch + 1)
             # In a large swarm nearly all commits are for other validators, and may be thousands.
             if self._for_others.get(entry.commit.digest) is not drawn[epoch]:
                 due.append(entry)
@@ -153,16 +153,16 @@ class ValidatorFlow:
         context, digest = self._context, entry.commit.digest
         if entry.state is not CommitState.COMMITTED:
             return  # settled while earlier commits were processed
-        committee = context.replica.committee(entry.commit)
+        committee = context.replica.verdicts.committee(entry.commit)
         if committee is None:
             return
         if context.peer_id not in committee.escalated:
-            electorate, epoch = context.replica.electorate, entry.epoch
+            electorate, epoch = context.replica.verdicts.electorate, entry.epoch
             self._for_others[digest] = electorate.validators(epoch + 1)
             return
         wide = self._escalated(entry, committee)
         members = committee.escalated if wide else committee.first
-        verdict = context.replica.tally(entry.commit.digest).verdicts.get(context.peer_id)
+        verdict = context.replica.verdicts.pool(entry.commit.digest).verdicts.get(context.peer_id)
         if verdict is not None:
             self._deliver(entry, verdict, members)
         elif context.peer_id in members and digest not in self._unscorable:
@@ -172,7 +172,7 @@ class ValidatorFlow:
     def _escalated(self, entry: Entry, committee: Committee) -> bool:
         age_epochs = self._context.epoch() - entry.epoch
         late = age_epochs > self._context.manifest.committee.escalate_after_epochs
-        return late or self._context.replica.tally(entry.commit.digest).disputed(committee)
+        return late or self._context.replica.verdicts.pool(entry.commit.digest).disputed(committee)
 
     # Checking
 
@@ -262,7 +262,9 @@ class ValidatorFlow:
 
     def _is_settled(self, entry: Entry) -> bool:
         """Return whether this node's verdict is stored or an outcome is known."""
-        own = self._context.replica.tally(entry.commit.digest).verdicts.get(self._context.peer_id)
+        own = self._context.replica.verdicts.pool(entry.commit.digest).verdicts.get(
+            self._context.peer_id
+        )
         return own is not None or entry.state is not CommitState.COMMITTED
 
     async def _give_verdict(self, commit: Signed[RolloutCommit], finding: AuditResult) -> bool:
@@ -300,7 +302,7 @@ class ValidatorFlow:
     async def _certify(self, entry: Entry, committee: Committee) -> None:
         """Publish the outcome; the member of rank r waits r half epochs for those before it."""
         context, digest = self._context, entry.commit.digest
-        outcome = context.replica.tally(digest).outcome(committee)
+        outcome = context.replica.verdicts.pool(digest).outcome(committee)
         if outcome is None:
             return
         members = committee.escalated if outcome.escalated else committee.first

@@ -207,7 +207,7 @@ class ContradictingTransport(PassingTransport):
         if isinstance(rejecting, Fault) or rejecting.message.accepted:
             return encoded
         commit = Digest(rejecting.message.commit)
-        committee = replica.committee(replica.ledger.commits.entries[commit].commit)
+        committee = replica.verdicts.committee(replica.ledger.commits.entries[commit].commit)
         signers = self.parts.accomplices
         if committee is None or not signers.keys() >= set(committee.first):
             return encoded

@@ -144,7 +144,7 @@ class Recorder:
         self._asked[machine.name] = epoch
         for entry in list(replica.ledger.commits.entries.values()):
             if entry.epoch == epoch:
-                committee = replica.committee(entry.commit)
+                committee = replica.verdicts.committee(entry.commit)
                 drawn = () if committee is None else committee.escalated
                 members = blake3("/".join(drawn).encode()).hexdigest()[:16]
                 self.emit(machine.name, "committee", commit=entry.commit.digest, members=members)

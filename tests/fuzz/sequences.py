@@ -120,7 +120,7 @@ class ReplicaSession:
                 raise BrokenBoundError("a rejected message has left something")
             if received.fault is None:
                 raise BrokenBoundError("rejected for nothing")
-        self.replica.evidence_due()
+        self.replica.verdicts.evidence_due()
         return received.result is ValidationResult.ACCEPT
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class ReplicaSession:
             ("untrusted", len(unknown), UNTRUSTED_MAX),
             ("admitted", len(admitted._known), KEYS_MAX),
             ("refused", len(admitted._refused), REFUSED_MAX),
-            ("tallies", len(replica._tallies), len(replica.ledger.commits.entries) + 1),
+            ("tallies", len(replica.verdicts.pools), len(replica.ledger.commits.entries) + 1),
         )
         for name, size, limit in tables:
             if size > limit:

@@ -143,11 +143,11 @@ def test_both_trainers_learned_from_the_same_rollouts(live, simulated):
 def test_the_same_committees_are_drawn(live, repeated):
     commits = [entry.commit for entry in live.replicas["trainer-0"].ledger.commits.entries.values()]
     for commit in commits:
-        committee = live.replicas["trainer-0"].committee(commit)
+        committee = live.replicas["trainer-0"].verdicts.committee(commit)
         assert committee is not None
         for side in (live, repeated):
             for node, replica in side.replicas.items():
-                assert replica.committee(commit) == committee, node
+                assert replica.verdicts.committee(commit) == committee, node
 
 
 def test_validators_sign_the_same_verdicts(live, repeated):

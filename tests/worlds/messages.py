@@ -169,7 +169,7 @@ class World:
         epoch = commit.message.epoch
         if epoch not in self.complete:
             self.complete[epoch] = self.replica(roster_at=epoch)
-        return self.complete[epoch].committee(commit)
+        return self.complete[epoch].verdicts.committee(commit)
 
     def verdict(self, signer, commit, *, accept=True, **changes) -> Signed[Verdict]:
         reason = "accepted" if accept else "computation"
@@ -246,8 +246,9 @@ def fingerprint(replica) -> tuple:
         tuple(entry.manifest.digest for entry in ledger.chain.checkpoints),
         repr(ledger.workers.totals),
         tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.counts.items())),
-        tuple(evidence.digest for evidence in replica.evidence),
+        tuple(evidence.digest for evidence in replica.verdicts.equivocators.evidence),
         tuple(
-            (key, tuple(sorted(tally.verdicts))) for key, tally in sorted(replica._tallies.items())
+            (key, tuple(sorted(tally.verdicts)))
+            for key, tally in sorted(replica.verdicts.pools.items())
         ),
     )

@@ -129,7 +129,7 @@ class RolloutReader:
             if isinstance(verdict, Signed):
                 found[verdict.signer] = verdict
         if entry.commit.digest in replica.ledger.commits.entries:
-            for signer, verdict in replica.tally(entry.commit.digest).verdicts.items():
+            for signer, verdict in replica.verdicts.pool(entry.commit.digest).verdicts.items():
                 found.setdefault(signer, verdict)
         return list(found.values())
 
@@ -162,7 +162,7 @@ class RolloutReader:
 
     def _drawn(self, entry: Entry) -> Drawn:
         epoch = entry.epoch + 1
-        committee = self._context.replica.committee(entry.commit)
+        committee = self._context.replica.verdicts.committee(entry.commit)
         if committee is None:
             return Drawn(epoch)
         return Drawn(epoch, committee.first, committee.escalated, committee.quorum)

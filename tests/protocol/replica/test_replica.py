@@ -176,10 +176,10 @@ def test_two_commits_for_one_slot_end_the_same_everywhere():
 
 def test_verdicts_are_of_validators_and_count_for_the_certificate():
     target = replica(COMMIT)
-    committee = target.committee(COMMIT)
+    committee = target.verdicts.committee(COMMIT)
     for peer in committee.first:
         assert take(target, WORLD.verdict(WORLD.by_peer[peer], COMMIT)) is ValidationResult.ACCEPT
-    assert target.tally(COMMIT.digest).outcome(committee).accepted
+    assert target.verdicts.pool(COMMIT.digest).outcome(committee).accepted
     assert refused(target, WORLD.verdict(OTHER, COMMIT).envelope) == "not-a-validator"
 
 
@@ -188,30 +188,30 @@ def test_two_verdicts_of_one_validator_are_recorded():
     for detail in map(str, range(50)):
         liar = WORLD.verdict(VALIDATOR, COMMIT, accept=False, detail=detail)
         assert refused(target, liar.envelope, ValidationResult.IGNORE) == "equivocation"
-    assert list(target.tally(COMMIT.digest).equivocations) == [VALIDATOR.peer_id]
+    assert list(target.verdicts.pool(COMMIT.digest).equivocations) == [VALIDATOR.peer_id]
 
 
 def test_a_certificate_shows_equivocation_too():
     ranked = WORLD.committee(COMMIT).first
     liar = WORLD.verdict(WORLD.by_peer[ranked[0]], COMMIT, accept=False)
     target = replica(COMMIT, liar, CERTIFICATE)
-    assert list(target.tally(COMMIT.digest).equivocations) == [ranked[0]]
+    assert list(target.verdicts.pool(COMMIT.digest).equivocations) == [ranked[0]]
 
 
 def test_an_equivocation_that_is_found_is_told_once_and_excludes_its_author():
     ranked = WORLD.committee(COMMIT).first
     liar = WORLD.by_peer[ranked[0]]
     target = replica(COMMIT, CERTIFICATE)
-    assert target.evidence_due() == []
+    assert target.verdicts.evidence_due() == []
     take(target, WORLD.verdict(liar, COMMIT, accept=False))
-    (message,) = target.evidence_due()
-    assert target.evidence_due() == []
+    (message,) = target.verdicts.evidence_due()
+    assert target.verdicts.evidence_due() == []
     evidence = WORLD.sealed(message, OTHER)
     assert take(target, evidence) is ValidationResult.ACCEPT
     assert take(target, evidence) is ValidationResult.IGNORE
     take(target, WORLD.verdict(liar, COMMIT, accept=False, detail="once more"))
-    assert target.evidence_due() == [], "everybody knows by now"
-    assert restarted(target).evidence == [evidence]
+    assert target.verdicts.evidence_due() == [], "everybody knows by now"
+    assert restarted(target).verdicts.equivocators.evidence == [evidence]
 
 
 @pytest.mark.parametrize("both_known", ["by verdict", "by certificate"])
@@ -222,7 +222,7 @@ def test_evidence_does_not_depend_on_which_verdict_came_first(both_known):
     one, other = replica(COMMIT, lie), replica(COMMIT, true)
     take(one, CERTIFICATE if both_known == "by certificate" else true)
     take(other, lie)
-    assert one.evidence_due() == other.evidence_due() != []
+    assert one.verdicts.evidence_due() == other.verdicts.evidence_due() != []
 
 
 EXCLUDED_FROM = WORLD.manifest.committee.expire_after_epochs + 1
@@ -233,24 +233,24 @@ def test_the_excluded_are_not_drawn_and_count_for_nothing_in_a_certificate():
     late = WORLD.commit(WORKER, epoch=EXCLUDED_FROM)
     target = replica(roster_at=EXCLUDED_FROM)
     now = WORLD.at(EXCLUDED_FROM + 1)
-    ranked = target.committee(late).ranking
+    ranked = target.verdicts.committee(late).ranking
     liars = [WORLD.by_peer[peer] for peer in ranked[:2]]
     certificate = WORLD.certificate(late)
     assert take(target, late, now) is ValidationResult.ACCEPT
     for liar in liars:
         assert take(target, WORLD.evidence(liar, COMMIT)) is ValidationResult.ACCEPT
-    assert target.committee(late).ranking == ranked[2:]
+    assert target.verdicts.committee(late).ranking == ranked[2:]
     received = target.receive(certificate.envelope, now)
     assert received.fault is not None
     assert received.fault.code == "other-committee"
     before = WORLD.commit(WORKER, epoch=EXCLUDED_FROM - 2, slot=1, previous=COMMIT.digest)
-    assert set(target.committee(before).ranking) == set(ranked)
+    assert set(target.verdicts.committee(before).ranking) == set(ranked)
 
 
 def test_verdicts_go_with_their_commit():
     target = replica(COMMIT, WORLD.verdict(VALIDATOR, COMMIT))
     target.advance(WORLD.at(41))
-    assert target._tallies == {}
+    assert target.verdicts.pools == {}
 
 
 # Certificates
@@ -362,7 +362,7 @@ def test_a_certificate_waits_for_the_roster_that_can_check_it(known):
 def test_verdicts_of_a_committee_that_is_not_ours_count_with_our_own():
     """A node that sees one validator more needs more rejections, and adds its own verdict."""
     target = replica(COMMIT)
-    committee = target.committee(COMMIT)
+    committee = target.verdicts.committee(COMMIT)
     *others, last = (
         WORLD.verdict(WORLD.by_peer[peer], COMMIT, accept=False)
         for peer in committee.ranking[: committee.quorum]
@@ -375,7 +375,7 @@ def test_verdicts_of_a_committee_that_is_not_ours_count_with_our_own():
     assert target.receive(rejection.envelope, NOW).settled == ()
     assert target.ledger.commits.entries[COMMIT.digest].certificate is None
     assert take(target, last) is ValidationResult.ACCEPT
-    outcome = target.tally(COMMIT.digest).outcome(committee)
+    outcome = target.verdicts.pool(COMMIT.digest).outcome(committee)
     assert outcome is not None
     assert not outcome.accepted
 

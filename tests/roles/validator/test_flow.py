@@ -234,7 +234,7 @@ async def test_a_reject_brings_the_larger_committee_in_at_once(tmp_path):
     world.run(world.flow)
     for n in range(60):
         commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
-        committee = world.replica.committee(commit)
+        committee = world.replica.verdicts.committee(commit)
         if committee.ranking.index(world.signer.peer_id) == 2:
             break
     else:
@@ -284,7 +284,7 @@ def first_of(world, rank, count=12):
     """Commit until this validator is in the first or larger committee; return that commit."""
     for n in range(count):
         commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
-        if world.replica.committee(commit).ranking.index(world.signer.peer_id) == rank:
+        if world.replica.verdicts.committee(commit).ranking.index(world.signer.peer_id) == rank:
             return commit
     raise AssertionError("another seed is needed: we never have this place")
 
@@ -697,7 +697,7 @@ async def test_which_sequences_are_measured_is_drawn_after_the_commit(tmp_path, 
     world.run(world.flow)
     commit = world.commit()
     await world.rest(EPOCH_SECONDS + 2)
-    beacon = world.replica.electorate.beacon(commit.message.epoch + 1)
+    beacon = world.replica.verdicts.electorate.beacon(commit.message.epoch + 1)
     share = world.manifest.toploc.audit_share
     assert drawn == [(beacon, commit.digest, commit.message.sequences, share)]
     expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
@@ -714,7 +714,9 @@ async def test_who_is_drawn_only_after_others_have_gone_checks_then(tmp_path):
         for worker, one in zip(world.world.workers, commits, strict=True)
     ]
     await world.rest(EPOCH_SECONDS + 2)
-    committees = {commit.digest: world.replica.committee(commit).escalated for commit in commits}
+    committees = {
+        commit.digest: world.replica.verdicts.committee(commit).escalated for commit in commits
+    }
     ours = {key for key, members in committees.items() if world.signer.peer_id in members}
     assert len(ours) < len(commits), "another seed is needed: we are drawn for all of them"
     assert {verdict.commit for verdict in world.verdicts} <= ours

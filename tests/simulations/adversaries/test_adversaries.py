@@ -167,7 +167,7 @@ def verdicts_of_liars(world):
         if machine.behaviour:
             continue
         for commit, entry in machine.daemon.replica.ledger.commits.entries.items():
-            tally = machine.daemon.replica.tally(commit)
+            tally = machine.daemon.replica.verdicts.pool(commit)
             twofaced |= dict.fromkeys(tally.equivocations)
             for peer, verdict in tally.verdicts.items():
                 heard[entry.commit.signer, peer, verdict.message.accept] = None
