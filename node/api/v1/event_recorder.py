@@ -138,7 +138,7 @@ class EventRecorder:
 
     def _excluded(self, now: float) -> Iterator[RunEvent]:
         """Yield an event per validator with proven conflicting verdicts."""
-        for evidence in self._replica.evidence:
+        for evidence in self._replica.verdicts.equivocators.evidence:
             run_id, digest = self._replica.run_id, evidence.digest.hex()
             # The signature was verified on receipt.
             verdict = open_envelope(evidence.message.accepting, Verdict, run_id, lambda *_: True)
