@@ -79,7 +79,7 @@ class Entry:
 
     @property
     def status(self) -> CommitStatus:
-        """The values that a ``CommitChange`` compares."""
+        """The values that a ``CommitChange`` holds from before and after."""
         return CommitStatus(self.state, self.reason, self.trained_in)
 
     def is_outranked_by(self, certificate: Certificate) -> bool:
@@ -101,15 +101,12 @@ class CommitChange:
     before: CommitStatus | None
     """None for a new commit."""
     after: CommitStatus
+    is_outcome: bool = False
+    """True for a new outcome, False for another version that learned from the commit."""
     first: Digest | None = None
     """The other commit for the slot of a new one, if any."""
     is_held: bool = True
     """False for an old commit that is only kept."""
-
-    @property
-    def has_outcome(self) -> bool:
-        """True if the outcome changed."""
-        return self.before is not None and self.before[:2] != self.after[:2]
 
 
 def _rank(certificate: Certificate) -> tuple[bool, bool]:
@@ -299,7 +296,7 @@ class CommitTable:
             self._in_flight.pop(entry.commit.signer, None)
         before = entry.status
         entry.state, entry.reason = state, reason
-        return CommitChange(entry, before, entry.status)
+        return CommitChange(entry, before, entry.status, is_outcome=True)
 
     # Versions that learn from commits
 

@@ -66,9 +66,9 @@ class WorkerStats:
         self.trained += after.trained_in is not None
         if before is not None:
             self.trained -= before.trained_in is not None
-        if before is not None and change.has_outcome:
-            self._count_outcome(entry, before, -1)
-            self._count_outcome(entry, after, 1)
+            if change.is_outcome:
+                self._count_outcome(entry, before, -1)
+                self._count_outcome(entry, after, 1)
 
     def _count_outcome(self, entry: Entry, status: CommitStatus, sign: int) -> None:
         """Count the outcome of a commit; ``sign`` -1 reverses it."""
@@ -141,7 +141,7 @@ class WorkerTable:
         self.counts.setdefault(worker, WorkerStats()).apply(change)
         if change.first is not None:
             self.forks[worker] = (change.first, digest)
-        if change.has_outcome and entry.certificate is not None:
+        if change.is_outcome and entry.certificate is not None:
             version = entry.version
             self._judged_from[worker] = min(version, self._judged_from.get(worker, version))
             if change.after.reason in SLASHABLE_REASONS and not entry.certificate.message.accepted:

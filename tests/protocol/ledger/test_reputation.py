@@ -87,7 +87,8 @@ def test_what_others_have_certified_is_taken_however_full_it_is(full):
 def change(before, after, epoch):
     """Return the change of a commit's outcome."""
     entry = Entry(WORLD.commit(WORLD.workers[0], epoch=epoch))
-    return CommitChange(entry, CommitStatus(before, "", None), CommitStatus(after, "", None))
+    statuses = (CommitStatus(state, "", None) for state in (before, after))
+    return CommitChange(entry, *statuses, is_outcome=True)
 
 
 def with_work(certified=0, expired=0, rejected=0, epoch=0):
