@@ -153,7 +153,7 @@ class NodeContext:
     def evaluated(self) -> tuple[EvaluationPoint, ...]:
         """Return the evaluated versions in ascending order."""
         replica = self.replica
-        return self.evaluation.points(replica.manifest.sampling, replica.ledger.checkpoints)
+        return self.evaluation.points(replica.manifest.sampling, replica.ledger.chain.checkpoints)
 
     def http_port(self, peer: PeerId) -> int:
         """Return the port of a peer's HTTP service; 0 without one or while its host is unknown."""

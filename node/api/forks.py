@@ -19,7 +19,7 @@ def forks_told(replica: Replica) -> tuple[str, ...]:
 
 def _validators(replica: Replica) -> dict[PeerId, str]:
     found = {}
-    for evidence in replica.evidence:
+    for evidence in replica.verdicts.equivocators.evidence:
         one = open_envelope(evidence.message.accepting, Verdict, replica.run_id, lambda *_: True)
         if not isinstance(one, Fault):
             found[one.signer] = (
@@ -33,5 +33,5 @@ def _workers(replica: Replica) -> dict[PeerId, str]:
     ended = "its reputation has ended" if replica.manifest.credit.slash else "both are verified"
     return {
         worker: f"worker {worker} signed two rollouts for one slot: {ended}, {_LASTING}"
-        for worker in replica.ledger.forks
+        for worker in replica.ledger.workers.forks
     }

@@ -25,17 +25,17 @@ def judging_status(replica: Replica) -> JudgingStatus:
 def _differed(replica: Replica) -> Counter[str]:
     return Counter(
         entry.commit.signer
-        for entry in replica.ledger.entries.values()
+        for entry in replica.ledger.commits.entries.values()
         if entry.state is CommitState.REJECTED and entry.reason in REWARDS
     )
 
 
 def _overruled(replica: Replica) -> Counter[str]:
     """Count, by signer, the verdicts whose score the outcome contradicts."""
-    entries = replica.ledger.entries
+    entries = replica.ledger.commits.entries
     return Counter(
         str(signer)
-        for commit, tally in replica.tallies.items()
+        for commit, tally in replica.verdicts.pools.items()
         if (entry := entries.get(commit)) is not None and entry.certificate is not None
         for signer, verdict in tally.verdicts.items()
         if _contradicts(verdict.message, entry)

@@ -109,14 +109,14 @@ class Observer:
             peers_connected=len(self.peers.connected),
             peers_banned=self.peers.banned,
             policy_version=-1 if newest is None else newest.version,
-            policy_version_newest=ledger.version,
-            policy_lag_max=ledger.policy_lag_max,
+            policy_version_newest=ledger.chain.version,
+            policy_lag_max=ledger.commits.policy_lag_max,
             first_certificate_at=self.first_certificate_at,
             members=self._members(now),
             members_count=self._count_members(),
             members_by_role=self._roles_of_members(now),
-            rollouts=counted(ledger.totals),
-            own_rollouts=counted(ledger.workers.get(peer_id, WorkerStats())),
+            rollouts=counted(ledger.workers.totals),
+            own_rollouts=counted(ledger.workers.counts.get(peer_id, WorkerStats())),
             judging=judging_status(replica),
             workers=self._workers(),
             checkpoints=self._checkpoints(),
@@ -144,13 +144,13 @@ class Observer:
     def snapshot(self) -> Snapshot:
         """Return the counters that are cheap to read."""
         ledger, gossip = self.context.replica.ledger, self.gossip
-        totals = ledger.totals
+        totals = ledger.workers.totals
         return Snapshot(
             state=self.stage().state,
             members=self._count_members(),
             policy_version=self.policies.newest_version(),
-            version=ledger.version,
-            backlog=ledger.backlog(),
+            version=ledger.chain.version,
+            backlog=ledger.backpressure.backlog(ledger.epoch),
             committed=totals.committed,
             certified=totals.certified,
             rejected=totals.rejected,
@@ -184,7 +184,7 @@ class Observer:
         if not self.peers.connected:
             reason = self.peers.unreachable or self._other_versions() or "looking for peers"
             return Stage("joining", reason)
-        if self.context.replica.ledger.slashed(self.context.signer.peer_id):
+        if self.context.replica.ledger.workers.is_slashed(self.context.signer.peer_id):
             return Stage("paused", "this node is slashed; see `prime-node why`")
         if wrong := self.context.conditions.wrong:
             return Stage("paused", wrong)
@@ -211,7 +211,7 @@ class Observer:
         coming = (one for one in self.arrivals.under_way if one.label.version >= 0)
         arrival = max(coming, key=lambda one: one.label.version, default=None)
         if arrival is None or not arrival.total_bytes:
-            if self.context.replica.ledger.version < 0:
+            if self.context.replica.ledger.chain.version < 0:
                 return Stage("syncing", "waiting for version 0: no trainer has published it yet")
             return Stage("syncing", "fetching weights: waiting for the index")
         share = 1 - arrival.bytes_missing / arrival.total_bytes
@@ -239,7 +239,7 @@ class Observer:
         return dict(Counter(role for member in live for role in member.record.message.roles))
 
     def _workers(self) -> dict[str, RolloutCounts]:
-        own, workers = self.context.signer.peer_id, self.context.replica.ledger.workers
+        own, workers = self.context.signer.peer_id, self.context.replica.ledger.workers.counts
         most = nlargest(LISTED_MAX - 1, workers, key=lambda peer: (workers[peer].committed, peer))
         listed = sorted({*most, own} & workers.keys())
         return {peer: counted(workers[peer]) for peer in listed}
@@ -258,7 +258,7 @@ class Observer:
                 policy_version=member.record.message.policy_version,
                 age_seconds=max(0.0, round(now - member.seen_at, 1)),
                 software=member.record.message.software,
-                reputation="slashed" if replica.ledger.slashed(member.peer) else "good",
+                reputation="slashed" if replica.ledger.workers.is_slashed(member.peer) else "good",
                 scoring=member.record.message.scoring.hex(),
             )
             for member in live[:LISTED_MAX]
@@ -267,7 +267,7 @@ class Observer:
     def _checkpoints(self) -> tuple[CheckpointStatus, ...]:
         ledger = self.context.replica.ledger
         # This node verified no version that contains a commit without an outcome here.
-        rejected = Counter(entry.trained_in for entry in ledger.trained_on_rejected)
+        rejected = Counter(entry.trained_in for entry in ledger.commits.trained_on_rejected)
         return tuple(
             CheckpointStatus(
                 version=entry.manifest.message.version,
@@ -276,7 +276,7 @@ class Observer:
                 commits=len(entry.manifest.message.batch),
                 trained_without_certificate=rejected[entry.manifest.message.version],
             )
-            for entry in ledger.checkpoints[-CHECKPOINTS_MAX:]
+            for entry in ledger.chain.checkpoints[-CHECKPOINTS_MAX:]
         )
 
     def traffic(self) -> TrafficStatus:
@@ -340,14 +340,14 @@ class Observer:
         ledger, peer_id = self.context.replica.ledger, self.context.signer.peer_id
         failed = tuple(
             self._explain(entry)
-            for entry in ledger.entries.values()
+            for entry in ledger.commits.entries.values()
             if entry.commit.signer == peer_id
             and entry.state in (CommitState.REJECTED, CommitState.EXPIRED)
         )
         return Why(
             stage.state,
             stage.reason,
-            ledger.slashed(peer_id),
+            ledger.workers.is_slashed(peer_id),
             failed,
             self._trained_on_rejected(),
             forks_told(self.context.replica),
@@ -376,9 +376,9 @@ class Observer:
 
     def _trained_on_rejected(self) -> tuple[TrainedOnRejected, ...]:
         ledger, commits = self.context.replica.ledger, defaultdict[int | None, list[str]](list)
-        for entry in ledger.trained_on_rejected:
+        for entry in ledger.commits.trained_on_rejected:
             commits[entry.trained_in].append(entry.commit.digest.hex())
-        versions = (entry.manifest for entry in ledger.checkpoints)
+        versions = (entry.manifest for entry in ledger.chain.checkpoints)
         return tuple(
             TrainedOnRejected(version, manifest.signer, tuple(commits[version]))
             for manifest in versions

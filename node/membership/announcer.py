@@ -168,7 +168,7 @@ class Announcer:
             CALL_SECONDS, self._context.ports.transport.addresses()
         )
         short = [item for item in addresses if len(item) <= ADDRESS_CHARACTERS_MAX]
-        head = self._context.replica.ledger.head
+        head = self._context.replica.ledger.chain.head
         conditions = self._context.conditions
         roles = [role for role in self._about.roles if not conditions.has_resigned(role)]
         await self._key_guard.advance(leaving=leaving)

@@ -244,7 +244,7 @@ class KeyGuard:
         if self._used_up_to is None:
             await synchronised()
             await asyncio.sleep(CAREFUL_EPOCHS * self._epochs.seconds)
-            self._used_up_to = self._context.replica.ledger.version
+            self._used_up_to = self._context.replica.ledger.chain.version
             await self._write()
         await asyncio.Event().wait()
 

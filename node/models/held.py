@@ -84,7 +84,7 @@ class HeldRun:
 
     def rewards(self, until: int) -> list[tuple[int, float]]:
         """Return the mean reward of the batch of each version up to ``until``."""
-        messages = [entry.manifest.message for entry in self._ledger.checkpoints]
+        messages = [entry.manifest.message for entry in self._ledger.chain.checkpoints]
         return [
             (message.version, message.reward_mean / 1e6)
             for message in messages
@@ -95,7 +95,7 @@ class HeldRun:
         """Return the contributions of all keys, most certified rollouts first."""
         found = [
             Contribution(peer, counts.certified, counts.tokens_certified)
-            for peer, counts in self._ledger.workers.items()
+            for peer, counts in self._ledger.workers.counts.items()
             if counts.certified
         ]
         return sorted(found, key=lambda one: (-one.rollouts, one.peer))
@@ -137,7 +137,7 @@ class HeldRun:
             Version(0), self.manifest.genesis_policy, self._datadir.genesis, genesis.created_at
         )
         found = {0: start} if start.path.is_file() else {}
-        for entry in self._ledger.checkpoints:
+        for entry in self._ledger.chain.checkpoints:
             message = entry.manifest.message
             path = self._datadir.weights / weights_name(message.version)
             if path.is_file():

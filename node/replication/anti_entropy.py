@@ -148,13 +148,13 @@ class AntiEntropy:
         asked: dict[Digest, None] = {}
         skip = self._taken = self._asked = 0
         while True:
-            before = self._replica.ledger.version
+            before = self._replica.ledger.chain.version
             listed, wanted = await self._round(peer, skip, asked)
             asked.update(dict.fromkeys(wanted))
             if listed < IDS_MAX:
                 return
             # The list begins at the newest version: when that changes, the pages shift.
-            skip = skip + IDS_MAX if self._replica.ledger.version == before else 0
+            skip = skip + IDS_MAX if self._replica.ledger.chain.version == before else 0
 
     async def _round(
         self, peer: PeerId, skip: int, asked: dict[Digest, None]
@@ -162,7 +162,7 @@ class AntiEntropy:
         """Pull the new messages of one page; return the page's length and the requested ids."""
         stream = await self._context.peers.open_stream(peer, self._protocol)
         try:
-            version = max(0, self._replica.ledger.version + 1 - self._review)
+            version = max(0, self._replica.ledger.chain.version + 1 - self._review)
             request = {"skip": skip, "version": version}
             asked_at = loop_time()
             await write_frame(stream, encode(request))
@@ -282,10 +282,10 @@ def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
     records = replica.roster.records()
     named = {*manifest.genesis.trainers, *manifest.genesis.validators}
     yield from (record for record in records if record.signer in named)
-    yield from replica.evidence
-    first = max(0, min(from_version, ledger.version))
-    yield from (checkpoint.manifest for checkpoint in ledger.checkpoints[first:])
-    entries = ledger.entries.values()
+    yield from replica.verdicts.equivocators.evidence
+    first = max(0, min(from_version, ledger.chain.version))
+    yield from (checkpoint.manifest for checkpoint in ledger.chain.checkpoints[first:])
+    entries = ledger.commits.entries.values()
     yield from (entry.commit for entry in entries)
     yield from (entry.certificate for entry in entries if entry.certificate is not None)
     yield from (record for record in records if record.signer not in named)

@@ -39,19 +39,19 @@ class EvaluationCollector:
         """Return the certified evaluation rollouts of versions that are taken and kept."""
         replica = self._context.replica
         manifest, ledger = replica.manifest, replica.ledger
-        oldest = ledger.version - manifest.shardcast.versions_kept
+        oldest = ledger.chain.version - manifest.shardcast.versions_kept
         return [
             entry
-            for entry in ledger.entries.values()
+            for entry in ledger.commits.entries.values()
             if entry.state is CommitState.CERTIFIED
             and entry.version > oldest
             and is_evaluation(manifest, entry.version, entry.commit.message.slot)
-            and ledger.is_taken(entry.commit.message.checkpoint)
+            and ledger.chain.is_taken(entry.commit.message.checkpoint)
         ]
 
     async def _read(self, entry: Entry) -> None:
         replica, message = self._context.replica, entry.commit.message
-        voters = replica.tally(entry.commit.digest).verdicts
+        voters = replica.verdicts.pool(entry.commit.digest).verdicts
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
         body = await self._bodies.fetch(entry.commit, [entry.commit.signer, *certifier, *voters])
         if body is None:

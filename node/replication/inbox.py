@@ -186,7 +186,7 @@ class MessageIntake:
         if source is not MessageOrigin.OWN and lasting:
             if isinstance(message, Certificate):  # a commit that came late is kept from now on
                 self._log.later(
-                    self._replica.ledger.entries[Digest(message.commit)].commit.envelope
+                    self._replica.ledger.commits.entries[Digest(message.commit)].commit.envelope
                 )
             self._log.later(signed.envelope)
         if isinstance(message, CheckpointManifest):
@@ -200,7 +200,7 @@ class MessageIntake:
             return True
         if isinstance(message, RolloutCommit):
             return False
-        entry = self._replica.ledger.entries.get(Digest(message.commit))
+        entry = self._replica.ledger.commits.entries.get(Digest(message.commit))
         return entry is not None and entry.commit.signer == self._context.signer.peer_id
 
     def _note_fault(self, received: Received, source: MessageOrigin, sender: PeerId | None) -> None:

@@ -41,7 +41,7 @@ class RolloutBodies:
         data = await self._exchange.fetch(body, bytes_max, sources, FETCH_SECONDS)
         if data is None:
             return None
-        if commit.digest in self._replica.ledger.entries:  # so that this node can serve it
+        if commit.digest in self._replica.ledger.commits.entries:  # so that this node can serve it
             try:
                 await self._blobs.put(data, Owner(Purpose.ROLLOUT_BODY, commit.digest))
             except StorageFullError as error:
@@ -50,7 +50,7 @@ class RolloutBodies:
 
     async def restore(self) -> None:
         """Release bodies that a crash left of commits never signed or forgotten."""
-        entries = self._replica.ledger.entries
+        entries = self._replica.ledger.commits.entries
         for owner in self._blobs.owners(Purpose.ROLLOUT_BODY):
             if owner.subject in entries:
                 self._seen[owner] = None
@@ -65,7 +65,7 @@ class RolloutBodies:
 
     async def sweep(self) -> None:
         """Release the bodies of commits that no trainer can use any more."""
-        entries = self._replica.ledger.entries
+        entries = self._replica.ledger.commits.entries
         for owner in self._blobs.owners(Purpose.ROLLOUT_BODY):
             entry = entries.get(owner.subject)
             if entry is not None and not self._is_done_with(entry):
@@ -80,7 +80,7 @@ class RolloutBodies:
             return False
         learned_long_ago = (
             entry.trained_in is not None
-            and entry.trained_in < ledger.version - manifest.grpo.async_level
+            and entry.trained_in < ledger.chain.version - manifest.grpo.async_level
         )
-        stale = entry.version < ledger.version - manifest.shardcast.versions_kept
+        stale = entry.version < ledger.chain.version - manifest.shardcast.versions_kept
         return learned_long_ago or stale

@@ -68,7 +68,7 @@ class SwarmClient(Network):
         """Publish the equivocations that this node finds, until cancelled."""
         replica = self._context.replica
         while True:
-            for evidence in replica.evidence_due():
+            for evidence in replica.verdicts.evidence_due():
                 try:
                     await self.publish(Topic.EVIDENCE, evidence)
                 except (RefusedError, StorageFullError) as error:  # other nodes found it too

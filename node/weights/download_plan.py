@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from node.weights.download_progress import Form, Label
 from protocol.core.types import Digest
-from protocol.ledger.ledger import Ledger
+from protocol.ledger.chain import Chain
 from protocol.messages import CheckpointManifest, Encoding, Signed
 from protocol.run.recipe import ShardcastSection
 from roles.ports.engines import Policy
@@ -66,9 +66,9 @@ class DownloadPlanner:
     """
 
     def __init__(
-        self, ledger: Ledger, rules: ShardcastSection, held: Callable[[int], Policy | None]
+        self, chain: Chain, rules: ShardcastSection, held: Callable[[int], Policy | None]
     ) -> None:
-        self._ledger = ledger
+        self._chain = chain
         self._rules = rules
         self._held = held
         self.useless: dict[Digest, None] = {}
@@ -76,9 +76,9 @@ class DownloadPlanner:
     def to(self, version: int) -> DownloadPlan | None:
         """Return the cheapest route to a version; None when its manifest is unknown."""
         best: dict[int, DownloadPlan] = {}
-        oldest = self._rules.forms_kept(self._ledger.version).start
+        oldest = self._rules.forms_kept(self._chain.version).start
         for number in range(min(oldest, version), version + 1):
-            checkpoint = self._ledger.checkpoint(number)
+            checkpoint = self._chain.get(number)
             if checkpoint is not None and (number == version or self._held(number) is None):
                 options = self._options(checkpoint, best)
                 best[number] = min(options, key=lambda route: route.cost_bytes)

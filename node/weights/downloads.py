@@ -59,14 +59,14 @@ class Downloads:
         """
         replica, now = self._replica, self._ports.clock.now()
         manifest, ledger, roster = replica.manifest, replica.ledger, replica.roster
-        totals = ledger.totals
+        totals = ledger.workers.totals
         epoch = manifest.epoch_at(now)
-        state = (totals.certified, totals.rejected, ledger.version, epoch)
+        state = (totals.certified, totals.rejected, ledger.chain.version, epoch)
         is_new = roster.changes != self._roster_changes
         pause = max(MEMBERS_SECONDS, SECONDS_PER_MEMBER * len(roster))
         if state != self._state or (is_new and now >= self._roster_seen_at + pause):
             trusted = partial(has_reputation, manifest=manifest, ledger=ledger)
-            counts = partial(replica.counts, version=ledger.version, epoch=epoch)
+            counts = partial(replica.counts, version=ledger.chain.version, epoch=epoch)
             members = forest_members(roster.live(now), manifest, trusted, counts)
             self._state = state
             self._roster_changes, self._roster_seen_at = roster.changes, now

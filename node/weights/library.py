@@ -59,7 +59,7 @@ class WeightsRetention:
         comes without it.
         """
         await self._release_all_but(Purpose.WEIGHTS, self._indexes(weights_kept))
-        states = published_states(self._replica, self._replica.ledger.version, STATES_KEPT)
+        states = published_states(self._replica, self._replica.ledger.chain.version, STATES_KEPT)
         needed = [Digest(checkpoint.message.state) for checkpoint in states]
         await self._release_all_but(Purpose.OPTIMISER_STATE, needed)
 
@@ -71,7 +71,7 @@ class WeightsRetention:
                 await self._blobs.release(Owner(Purpose.WEIGHTS, index))
 
     async def _release_all_but(self, purpose: Purpose, indexes: Iterable[Digest]) -> None:
-        newest, here = self._replica.ledger.version, self._blobs.owners(purpose)
+        newest, here = self._replica.ledger.chain.version, self._blobs.owners(purpose)
         needed = {Owner(purpose, index): -1 for index in indexes}
         since = {owner: self._unnamed_since.get(owner, newest) for owner in here} | needed
         for owner in here:
@@ -82,7 +82,7 @@ class WeightsRetention:
         self._unnamed_since = others | since
 
     def _indexes(self, versions: Iterable[int]) -> dict[Digest, None]:
-        checkpoints = map(self._replica.ledger.checkpoint, versions)
+        checkpoints = map(self._replica.ledger.chain.get, versions)
         return {
             index: None
             for item in checkpoints
@@ -139,7 +139,7 @@ class PolicyLibrary(Policies):
         self._held: dict[int, Policy] = {}
         self._in_use: Counter[int] = Counter()
         self._arriving: dict[int, _Arriving] = {}
-        self._routes = DownloadPlanner(replica.ledger, replica.manifest.shardcast, self.get)
+        self._routes = DownloadPlanner(replica.ledger.chain, replica.manifest.shardcast, self.get)
         self._bases: set[int] = set()
         """Versions needed as bases of wanted versions."""
         self._refusals: dict[Digest, int] = {}
@@ -151,7 +151,7 @@ class PolicyLibrary(Policies):
     @override
     def get(self, version: int) -> Policy | None:
         policy = self._held.get(version)
-        checkpoint = self._replica.ledger.checkpoint(version)
+        checkpoint = self._replica.ledger.chain.get(version)
         if policy is None or checkpoint is None or checkpoint.message.policy != policy.digest:
             return None
         return policy
@@ -183,7 +183,7 @@ class PolicyLibrary(Policies):
             version = _version(key)
             path = self._ports.files.weights(version)
             here_bytes = self._ports.files.size(path)
-            checkpoint = self._replica.ledger.checkpoint(version)
+            checkpoint = self._replica.ledger.chain.get(version)
             signed = checkpoint is not None and checkpoint.message.policy == digest
             if checkpoint is not None and signed and here_bytes != checkpoint.message.total_bytes:
                 await self._ports.files.delete(path)
@@ -199,7 +199,7 @@ class PolicyLibrary(Policies):
         an engine rejects that too, the trainer published other tensors than it signed.
         """
         version = policy.version
-        checkpoint = self._replica.ledger.checkpoint(version)
+        checkpoint = self._replica.ledger.chain.get(version)
         if self._held.get(version) is not policy or checkpoint is None:
             return
         del self._held[version]
@@ -267,7 +267,7 @@ class PolicyLibrary(Policies):
 
     def _wanted(self) -> range:
         """Return the versions that rollouts may still use."""
-        newest = self._replica.ledger.version
+        newest = self._replica.ledger.chain.version
         return range(max(0, newest - self._replica.manifest.grpo.async_level), newest + 1)
 
     async def _end_downloads(self) -> None:
@@ -289,7 +289,7 @@ class PolicyLibrary(Policies):
     def _has_changed(self, arriving: _Arriving) -> bool:
         """Return whether a later term replaced the policy, or the root is no longer a source."""
         checkpoint = arriving.leg.checkpoint
-        current = self._replica.ledger.checkpoint(checkpoint.message.version)
+        current = self._replica.ledger.chain.get(checkpoint.message.version)
         superseded = current is None or current.digest != checkpoint.digest
         return superseded or arriving.root not in self._roots(checkpoint)
 
@@ -431,7 +431,7 @@ class PolicyLibrary(Policies):
 
     async def _forget_old(self) -> None:
         """Delete versions beyond the retention, and leftovers of interrupted downloads."""
-        newest = self._replica.ledger.version
+        newest = self._replica.ledger.chain.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
         old = [version for version in self._held if version <= kept_from]
         legs = [arriving.leg for arriving in self._arriving.values()]

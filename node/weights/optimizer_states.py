@@ -37,7 +37,7 @@ STATE_PER_WEIGHTS = 8
 def published_states(replica: Replica, newest: int, count: int) -> list[Signed[CheckpointManifest]]:
     """Return up to ``count`` versions with a state, from ``newest`` down."""
     oldest = max(-1, newest - count * replica.manifest.shardcast.state_every)
-    found = map(replica.ledger.checkpoint, range(newest, oldest, -1))
+    found = map(replica.ledger.chain.get, range(newest, oldest, -1))
     return [one for one in found if one is not None and one.message.state][:count]
 
 
@@ -57,7 +57,7 @@ class TrainerStates:
         """Keep the newest state here until cancelled, if another trainer published it."""
         own, manifest = self._ports.transport.peer_id, self._replica.manifest
         while manifest.is_trainer(own):
-            checkpoint = self.newest(self._replica.ledger.version)
+            checkpoint = self.newest(self._replica.ledger.chain.version)
             if checkpoint is not None and checkpoint.signer != own:
                 await self._fetch_in_advance(checkpoint)
             await asyncio.sleep(manifest.epochs.seconds)

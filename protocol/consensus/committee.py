@@ -1,4 +1,4 @@
-"""Committees of commits: ranking, quorums and certificates.
+"""Committees of commits: ranking, quorums, verdicts and certificates.
 
 The committee of a commit made in epoch *e* is drawn with the beacon of *e + 1*: validators ranked
 by ``H(beacon, commit, validator)``, without the worker. The first ``size`` members decide if all of
@@ -6,15 +6,17 @@ them accept. A reject, a split or a missing verdict enlarges the committee to th
 ``escalated_size`` of the ranking, where two thirds decide either way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from protocol.consensus.electorate import LocalElectorate
-from protocol.core.crypto import digest
+from protocol.consensus.equivocation import EquivocationTracker
+from protocol.core.crypto import Verifier, digest
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
-from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
+from protocol.membership.roster import Roster
+from protocol.messages import Certificate, Evidence, RolloutCommit, Signed, Verdict
 from protocol.run.manifest import RunManifest
 
 VIEW_SLACK = 1
@@ -174,3 +176,64 @@ def check_certificate(
     if sum(signer in eligible for signer in signers) < needed:
         return Fault(FaultCode.OTHER_COMMITTEE, "too few signers are in our committee")
     return None
+
+
+class VerdictTable:
+    """Verdict pools of the known commits, and the view that draws their committees."""
+
+    def __init__(self, manifest: RunManifest, verify: Verifier, roster: Roster) -> None:
+        self._manifest = manifest
+        self.equivocators = EquivocationTracker(manifest, verify)
+        self.electorate = LocalElectorate(manifest, roster, self.equivocators)
+        self.pools: dict[Digest, VerdictPool] = {}
+        self._evidence_due: dict[PeerId, Evidence] = {}
+
+    def pool(self, commit: Digest) -> VerdictPool:
+        """Return the verdicts on a commit."""
+        return self.pools.setdefault(commit, VerdictPool())
+
+    def retain(self, commits: Container[Digest]) -> None:
+        """Forget the verdicts on all other commits."""
+        for commit in [key for key in self.pools if key not in commits]:
+            del self.pools[commit]
+
+    def committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
+        """Draw the committee of a commit from this node's roster."""
+        return draw(self._manifest, self.electorate, commit)
+
+    def fault(
+        self,
+        certificate: Certificate,
+        verdicts: Sequence[Signed[Verdict]],
+        commit: Signed[RolloutCommit],
+    ) -> Fault | None:
+        """Check a certificate about ``commit``, with its opened verdicts."""
+        return check_certificate(certificate, verdicts, self.committee(commit))
+
+    def add(self, verdict: Signed[Verdict], commit: Signed[RolloutCommit]) -> Fault | bool:
+        """Add a verdict on ``commit``; an equivocation becomes evidence to publish."""
+        pool, validator = self.pool(commit.digest), verdict.signer
+        result = pool.add(verdict)
+        pair = pool.equivocations.get(validator)
+        if pair is not None and self.equivocators.is_news(validator, commit.message.epoch):
+            accepting, rejecting = sorted(pair, key=lambda one: not one.message.accept)
+            self._evidence_due[validator] = Evidence(
+                commit=commit.envelope,
+                accepting=accepting.envelope,
+                rejecting=rejecting.envelope,
+            )
+        return result
+
+    def restore(self, verdict: Signed[Verdict]) -> None:
+        """Restore a verdict accepted before a restart."""
+        self.pool(Digest(verdict.message.commit)).add(verdict)
+
+    def envelopes(self) -> list[bytes]:
+        """Return the envelopes of all verdicts."""
+        return [one.envelope for pool in self.pools.values() for one in pool.verdicts.values()]
+
+    def evidence_due(self) -> list[Evidence]:
+        """Return the equivocations that this node found itself and should sign and gossip."""
+        due = list(self._evidence_due.values())
+        self._evidence_due.clear()
+        return due

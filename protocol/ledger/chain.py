@@ -35,6 +35,7 @@ class Chain:
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest = manifest
         self._trainers = len(manifest.genesis.trainers)
+        self._async_level = manifest.grpo.async_level
         self.checkpoints: list[CheckpointEntry] = []
         self.learned: dict[Digest, int] = {}
         """Version that learned from each commit."""
@@ -60,25 +61,52 @@ class Chain:
         """Return the version with this manifest digest, or -1 for the parent of version 0."""
         return self._places.get(digest)
 
-    def append(self, entry: CheckpointEntry) -> None:
-        """Append the next version."""
-        message = entry.manifest.message
-        assert message.version == len(self.checkpoints)
-        self.checkpoints.append(entry)
-        self._places[entry.manifest.digest] = message.version
-        self.learned.update((Digest(commit), message.version) for commit in message.batch)
+    def is_taken(self, digest: bytes) -> bool:
+        """Return whether the version with this manifest digest is accepted."""
+        return digest in self._places
 
-    def cut(self, version: int) -> list[Signed[CheckpointManifest]]:
-        """Remove ``version`` and all later ones; their commits count as not learned from."""
-        gone = [entry.manifest for entry in self.checkpoints[version:]]
-        for manifest in gone:
+    def is_current(self, version: int, digest: bytes) -> bool:
+        """Return whether the next version or a later one may learn from rollouts of a version.
+
+        ``digest`` is that of its manifest. A version that is not known yet may be of this chain.
+        """
+        if version < self.version - self._async_level:
+            return False
+        known = self.get(version)
+        return known is None or known.digest == digest
+
+    def replace(
+        self, branch: Sequence[Signed[CheckpointManifest]], now: float
+    ) -> list[Signed[CheckpointManifest]]:
+        """Append checked versions in place of those with their numbers and all later ones.
+
+        Return the removed versions; their commits count as not learned from.
+        """
+        start = branch[0].message.version
+        removed = [entry.manifest for entry in self.checkpoints[start:]]
+        for manifest in removed:
             del self._places[manifest.digest]
             for commit in manifest.message.batch:
                 self.learned.pop(Digest(commit), None)
-        del self.checkpoints[version:]
-        return gone
+        del self.checkpoints[start:]
+        for manifest in branch:
+            message = manifest.message
+            assert message.version == len(self.checkpoints)
+            self.checkpoints.append(CheckpointEntry(manifest, now))
+            self._places[manifest.digest] = message.version
+            self.learned.update((Digest(commit), message.version) for commit in message.batch)
+        return removed
 
-    def form_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
+    def fits(self, manifest: Signed[CheckpointManifest]) -> Fault | bool:
+        """Check a version and its parent; False if it is accepted or its parent is not."""
+        fault = self._form_fault(manifest)
+        if fault is not None:
+            return fault
+        if manifest.digest in self._places or manifest.message.parent not in self._places:
+            return False
+        return self.branch_fault([manifest]) or True
+
+    def _form_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
         """Check a version without knowing any other version."""
         message = manifest.message
         if not self._manifest.is_trainer(manifest.signer):

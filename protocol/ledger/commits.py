@@ -1,24 +1,36 @@
-"""Commits with their outcomes, the limits of a valid commit, and the slots of each worker.
+"""Table of commits: outcomes, slots and pending commits of each worker.
 
 For each checkpoint a worker commits to slots 0, 1, 2, … in order. When a later term supersedes a
-version, its slots begin again, because the assignments change.
+version, its slots begin again, because the assignments change. Worker statistics and backpressure
+follow from the changes of this table.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
+from protocol.core.containers import SizeGauge, Table
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
+from protocol.ledger.chain import Chain
 from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
+from protocol.rollout.assignment import is_evaluation
 from protocol.rollout.body import body_bytes_max
-from protocol.rollout.statistics import Sums
+from protocol.rollout.statistics import Sums, agreed
 from protocol.run.manifest import RunManifest
 
 EPOCHS_AHEAD_MAX = 2
 """A commit's epoch may exceed ours by this much, for clock skew."""
+
+COMMITS_IN_FLIGHT_MAX = 16
+"""Maximum pending commits of one worker; it bounds the work that a cheating worker causes. Honest
+workers stay far below (``roles.inference``): a certificate takes time to reach all nodes."""
+
+SHARE_VERSIONS = 4
+"""Number of newest versions with the batches that measure a worker's share; a guess."""
 
 
 class CommitState(StrEnum):
@@ -28,6 +40,14 @@ class CommitState(StrEnum):
     CERTIFIED = "certified"
     REJECTED = "rejected"
     EXPIRED = "expired"
+
+
+class CommitStatus(NamedTuple):
+    """Part of an entry that changes: outcome, and the version that learned from the commit."""
+
+    state: CommitState
+    reason: str
+    trained_in: int | None
 
 
 @dataclass(slots=True)
@@ -44,14 +64,23 @@ class Entry:
     timely: bool = True
     """False for a commit that arrived late or has a too recent key. Its author could have known its
     committee or its problems in advance."""
+    is_evaluation: bool = False
+    """True for a rollout on held-out problems: no version learns from it."""
     epoch: int = field(init=False)
     version: int = field(init=False)
+    checkpoint: bytes = field(init=False)
     """Copies of the commit's fields: reading a field of a message costs ten times as much."""
 
     def __post_init__(self) -> None:
         """Copy the fields that are read most."""
         message = self.commit.message
         self.epoch, self.version = message.epoch, message.version
+        self.checkpoint = message.checkpoint
+
+    @property
+    def status(self) -> CommitStatus:
+        """The values that a ``CommitChange`` holds from before and after."""
+        return CommitStatus(self.state, self.reason, self.trained_in)
 
     def is_outranked_by(self, certificate: Certificate) -> bool:
         """Return whether a valid certificate replaces the outcome held here.
@@ -62,6 +91,22 @@ class Entry:
         """
         known = self.certificate
         return known is None or _rank(known.message) < _rank(certificate)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitChange:
+    """Change of one commit, for worker statistics and backpressure."""
+
+    entry: Entry
+    before: CommitStatus | None
+    """None for a new commit."""
+    after: CommitStatus
+    is_outcome: bool = False
+    """True for a new outcome, False for another version that learned from the commit."""
+    first: Digest | None = None
+    """The other commit for the slot of a new one, if any."""
+    is_held: bool = True
+    """False for an old commit that is only kept."""
 
 
 def _rank(certificate: Certificate) -> tuple[bool, bool]:
@@ -162,3 +207,238 @@ class SlotTable:
     def forget(self, is_needed: Callable[[PeerId, int, bytes], bool]) -> None:
         """Keep the slots of the checkpoints that a worker still needs, forget the others."""
         self._used = {key: slots for key, slots in self._used.items() if is_needed(*key)}
+
+
+class CommitTable:
+    """Commits of the ledger; methods that change some return the changes."""
+
+    def __init__(self, manifest: RunManifest, chain: Chain) -> None:
+        self._manifest = manifest
+        self._chain = chain
+        self._rules = CommitRules(manifest)
+        self._slots = SlotTable()
+        self._in_flight: dict[PeerId, dict[Digest, None]] = {}
+        self.entries: dict[Digest, Entry] = {}
+        self.kept: dict[Digest, Entry] = {}
+        """Commits dropped from ``entries`` that a restart still needs."""
+        self.policy_lag_max = 0
+        """Largest age of a policy, in versions, when a version learned from its rollouts."""
+        self.tables: tuple[Table, ...] = (
+            SizeGauge("in_flight", COMMITS_IN_FLIGHT_MAX, self._most_in_flight),
+        )
+
+    def offer(
+        self,
+        commit: Signed[RolloutCommit],
+        epoch: int,
+        *,
+        anti_entropy: bool,
+        counts: bool,
+    ) -> CommitChange | Fault | None:
+        """Add a commit in our ``epoch``; None if it is known or expired, or there is no room."""
+        if commit.digest in self.entries:
+            return None
+        fault = self._rules.fault(commit, epoch, self._chain.get(commit.message.version))
+        if fault is not None:
+            return fault
+        timely = self._rules.is_timely(commit, epoch)
+        if not timely and not anti_entropy:
+            return Fault(FaultCode.OLD_DATE, f"of epoch {commit.message.epoch}, now it is {epoch}")
+        expired = commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
+        if expired or self.in_flight(commit.signer) >= COMMITS_IN_FLIGHT_MAX:
+            return None
+        return self._add(commit, timely=timely and counts)
+
+    def restore(self, commit: Signed[RolloutCommit]) -> CommitChange | None:
+        """Add a commit accepted before a restart; None if it is known or invalid."""
+        message = commit.message
+        fault = self._rules.fault(commit, message.epoch, self._chain.get(message.version))
+        return None if fault or commit.digest in self.entries else self._add(commit, timely=True)
+
+    def _add(self, commit: Signed[RolloutCommit], *, timely: bool) -> CommitChange:
+        message = commit.message
+        entry = Entry(
+            commit,
+            trained_in=self._chain.learned.get(commit.digest),
+            timely=timely,
+            is_evaluation=is_evaluation(self._manifest, message.version, message.slot),
+        )
+        self.entries[commit.digest] = entry
+        self._in_flight.setdefault(commit.signer, {})[commit.digest] = None
+        # Two commits for one slot are kept and forwarded: all nodes must reach the same outcomes.
+        return CommitChange(entry, None, entry.status, first=self._slots.take(commit))
+
+    def decide(
+        self, certificate: Signed[Certificate], verdicts: Sequence[Verdict]
+    ) -> CommitChange | None:
+        """Set the outcome of a commit in ``entries``; None if a known certificate outranks it."""
+        entry = self.entries[Digest(certificate.message.commit)]
+        if not entry.is_outranked_by(certificate.message):
+            return None
+        entry.certificate = certificate
+        entry.measured = agreed(verdicts, entry.commit.message.tokens)
+        accepted = certificate.message.accepted
+        state = CommitState.CERTIFIED if accepted else CommitState.REJECTED
+        return self._set_outcome(entry, state, agreed_reason(verdicts))
+
+    def expire(self, oldest: int) -> list[CommitChange]:
+        """Expire the pending commits of epochs before ``oldest``."""
+        return [
+            self._set_outcome(entry, CommitState.EXPIRED)
+            for entry in self.open_entries()
+            if entry.epoch < oldest
+        ]
+
+    def _set_outcome(self, entry: Entry, state: CommitState, reason: str = "") -> CommitChange:
+        waiting = self._in_flight.get(entry.commit.signer, {})
+        waiting.pop(entry.commit.digest, None)
+        if not waiting:
+            self._in_flight.pop(entry.commit.signer, None)
+        before = entry.status
+        entry.state, entry.reason = state, reason
+        return CommitChange(entry, before, entry.status, is_outcome=True)
+
+    # Versions that learn from commits
+
+    def batch_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
+        """Check the known commits of a batch: policies recent enough, and no evaluation."""
+        oldest = manifest.message.version - 1 - self._manifest.grpo.async_level
+        for commit in manifest.message.batch:
+            entry = self._known(Digest(commit))
+            if entry is None:
+                continue
+            used = entry.version
+            if used < oldest:
+                return Fault(FaultCode.STALE_BATCH, f"of version {used}, the oldest is {oldest}")
+            if entry.is_evaluation:
+                slot = entry.commit.message.slot
+                return Fault(FaultCode.EVALUATION_BATCH, f"slot {slot} evaluates version {used}")
+        return None
+
+    def has_outcomes(self, manifest: Signed[CheckpointManifest]) -> bool:
+        """Return whether certificates of all commits in a batch are known."""
+        entries = (self._known(Digest(commit)) for commit in manifest.message.batch)
+        return all(entry is not None and entry.certificate is not None for entry in entries)
+
+    def follow(
+        self,
+        removed: Sequence[Signed[CheckpointManifest]],
+        branch: Sequence[Signed[CheckpointManifest]],
+    ) -> list[CommitChange]:
+        """Follow the chain after ``branch`` replaced the ``removed`` versions."""
+        changes = [one for manifest in removed for one in self._learn(manifest, None)]
+        gone = {manifest.digest for manifest in removed}
+        taken = {manifest.message.version: manifest.digest for manifest in branch}
+        for entry in self.open_entries():
+            checkpoint = entry.checkpoint
+            if checkpoint in gone or checkpoint != taken.get(entry.version, checkpoint):
+                # No node on this chain can check it.
+                changes.append(self._set_outcome(entry, CommitState.EXPIRED))
+        for manifest in branch:
+            changes += self._learn(manifest, manifest.message.version)
+        return changes
+
+    def _learn(
+        self, manifest: Signed[CheckpointManifest], version: int | None
+    ) -> Iterable[CommitChange]:
+        """Record which version learned from a batch; None: it was removed."""
+        for commit in map(Digest, manifest.message.batch):
+            if (entry := self._known(commit)) is None:
+                continue
+            before = entry.status
+            entry.trained_in = version
+            if version is not None:
+                self.policy_lag_max = max(self.policy_lag_max, version - 1 - entry.version)
+            yield CommitChange(entry, before, entry.status, is_held=commit in self.entries)
+
+    @property
+    def trained_on_rejected(self) -> list[Entry]:
+        """Commits that a version has learned from and that are rejected, perhaps later."""
+        return [
+            entry
+            for entry in (*self.kept.values(), *self.entries.values())
+            if entry.state is CommitState.REJECTED and entry.trained_in is not None
+        ]
+
+    def share(self, worker: PeerId) -> float:
+        """Return a worker's share of the commits in the newest versions' batches."""
+        versions = self._chain.checkpoints[-SHARE_VERSIONS:]
+        commits = [commit for entry in versions for commit in entry.manifest.message.batch]
+        known = map(self._known, map(Digest, commits))
+        signers = [entry.commit.signer for entry in known if entry is not None]
+        return signers.count(worker) / max(1, len(signers))
+
+    def _known(self, commit: Digest) -> Entry | None:
+        return self.entries.get(commit) or self.kept.get(commit)
+
+    # Slots and pending commits
+
+    def predecessor_known(self, commit: Signed[RolloutCommit]) -> bool:
+        """Return whether the commit of the previous slot is known, which proves the order.
+
+        Not a condition of acceptance: the state must not depend on the order of arrival.
+        """
+        return self._slots.follows(commit)
+
+    def next_slot(self, worker: PeerId, version: int) -> tuple[int, bytes]:
+        """Return the worker's next slot and the digest of the commit before it."""
+        checkpoint = self._chain.get(version)
+        current = b"" if checkpoint is None else checkpoint.digest
+        return self._slots.after_last(worker, version, current)
+
+    def open_entries(self, worker: PeerId | None = None) -> list[Entry]:
+        """Return the commits without an outcome, of ``worker`` or of all."""
+        workers = self._in_flight if worker is None else (worker,)
+        return [self.entries[key] for one in workers for key in self._in_flight.get(one, {})]
+
+    def in_flight(self, worker: PeerId) -> int:
+        """Return the number of pending commits of ``worker``."""
+        return len(self._in_flight.get(worker, {}))
+
+    @property
+    def unsettled(self) -> dict[PeerId, int]:
+        """Number of pending commits of each worker."""
+        return {worker: len(waiting) for worker, waiting in self._in_flight.items()}
+
+    def _most_in_flight(self) -> int:
+        return max(map(len, self._in_flight.values()), default=0)
+
+    # Memory
+
+    def retire(self, oldest_epoch: int) -> list[Digest]:
+        """Move commits of epochs before ``oldest_epoch`` to ``kept``, and return their digests.
+
+        Forget the slots that no commit needs any more.
+        """
+        entries = self.entries.items()
+        old = [digest for digest, entry in entries if entry.epoch < oldest_epoch]
+        for digest in old:
+            self.kept[digest] = self.entries.pop(digest)
+        self._forget_slots()
+        return old
+
+    def _forget_slots(self) -> None:
+        """Forget the slots of old versions, and of superseded or missing ones."""
+        newest, checkpoints = self._chain.version, self._chain.checkpoints
+        oldest = max(0, newest - 4 * self._manifest.shardcast.versions_kept)
+        known = {(n, checkpoints[n].manifest.digest) for n in range(oldest, newest + 1)}
+        awaited = {
+            (entry.commit.signer, entry.version, entry.checkpoint)
+            for entry in self.entries.values()
+            if entry.version > newest
+        }
+        self._slots.forget(lambda *key: key[1:] in known or key in awaited)
+
+    def drop_kept(
+        self, awaited: Collection[Digest], is_proof: Callable[[PeerId, Digest], bool]
+    ) -> None:
+        """Drop old commits, except ``awaited`` ones, proofs, and the last ones of slots in use."""
+        self.kept = {
+            digest: entry
+            for digest, entry in self.kept.items()
+            if digest in awaited or is_proof(entry.commit.signer, digest) or self._is_last(entry)
+        }
+
+    def _is_last(self, entry: Entry) -> bool:
+        current = self._chain.is_current(entry.version, entry.checkpoint)
+        return current and self._slots.is_last(entry.commit)

@@ -25,9 +25,9 @@ def has_reputation(peer: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
     """
     if manifest.is_of_genesis(peer):
         return True
-    counts = ledger.workers.get(peer)
+    counts = ledger.workers.counts.get(peer)
     worth = 0.0 if counts is None else counts.worth(ledger.epoch)
-    return worth >= WORTH_MIN and not ledger.slashed(peer)
+    return worth >= WORTH_MIN and not ledger.workers.is_slashed(peer)
 
 
 class UntrustedCommits:
@@ -44,18 +44,18 @@ class UntrustedCommits:
     def has_room_for(self, worker: PeerId) -> bool:
         """Return whether one more commit of a worker may be pending."""
         # Counted only near the limit: most workers of a large run have reputation.
-        if sum(self._ledger.unsettled.values()) < UNTRUSTED_COMMITS_MAX:
+        if sum(self._ledger.commits.unsettled.values()) < UNTRUSTED_COMMITS_MAX:
             return True
         trusted = has_reputation(worker, self._manifest, self._ledger)
         return trusted or len(self) < UNTRUSTED_COMMITS_MAX
 
     def __len__(self) -> int:
         """Return the number of these commits."""
-        ledger, totals = self._ledger, self._ledger.totals
+        ledger, totals = self._ledger, self._ledger.workers.totals
         outcomes = totals.certified, totals.rejected, totals.expired
-        state = (totals.committed, *outcomes, ledger.epoch, len(ledger.forks))
+        state = (totals.committed, *outcomes, ledger.epoch, len(ledger.workers.forks))
         if state != self._state:
-            waiting = ledger.unsettled.items()
+            waiting = ledger.commits.unsettled.items()
             strange = (n for one, n in waiting if not has_reputation(one, self._manifest, ledger))
             self._state, self._count = state, sum(strange)
         return self._count

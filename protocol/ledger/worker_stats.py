@@ -8,11 +8,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from protocol.core.containers import DecayingSum
+from protocol.core.containers import DecayingSum, SizeGauge, Table
 from protocol.core.types import MEMBERS_MAX, Digest, PeerId
-from protocol.ledger.commits import CommitState, Entry
+from protocol.ledger.commits import CommitChange, CommitState, CommitStatus, Entry
 from protocol.rollout.audit import SLASHABLE_REASONS
 from protocol.rollout.fit import Decided, Fit, fit_of
+from protocol.run.manifest import RunManifest
 from protocol.run.recipe import ToplocSection
 
 CREDIT_MAX = 8
@@ -58,10 +59,21 @@ class WorkerStats:
         earned = self.earned.value_at(epoch, HALF_LIFE_EPOCHS)
         return min(EARNED_MAX, earned) - self.wasted.value_at(epoch, HALF_LIFE_EPOCHS)
 
-    def add_state(self, entry: Entry, sign: int = 1) -> None:
-        """Count the state of a commit; ``sign`` -1 reverses it."""
+    def apply(self, change: CommitChange) -> None:
+        """Count a change of a commit."""
+        entry, before, after = change.entry, change.before, change.after
+        self.committed += before is None
+        self.trained += after.trained_in is not None
+        if before is not None:
+            self.trained -= before.trained_in is not None
+            if change.is_outcome:
+                self._count_outcome(entry, before, -1)
+                self._count_outcome(entry, after, 1)
+
+    def _count_outcome(self, entry: Entry, status: CommitStatus, sign: int) -> None:
+        """Count the outcome of a commit; ``sign`` -1 reverses it."""
         epoch = entry.epoch
-        match entry.state:
+        match status.state:
             case CommitState.COMMITTED:
                 pass
             case CommitState.EXPIRED:
@@ -74,7 +86,7 @@ class WorkerStats:
             case CommitState.REJECTED:
                 self.rejected += sign
                 self.wasted.add(sign * REJECTED_COST, epoch, HALF_LIFE_EPOCHS)
-                self.reasons[entry.reason] += sign
+                self.reasons[status.reason] += sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,9 @@ certified rollout have their own limit."""
 class WorkerTable:
     """The workers of one ledger."""
 
-    def __init__(self) -> None:
+    def __init__(self, manifest: RunManifest) -> None:
+        self._slash = manifest.credit.slash
+        self.totals = WorkerStats()
         self.counts: dict[PeerId, WorkerStats] = {}
         """In the order of their first message."""
         self.forks: dict[PeerId, tuple[Digest, Digest]] = {}
@@ -115,30 +129,40 @@ class WorkerTable:
         """Oldest version for which a committee has judged each worker."""
         self.uncertified = 0
         """Remembered keys without a certified rollout and without a commit in the ledger."""
+        self.tables: tuple[Table, ...] = (
+            SizeGauge("uncertified_workers", UNCERTIFIED_MAX, lambda: self.uncertified),
+        )
 
-    def of(self, worker: PeerId) -> WorkerStats:
-        """Return the counts of a worker, new ones if there are none."""
-        return self.counts.setdefault(worker, WorkerStats())
-
-    def judged(self, worker: PeerId, version: int) -> None:
-        """Record that a committee has judged a commit for a version."""
-        self._judged_from[worker] = min(version, self._judged_from.get(worker, version))
+    def apply(self, change: CommitChange) -> None:
+        """Record a change of a commit; one that proves a fault is kept as long as its worker."""
+        entry = change.entry
+        worker, digest = entry.commit.signer, entry.commit.digest
+        self.totals.apply(change)
+        self.counts.setdefault(worker, WorkerStats()).apply(change)
+        if change.first is not None:
+            self.forks[worker] = (change.first, digest)
+        if change.is_outcome and entry.certificate is not None:
+            version = entry.version
+            self._judged_from[worker] = min(version, self._judged_from.get(worker, version))
+            if change.after.reason in SLASHABLE_REASONS and not entry.certificate.message.accepted:
+                self._lies.setdefault(worker, digest)
 
     def was_judged(self, worker: PeerId, version: int) -> bool:
         """Return whether a committee has judged ``worker`` for ``version`` or an older one."""
         return self._judged_from.get(worker, version + 1) <= version
 
-    def rejected(self, worker: PeerId, commit: Digest, reason: str) -> None:
-        """Record a rejected commit; one with a slashable reason is kept as long as its worker."""
-        if reason in SLASHABLE_REASONS:
-            self._lies.setdefault(worker, commit)
-
     def is_proof(self, worker: PeerId, commit: Digest) -> bool:
         """Return whether a commit proves a fault of its worker."""
         return commit == self._lies.get(worker) or commit in self.forks.get(worker, ())
 
-    def is_guilty(self, worker: PeerId) -> bool:
-        """Return whether a worker has a slashable offence, or signed two commits for one slot."""
+    def is_slashed(self, worker: PeerId) -> bool:
+        """Return whether a worker is slashed: a slashable offence, or two commits for one slot.
+
+        Its commits are no longer checked, but still accepted: some nodes may have received them
+        before.
+        """
+        if not self._slash:
+            return False
         counts = self.counts.get(worker)
         lied = (
             counts is not None

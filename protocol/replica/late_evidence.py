@@ -55,7 +55,7 @@ class LateEvidence:
 
     def is_old(self, commit: Signed[RolloutCommit], epoch: int) -> bool:
         """Return whether an unknown commit can only be evidence in our ``epoch``."""
-        if commit.digest in self._ledger.entries or not self._manifest.credit.slash:
+        if commit.digest in self._ledger.commits.entries or not self._manifest.credit.slash:
             return False
         return commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
 
@@ -63,11 +63,11 @@ class LateEvidence:
         self, commit: Signed[RolloutCommit], now: float
     ) -> tuple[Signed[RolloutCommit], ...]:
         """Add an old commit; return another one for its slot if both are accepted now."""
-        if self._ledger.slashed(commit.signer):
+        if self._ledger.workers.is_slashed(commit.signer):
             return ()
         self._commits.add(commit, now)
         admitted = self._roster.admitted.knows(commit.signer)
-        if not admitted or len(self._ledger.forks) >= FORKS_MAX:
+        if not admitted or len(self._ledger.workers.forks) >= FORKS_MAX:
             return ()
         slot, waiting = _slot(commit), self._commits.entries.values()
         for other, _ in waiting:
@@ -79,7 +79,11 @@ class LateEvidence:
         """Tell whether a certificate may make an old commit evidence, so that it must be opened."""
         waiting = self._commits.entries.get(Digest(certificate.message.commit))
         rejects = not certificate.message.accepted
-        return waiting is not None and rejects and not self._ledger.slashed(waiting[0].signer)
+        return (
+            waiting is not None
+            and rejects
+            and not self._ledger.workers.is_slashed(waiting[0].signer)
+        )
 
     def offer_certificate(
         self, certificate: Signed[Certificate], verdicts: Sequence[Signed[Verdict]]
@@ -108,7 +112,7 @@ class LateEvidence:
         for commit in commits:
             self._ledger.restore_commit(commit)
             self._commits.remove(commit.digest)
-        return all(commit.digest in self._ledger.entries for commit in commits)
+        return all(commit.digest in self._ledger.commits.entries for commit in commits)
 
 
 _Slot = tuple[PeerId, int, bytes, int]

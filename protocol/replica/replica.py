@@ -7,14 +7,12 @@ its commit, a version before its parent or the outcomes of its batch. ``advance`
 versions are also tried when a certificate or another version is accepted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from protocol.consensus.committee import Committee, VerdictPool, check_certificate, draw
-from protocol.consensus.electorate import LocalElectorate
-from protocol.consensus.equivocation import EquivocationTracker
+from protocol.consensus.committee import VerdictTable
 from protocol.core.containers import Table
 from protocol.core.crypto import Verifier
 from protocol.core.faults import Blame, Fault, FaultCode
@@ -80,26 +78,23 @@ class Received:
 
 
 class Replica:
-    """Roster, ledger and verdict pools of one run."""
+    """Roster, ledger and verdicts of one run."""
 
     def __init__(
         self, manifest: RunManifest, verify: Verifier, opened: Opened | None = None
     ) -> None:
         self.manifest, self.run_id = manifest, manifest.run_id
         self.roster = Roster(manifest, verify)
-        self._equivocators = EquivocationTracker(manifest, verify)
-        self.electorate = LocalElectorate(manifest, self.roster, self._equivocators)
+        self.verdicts = VerdictTable(manifest, verify, self.roster)
         self.ledger = Ledger(manifest)
         self.untrusted_commits = UntrustedCommits(manifest, self.ledger)
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
-        self._tallies: dict[Digest, VerdictPool] = {}
-        self._evidence_due: dict[PeerId, Evidence] = {}
         self._early_certificates = PendingPool(WAITING_MAX, "waiting")
         self._early_verdicts = PendingPool(WAITING_MAX, "waiting")
-        self._late = LateEvidence(manifest, self.ledger, self.roster, self.electorate)
+        self._late = LateEvidence(manifest, self.ledger, self.roster, self.verdicts.electorate)
         self.tables: tuple[Table, ...] = (
             *self.ledger.tables,
             *self.roster.tables,
@@ -111,10 +106,10 @@ class Replica:
         kinds: tuple[tuple[type[Message], _Take, _Restore], ...] = (
             (NodeRecord, self._record, None),
             (RolloutCommit, self._commit, self.ledger.restore_commit),
-            (Verdict, self._verdict, self._restore_verdict),
+            (Verdict, self._verdict, self.verdicts.restore),
             (Certificate, self._certificate, self._restore_certificate),
             (CheckpointManifest, self._checkpoint, self.ledger.restore_checkpoint),
-            (Evidence, self._take_evidence, self._equivocators.offer),
+            (Evidence, self._take_evidence, self.verdicts.equivocators.offer),
         )
         self._kinds = {row[0].kind: row for row in kinds}
 
@@ -151,22 +146,18 @@ class Replica:
             if isinstance(signed, Signed):
                 restore(signed)
 
-    def _restore_verdict(self, verdict: Signed[Verdict]) -> None:
-        self.tally(Digest(verdict.message.commit)).add(verdict)
-
     def _restore_certificate(self, certificate: Signed[Certificate]) -> None:
-        if certificate.message.commit in self.ledger.entries:
+        if certificate.message.commit in self.ledger.commits.entries:
             verdicts = self._open_verdicts(certificate) or []
             for verdict in verdicts:
-                self._restore_verdict(verdict)
+                self.verdicts.restore(verdict)
             self.ledger.offer_certificate(certificate, [one.message for one in verdicts])
 
     def advance(self, now: float) -> list[Signed[Any]]:
         """Advance to ``now``: expire, forget, retry pending messages; return those accepted now."""
         settled: list[Signed[Any]] = [*self.roster.advance(now)]
         self.ledger.advance(self.manifest.epoch_at(now))
-        for commit in [key for key in self._tallies if key not in self.ledger.entries]:
-            del self._tallies[commit]
+        self.verdicts.retain(self.ledger.commits.entries)
         oldest = now - self._waits_seconds
         early: tuple[tuple[PendingPool, _Take], ...] = (
             (self._early_verdicts, self._verdict),
@@ -199,7 +190,7 @@ class Replica:
         ledger, branches = self.ledger, self.ledger.branches
         if not len(branches):
             return []
-        excluded = self._equivocators.excluded(self.manifest.epoch_at(now))
+        excluded = self.verdicts.equivocators.excluded(self.manifest.epoch_at(now))
         live = self.roster.live(now, Role.VALIDATOR)
         records = [member.record for member in live if member.peer not in excluded]
         roster_min = self.manifest.committee.roster_min
@@ -227,33 +218,17 @@ class Replica:
 
     def envelopes(self) -> list[bytes]:
         """Return the envelopes that a restart needs, in the order in which to restore them."""
-        entries = (*self.ledger.kept.values(), *self.ledger.entries.values())
+        entries = (*self.ledger.commits.kept.values(), *self.ledger.commits.entries.values())
         commits = [entry for entry in entries if entry.timely or entry.certificate is not None]
-        verdicts = [one for tally in self._tallies.values() for one in tally.verdicts.values()]
         return [
-            *(evidence.envelope for evidence in self.evidence),
+            *(evidence.envelope for evidence in self.verdicts.equivocators.evidence),
             *(entry.commit.envelope for entry in commits),
-            *(entry.manifest.envelope for entry in self.ledger.checkpoints),
-            *(verdict.envelope for verdict in verdicts),
+            *(entry.manifest.envelope for entry in self.ledger.chain.checkpoints),
+            *self.verdicts.envelopes(),
             *(entry.certificate.envelope for entry in commits if entry.certificate is not None),
         ]
 
     # Queries
-
-    @property
-    def evidence(self) -> list[Signed[Evidence]]:
-        """The accepted proofs of equivocation."""
-        return self._equivocators.evidence
-
-    def evidence_due(self) -> list[Evidence]:
-        """Return the equivocations that this node found itself and should sign and gossip."""
-        due = list(self._evidence_due.values())
-        self._evidence_due.clear()
-        return due
-
-    def committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
-        """Draw the committee of a commit from this node's roster."""
-        return draw(self.manifest, self.electorate, commit)
 
     def counts(self, worker: PeerId, version: int, epoch: int) -> bool:
         """Return whether commits of ``worker`` in ``epoch`` to a version are checked here.
@@ -261,19 +236,13 @@ class Replica:
         An unknown version may be of any age. A worker that a committee has judged for an older
         version was admitted before this one.
         """
-        checkpoint = self.ledger.checkpoint(version)
+        checkpoint = self.ledger.chain.get(version)
         made_at = 0.0 if checkpoint is None else checkpoint.message.created_at / 1000
-        made, judged = self.manifest.epoch_at(made_at), self.ledger.was_judged(worker, version)
+        made, judged = (
+            self.manifest.epoch_at(made_at),
+            self.ledger.workers.was_judged(worker, version),
+        )
         return self.roster.admitted.counts(worker, made, epoch, judged=judged)
-
-    @property
-    def tallies(self) -> Mapping[Digest, VerdictPool]:
-        """The verdicts held for each commit."""
-        return self._tallies
-
-    def tally(self, commit: Digest) -> VerdictPool:
-        """Return the verdicts on a commit."""
-        return self._tallies.setdefault(commit, VerdictPool())
 
     def leader(self, now: float) -> PeerId | None:
         """Return the leading trainer: the first live one in the manifest's order.
@@ -282,7 +251,7 @@ class Replica:
         returns causes no contested hand-over.
         """
         live = {member.peer for member in self.roster.live(now, Role.TRAINER)}
-        head = self.ledger.head
+        head = self.ledger.chain.head
         if head is not None and head.signer in live:
             return head.signer
         return next((PeerId(key) for key in self.manifest.genesis.trainers if key in live), None)
@@ -305,7 +274,7 @@ class Replica:
             return _received(commit, False)
         counts = self.counts(worker, commit.message.version, commit.message.epoch)
         result = self.ledger.offer_commit(commit, epoch, anti_entropy=anti_entropy, counts=counts)
-        entry = self.ledger.entries.get(commit.digest)
+        entry = self.ledger.commits.entries.get(commit.digest)
         return replace(_received(commit, result), lasting=entry is None or entry.timely)
 
     def _is_certified(self, commit: Signed[RolloutCommit]) -> bool:
@@ -316,40 +285,26 @@ class Replica:
     def _has_room_for_unknown(self, worker: PeerId) -> bool:
         """Return whether commits of a key may wait for the outcome that proves its admission."""
         knows = self.roster.admitted.knows
-        untrusted = [one for one in self.ledger.unsettled if not knows(one)]
+        untrusted = [one for one in self.ledger.commits.unsettled if not knows(one)]
         return worker in untrusted or len(untrusted) < UNTRUSTED_MAX
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):
             return _received(verdict, Fault(FaultCode.NOT_A_VALIDATOR))
-        if verdict.message.commit not in self.ledger.entries:
+        entry = self.ledger.commits.entries.get(Digest(verdict.message.commit))
+        if entry is None:
             self._early_verdicts.add(verdict, now)
             return _received(verdict, False)
-        return _received(verdict, self._count(verdict))
-
-    def _count(self, verdict: Signed[Verdict]) -> Fault | bool:
-        """Count a verdict on a known commit, and record the evidence if it is an equivocation."""
-        entry = self.ledger.entries[Digest(verdict.message.commit)]
-        tally, validator = self.tally(entry.commit.digest), verdict.signer
-        result = tally.add(verdict)
-        pair = tally.equivocations.get(validator)
-        if pair is not None and self._equivocators.is_news(validator, entry.epoch):
-            accepting, rejecting = sorted(pair, key=lambda one: not one.message.accept)
-            self._evidence_due[validator] = Evidence(
-                commit=entry.commit.envelope,
-                accepting=accepting.envelope,
-                rejecting=rejecting.envelope,
-            )
-        return result
+        return _received(verdict, self.verdicts.add(verdict, entry.commit))
 
     def _take_evidence(self, evidence: Signed[Evidence], _now: float) -> Received:
-        return _received(evidence, self._equivocators.offer(evidence))
+        return _received(evidence, self.verdicts.equivocators.offer(evidence))
 
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
         if not self.manifest.is_validator(certificate.signer):
             return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
         commit = Digest(certificate.message.commit)
-        entry = self.ledger.entries.get(commit)
+        entry = self.ledger.commits.entries.get(commit)
         if entry is None and commit not in self._late:
             self._early_certificates.add(certificate, now)
             return _received(certificate, False)
@@ -361,10 +316,10 @@ class Replica:
             return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
         if entry is None:
             return _received(certificate, self._late.offer_certificate(certificate, verdicts))
-        fault = check_certificate(certificate.message, verdicts, self.committee(entry.commit))
+        fault = self.verdicts.fault(certificate.message, verdicts, entry.commit)
         if fault is not None and fault.code is not FaultCode.OTHER_COMMITTEE:
             return _received(certificate, fault)
-        news = tuple(verdict for verdict in verdicts if self._count(verdict) is True)
+        news = tuple(one for one in verdicts if self.verdicts.add(one, entry.commit) is True)
         if fault is not None:
             # Our roster may lag behind the author's: no peer is at fault, and we try again. If ours
             # is the complete one, its verdicts and those of others still decide here.
@@ -377,7 +332,7 @@ class Replica:
         is_live = partial(self.roster.is_live, now=now)
         received = _received(manifest, self.ledger.offer_checkpoint(manifest, now, is_live))
         waits = received.result is ValidationResult.IGNORE
-        if waits and not self.ledger.is_taken(manifest.digest):
+        if waits and not self.ledger.chain.is_taken(manifest.digest):
             self.ledger.branches.add(manifest, now)
         else:
             self.ledger.branches.remove(manifest.digest)

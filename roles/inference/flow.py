@@ -108,7 +108,7 @@ class InferenceFlow:
         now = _now()
         unsettled = {
             entry.commit.digest: entry.commit
-            for entry in context.replica.ledger.open_entries(context.peer_id)
+            for entry in context.replica.ledger.commits.open_entries(context.peer_id)
         }
         self._announced_at = {key: at for key, at in self._announced_at.items() if key in unsettled}
         oldest = context.epoch() - window_epochs(context.manifest)
@@ -124,7 +124,7 @@ class InferenceFlow:
 
         The trainer accepts it until one version later, which leaves time for the check.
         """
-        taken = [entry.taken_at for entry in self._context.replica.ledger.checkpoints[-4:]]
+        taken = [entry.taken_at for entry in self._context.replica.ledger.chain.checkpoints[-4:]]
         taken = [at for at in taken if at > -math.inf]
         if len(taken) < 2:
             return math.inf
@@ -138,13 +138,13 @@ class InferenceFlow:
         context = self._context
         ledger = context.replica.ledger
         policy = context.policies.newest()
-        checkpoint = None if policy is None else ledger.checkpoint(policy.version)
+        checkpoint = None if policy is None else ledger.chain.get(policy.version)
         usable = (
             policy is not None
             and checkpoint is not None
             and context.network.synchronised  # else a slot used before a restart could be reused
-            and policy.version >= ledger.version - context.manifest.grpo.async_level
-            and not ledger.slashed(context.peer_id)
+            and policy.version >= ledger.chain.version - context.manifest.grpo.async_level
+            and not ledger.workers.is_slashed(context.peer_id)
             and self._can_be_checked()
             and self._slots_are_known(policy.version)
             and self._has_scores(checkpoint.digest, policy.version)
@@ -157,21 +157,21 @@ class InferenceFlow:
         if any(one.checkpoint == checkpoint and one.slot > slot for one in self._making):
             return True  # it failed before, and later slots wait for it
         ledger, me = self._context.replica.ledger, self._context.peer_id
-        uncommitted, unsettled = len(self._making), ledger.in_flight(me)
+        uncommitted, unsettled = len(self._making), ledger.commits.in_flight(me)
         limit = self._making.concurrency.limit
         if uncommitted + unsettled >= self._unsettled_max() + limit - 1:
             return False  # skip ``wanted``, an expensive scan of all pending commits
         if is_evaluation(self._context.manifest, version, slot):
             return True  # no version waits for it, and the last version is evaluated too
         # ``wanted`` counts own unsettled commits only up to the credit; here all of them count.
-        wanted = ledger.wanted() - max(0, unsettled - self._credit())
+        wanted = ledger.backpressure.wanted(ledger.epoch) - max(0, unsettled - self._credit())
         return wanted > 0 and (not uncommitted or uncommitted + 1 <= self._share() * wanted)
 
     def _unsettled_max(self) -> int:
         return max(UNSETTLED_MIN, min(self._credit(), 1 + self._making.concurrency.limit))
 
     def _credit(self) -> int:
-        counts = self._context.replica.ledger.workers.get(self._context.peer_id)
+        counts = self._context.replica.ledger.workers.counts.get(self._context.peer_id)
         return 0 if counts is None else counts.credit
 
     def _share(self) -> float:
@@ -181,7 +181,7 @@ class InferenceFlow:
         """
         context = self._context
         workers = context.replica.roster.live(context.clock.now(), Role.INFERENCE)
-        return max(1 / max(1, len(workers)), context.replica.ledger.share(context.peer_id))
+        return max(1 / max(1, len(workers)), context.replica.ledger.commits.share(context.peer_id))
 
     def _counts_for(self, version: Version) -> bool:
         """Tell whether validators judge this worker's rollouts of a version: not for a new key."""
@@ -217,20 +217,20 @@ class InferenceFlow:
 
     def _next_slot(self, checkpoint: Digest, version: Version) -> int:
         """Return the first own slot that is neither used nor in progress."""
-        first, _ = self._context.replica.ledger.next_slot(self._context.peer_id, version)
+        first, _ = self._context.replica.ledger.commits.next_slot(self._context.peer_id, version)
         begun = {making.slot for making in self._making if making.checkpoint == checkpoint}
         return next(slot for slot in count(first) if slot not in begun)
 
     def _can_be_checked(self) -> bool:
         """Return whether there are enough validators: without a committee a commit expires."""
         context = self._context
-        validators = context.replica.electorate.validators(context.epoch())
+        validators = context.replica.verdicts.electorate.validators(context.epoch())
         return len(validators) >= context.manifest.committee.roster_min
 
     async def _begin_more(self) -> None:
         """Begin slots up to the limit; swap to a new policy when the old one's slots have ended."""
         if (newest := self._context.policies.newest()) is not None:
-            first = self._loaded is None and not self._context.replica.ledger.slashed(
+            first = self._loaded is None and not self._context.replica.ledger.workers.is_slashed(
                 self._context.peer_id
             )
             if first and not await self._load(newest):  # loads ahead of any demand
@@ -238,7 +238,7 @@ class InferenceFlow:
             self._staging.begin(newest)
         while self._making.generating < self._making.concurrency.limit:
             policy = self._policy_to_use()
-            checkpoint = policy and self._context.replica.ledger.checkpoint(policy.version)
+            checkpoint = policy and self._context.replica.ledger.chain.get(policy.version)
             if policy is None or not checkpoint or checkpoint.message.policy != policy.digest:
                 return  # no usable policy, or superseded while it was loaded
             slot = self._next_slot(checkpoint.digest, policy.version)
@@ -287,7 +287,7 @@ class InferenceFlow:
             context.policy_swaps.sampled(first.version, first.seconds)
 
     def _note_swap(self, version: Version) -> None:
-        checkpoints = self._context.replica.ledger.checkpoints
+        checkpoints = self._context.replica.ledger.chain.checkpoints
         known_at = checkpoints[version].taken_at if version < len(checkpoints) else -math.inf
         if known_at > -math.inf:
             self._context.policy_swaps.swapped(version, known_at, self._context.clock.now())
@@ -298,18 +298,18 @@ class InferenceFlow:
         """Drop slots that would not count: superseded, too old, already used, or slashed worker."""
         context = self._context
         ledger, me = context.replica.ledger, context.peer_id
-        oldest = ledger.version - context.manifest.grpo.async_level
+        oldest = ledger.chain.version - context.manifest.grpo.async_level
         newest = context.policies.newest()
         for making in list(self._making):
-            checkpoint = ledger.checkpoint(making.version)
+            checkpoint = ledger.chain.get(making.version)
             if (
                 checkpoint is None
                 or checkpoint.digest != making.checkpoint
                 or making.version < oldest
-                or making.slot < ledger.next_slot(me, making.version)[0]
+                or making.slot < ledger.commits.next_slot(me, making.version)[0]
                 # An earlier slot failed, and its version is no longer generated.
                 or (newest is not None and making.version < newest.version and self._waits(making))
-                or ledger.slashed(me)
+                or ledger.workers.is_slashed(me)
                 or context.network.may_have_used(making.version)
             ):
                 self._making.drop(making)
@@ -322,9 +322,9 @@ class InferenceFlow:
         """Commit to finished slots, in slot order."""
         context, ledger = self._context, self._context.replica.ledger
         for making in self._making:
-            if ledger.in_flight(context.peer_id) >= self._unsettled_max():
+            if ledger.commits.in_flight(context.peer_id) >= self._unsettled_max():
                 return
-            slot, previous = ledger.next_slot(context.peer_id, making.version)
+            slot, previous = ledger.commits.next_slot(context.peer_id, making.version)
             if making not in self._making or not making.work.done() or making.slot != slot:
                 continue
             made = making.work.result()

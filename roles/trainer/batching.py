@@ -144,11 +144,13 @@ class Batching:
         """Return the usable rollouts in drawing order."""
         ledger = self._context.replica.ledger
         oldest = version - self._context.manifest.grpo.async_level
-        self._misses = Counter({k: n for k, n in self._misses.items() if k in ledger.entries})
-        self._unscorable = {key: None for key in self._unscorable if key in ledger.entries}
+        self._misses = Counter(
+            {k: n for k, n in self._misses.items() if k in ledger.commits.entries}
+        )
+        self._unscorable = {key: None for key in self._unscorable if key in ledger.commits.entries}
         candidates = {
             entry.commit.digest: entry
-            for entry in ledger.usable()
+            for entry in ledger.backpressure.usable()
             if entry.commit.digest not in self._used
             and entry.commit.digest not in self._unscorable
             and oldest <= entry.version
@@ -182,11 +184,11 @@ class Batching:
     async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
         """Fetch a certified body and recompute its rewards."""
         context, message = self._context, entry.commit.message
-        voters = context.replica.tally(entry.commit.digest).verdicts
+        voters = context.replica.verdicts.pool(entry.commit.digest).verdicts
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
         sources = [entry.commit.signer, *certifier, *voters]
         body = await context.network.fetch_body(entry.commit, sources)
-        checkpoint = context.replica.ledger.checkpoint(message.version)
+        checkpoint = context.replica.ledger.chain.get(message.version)
         if body is None or checkpoint is None or checkpoint.digest != message.checkpoint:
             return None
         sequences = read_body(context.manifest, message, body)

@@ -44,7 +44,9 @@ class TrainerFlow:
                 try:
                     if not self._leadership.is_ours():
                         context.conditions.clear("trainer")  # another trainer leads now
-                    elif context.replica.ledger.version < self._steps and await self._resume():
+                    elif (
+                        context.replica.ledger.chain.version < self._steps and await self._resume()
+                    ):
                         await self._lead()
                 except EngineError as error:
                     await self._recover(error)

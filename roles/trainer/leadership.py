@@ -63,7 +63,7 @@ class Leadership:
         """Return whether another live trainer could resume from the newest version."""
         context = self._context
         trainers = context.replica.roster.live(context.clock.now(), Role.TRAINER)
-        published = context.replica.ledger.head is not None
+        published = context.replica.ledger.chain.head is not None
         return published and any(member.peer != context.peer_id for member in trainers)
 
     async def leave_to_heirs(self) -> None:
@@ -73,17 +73,17 @@ class Leadership:
         node withdraws the role. The other one must then load the version and make a step.
         """
         context, epochs = self._context, self._context.manifest.epochs
-        head, loop = context.replica.ledger.head, asyncio.get_running_loop()
+        head, loop = context.replica.ledger.chain.head, asyncio.get_running_loop()
         until = loop.time() + RESIGNED_LIVES * epochs.record_epochs * epochs.seconds
         context.conditions.resign(Role.TRAINER)
-        while context.replica.ledger.head is head and loop.time() < until:
+        while context.replica.ledger.chain.head is head and loop.time() < until:
             await context.tick(context.changes.count)
         context.conditions.take_up(Role.TRAINER)
 
     async def resume(self) -> ResumePoint | None:
         """Load the newest version that is available; None while waiting for one."""
         context = self._context
-        head = context.replica.ledger.head
+        head = context.replica.ledger.chain.head
         if head is None:
             return await self._begin()
         ours = head.signer == context.peer_id and await self._load_own_state(head)
@@ -107,7 +107,7 @@ class Leadership:
         policy = context.policies.get(newest)
         oldest = max(-1, newest - context.manifest.shardcast.state_every)
         for version in range(newest, oldest, -1):
-            path, made = context.files.state(version), context.replica.ledger.checkpoint(version)
+            path, made = context.files.state(version), context.replica.ledger.chain.get(version)
             if made is None or made.signer != context.peer_id or context.files.size(path) is None:
                 continue
             if version == newest:
@@ -175,12 +175,12 @@ class Leadership:
         if now < self._awaited[1] + record_seconds or self._is_held(head.message.version):
             return None
         for version in range(head.message.version - 1, -1, -1):
-            checkpoint = context.replica.ledger.checkpoint(version)
+            checkpoint = context.replica.ledger.chain.get(version)
             if checkpoint is None or context.policies.get(version) is None:
                 continue
             if await self._take_over(checkpoint):
                 log.warning("versions lost", newest=head.message.version, left=version)
-                return context.replica.ledger.checkpoint(head.message.version - 1)
+                return context.replica.ledger.chain.get(head.message.version - 1)
         return None
 
     def _is_held(self, version: int) -> bool:

@@ -36,7 +36,7 @@ class RolloutVerifier:
 
     def policy(self, commit: Signed[RolloutCommit]) -> Policy | None:
         """Return the policy that the commit names, None while its weights are missing."""
-        checkpoint = self._context.replica.ledger.checkpoint(commit.message.version)
+        checkpoint = self._context.replica.ledger.chain.get(commit.message.version)
         if checkpoint is None or checkpoint.digest != commit.message.checkpoint:
             return None
         return self._context.policies.get(commit.message.version)
@@ -50,7 +50,7 @@ class RolloutVerifier:
         engine or the task fails.
         """
         manifest, message = self._context.manifest, commit.message
-        beacon = self._context.replica.electorate.beacon(message.epoch + 1)
+        beacon = self._context.replica.verdicts.electorate.beacon(message.epoch + 1)
         chosen = audited(beacon, commit.digest, message.sequences, manifest.toploc.audit_share)
 
         async def measure(

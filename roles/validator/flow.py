@@ -107,12 +107,12 @@ class ValidatorFlow:
         replica, now = self._context.replica, self._context.epoch()
         due: list[Entry] = []
         drawn: dict[int, tuple[PeerId, ...]] = {}
-        for entry in replica.ledger.open_entries():
+        for entry in replica.ledger.commits.open_entries():
             epoch = entry.epoch
             if not entry.timely or now <= epoch:
                 continue  # the beacon of the next epoch draws its committee
             if epoch not in drawn:
-                drawn[epoch] = replica.electorate.validators(epoch + 1)
+                drawn[epoch] = replica.verdicts.electorate.validators(epoch + 1)
             # In a large swarm nearly all commits are for other validators, and may be thousands.
             if self._for_others.get(entry.commit.digest) is not drawn[epoch]:
                 due.append(entry)
@@ -129,12 +129,12 @@ class ValidatorFlow:
 
     def _forget(self) -> None:
         ledger = self._context.replica.ledger
-        entries = ledger.entries
+        entries = ledger.commits.entries
         tables = self._retry_at, self._delivered, self._decided_at, self._attempts, self._failed
         for table in (*tables, self._for_others, self._unscorable):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
-        for worker in [worker for worker in self._withheld if not ledger.in_flight(worker)]:
+        for worker in [worker for worker in self._withheld if not ledger.commits.in_flight(worker)]:
             del self._withheld[worker]
         waiting = (entries[commit].state is CommitState.COMMITTED for commit in self._failed)
         if self._failures.count and not any(waiting):
@@ -153,16 +153,16 @@ class ValidatorFlow:
         context, digest = self._context, entry.commit.digest
         if entry.state is not CommitState.COMMITTED:
             return  # settled while earlier commits were processed
-        committee = context.replica.committee(entry.commit)
+        committee = context.replica.verdicts.committee(entry.commit)
         if committee is None:
             return
         if context.peer_id not in committee.escalated:
-            electorate, epoch = context.replica.electorate, entry.epoch
+            electorate, epoch = context.replica.verdicts.electorate, entry.epoch
             self._for_others[digest] = electorate.validators(epoch + 1)
             return
         wide = self._escalated(entry, committee)
         members = committee.escalated if wide else committee.first
-        verdict = context.replica.tally(entry.commit.digest).verdicts.get(context.peer_id)
+        verdict = context.replica.verdicts.pool(entry.commit.digest).verdicts.get(context.peer_id)
         if verdict is not None:
             self._deliver(entry, verdict, members)
         elif context.peer_id in members and digest not in self._unscorable:
@@ -172,7 +172,7 @@ class ValidatorFlow:
     def _escalated(self, entry: Entry, committee: Committee) -> bool:
         age_epochs = self._context.epoch() - entry.epoch
         late = age_epochs > self._context.manifest.committee.escalate_after_epochs
-        return late or self._context.replica.tally(entry.commit.digest).disputed(committee)
+        return late or self._context.replica.verdicts.pool(entry.commit.digest).disputed(committee)
 
     # Checking
 
@@ -201,8 +201,8 @@ class ValidatorFlow:
         """Return whether a check is useful and all its inputs but the body are on this node."""
         ledger = self._context.replica.ledger
         # Without the predecessor slot order is unproven; synchronisation will deliver it.
-        ordered = ledger.predecessor_known(entry.commit)
-        unslashed = not ledger.slashed(entry.commit.signer)
+        ordered = ledger.commits.predecessor_known(entry.commit)
+        unslashed = not ledger.workers.is_slashed(entry.commit.signer)
         return unslashed and ordered and self._examination.policy(entry.commit) is not None
 
     async def _check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:
@@ -262,7 +262,9 @@ class ValidatorFlow:
 
     def _is_settled(self, entry: Entry) -> bool:
         """Return whether this node's verdict is stored or an outcome is known."""
-        own = self._context.replica.tally(entry.commit.digest).verdicts.get(self._context.peer_id)
+        own = self._context.replica.verdicts.pool(entry.commit.digest).verdicts.get(
+            self._context.peer_id
+        )
         return own is not None or entry.state is not CommitState.COMMITTED
 
     async def _give_verdict(self, commit: Signed[RolloutCommit], finding: AuditResult) -> bool:
@@ -300,7 +302,7 @@ class ValidatorFlow:
     async def _certify(self, entry: Entry, committee: Committee) -> None:
         """Publish the outcome; the member of rank r waits r half epochs for those before it."""
         context, digest = self._context, entry.commit.digest
-        outcome = context.replica.tally(digest).outcome(committee)
+        outcome = context.replica.verdicts.pool(digest).outcome(committee)
         if outcome is None:
             return
         members = committee.escalated if outcome.escalated else committee.first

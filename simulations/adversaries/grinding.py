@@ -46,7 +46,7 @@ class GrindingTransport(GossipingTransport):
 
     @override
     async def act(self, replica: Replica) -> None:
-        head = replica.ledger.head
+        head = replica.ledger.chain.head
         if head is None:
             return
         if head.digest != self._checkpoint or self._chosen is None:

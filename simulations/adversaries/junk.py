@@ -94,7 +94,7 @@ class Junk:
 
     def _certificate_of_an_untrusted_peer(self) -> bytes:
         """Return a certificate of a known commit, signed by a key that is no validator."""
-        waiting = self._replica.ledger.open_entries()
+        waiting = self._replica.ledger.commits.open_entries()
         commit = waiting[0].commit.digest if waiting else self._rng.bytes(DIGEST_BYTES)
         certificate = Certificate(
             commit=commit, escalated=False, accepted=False, verdicts=(self._rng.bytes(64),)

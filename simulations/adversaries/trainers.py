@@ -41,7 +41,7 @@ class PublishingTransport(GossipingTransport):
 
     @override
     async def act(self, replica: Replica) -> None:
-        now, head = self.parts.ports.clock.now(), replica.ledger.head
+        now, head = self.parts.ports.clock.now(), replica.ledger.chain.head
         me = self.parts.signer.peer_id
         if head is None or head.message.version < VERSIONS_BEFORE or now < self._next_at:
             return
@@ -84,7 +84,7 @@ def _stale(
     oldest = successor.version - 1 - replica.manifest.grpo.async_level
     batch = tuple(
         digest
-        for digest, entry in replica.ledger.entries.items()
+        for digest, entry in replica.ledger.commits.entries.items()
         if entry.version < oldest
         and entry.state is CommitState.CERTIFIED
         and entry.trained_in is None
@@ -95,7 +95,7 @@ def _stale(
 def _rolled_back(
     replica: Replica, _head: Signed[CheckpointManifest], successor: CheckpointManifest
 ) -> CheckpointManifest:
-    genesis = replica.ledger.checkpoint(0)
+    genesis = replica.ledger.chain.get(0)
     parent = b"" if genesis is None else genesis.digest
     return successor.model_copy(update={"version": 1, "parent": parent})
 

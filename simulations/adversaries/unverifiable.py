@@ -62,10 +62,10 @@ class NamingTransport(GossipingTransport):
 
     @override
     async def act(self, replica: Replica) -> None:
-        head = replica.ledger.head
+        head = replica.ledger.chain.head
         if head is None:
             return
-        room = COMMITS_OPEN_MAX - replica.ledger.in_flight(self.parts.signer.peer_id)
+        room = COMMITS_OPEN_MAX - replica.ledger.commits.in_flight(self.parts.signer.peer_id)
         blobs = [blob for blob in self.bodies(head) if blob not in self._named]
         for blob in blobs[:room]:
             self._named[blob] = None

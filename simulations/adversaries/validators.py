@@ -96,7 +96,7 @@ class CredulousEnvironment(PassingEnvironment):
     def _read_claims(self) -> None:
         """Read the claims in the bodies that have arrived."""
         replica = self._parts.replica()
-        commits = [] if replica is None else replica.ledger.open_entries()
+        commits = [] if replica is None else replica.ledger.commits.open_entries()
         for commit in (entry.commit for entry in commits):
             body = self._parts.disk.blobs.get(Digest(commit.message.body))
             if body is None or commit.digest in self._read:
@@ -207,7 +207,7 @@ class ContradictingTransport(PassingTransport):
         if isinstance(rejecting, Fault) or rejecting.message.accepted:
             return encoded
         commit = Digest(rejecting.message.commit)
-        committee = replica.committee(replica.ledger.entries[commit].commit)
+        committee = replica.verdicts.committee(replica.ledger.commits.entries[commit].commit)
         signers = self.parts.accomplices
         if committee is None or not signers.keys() >= set(committee.first):
             return encoded

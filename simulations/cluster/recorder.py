@@ -142,9 +142,9 @@ class Recorder:
         if self._asked.get(machine.name) == epoch:
             return
         self._asked[machine.name] = epoch
-        for entry in list(replica.ledger.entries.values()):
+        for entry in list(replica.ledger.commits.entries.values()):
             if entry.epoch == epoch:
-                committee = replica.committee(entry.commit)
+                committee = replica.verdicts.committee(entry.commit)
                 drawn = () if committee is None else committee.escalated
                 members = blake3("/".join(drawn).encode()).hexdigest()[:16]
                 self.emit(machine.name, "committee", commit=entry.commit.digest, members=members)
@@ -152,7 +152,7 @@ class Recorder:
     def _look_at_forest(self, machine: SimMachine, daemon: Daemon, bad: Collection[PeerId]) -> None:
         """Record, once per version, how many honest members have a dishonest parent."""
         replica = daemon.replica
-        head = replica.ledger.head
+        head = replica.ledger.chain.head
         if head is None or self._grown.get(machine.name) == head.message.version:
             return
         self._grown[machine.name] = head.message.version

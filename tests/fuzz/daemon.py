@@ -80,7 +80,7 @@ class Swarm:
         for name in world.machines:
             world.start(name)
         relay = world.machines[RELAY]
-        while relay.daemon is None or relay.daemon.replica.ledger.version < VERSIONS:
+        while relay.daemon is None or relay.daemon.replica.ledger.chain.version < VERSIONS:
             await asyncio.sleep(0.5)
             if world.ended.done():
                 world.ended.result()

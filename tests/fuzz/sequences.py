@@ -106,7 +106,9 @@ class ReplicaSession:
             self.replica.advance(self._now)
             self.check()
         way, envelope = data[1] % (len(_TOPICS) + 3), data[2:]
-        watched = data[1] & 0xE0 == 0 and len(self.replica.ledger.entries) < 64 and data[0] == 5
+        watched = (
+            data[1] & 0xE0 == 0 and len(self.replica.ledger.commits.entries) < 64 and data[0] == 5
+        )
         before = fingerprint(self.replica) if watched else None
         if way < len(_TOPICS):
             received = self.replica.receive_topic(_TOPICS[way], envelope, self._now)
@@ -118,19 +120,19 @@ class ReplicaSession:
                 raise BrokenBoundError("a rejected message has left something")
             if received.fault is None:
                 raise BrokenBoundError("rejected for nothing")
-        self.replica.evidence_due()
+        self.replica.verdicts.evidence_due()
         return received.result is ValidationResult.ACCEPT
 
     def check(self) -> None:
         replica, admitted = self.replica, self.replica.roster.admitted
-        workers = set(replica.ledger.unsettled)
+        workers = set(replica.ledger.commits.unsettled)
         unknown = [worker for worker in workers if not admitted.knows(worker)]
         tables = (
             *((table.name, len(table), table.limit) for table in replica.tables),
             ("untrusted", len(unknown), UNTRUSTED_MAX),
             ("admitted", len(admitted._known), KEYS_MAX),
             ("refused", len(admitted._refused), REFUSED_MAX),
-            ("tallies", len(replica._tallies), len(replica.ledger.entries) + 1),
+            ("tallies", len(replica.verdicts.pools), len(replica.ledger.commits.entries) + 1),
         )
         for name, size, limit in tables:
             if size > limit:

@@ -246,7 +246,7 @@ def _said_message(swarm: Swarm, rng: Random) -> bytes:
 def _said_sync_question(swarm: Swarm, rng: Random) -> bytes:
     request: Any = {"skip": rng.choice((0, 0, 0, 1, 5)), "version": rng.choice((0, 0, 1, 2))}
     ids = [one.digest for one in swarm.daemon.replica.roster.records()]
-    ids += [one.manifest.digest for one in swarm.daemon.replica.ledger.checkpoints]
+    ids += [one.manifest.digest for one in swarm.daemon.replica.ledger.chain.checkpoints]
     wanted: Any = {"ids": rng.sample(ids, rng.randrange(len(ids) + 1))}
     if rng.random() < 0.5:
         request = _VALUES.changed(request, rng)
@@ -266,8 +266,8 @@ def _said_sync_answer(swarm: Swarm, rng: Random) -> bytes:
 
 def _said_blob_question(swarm: Swarm, rng: Random) -> bytes:
     ledger = swarm.daemon.replica.ledger
-    digests = [bytes(entry.commit.message.body) for entry in ledger.entries.values()]
-    digests += [bytes(one.manifest.message.index) for one in ledger.checkpoints]
+    digests = [bytes(entry.commit.message.body) for entry in ledger.commits.entries.values()]
+    digests += [bytes(one.manifest.message.index) for one in ledger.chain.checkpoints]
     request: Any = {
         "digest": rng.choice((*digests, bytes(32))),
         "offset": rng.choice((0, 0, 1, 10, 1 << 40)),

@@ -178,8 +178,8 @@ def rollouts_of(name):
 
 def is_over(replica):
     """Return whether a node knows the outcome of everything."""
-    totals = replica.ledger.totals
-    outcomes = (replica.ledger.version, totals.certified, totals.rejected)
+    totals = replica.ledger.workers.totals
+    outcomes = (replica.ledger.chain.version, totals.certified, totals.rejected)
     return outcomes == (1, SLOTS * len(HONEST), len(LIARS))
 
 
@@ -386,7 +386,7 @@ async def give_version_0(world, machine, envelope, manifest):
 
 def simulate_from_version_0(live):
     """Simulate the run from the version 0 that the live trainer published."""
-    first = live.replicas["trainer-0"].ledger.checkpoint(0)
+    first = live.replicas["trainer-0"].ledger.chain.get(0)
 
     async def prepare(world):
         trainer = world.machines["trainer-0"]
@@ -401,7 +401,7 @@ def simulate_from_live_disks(live):
     These are version 0, the commits, and the bodies on the workers' disks. The nodes must make
     verdicts, certificates and version 1 again. No worker generates.
     """
-    first = live.replicas["trainer-0"].ledger.checkpoint(0)
+    first = live.replicas["trainer-0"].ledger.chain.get(0)
 
     async def prepare(world):
         for name, machine in world.machines.items():
@@ -411,7 +411,7 @@ def simulate_from_live_disks(live):
             for key, envelope in live.disks[name]["messages"].items():
                 if envelope_kind(envelope) == RolloutCommit.kind:
                     machine.disk.tables["messages"][b"\1" + key[1:]] = envelope
-        for entry in live.replicas["trainer-0"].ledger.entries.values():
+        for entry in live.replicas["trainer-0"].ledger.commits.entries.values():
             worker, key = live.names[entry.commit.signer], entry.commit.message.body
             world.machines[worker].disk.blobs[key] = live.bodies[key]
 

@@ -58,7 +58,7 @@ def repeated(live):
 def outcomes(side, node):
     """Return the outcome of each rollout, by worker, version and slot."""
     found = {}
-    for entry in side.replicas[node].ledger.entries.values():
+    for entry in side.replicas[node].ledger.commits.entries.values():
         message = entry.commit.message
         found[side.names[entry.commit.signer], message.version, message.slot] = (
             message.checkpoint,
@@ -74,7 +74,7 @@ def outcomes(side, node):
 
 def ledger(side, node):
     """Return the totals of each worker except decaying ones, whose last digits differ."""
-    workers = side.replicas[node].ledger.workers
+    workers = side.replicas[node].ledger.workers.counts
     told = {
         side.names[worker]: {
             name: value
@@ -90,7 +90,7 @@ def ledger(side, node):
 def version_1(side, node):
     """Return the version's manifest, and its batch by worker and slot."""
     replica = side.replicas[node].ledger
-    message = replica.checkpoint(1).message
+    message = replica.chain.get(1).message
     entries = [replica.entries[commit] for commit in message.batch]
     return message, {
         (side.names[entry.commit.signer], entry.commit.message.slot) for entry in entries
@@ -141,13 +141,13 @@ def test_both_trainers_learned_from_the_same_rollouts(live, simulated):
 
 
 def test_the_same_committees_are_drawn(live, repeated):
-    commits = [entry.commit for entry in live.replicas["trainer-0"].ledger.entries.values()]
+    commits = [entry.commit for entry in live.replicas["trainer-0"].ledger.commits.entries.values()]
     for commit in commits:
-        committee = live.replicas["trainer-0"].committee(commit)
+        committee = live.replicas["trainer-0"].verdicts.committee(commit)
         assert committee is not None
         for side in (live, repeated):
             for node, replica in side.replicas.items():
-                assert replica.committee(commit) == committee, node
+                assert replica.verdicts.committee(commit) == committee, node
 
 
 def test_validators_sign_the_same_verdicts(live, repeated):
@@ -155,7 +155,7 @@ def test_validators_sign_the_same_verdicts(live, repeated):
     ours, theirs = verdicts(live), verdicts(repeated)
     accepted = [
         digest
-        for digest, entry in live.replicas["trainer-0"].ledger.entries.items()
+        for digest, entry in live.replicas["trainer-0"].ledger.commits.entries.items()
         if entry.state == "certified"
     ]
     for key in ours.keys() | theirs.keys():
@@ -173,7 +173,7 @@ def test_certificates_and_the_version_after_them_are_the_same(live, repeated):
         assert known.accepted == entry.certificate.message.accepted
         if known.accepted:
             assert known == entry.certificate.message
-    mine, yours = ours.checkpoint(1).message, theirs.checkpoint(1).message
+    mine, yours = ours.chain.get(1).message, theirs.chain.get(1).message
     assert mine.batch == yours.batch
     assert mine.policy == yours.policy
     assert mine.index == yours.index

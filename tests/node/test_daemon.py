@@ -78,14 +78,14 @@ async def test_a_restarted_trainer_goes_on_from_the_last_published_version():
     world.start_all()
     await world.reach(4, "relay-0")
     world.crash("trainer-0")
-    before = [entry.manifest.digest for entry in world.ledger("relay-0").checkpoints]
+    before = [entry.manifest.digest for entry in world.ledger("relay-0").chain.checkpoints]
     await asyncio.sleep(5)
     world.start("trainer-0")
     await world.reach(len(before) + 3, "relay-0")
-    after = [entry.manifest.digest for entry in world.ledger("relay-0").checkpoints]
+    after = [entry.manifest.digest for entry in world.ledger("relay-0").chain.checkpoints]
     assert after[: len(before)] == before
     assert trained_on_certified_only(world)
-    terms = {entry.manifest.message.term for entry in world.ledger("relay-0").checkpoints}
+    terms = {entry.manifest.message.term for entry in world.ledger("relay-0").chain.checkpoints}
     await world.finish()
     assert terms == {0}
 
@@ -95,13 +95,13 @@ async def test_the_next_trainer_takes_over_and_the_first_one_follows_when_it_is_
     world.start_all()
     await world.reach(3, "relay-0")
     world.crash("trainer-0")
-    version = world.ledger("relay-0").version
+    version = world.ledger("relay-0").chain.version
     await world.reach(version + 4, "relay-0")
     world.start("trainer-0")
     await world.reach(version + 8, "relay-0")
-    chain = [entry.manifest for entry in world.ledger("relay-0").checkpoints]
+    chain = [entry.manifest for entry in world.ledger("relay-0").chain.checkpoints]
     await asyncio.sleep(3)
-    states = [world.ledger(name).checkpoint(version + 8) for name in ("trainer-0", "relay-0")]
+    states = [world.ledger(name).chain.get(version + 8) for name in ("trainer-0", "relay-0")]
     await world.finish()
     heir = world.machines["trainer-1"].signer.peer_id
     assert {item.signer for item in chain[version + 1 :]} == {heir}
@@ -116,17 +116,17 @@ async def test_a_rollout_whose_worker_dies_is_certified_after_its_return_or_expi
     await world.reach(2, "relay-0")
     worker = world.machines["worker-0"].signer.peer_id
     # The first commit announced and not yet checked: its body is on one machine only.
-    await eventually(lambda: world.ledger("relay-0").in_flight(worker) > 0, 30)
-    commit = next(iter(world.ledger("relay-0")._in_flight[worker]))
+    await eventually(lambda: world.ledger("relay-0").commits.in_flight(worker) > 0, 30)
+    commit = world.ledger("relay-0").commits.open_entries(worker)[0].commit.digest
     world.crash("worker-0")
     await asyncio.sleep(4)
     if returns:
         world.start("worker-0")
     await asyncio.sleep(45)
-    entry = world.ledger("relay-0").entries[commit]
-    version = world.ledger("relay-0").version
+    entry = world.ledger("relay-0").commits.entries[commit]
+    version = world.ledger("relay-0").chain.version
     await asyncio.sleep(10)
-    goes_on = world.ledger("relay-0").version > version or version == 60
+    goes_on = world.ledger("relay-0").chain.version > version or version == 60
     await world.finish()
     assert goes_on
     assert entry.state == "certified" if returns else entry.state in ("certified", "expired")
@@ -177,10 +177,12 @@ async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as
     liar = world.machines["worker-2"].signer.peer_id
     world.start_all(but=["relay-1"])
     ledger = world.ledger()
-    await eventually(lambda: ledger.slashed(liar), 60)
-    await eventually(lambda: not any(e.commit.signer == liar for e in ledger.entries.values()), 300)
+    await eventually(lambda: ledger.workers.is_slashed(liar), 60)
+    await eventually(
+        lambda: not any(e.commit.signer == liar for e in ledger.commits.entries.values()), 300
+    )
     world.start("relay-1")
-    await eventually(lambda: world.ledger("relay-1").slashed(liar), 60)
+    await eventually(lambda: world.ledger("relay-1").workers.is_slashed(liar), 60)
     reputations = {one.peer_id: one.reputation for one in world.daemon("relay-1").status().members}
     assert reputations.pop(liar) == "slashed"
     assert set(reputations.values()) == {"good"}
@@ -192,7 +194,7 @@ async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as
     world.crash("relay-0")  # no peer is there to ask
     world.start("relay-1")
     await eventually(lambda: world.daemon("relay-1").status().restored)
-    assert world.ledger("relay-1").slashed(liar)
+    assert world.ledger("relay-1").workers.is_slashed(liar)
 
 
 # One daemon

@@ -56,10 +56,10 @@ async def test_a_draining_trainer_lets_the_version_under_way_out():
 
     policies.release = slowly
     await begun.wait()
-    version = world.ledger().version
+    version = world.ledger().chain.version
     await asyncio.sleep(3)  # the next step is done, and waits for this publication
     await world.leave("trainer-0")
-    assert world.ledger("validator-0").version == version + 1
+    assert world.ledger("validator-0").chain.version == version + 1
     await world.finish()
 
 
@@ -68,10 +68,10 @@ async def test_rollouts_under_way_are_checked_although_all_validators_restart():
     world.start_all()
     await world.reach(2)
     worker = world.machines["worker-0"].signer.peer_id
-    await eventually(lambda: world.ledger().in_flight(worker) > 0, 30)
+    await eventually(lambda: world.ledger().commits.in_flight(worker) > 0, 30)
     for name in ("validator-0", "validator-1"):
         world.crash(name)
-    await eventually(lambda: world.ledger().in_flight(worker) == 2, 30)
+    await eventually(lambda: world.ledger().commits.in_flight(worker) == 2, 30)
     await asyncio.sleep(4)  # they return in a later epoch than that of the election
     for name in ("validator-0", "validator-1"):
         world.start(name)
@@ -85,13 +85,13 @@ async def test_a_trainer_that_lost_its_disk_goes_on_above_what_it_may_have_said(
     worker = world.daemon("worker-0")
     await eventually(lambda: worker.status().policy_version >= 4, 60)
     world.crash("trainer-0", lose_state=True)
-    chain = [entry.manifest.digest for entry in world.ledger("worker-0").checkpoints]
+    chain = [entry.manifest.digest for entry in world.ledger("worker-0").chain.checkpoints]
     cut = world.network.partition(["trainer-0"])  # at first no peer knows more
     world.start("trainer-0")
     await asyncio.sleep(10)
     world.network.heal(cut)
     await world.reach(len(chain) + 3, "worker-0")
-    after = world.ledger("worker-0").checkpoints
+    after = world.ledger("worker-0").chain.checkpoints
     assert [entry.manifest.digest for entry in after][: len(chain)] == chain
     assert after[-1].manifest.message.term == 1
     await world.finish()
@@ -103,7 +103,7 @@ async def test_a_worker_that_lost_its_disk_and_restarts_once_more_still_listens_
     world.start_all()
     await world.reach(4, "worker-0")
     world.crash("worker-0", lose_state=True)
-    machine, counts = world.machines["worker-0"], world.ledger().workers
+    machine, counts = world.machines["worker-0"], world.ledger().workers.counts
     await asyncio.sleep(2)  # its last message arrives
     before = counts[machine.signer.peer_id].committed
     for life in range(4):  # each time it learns at once of its old record, and listens
@@ -201,7 +201,7 @@ async def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody():
 
 async def commit(world, name, version, slot, previous, body):
     context = world.daemon(name)._role_context()
-    checkpoint = context.replica.ledger.checkpoint(version)
+    checkpoint = context.replica.ledger.chain.get(version)
     sampling = world.manifest.manifest.sampling
     return await context.network.publish(
         Topic.COMMITS,
@@ -233,9 +233,9 @@ async def test_commits_for_old_versions_do_not_kill_validators():
         engines.environment(manifest),
     )
     for back in (5, 4, 3, 5, 4, 3):
-        policy = untrusted_peer._policies.get(untrusted_peer.replica.ledger.version - back)
+        policy = untrusted_peer._policies.get(untrusted_peer.replica.ledger.chain.version - back)
         assert await flow._load(policy)
-        checkpoint = untrusted_peer.replica.ledger.checkpoint(policy.version).digest
+        checkpoint = untrusted_peer.replica.ledger.chain.get(policy.version).digest
         slot = flow._next_slot(checkpoint, policy.version)
         flow._making.begin(policy.version, checkpoint, slot)
         while len(flow._making):
@@ -292,13 +292,13 @@ async def test_a_clock_that_is_set_costs_one_node_a_pause(seconds):
         await asyncio.sleep(8)
         world.network.set_skew(name, 0.0)
         await asyncio.sleep(3)
-    counts = world.ledger().totals
+    counts = world.ledger().workers.totals
     certified = counts.certified
     await world.more(4)
     await asyncio.sleep(10)
     assert len(world.replica().roster.live(world.now)) == len(world.machines)
     assert counts.certified > certified
-    assert not world.ledger().slashed(world.machines["worker-0"].signer.peer_id)
+    assert not world.ledger().workers.is_slashed(world.machines["worker-0"].signer.peer_id)
     await world.finish()
 
 
@@ -380,15 +380,15 @@ async def test_after_a_partition_everybody_follows_the_later_term():
     heir = world.machines["trainer-1"].signer.peer_id
 
     def agree():
-        heads = {world.ledger(name).head.digest for name in world.machines}
-        return len(heads) == 1 and world.ledger().head.signer == heir
+        heads = {world.ledger(name).chain.head.digest for name in world.machines}
+        return len(heads) == 1 and world.ledger().chain.head.signer == heir
 
     await eventually(agree, 120)
     await world.more(3, "worker-0")
     await asyncio.sleep(3)
     holds = {world.daemon(name).status().policy_version for name in world.machines}
-    assert min(holds) >= world.ledger().version - 1
-    rejected = {world.ledger(name).totals.rejected for name in world.machines}
+    assert min(holds) >= world.ledger().chain.version - 1
+    rejected = {world.ledger(name).workers.totals.rejected for name in world.machines}
     assert rejected == {0}, "an honest worker must not be blamed for a superseded version"
     await world.finish()
 
@@ -425,7 +425,7 @@ async def test_a_node_that_was_away_for_long_keeps_no_bodies_of_then():
     world = Swarm()
     world.start_all()
     await world.reach(3, "validator-1")
-    entries = world.ledger("validator-1").entries.values()
+    entries = world.ledger("validator-1").commits.entries.values()
     world.crash("validator-1")
     machine = world.machines["validator-1"]
     then = {entry.commit.message.body for entry in entries}
@@ -444,15 +444,15 @@ async def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_mu
     others = [name for name in world.machines if name != "trainer-0"]
     await asyncio.gather(*(world.reach(3, name) for name in others))
     ledger, step = world.ledger(), world.replica().manifest.grpo.rollouts_per_step
-    await eventually(lambda: len(ledger.usable()) >= step, 60)
+    await eventually(lambda: len(ledger.backpressure.usable()) >= step, 60)
     for name in others:
         world.crash(name)
     await world.more(1)
-    alone = ledger.version
+    alone = ledger.chain.version
     world.crash("trainer-0")
     await asyncio.sleep(150)  # the batch is forgotten by now, but for this
     world.start_all()
-    assert world.ledger("validator-0").version < alone
+    assert world.ledger("validator-0").chain.version < alone
     await asyncio.gather(*(world.reach(alone + 2, name) for name in others))
     await world.finish()
 
@@ -477,12 +477,12 @@ async def test_two_heirs_that_lead_at_once_end_on_one_chain():
     world.crash("trainer-0")
     cut = world.network.partition(*sides)
     await asyncio.gather(world.more(4, "trainer-1"), world.more(2, "trainer-2"))
-    terms = [world.ledger(side[0]).head.message.term for side in sides]
+    terms = [world.ledger(side[0]).chain.head.message.term for side in sides]
     assert terms == [1, 2], "a term is one trainer's"
     world.network.heal(cut)
 
     def agree():
-        return len({world.ledger(name).head.digest for name in world.running}) == 1
+        return len({world.ledger(name).chain.head.digest for name in world.running}) == 1
 
     await eventually(agree, 120)
     await world.more(2, "worker-0")

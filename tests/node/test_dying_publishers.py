@@ -28,7 +28,7 @@ async def dies_in_publication(world, name, touch):
 
 
 def leader(world):
-    signer = world.ledger("validator-0").head.signer
+    signer = world.ledger("validator-0").chain.head.signer
     return next(name for name, one in world.machines.items() if one.signer.peer_id == signer)
 
 
@@ -40,16 +40,16 @@ async def test_whenever_a_publisher_dies_the_other_trainer_goes_on_and_all_have_
     await asyncio.gather(*(world.reach(2, name) for name in world.machines))
     for touch in range(1, TOUCHES + 1):
         dead = leader(world)
-        announced = world.ledger("validator-0").version
+        announced = world.ledger("validator-0").chain.version
         await dies_in_publication(world, dead, touch)
         await eventually(lambda name=dead: leader(world) != name, 200)
-        assert world.ledger("validator-0").version >= announced
+        assert world.ledger("validator-0").chain.version >= announced
         world.start(dead)
     await world.more(2, "worker-0")
-    assert world.ledger("worker-0").head.message.encodings, "versions travelled as patches"
+    assert world.ledger("worker-0").chain.head.message.encodings, "versions travelled as patches"
 
     def agree():
-        heads = {world.ledger(name).head.digest for name in world.machines}
+        heads = {world.ledger(name).chain.head.digest for name in world.machines}
         holds = {world.daemon(name).status().policy_version for name in world.machines}
         return len(heads) == len(holds) == 1
 

@@ -107,8 +107,8 @@ async def test_a_trainer_that_stays_broken_leaves_the_lead_and_can_have_it_again
     breaker.broken["trainer-0"] = None
     await eventually(lambda: "handing over the lead" in reason(world, "trainer-0"), 60)
     heir = world.machines["trainer-1"].signer.peer_id
-    await eventually(lambda: world.ledger("relay-0").head.signer == heir, 60)
-    assert world.ledger("relay-0").head.message.term == 1
+    await eventually(lambda: world.ledger("relay-0").chain.head.signer == heir, 60)
+    assert world.ledger("relay-0").chain.head.message.term == 1
     await eventually(
         lambda: (
             Role.TRAINER
@@ -119,13 +119,13 @@ async def test_a_trainer_that_stays_broken_leaves_the_lead_and_can_have_it_again
         60,
     )
     await world.more(3, "relay-0")
-    assert world.ledger("relay-0").head.signer == heir, "it is not contested"
+    assert world.ledger("relay-0").chain.head.signer == heir, "it is not contested"
     assert world.daemon("trainer-0").status().state == "ready"
     breaker.broken.clear()
     world.crash("trainer-1")
     await world.more(3, "relay-0")
     first = world.machines["trainer-0"].signer.peer_id
-    assert world.ledger("relay-0").head.signer == first
+    assert world.ledger("relay-0").chain.head.signer == first
     await world.finish()
 
 
@@ -137,13 +137,13 @@ async def test_a_lone_trainer_goes_on_where_it_was_when_its_device_is_back(monke
     await world.reach(3, "relay-0")
     breaker.broken["trainer-0"] = None
     await asyncio.sleep(40)
-    version = world.ledger("relay-0").version
+    version = world.ledger("relay-0").chain.version
     assert "trainer failed: OutOfMemoryError" in reason(world, "trainer-0")
     await asyncio.sleep(20)
-    assert world.ledger("relay-0").version == version
+    assert world.ledger("relay-0").chain.version == version
     breaker.broken.clear()
     await world.more(3, "relay-0")
-    terms = {entry.manifest.message.term for entry in world.ledger("relay-0").checkpoints}
+    terms = {entry.manifest.message.term for entry in world.ledger("relay-0").chain.checkpoints}
     assert terms == {0}
     await world.finish()
 

@@ -76,7 +76,7 @@ def commits():
         return here
 
     yield fill
-    assert len(here.ledger.unsettled) == SAMPLE
+    assert len(here.ledger.commits.unsettled) == SAMPLE
 
 
 def uncertified():
@@ -84,7 +84,9 @@ def uncertified():
     here = WORLD.replica()
     envelopes = [WORLD.commit(one, tokens=n).envelope for one in UNTRUSTED for n in (10, 11)]
     for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
-        here.ledger.offer_checkpoint(WORLD.checkpoint(here.ledger.head), 0.0, lambda _peer: False)
+        here.ledger.offer_checkpoint(
+            WORLD.checkpoint(here.ledger.chain.head), 0.0, lambda _peer: False
+        )
 
     def fill():
         for envelope in envelopes:
@@ -93,8 +95,8 @@ def uncertified():
         return here
 
     yield fill
-    assert len(here.ledger.kept) == 2 * SAMPLE
-    assert len(here.ledger.entries) == 0
+    assert len(here.ledger.commits.kept) == 2 * SAMPLE
+    assert len(here.ledger.commits.entries) == 0
 
 
 def seen():

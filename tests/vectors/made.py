@@ -171,7 +171,7 @@ def replica() -> Replica:
 
 def verdicts() -> list[Signed[Verdict]]:
     """Return the verdicts of the first committee, by rank."""
-    committee = replica().committee(COMMIT)
+    committee = replica().verdicts.committee(COMMIT)
     assert committee is not None
     signers = {one.peer_id: one for one in VALIDATORS}
     verdict = Verdict(

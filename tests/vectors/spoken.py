@@ -204,7 +204,7 @@ async def sync_exchange(opener: Streams, acceptor: Streams) -> None:
     assert await AntiEntropy(context(OPENER, opener, here), Door(here), UploadScheduler(None)).pull(
         ACCEPTOR.peer_id
     )
-    assert here.ledger.entries[COMMIT.digest].certificate is not None
+    assert here.ledger.commits.entries[COMMIT.digest].certificate is not None
 
 
 class Where:

@@ -322,7 +322,7 @@ class Policies:
 
     def published_state(self, version):
         rules, ledger = self.world.manifest.shardcast, self.world.replica.ledger
-        found = map(ledger.checkpoint, range(version, max(-1, version - rules.state_every), -1))
+        found = map(ledger.chain.get, range(version, max(-1, version - rules.state_every), -1))
         return next((one for one in found if one and one.message.state), None)
 
     async def fetch_state(self, manifest):
@@ -415,7 +415,7 @@ class FlowWorld:
             self.take(self.world.record(one, roles, sequence=now_ms, **changes))
 
     def version(self, *batch, trainer=0, **changes):
-        head = self.replica.ledger.head
+        head = self.replica.ledger.chain.head
         digests = tuple(commit.digest for commit in batch)
         signed = self.world.checkpoint(head, trainer, batch=digests, **changes)
         self.take(signed)

@@ -169,7 +169,7 @@ class World:
         epoch = commit.message.epoch
         if epoch not in self.complete:
             self.complete[epoch] = self.replica(roster_at=epoch)
-        return self.complete[epoch].committee(commit)
+        return self.complete[epoch].verdicts.committee(commit)
 
     def verdict(self, signer, commit, *, accept=True, **changes) -> Signed[Verdict]:
         reason = "accepted" if accept else "computation"
@@ -225,8 +225,12 @@ def forged(signed, **fields) -> bytes:
 
 def all_certified(ledger) -> bool:
     """Return whether all rollouts used by versions are certified, as far as kept."""
-    learned = [commit for entry in ledger.checkpoints for commit in entry.manifest.message.batch]
-    known = [ledger.entries[commit] for commit in learned if commit in ledger.entries]
+    learned = [
+        commit for entry in ledger.chain.checkpoints for commit in entry.manifest.message.batch
+    ]
+    known = [
+        ledger.commits.entries[commit] for commit in learned if commit in ledger.commits.entries
+    ]
     return all(entry.state is CommitState.CERTIFIED for entry in known)
 
 
@@ -237,13 +241,14 @@ def fingerprint(replica) -> tuple:
         tuple(record.envelope for record in replica.roster.records()),
         tuple(
             (key, entry.state, entry.reason, entry.trained_in, entry.certificate)
-            for key, entry in sorted(ledger.entries.items())
+            for key, entry in sorted(ledger.commits.entries.items())
         ),
-        tuple(entry.manifest.digest for entry in ledger.checkpoints),
-        repr(ledger.totals),
-        tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.items())),
-        tuple(evidence.digest for evidence in replica.evidence),
+        tuple(entry.manifest.digest for entry in ledger.chain.checkpoints),
+        repr(ledger.workers.totals),
+        tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.counts.items())),
+        tuple(evidence.digest for evidence in replica.verdicts.equivocators.evidence),
         tuple(
-            (key, tuple(sorted(tally.verdicts))) for key, tally in sorted(replica._tallies.items())
+            (key, tuple(sorted(tally.verdicts)))
+            for key, tally in sorted(replica.verdicts.pools.items())
         ),
     )

@@ -134,11 +134,13 @@ class Swarm(World):
     # Versions
 
     async def reach(self, version: int, name: str = "trainer-0", seconds: float = 300) -> None:
-        await eventually(lambda: self._is_well() and self.ledger(name).version >= version, seconds)
+        await eventually(
+            lambda: self._is_well() and self.ledger(name).chain.version >= version, seconds
+        )
 
     async def more(self, versions: int, name: str = "trainer-0", seconds: float = 300) -> None:
         """Wait until a node knows ``versions`` more."""
-        await self.reach(self.ledger(name).version + versions, name, seconds)
+        await self.reach(self.ledger(name).chain.version + versions, name, seconds)
 
     def _is_well(self) -> bool:
         if self.ended.done():

@@ -79,7 +79,7 @@ class StepLogWriter:
 
     async def _catch_up(self) -> None:
         """Write the missing versions of each log."""
-        version = self._context.replica.ledger.version
+        version = self._context.replica.ledger.chain.version
         for kept in self._kept:
             due = kept.version < 0 or kept.version < version
             if due and asyncio.get_running_loop().time() >= kept.retry_at:
@@ -101,7 +101,7 @@ class StepLogWriter:
 
     def _steps(self) -> Sequence[TrainingStep]:
         context = self._context
-        checkpoints, me = context.replica.ledger.checkpoints, context.signer.peer_id
+        checkpoints, me = context.replica.ledger.chain.checkpoints, context.signer.peer_id
         return context.training.of(checkpoints, me)
 
     async def _close(self, kept: _Kept) -> None:

@@ -43,8 +43,8 @@ class EventRecorder:
         """Add the events that follow from the replica."""
         ledger = self._replica.ledger
         found = [*self._leaders(), *self._excluded(now)]
-        entries = [*ledger.kept.values(), *ledger.entries.values()]
-        for worker, commits in ledger.forks.items():
+        entries = [*ledger.commits.kept.values(), *ledger.commits.entries.values()]
+        for worker, commits in ledger.workers.forks.items():
             found.append(self._fork(worker, commits, now))
         outcomes = [one for entry in entries for one in self._outcome(entry, None)]
         rare = [one for one in outcomes if one.kind != "escalated"]
@@ -75,11 +75,11 @@ class EventRecorder:
         ledger = self._replica.ledger
         match signed.message if signed is not None else None:
             case Certificate(commit=commit):
-                entry = ledger.entries.get(Digest(commit))
+                entry = ledger.commits.entries.get(Digest(commit))
                 if entry is not None:
                     yield from self._outcome(entry, now)
-            case RolloutCommit() if signed is not None and signed.signer in ledger.forks:
-                yield self._fork(signed.signer, ledger.forks[signed.signer], now)
+            case RolloutCommit() if signed is not None and signed.signer in ledger.workers.forks:
+                yield self._fork(signed.signer, ledger.workers.forks[signed.signer], now)
             case CheckpointManifest(version=version):
                 yield from self._leader(version)
             case Evidence():
@@ -110,7 +110,7 @@ class EventRecorder:
             )
 
     def _fork(self, worker: str, commits: tuple[Digest, Digest], now: float) -> RunEvent:
-        entry = self._replica.ledger.entries.get(commits[1])
+        entry = self._replica.ledger.commits.entries.get(commits[1])
         at, slot = now, ""
         if entry is not None:
             message = entry.commit.message
@@ -121,13 +121,13 @@ class EventRecorder:
         return RunEvent(f"fork/{worker}", at, "fork", worker, text, evidence, evidence[1])
 
     def _leaders(self) -> Iterator[RunEvent]:
-        for version in range(self._replica.ledger.version + 1):
+        for version in range(self._replica.ledger.chain.version + 1):
             yield from self._leader(version)
 
     def _leader(self, version: int) -> Iterator[RunEvent]:
         """Yield an event if a version has another publisher than the one before."""
         ledger = self._replica.ledger
-        manifest, before = ledger.checkpoint(version), ledger.checkpoint(version - 1)
+        manifest, before = ledger.chain.get(version), ledger.chain.get(version - 1)
         if manifest is None or (before is not None and before.signer == manifest.signer):
             return
         text = "published the first version"
@@ -138,7 +138,7 @@ class EventRecorder:
 
     def _excluded(self, now: float) -> Iterator[RunEvent]:
         """Yield an event per validator with proven conflicting verdicts."""
-        for evidence in self._replica.evidence:
+        for evidence in self._replica.verdicts.equivocators.evidence:
             run_id, digest = self._replica.run_id, evidence.digest.hex()
             # The signature was verified on receipt.
             verdict = open_envelope(evidence.message.accepting, Verdict, run_id, lambda *_: True)

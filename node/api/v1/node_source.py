@@ -104,9 +104,9 @@ class NodeSource(DataSource):
     def _sample(self, view: NodeView) -> None:
         now, snapshot, machine = self._clock.now(), view.observer.snapshot(), self._machine
         ledger, manifest = view.observer.context.replica.ledger, view.manifest.manifest
-        if 0 <= ledger.version < manifest.grpo.steps:
+        if 0 <= ledger.chain.version < manifest.grpo.steps:
             self._looks += 1
-            self._looks_idle += len(ledger.usable()) < manifest.grpo.rollouts_per_step
+            self._looks_idle += len(ledger.backpressure.usable()) < manifest.grpo.rollouts_per_step
         if not self._restored and snapshot.state != "joining":
             # Peers connect only after the stored messages are restored.
             self._restored = True
@@ -189,10 +189,10 @@ class NodeSource(DataSource):
             epoch=numbers.epoch,
             epoch_seconds=manifest.epochs.seconds,
             steps=manifest.grpo.steps,
-            version=ledger.version,
+            version=ledger.chain.version,
             policy_version=snapshot.policy_version,
-            policy_lag_max=ledger.policy_lag_max,
-            seconds_to_go=seconds_to_go(ledger.checkpoints, manifest.grpo.steps, now),
+            policy_lag_max=ledger.commits.policy_lag_max,
+            seconds_to_go=seconds_to_go(ledger.chain.checkpoints, manifest.grpo.steps, now),
             certified_per_minute=self._samples.certified_per_minute,
             trainer_idle_share=self._samples.trainer_idle_share,
             leader=replica.leader(now) or "",
@@ -201,9 +201,11 @@ class NodeSource(DataSource):
             peers_connected=snapshot.connected,
             backlog=snapshot.backlog,
             slashed=numbers.slashed,
-            rollouts=counted(ledger.totals),
-            own_rollouts=counted(ledger.workers[me]) if me in ledger.workers else RolloutCounts(),
-            rewards=self._reward_points(ledger.checkpoints),
+            rollouts=counted(ledger.workers.totals),
+            own_rollouts=counted(ledger.workers.counts[me])
+            if me in ledger.workers.counts
+            else RolloutCounts(),
+            rewards=self._reward_points(ledger.chain.checkpoints),
             training_warning=observer.context.training.warning,
             evaluation=observer.context.evaluated()[-POINTS_MAX:],
             happened=self.event_log.rare(HAPPENED_SHOWN),
@@ -216,7 +218,7 @@ class NodeSource(DataSource):
             live = partial(replica.roster.live, now)
             roles = {str(role): len(live(role)) for role in Role}
             ledger = replica.ledger
-            slashed = sum(map(ledger.slashed, ledger.workers))
+            slashed = sum(map(ledger.workers.is_slashed, ledger.workers.counts))
             self._numbers = _EpochNumbers(epoch, roles, len(live()), slashed)
         return self._numbers
 

@@ -66,7 +66,7 @@ class PeerReader:
     def _row(self, peer: PeerId, member: Member | None, looks: "_Looks") -> PeerRow:
         context, report = self.observer.context, looks.gossip.get(peer)
         message = None if member is None else member.record.message
-        counts = context.replica.ledger.workers.get(peer)
+        counts = context.replica.ledger.workers.counts.get(peer)
         reachable, upload = looks.witnessed.get(peer, (None, 0))
         now = context.ports.clock.now()
         return PeerRow(
@@ -93,7 +93,7 @@ class PeerReader:
 
     def _reputation(self, peer: PeerId) -> ReputationName:
         replica = self.observer.context.replica
-        if replica.ledger.slashed(peer):
+        if replica.ledger.workers.is_slashed(peer):
             return "slashed"
         if replica.manifest.is_of_genesis(peer):
             return "genesis"

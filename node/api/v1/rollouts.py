@@ -64,13 +64,13 @@ class RolloutReader:
             tuple(rows),
             len(wanted),
             rows[-1].commit if more else "",
-            tuple(sorted(+ledger.totals.reasons)),
+            tuple(sorted(+ledger.workers.totals.reasons)),
         )
 
     def _newest_first(self) -> Iterator[Entry]:
         ledger = self._context.replica.ledger
-        yield from reversed(ledger.entries.values())
-        yield from reversed(ledger.kept.values())
+        yield from reversed(ledger.commits.entries.values())
+        yield from reversed(ledger.commits.kept.values())
 
     def row(self, entry: Entry) -> RolloutRow:
         """Return the summary of a commit."""
@@ -128,15 +128,15 @@ class RolloutReader:
             verdict = open_envelope(envelope, Verdict, replica.run_id, lambda *_: True)
             if isinstance(verdict, Signed):
                 found[verdict.signer] = verdict
-        if entry.commit.digest in replica.ledger.entries:
-            for signer, verdict in replica.tally(entry.commit.digest).verdicts.items():
+        if entry.commit.digest in replica.ledger.commits.entries:
+            for signer, verdict in replica.verdicts.pool(entry.commit.digest).verdicts.items():
                 found.setdefault(signer, verdict)
         return list(found.values())
 
     async def shown(self, commit: str) -> RolloutDetail | None:
         """Return a rollout in full by its hexadecimal commit digest; None if unknown."""
         ledger, digest = self._context.replica.ledger, _digest(commit)
-        entry = ledger.entries.get(digest) or ledger.kept.get(digest)
+        entry = ledger.commits.entries.get(digest) or ledger.commits.kept.get(digest)
         if entry is None:
             return None
         message, certificate = entry.commit.message, entry.certificate
@@ -162,7 +162,7 @@ class RolloutReader:
 
     def _drawn(self, entry: Entry) -> Drawn:
         epoch = entry.epoch + 1
-        committee = self._context.replica.committee(entry.commit)
+        committee = self._context.replica.verdicts.committee(entry.commit)
         if committee is None:
             return Drawn(epoch)
         return Drawn(epoch, committee.first, committee.escalated, committee.quorum)

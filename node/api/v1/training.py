@@ -14,7 +14,7 @@ POINTS_MAX = 400
 def training_page(context: NodeContext) -> TrainingPage:
     """Return the statistics of all known versions."""
     training = context.training
-    steps = training.of(context.replica.ledger.checkpoints, context.signer.peer_id)
+    steps = training.of(context.replica.ledger.chain.checkpoints, context.signer.peer_id)
     width = max(1, -(-len(steps) // POINTS_MAX))
     points = [steps[start : start + width] for start in range(0, len(steps), width)]
     columns = {name: tuple(_mean(point, name) for point in points) for name in STATISTICS}

@@ -27,9 +27,9 @@ class WeightsReader:
         """Return the newest versions, and the forest of the requested one."""
         observer, ledger = self.observer, self.observer.context.replica.ledger
         monotonic, now = observer.monotonic(), observer.context.ports.clock.now()
-        version = ledger.version if query.version < 0 else query.version
-        manifest, members = ledger.checkpoint(version), self.forest()
-        newest = [entry.manifest for entry in ledger.checkpoints[-VERSIONS_SHOWN:]]
+        version = ledger.chain.version if query.version < 0 else query.version
+        manifest, members = ledger.chain.get(version), self.forest()
+        newest = [entry.manifest for entry in ledger.chain.checkpoints[-VERSIONS_SHOWN:]]
         forest, note = None, ""
         if manifest is None:
             note = f"Version {version} is not known to this node." if version >= 0 else ""

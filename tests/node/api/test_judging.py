@@ -54,7 +54,7 @@ def test_workers_that_are_off_together_are_told():
     (doubt,) = status.doubts[:1]
     assert doubt.startswith("2 of 2 workers are beyond sampling_gap")
     assert (status.workers, status.workers_off) == (2, 2)
-    assert not any(map(replica.ledger.slashed, replica.ledger.workers))
+    assert not any(map(replica.ledger.workers.is_slashed, replica.ledger.workers.counts))
 
 
 def test_workers_that_fit_put_nothing_in_doubt():

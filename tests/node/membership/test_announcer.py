@@ -388,7 +388,7 @@ async def test_records_from_the_directory_pass_the_same_checks_and_nothing_else_
     node.begin()
     await node.run(1)
     assert node.replica.roster.get(good.signer) is not None
-    assert node.replica.ledger.entries == {}, "a commit is not for the directory to bring"
+    assert node.replica.ledger.commits.entries == {}, "a commit is not for the directory to bring"
     assert node.record.roles == ("validator",)
 
 

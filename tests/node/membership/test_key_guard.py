@@ -74,7 +74,7 @@ class Machine:
         self.key_guard.shown(signed, is_news=is_news)
 
     def version(self, number):
-        head = self.replica.ledger.head
+        head = self.replica.ledger.chain.head
         signed = self.world.checkpoint(head)
         assert signed.message.version == number
         self.replica.receive(signed.envelope, self.clock.now())

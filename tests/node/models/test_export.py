@@ -134,7 +134,7 @@ def test_many_rewards_are_thinned_and_the_last_one_stays(held, monkeypatch):
 def test_a_running_node_is_read_beside(tmp_path):
     """Its directory is locked, and its newest version is only in the database's journal."""
     held = held_run(tmp_path / "run", versions=(3,))
-    versions = [one.manifest for one in held.run._ledger.checkpoints]
+    versions = [one.manifest for one in held.run._ledger.chain.checkpoints]
     newest = held.world.checkpoint(versions[-1], policy=versions[-1].message.policy)
     store = SqliteStore(held.root / "state.sqlite")
     with locked(DataDir(held.root)):

@@ -17,7 +17,7 @@ from protocol.core.codec import decode, encode
 from protocol.core.crypto import digest
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId, ValidationResult
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
+from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX
 from protocol.replica.replica import Replica
 from roles.runtime.context import ChangeSignal, Conditions
 from simulations.network import streams
@@ -170,11 +170,11 @@ async def test_old_evidence_against_members_comes_last(monkeypatch):
     present += [WORLD.record(one, ("inference",), **late) for one in WORLD.workers[:2]]
     pair.theirs.take(*present)
     pair.theirs.replica.advance(NOW)
-    assert pair.theirs.replica.ledger.entries == {}
+    assert pair.theirs.replica.ledger.commits.entries == {}
     listed = [signed.digest for signed in synchronise._current(pair.theirs.replica, 0)]
     assert listed[-4:] == [one.digest for one in (lie, rejection, *fork)]
     assert await pair.pull()
-    slashed = pair.ours.replica.ledger.slashed
+    slashed = pair.ours.replica.ledger.workers.is_slashed
     assert [slashed(one.peer_id) for one in WORLD.workers] == [True, True, False]
     count = len(pair.ours.accepted)
     pair.ours.replica.advance(NOW)
@@ -193,7 +193,7 @@ async def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, p
     theirs = WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX, tokens=9)
     pair.theirs.take(GENESIS, *theirs, *chain(3)[1:], *CHAIN)
     assert await pair.pull()
-    assert pair.ours.replica.ledger.in_flight(WORKER.peer_id) == len(CHAIN)
+    assert pair.ours.replica.ledger.commits.in_flight(WORKER.peer_id) == len(CHAIN)
     _, asked = pair.ours.anti_entropy.progress
     assert asked == COMMITS_IN_FLIGHT_MAX + 3 + len(CHAIN), "though versions move the pages"
 
@@ -213,7 +213,7 @@ async def test_another_chain_of_the_same_length_is_found_and_followed(depth):
     for _ in range(4):
         assert await pair.pull()
         pair.ours.replica.advance(NOW)
-    assert pair.ours.replica.ledger.head.digest == theirs[-1].digest
+    assert pair.ours.replica.ledger.chain.head.digest == theirs[-1].digest
     assert not pair.ours.replica.forked
 
 

@@ -157,7 +157,7 @@ async def test_the_sender_is_told_on_and_by_gossip_the_router_does_that(source):
 async def test_where_one_kind_is_in_place_no_other_is_taken():
     node = Node()
     assert node.take(COMMIT, MessageOrigin.DIRECTORY, topic=Topic.ROSTER) is REJECT
-    assert node.replica.ledger.entries == {}
+    assert node.replica.ledger.commits.entries == {}
     assert node.take(COMMIT, MessageOrigin.GOSSIP, topic=Topic.COMMITS) is ACCEPT
 
 

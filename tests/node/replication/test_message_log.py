@@ -150,7 +150,7 @@ async def test_the_log_is_as_long_as_the_replica_is_large():
     assert store.envelopes == [CHAIN[-1].envelope]
     await message_log.flush()
     _, again = opened(store, at=4 * EXPIRE + 2)
-    assert again.ledger.next_slot(WORKER.peer_id, 0) == (3, CHAIN[-1].digest)
+    assert again.ledger.commits.next_slot(WORKER.peer_id, 0) == (3, CHAIN[-1].digest)
 
 
 async def test_what_compaction_deletes_while_it_is_being_kept_is_written_again():

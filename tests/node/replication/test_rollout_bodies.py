@@ -49,7 +49,7 @@ class Machine:
 
     def versions(self, count, *batch):
         for _ in range(count):
-            parent = self.replica.ledger.head
+            parent = self.replica.ledger.chain.head
             self.take(WORLD.checkpoint(parent, batch=tuple(item.digest for item in batch)))
             batch = ()
 
@@ -86,7 +86,7 @@ async def test_a_body_stays_while_its_commit_is_open_or_may_be_learned_from():
     await machine.bodies.sweep()
     assert not machine.has("certified"), "nobody can learn from it any more"
     assert machine.has("open"), "its committee is still to look"
-    assert machine.replica.ledger.entries[opened.digest].state is CommitState.COMMITTED
+    assert machine.replica.ledger.commits.entries[opened.digest].state is CommitState.COMMITTED
     machine.epoch = EXPIRE + 1
     machine.replica.advance(WORLD.at(machine.epoch))
     await machine.bodies.sweep()
@@ -97,14 +97,14 @@ async def test_who_names_the_body_of_another_commit_does_not_delete_it():
     """The lying commit is settled and stale before the honest one, and its body was fetched too."""
     machine = Machine()
     machine.versions(KEPT)
-    head = machine.replica.ledger.head
+    head = machine.replica.ledger.chain.head
     honest = await machine.commit(WORKER, "a", version=KEPT, checkpoint=head.digest)
     lying = await machine.commit(OTHER, "a")
     machine.settle(lying, accepted=False)
     machine.settle(honest)
     machine.versions(1)
     await machine.bodies.sweep()
-    assert machine.replica.ledger.usable()
+    assert machine.replica.ledger.backpressure.usable()
     assert machine.has("a")
     machine.versions(KEPT)
     await machine.bodies.sweep()
@@ -128,7 +128,7 @@ async def test_bodies_whose_commits_were_forgotten_go_too():
     await machine.commit(WORKER, "a")
     await machine.bodies.sweep()
     machine.replica.advance(WORLD.at(4 * EXPIRE + 2))
-    assert machine.replica.ledger.entries == {}
+    assert machine.replica.ledger.commits.entries == {}
     await machine.bodies.sweep()
     assert not machine.has("a")
     assert machine.bodies._seen == {}

@@ -112,7 +112,7 @@ async def test_what_we_publish_is_stored_applied_and_accepted_elsewhere():
     seen = ours.changes.count
     signed = await ours.network.publish(Topic.COMMITS, COMMIT.message)
     assert ours.stored == [signed.envelope]
-    assert signed.digest in ours.replica.ledger.entries
+    assert signed.digest in ours.replica.ledger.commits.entries
     assert ours.changes.count > seen
     await asyncio.sleep(2)
     assert theirs.accepted == [signed.envelope]
@@ -147,7 +147,7 @@ async def test_what_our_own_replica_refuses_leaves_no_trace():
     await ours.network.record(COMMIT.message)
     with pytest.raises(RefusedError, match="no longer news"):
         await ours.network.record(COMMIT.message)
-    assert ours.stored == [ours.replica.ledger.entries[COMMIT.digest].commit.envelope]
+    assert ours.stored == [ours.replica.ledger.commits.entries[COMMIT.digest].commit.envelope]
     assert theirs.accepted == []
     for node in (ours, theirs):
         await node.stop()
@@ -162,7 +162,7 @@ async def test_what_is_said_twice_at_once_is_said_once_or_not_at_all(full):
     )
     if full:
         assert [type(one) for one in both] == [StorageFullError] * 2
-        assert COMMIT.digest not in ours.replica.ledger.entries
+        assert COMMIT.digest not in ours.replica.ledger.commits.entries
     else:
         assert both[0] == COMMIT
         assert isinstance(both[1], RefusedError)

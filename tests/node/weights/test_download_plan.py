@@ -27,7 +27,7 @@ def index(version, place):
 
 @dataclass
 class KnownVersions:
-    """Ledger as ``DownloadPlanner`` reads it; the last of ``manifests`` is the newest version."""
+    """Chain as ``DownloadPlanner`` reads it; the last of ``manifests`` is the newest version."""
 
     manifests: list
 
@@ -35,7 +35,7 @@ class KnownVersions:
     def version(self):
         return len(self.manifests) - 1
 
-    def checkpoint(self, version):
+    def get(self, version):
         return self.manifests[version] if 0 <= version < len(self.manifests) else None
 
 

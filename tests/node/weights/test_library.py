@@ -85,7 +85,7 @@ class Node:
         before = self.replica
         self.replica = Replica(before.manifest, lambda *_: True)
         self.peers._roster = self.replica.roster
-        for entry in before.ledger.checkpoints:
+        for entry in before.ledger.chain.checkpoints:
             self.replica.receive(entry.manifest.envelope, LoopClock().now())
         await self.restart()
 
@@ -550,7 +550,7 @@ async def test_an_index_that_cannot_be_is_fetched_once(tmp_path):
         b"no index at all", Owner(Purpose.WEIGHTS, digest(b"nonsense"))
     )
     wrong = swarm.world.checkpoint(
-        one.replica.ledger.head,
+        one.replica.ledger.chain.head,
         policy=signed.message.policy,
         index=nonsense,
         index_bytes=15,
@@ -603,7 +603,7 @@ async def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
     swarm.introduce()
     await eventually(lambda: one.holds(7), 60)
     await asyncio.sleep(12)
-    checkpoints = map(one.replica.ledger.checkpoint, one.library._held)
+    checkpoints = map(one.replica.ledger.chain.get, one.library._held)
     assert stored_for(one, Purpose.WEIGHTS) == {item.message.index for item in checkpoints}
     names = {int.from_bytes(key, "big") for key, _ in one.store.scan("policies")}
     assert names == set(one.library._held), "also those that the full disk kept"
@@ -613,7 +613,7 @@ async def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
 async def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
     """The file of the successor's version 1 has replaced ours, under our name."""
     swarm = await begun(tmp_path, 2, trainers=2)
-    one, genesis = swarm.followers[0], swarm.followers[0].replica.ledger.checkpoint(0)
+    one, genesis = swarm.followers[0], swarm.followers[0].replica.ledger.chain.get(0)
     new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
     one.ports.files.weights(1).write_bytes(weights("new"))
     await asyncio.sleep(1)
@@ -632,7 +632,7 @@ async def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
 async def test_a_state_is_fetched_kept_for_a_while_and_forgotten(tmp_path):
     swarm = await begun(tmp_path, 2, trainers=2)
     heir = swarm.trainers[1]
-    head = heir.replica.ledger.head
+    head = heir.replica.ledger.chain.head
     path = await heir.library.fetch_state(head)
     assert path == heir.ports.files.state(1)
     assert path.read_bytes().startswith(b"state of ")

@@ -13,7 +13,7 @@ from tests.worlds.messages import World, run_manifest
 WORLD = World(run_manifest(validators=8))
 REPLICA = WORLD.replica()
 COMMIT = WORLD.commit(WORLD.workers[0])
-COMMITTEE = REPLICA.committee(COMMIT)
+COMMITTEE = REPLICA.verdicts.committee(COMMIT)
 RANKED = [WORLD.by_peer[peer] for peer in COMMITTEE.ranking]
 
 
@@ -43,7 +43,7 @@ def test_ranks_follow_the_beacon_the_commit_and_the_key():
 
 def test_other_commits_and_epochs_draw_others():
     rankings = {
-        REPLICA.committee(WORLD.commit(WORLD.workers[0], **changes)).ranking
+        REPLICA.verdicts.committee(WORLD.commit(WORLD.workers[0], **changes)).ranking
         for changes in ({}, {"tokens": 11}, {"epoch": 1}, {"body": bytes(32)})
     }
     assert len(rankings) == 4
@@ -51,12 +51,15 @@ def test_other_commits_and_epochs_draw_others():
 
 def test_a_worker_never_judges_itself():
     commit = WORLD.commit(WORLD.validators[0])
-    assert WORLD.validators[0].peer_id not in REPLICA.committee(commit).ranking
-    assert len(REPLICA.committee(commit).ranking) == 7
+    assert WORLD.validators[0].peer_id not in REPLICA.verdicts.committee(commit).ranking
+    assert len(REPLICA.verdicts.committee(commit).ranking) == 7
 
 
 def test_every_validator_is_drawn_about_equally_often():
-    firsts = [REPLICA.committee(WORLD.commit(WORLD.workers[0], tokens=n)).first for n in range(400)]
+    firsts = [
+        REPLICA.verdicts.committee(WORLD.commit(WORLD.workers[0], tokens=n)).first
+        for n in range(400)
+    ]
     for validator in WORLD.validators:
         drawn = sum(validator.peer_id in first for first in firsts)
         assert abs(drawn - 150) < 48  # five standard deviations
@@ -66,14 +69,14 @@ def test_too_few_live_validators_make_no_committee():
     replica = WORLD.replica(roster_at=None)
     for one in WORLD.validators[:2]:
         replica.receive(WORLD.record(one, ("validator",)).envelope, WORLD.at(0))
-    assert draw(WORLD.manifest, replica.electorate, COMMIT) is None
+    assert draw(WORLD.manifest, replica.verdicts.electorate, COMMIT) is None
     WORLD.refresh(replica, 0)
-    assert draw(WORLD.manifest, replica.electorate, COMMIT) == COMMITTEE
+    assert draw(WORLD.manifest, replica.verdicts.electorate, COMMIT) == COMMITTEE
 
 
 def test_a_committee_is_no_larger_than_the_roster():
     world = World(run_manifest(validators=3))
-    committee = world.replica().committee(world.commit(world.workers[0]))
+    committee = world.replica().verdicts.committee(world.commit(world.workers[0]))
     assert (committee.first_size, committee.escalated_size, committee.quorum) == (3, 3, 2)
 
 
@@ -193,7 +196,7 @@ def test_who_was_on_the_signers_roster_counts_at_its_rank():
     replica = WORLD.replica(roster_at=None)
     for one in live:
         replica.receive(WORLD.record(one, ("validator",)).envelope, WORLD.at(0))
-    late = replica.committee(COMMIT)
+    late = replica.verdicts.committee(COMMIT)
     assert [WORLD.by_peer[peer] for peer in late.ranking] == [
         one for one in RANKED if one.peer_id not in absent
     ]
@@ -219,7 +222,7 @@ def test_a_worker_that_is_a_validator_does_not_count_for_its_own_commit():
     commits = [WORLD.commit(worker, tokens=tokens) for tokens in range(1, 33)]
     committee = next(
         drawn
-        for drawn in map(REPLICA.committee, commits)
+        for drawn in map(REPLICA.verdicts.committee, commits)
         if replace(drawn, worker=WORLD.workers[0].peer_id).ranking_with([worker.peer_id])[0]
         == worker.peer_id
     )

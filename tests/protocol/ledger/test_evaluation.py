@@ -23,20 +23,22 @@ def settled() -> Ledger:
 
 def offered(ledger, *batch):
     digests = tuple(commit.digest for commit in batch)
-    version = WORLD.checkpoint(ledger.head, batch=digests)
+    version = WORLD.checkpoint(ledger.chain.head, batch=digests)
     return ledger.offer_checkpoint(version, 0.0, lambda _: True)
 
 
 def test_evaluation_rollouts_are_certified_work_and_no_version_waits_for_them():
     ledger = settled()
-    assert {entry.state for entry in ledger.entries.values()} == {CommitState.CERTIFIED}
-    assert ledger.workers[WORKER.peer_id].certified == 4
-    assert {entry.commit.digest for entry in ledger.usable()} == {
+    assert {entry.state for entry in ledger.commits.entries.values()} == {CommitState.CERTIFIED}
+    assert ledger.workers.counts[WORKER.peer_id].certified == 4
+    assert {entry.commit.digest for entry in ledger.backpressure.usable()} == {
         commit.digest for commit in CHAIN[2:]
     }
-    assert ledger.backlog() == 2
+    assert ledger.backpressure.backlog(ledger.epoch) == 2
     grpo = WORLD.manifest.grpo
-    assert ledger.wanted() == grpo.rollouts_per_step * grpo.rollouts_ahead - 2
+    assert (
+        ledger.backpressure.wanted(ledger.epoch) == grpo.rollouts_per_step * grpo.rollouts_ahead - 2
+    )
 
 
 def test_a_version_that_learned_from_an_evaluation_is_refused():
@@ -52,4 +54,4 @@ def test_evaluations_are_not_kept_for_a_version_to_come():
     epochs = 4 * WORLD.manifest.committee.expire_after_epochs + 1
     ledger.advance(epochs)
     kept = {commit.digest for commit in CHAIN[2:]}
-    assert ledger.kept.keys() == kept
+    assert ledger.commits.kept.keys() == kept

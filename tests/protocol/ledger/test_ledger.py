@@ -4,8 +4,14 @@ import pytest
 
 from protocol.core.crypto import digest
 from protocol.core.faults import Fault
-from protocol.ledger.commits import EPOCHS_AHEAD_MAX, CommitState, window_epochs
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, SHARE_VERSIONS, Ledger
+from protocol.ledger.commits import (
+    COMMITS_IN_FLIGHT_MAX,
+    EPOCHS_AHEAD_MAX,
+    SHARE_VERSIONS,
+    CommitState,
+    window_epochs,
+)
+from protocol.ledger.ledger import Ledger
 from protocol.ledger.worker_stats import CREDIT_MAX
 from protocol.messages import Certificate
 from tests.worlds.messages import World, found, run_manifest
@@ -43,7 +49,7 @@ def settle(result, commit, *, accepted=True, reason="computation") -> None:
 
 def trained(result, *batch, parent=None, **changes) -> object:
     """Publish the version after ``parent`` (the head) and return the ledger's result."""
-    parent = result.head if parent is None else parent
+    parent = result.chain.head if parent is None else parent
     digests = tuple(commit.digest for commit in batch)
     version = WORLD.checkpoint(parent, batch=digests, **changes)
     return offer(result, version)
@@ -73,9 +79,9 @@ def reason(result) -> str:
 def test_a_commit_out_of_its_limits_is_a_fault_and_changes_nothing(changes, fault):
     result = ledger()
     assert reason(result.offer_commit(WORLD.commit(WORKER, **changes), 0)) == fault
-    assert result.entries == {}
-    assert result.workers == {}
-    assert result.next_slot(WORKER.peer_id, 0) == (0, b"")
+    assert result.commits.entries == {}
+    assert result.workers.counts == {}
+    assert result.commits.next_slot(WORKER.peer_id, 0) == (0, b"")
 
 
 def test_a_commit_at_its_limits_is_taken():
@@ -93,18 +99,18 @@ def test_a_commit_counts_once():
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
     assert result.offer_commit(commit, 0) is False
-    assert result.totals.committed == result.workers[WORKER.peer_id].committed == 1
+    assert result.workers.totals.committed == result.workers.counts[WORKER.peer_id].committed == 1
 
 
 def test_two_commits_for_one_slot_are_kept_and_end_the_workers_reputation():
     first, fork = WORLD.commit(WORKER), WORLD.commit(WORKER, tokens=11)
     result = ledger(first)
     assert result.offer_commit(fork, 0) is True
-    assert result.forks == {WORKER.peer_id: (first.digest, fork.digest)}
-    assert result.next_slot(WORKER.peer_id, 0) == (1, first.digest)
-    assert result.slashed(WORKER.peer_id)
+    assert result.workers.forks == {WORKER.peer_id: (first.digest, fork.digest)}
+    assert result.commits.next_slot(WORKER.peer_id, 0) == (1, first.digest)
+    assert result.workers.is_slashed(WORKER.peer_id)
     assert result.offer_commit(WORLD.commit(OTHER, tokens=11), 0) is True
-    assert not result.slashed(OTHER.peer_id)
+    assert not result.workers.is_slashed(OTHER.peer_id)
 
 
 def test_a_commit_of_an_unknown_version_waits_for_it():
@@ -115,14 +121,14 @@ def test_a_commit_of_an_unknown_version_waits_for_it():
 def test_slots_may_come_in_any_order_and_the_predecessor_tells():
     first, second, third = WORLD.chain(WORKER, 3)
     result = ledger(third)
-    assert not result.predecessor_known(third)
-    assert result.next_slot(WORKER.peer_id, 0) == (3, third.digest)
+    assert not result.commits.predecessor_known(third)
+    assert result.commits.next_slot(WORKER.peer_id, 0) == (3, third.digest)
     assert result.offer_commit(second, 0) is True
-    assert result.predecessor_known(third)
-    assert not result.predecessor_known(second)
+    assert result.commits.predecessor_known(third)
+    assert not result.commits.predecessor_known(second)
     assert result.offer_commit(first, 0) is True
-    assert result.predecessor_known(second)
-    assert result.predecessor_known(first)
+    assert result.commits.predecessor_known(second)
+    assert result.commits.predecessor_known(first)
 
 
 @pytest.mark.parametrize("successor_first", [True, False])
@@ -130,17 +136,17 @@ def test_a_predecessor_that_is_not_the_one_named_proves_nothing_in_either_order(
     first = WORLD.commit(WORKER)
     forked = WORLD.commit(WORKER, 1, digest(b"another first"))
     result = ledger(*((forked, first) if successor_first else (first, forked)))
-    assert not result.predecessor_known(forked)
+    assert not result.commits.predecessor_known(forked)
 
 
 def test_what_waits_for_an_outcome_is_bounded_per_worker():
     chain = WORLD.chain(WORKER, COMMITS_IN_FLIGHT_MAX + 1)
     result = ledger(*chain[:-1])
-    assert result.in_flight(WORKER.peer_id) == COMMITS_IN_FLIGHT_MAX
+    assert result.commits.in_flight(WORKER.peer_id) == COMMITS_IN_FLIGHT_MAX
     assert result.offer_commit(chain[-1], 0) is False
     assert result.offer_commit(WORLD.commit(OTHER), 0) is True
     settle(result, chain[3])
-    assert result.in_flight(WORKER.peer_id) == COMMITS_IN_FLIGHT_MAX - 1
+    assert result.commits.in_flight(WORKER.peer_id) == COMMITS_IN_FLIGHT_MAX - 1
     assert result.offer_commit(chain[-1], 0) is True
 
 
@@ -158,30 +164,30 @@ def test_a_commit_is_announced_in_its_epoch_or_the_next_and_while_clocks_may_dif
     for epoch in range(20 - EPOCHS_AHEAD_MAX, 20 + WINDOW + 1):
         result = ledger()
         assert result.offer_commit(commit, epoch) is True
-        assert result.entries[commit.digest].timely
+        assert result.commits.entries[commit.digest].timely
     result = ledger()
     for epoch in (20 + WINDOW + 1, 30, 40):
         assert reason(result.offer_commit(commit, epoch)) == "old-date"
-    assert (result.entries, result.workers) == ({}, {})
+    assert (result.commits.entries, result.workers.counts) == ({}, {})
 
 
 def test_a_late_commit_is_here_for_the_outcome_that_it_has_elsewhere():
     first, late = WORLD.chain(WORKER, 2)
     result = ledger(first)
     settle(result, first)
-    assert result.backlog() == 1
+    assert result.backpressure.backlog(result.epoch) == 1
     assert result.offer_commit(late, WINDOW + 1, anti_entropy=True) is True
-    assert not result.entries[late.digest].timely
-    assert result.backlog() == 1, "nobody here works on it"
-    assert result.predecessor_known(late)
+    assert not result.commits.entries[late.digest].timely
+    assert result.backpressure.backlog(result.epoch) == 1, "nobody here works on it"
+    assert result.commits.predecessor_known(late)
     settle(result, late)
-    assert [entry.commit for entry in result.usable()] == sorted(
+    assert [entry.commit for entry in result.backpressure.usable()] == sorted(
         (first, late), key=lambda one: one.digest
     )
-    assert result.backlog() == 2
+    assert result.backpressure.backlog(result.epoch) == 2
     again = ledger(late)
     assert again.offer_commit(late, WINDOW + 1, anti_entropy=True) is False
-    assert again.entries[late.digest].timely, "it had come in time"
+    assert again.commits.entries[late.digest].timely, "it had come in time"
 
 
 # Outcomes
@@ -194,18 +200,20 @@ def test_certified_rejected_and_expired_are_counted_for_worker_and_run():
     settle(result, chain[1], accepted=False)
     result.advance(EXPIRE + 1)
     assert expired(result) == [chain[2], WORLD.commit(OTHER)]
-    counts = result.workers[WORKER.peer_id]
+    counts = result.workers.counts[WORKER.peer_id]
     assert (counts.committed, counts.certified, counts.rejected, counts.expired) == (3, 1, 1, 1)
     assert counts.tokens_certified == 10
     assert counts.reasons == {"computation": 1}
-    assert (result.totals.committed, result.totals.expired) == (4, 2)
-    assert result.in_flight(WORKER.peer_id) == 0
+    assert (result.workers.totals.committed, result.workers.totals.expired) == (4, 2)
+    assert result.commits.in_flight(WORKER.peer_id) == 0
     result.advance(EXPIRE + 1)
-    assert result.totals.expired == 2
+    assert result.workers.totals.expired == 2
 
 
 def expired(of: Ledger) -> list:
-    return [entry.commit for entry in of.entries.values() if entry.state is CommitState.EXPIRED]
+    return [
+        entry.commit for entry in of.commits.entries.values() if entry.state is CommitState.EXPIRED
+    ]
 
 
 def outcomes(commit) -> list:
@@ -222,7 +230,7 @@ def test_a_commit_expires_when_it_is_older_than_an_outcome_may_take_and_not_befo
     result = ledger(commit, epoch=3)
     result.advance(3 + EXPIRE)
     assert expired(result) == []
-    assert result.entries[commit.digest].state is CommitState.COMMITTED
+    assert result.commits.entries[commit.digest].state is CommitState.COMMITTED
     result.advance(3 + EXPIRE + 1)
     assert expired(result) == [commit]
 
@@ -240,15 +248,15 @@ def test_of_contradicting_outcomes_one_wins_whichever_came_first(order):
         )
         highest = max(highest, place)
         assert result.offer_certificate(certificates[place], found("computation")) is False
-    entry = result.entries[chain[0].digest]
+    entry = result.commits.entries[chain[0].digest]
     assert (entry.state, entry.certificate) == (CommitState.REJECTED, certificates[2])
-    counts = result.workers[WORKER.peer_id]
+    counts = result.workers.counts[WORKER.peer_id]
     assert (counts.certified, counts.rejected, counts.tokens_certified) == (1, 1, 10)
-    assert counts == result.totals
+    assert counts == result.workers.totals
     assert counts.reasons == {"computation": 1}
-    assert result.slashed(WORKER.peer_id)
-    assert [item.commit for item in result.usable()] == [chain[1]]
-    assert result.in_flight(WORKER.peer_id) == 0
+    assert result.workers.is_slashed(WORKER.peer_id)
+    assert [item.commit for item in result.backpressure.usable()] == [chain[1]]
+    assert result.commits.in_flight(WORKER.peer_id) == 0
 
 
 def test_a_version_stays_when_what_it_learned_from_is_rejected_after_all():
@@ -257,11 +265,11 @@ def test_a_version_stays_when_what_it_learned_from_is_rejected_after_all():
     accepted, _, rejected = outcomes(commit)
     assert result.offer_certificate(accepted, found()) is True
     assert trained(result, commit) is True
-    assert result.trained_on_rejected == []
+    assert result.commits.trained_on_rejected == []
     assert result.offer_certificate(rejected, found("computation")) is True
-    assert result.version == 1
-    assert [entry.commit for entry in result.trained_on_rejected] == [commit]
-    assert (result.totals.trained, result.totals.rejected) == (1, 1)
+    assert result.chain.version == 1
+    assert [entry.commit for entry in result.commits.trained_on_rejected] == [commit]
+    assert (result.workers.totals.trained, result.workers.totals.rejected) == (1, 1)
     assert trained(result) is True
 
 
@@ -270,16 +278,16 @@ def test_a_late_certificate_still_settles_an_expired_commit():
     result = ledger(commit)
     result.advance(EXPIRE + 1)
     settle(result, commit)
-    assert result.entries[commit.digest].state is CommitState.CERTIFIED
-    assert (result.totals.expired, result.totals.certified) == (0, 1)
+    assert result.commits.entries[commit.digest].state is CommitState.CERTIFIED
+    assert (result.workers.totals.expired, result.workers.totals.certified) == (0, 1)
 
 
 def test_a_rejected_rollout_ends_a_workers_reputation():
     chain = WORLD.chain(WORKER, 2)
     result = ledger(chain[0])
     settle(result, chain[0], accepted=False)
-    assert result.slashed(WORKER.peer_id)
-    assert not result.slashed(OTHER.peer_id)
+    assert result.workers.is_slashed(WORKER.peer_id)
+    assert not result.workers.is_slashed(OTHER.peer_id)
 
 
 def test_a_rollout_that_is_only_improbable_costs_no_more_than_itself():
@@ -287,10 +295,10 @@ def test_a_rollout_that_is_only_improbable_costs_no_more_than_itself():
     result = ledger(*chain)
     settle(result, chain[0])
     settle(result, chain[1], accepted=False, reason="statistics")
-    assert not result.slashed(WORKER.peer_id)
-    assert result.workers[WORKER.peer_id].credit == 0
+    assert not result.workers.is_slashed(WORKER.peer_id)
+    assert result.workers.counts[WORKER.peer_id].credit == 0
     settle(result, chain[2], accepted=False, reason="history")
-    assert result.slashed(WORKER.peer_id)
+    assert result.workers.is_slashed(WORKER.peer_id)
 
 
 def test_the_decided_rollouts_of_a_worker_come_with_what_was_measured_by_epoch():
@@ -323,9 +331,11 @@ def test_what_a_slashed_worker_commits_to_is_heard_and_counts_for_nothing():
         settle(result, chain[0])
         settle(result, chain[1], accepted=False)
     assert late.offer_commit(chain[2], 0) is True  # known before the outcome elsewhere
-    assert list(late.entries) == list(early.entries)
-    assert late.workers[WORKER.peer_id].credit == 0
-    assert late.backlog() == early.backlog() == 1  # the certified one alone
+    assert list(late.commits.entries) == list(early.commits.entries)
+    assert late.workers.counts[WORKER.peer_id].credit == 0
+    assert (
+        late.backpressure.backlog(late.epoch) == early.backpressure.backlog(early.epoch) == 1
+    )  # the certified one alone
 
 
 def test_a_run_may_forgive():
@@ -333,7 +343,7 @@ def test_a_run_may_forgive():
     chain = world.chain(WORKER, 2)
     result = ledger(chain[0], world=world)
     settle(result, chain[0], accepted=False)
-    assert not result.slashed(WORKER.peer_id)
+    assert not result.workers.is_slashed(WORKER.peer_id)
     assert result.offer_commit(chain[1], 0) is True
 
 
@@ -343,15 +353,15 @@ def test_a_run_may_forgive():
 def test_versions_form_one_chain():
     result = Ledger(WORLD.manifest)
     first = WORLD.checkpoint(GENESIS)
-    assert (result.head, result.version, result.checkpoint(0)) == (None, -1, None)
+    assert (result.chain.head, result.chain.version, result.chain.get(0)) == (None, -1, None)
     assert offer(result, first) is False, "its parent is not here"
     assert offer(result, GENESIS) is True
     assert offer(result, GENESIS) is False
     assert offer(result, first) is True
-    assert (result.head, result.version) == (first, 1)
-    assert result.checkpoint(0) == GENESIS
-    assert result.checkpoint(-1) is None
-    assert result.checkpoint(2) is None
+    assert (result.chain.head, result.chain.version) == (first, 1)
+    assert result.chain.get(0) == GENESIS
+    assert result.chain.get(-1) is None
+    assert result.chain.get(2) is None
 
 
 @pytest.mark.parametrize(
@@ -385,7 +395,7 @@ def test_a_version_number_is_used_once_in_a_term():
     assert reason(trained(result, parent=GENESIS, index_bytes=98)) == "version-reused"
     unknown = WORLD.checkpoint(GENESIS, index_bytes=99)
     assert trained(result, parent=unknown) is False, "its parent may come"
-    assert result.version == 1
+    assert result.chain.version == 1
 
 
 def test_terms_never_fall():
@@ -401,7 +411,7 @@ def test_terms_rise_by_no_more_than_the_number_of_trainers():
     assert trained(result, trainer=1, term=1) is True
     assert reason(trained(result, trainer=1, term=5)) == "term-jump"
     assert trained(result, trainer=1, term=3) is True
-    parent = result.checkpoint(1)
+    parent = result.chain.get(1)
     assert reason(trained(result, parent=parent, term=6)) == "term-jump"
     assert trained(result, parent=parent, term=4) is True
     assert trained(result, parent=parent, trainer=1, term=5) is True, "it replaces term 4"
@@ -426,14 +436,14 @@ def test_a_later_term_supersedes_and_frees_what_was_learned():
     for commit in commits:
         settle(result, commit)
     assert trained(result, *commits) is True
-    assert result.totals.trained == 2
-    assert result.usable() == []
+    assert result.workers.totals.trained == 2
+    assert result.backpressure.usable() == []
     assert trained(result, commits[1], parent=GENESIS, trainer=1, term=1) is True
-    assert result.version == 1
-    assert result.head.message.term == 1
-    assert [entry.commit for entry in result.usable()] == [commits[0]]
-    assert result.entries[commits[1].digest].trained_in == 1
-    assert (result.totals.trained, result.workers[WORKER.peer_id].trained) == (1, 0)
+    assert result.chain.version == 1
+    assert result.chain.head.message.term == 1
+    assert [entry.commit for entry in result.backpressure.usable()] == [commits[0]]
+    assert result.commits.entries[commits[1].digest].trained_in == 1
+    assert (result.workers.totals.trained, result.workers.counts[WORKER.peer_id].trained) == (1, 0)
 
 
 def test_a_trainers_word_replaces_the_newest_version_and_no_other():
@@ -441,12 +451,12 @@ def test_a_trainers_word_replaces_the_newest_version_and_no_other():
     chain = [GENESIS]
     for _ in range(3):
         assert trained(result) is True
-        chain.append(result.head)
+        chain.append(result.chain.head)
     for depth in (3, 2):
         assert trained(result, parent=chain[-1 - depth], trainer=1, term=1) is False
-    assert result.head == chain[3]
+    assert result.chain.head == chain[3]
     assert trained(result, parent=chain[2], trainer=1, term=1) is True
-    assert result.version == 3
+    assert result.chain.version == 3
 
 
 def test_a_trainers_word_replaces_nothing_of_a_leader_that_is_here():
@@ -473,7 +483,7 @@ def test_a_commit_is_learned_from_once():
     assert reason(trained(result, commit, commit)) == "trained-twice"
     assert trained(result, commit) is True
     assert reason(trained(result, commit)) == "trained-twice"
-    assert result.totals.trained == 1
+    assert result.workers.totals.trained == 1
 
 
 def test_a_trainer_that_learns_from_a_rejected_commit_is_found_out_and_ends_nothing():
@@ -482,7 +492,7 @@ def test_a_trainer_that_learns_from_a_rejected_commit_is_found_out_and_ends_noth
     result = ledger(commit)
     settle(result, commit, accepted=False)
     assert trained(result, commit) is True
-    assert [entry.commit for entry in result.trained_on_rejected] == [commit]
+    assert [entry.commit for entry in result.commits.trained_on_rejected] == [commit]
 
 
 def test_superseded_commits_that_are_not_here_are_freed_too():
@@ -491,8 +501,8 @@ def test_superseded_commits_that_are_not_here_are_freed_too():
     assert result.adopt([WORLD.checkpoint(GENESIS, batch=(commit.digest,))], 0.0) is None
     assert trained(result, parent=GENESIS, trainer=1, term=1) is True
     assert result.offer_commit(commit, 0) is True
-    assert result.entries[commit.digest].trained_in is None
-    assert result.totals.trained == 0
+    assert result.commits.entries[commit.digest].trained_in is None
+    assert result.workers.totals.trained == 0
 
 
 def test_a_version_waits_for_the_outcomes_of_all_that_it_learned_from():
@@ -504,10 +514,10 @@ def test_a_version_waits_for_the_outcomes_of_all_that_it_learned_from():
     assert trained(result, *chain) is False
     assert result.offer_commit(chain[1], 0) is True
     assert trained(result, *chain) is False
-    assert (result.version, result.totals.trained) == (0, 0)
+    assert (result.chain.version, result.workers.totals.trained) == (0, 0)
     settle(result, chain[1])
     assert trained(result, *chain) is True
-    assert result.totals.trained == 2
+    assert result.workers.totals.trained == 2
 
 
 @pytest.mark.parametrize("certified", [True, False])
@@ -518,11 +528,11 @@ def test_a_version_that_learned_from_a_policy_that_was_too_old_is_refused(certif
         settle(result, commit)
     for _ in range(WORLD.manifest.grpo.async_level + 1):
         assert trained(result) is True
-    before = result.head
+    before = result.chain.head
     for batch in ((commit,), (unknown, commit)):
         assert reason(trained(result, *batch)) == "stale-batch"
     assert trained(result, unknown) is False, "nobody here knows how old it is"
-    assert (result.head, result.entries[commit.digest].trained_in) == (before, None)
+    assert (result.chain.head, result.commits.entries[commit.digest].trained_in) == (before, None)
 
 
 def test_what_was_forgotten_but_for_its_fault_is_still_known_to_be_too_old():
@@ -533,8 +543,8 @@ def test_what_was_forgotten_but_for_its_fault_is_still_known_to_be_too_old():
     for _ in range(WORLD.manifest.grpo.async_level + 1):
         assert trained(result) is True
     result.advance(5 * EXPIRE)
-    assert commit.digest in result.kept
-    assert commit.digest not in result.entries
+    assert commit.digest in result.commits.kept
+    assert commit.digest not in result.commits.entries
     assert reason(trained(result, commit)) == "stale-batch"
 
 
@@ -549,7 +559,7 @@ def test_an_old_batch_that_the_validators_vouch_for_or_that_was_taken_before_sta
     assert adopting.adopt(versions, 0.0) is None
     for version in versions:
         restored.restore_checkpoint(version)
-    assert adopting.head == restored.head == versions[-1]
+    assert adopting.chain.head == restored.chain.head == versions[-1]
 
 
 @pytest.mark.parametrize("order", ["commit", "version"])
@@ -563,7 +573,7 @@ def test_totals_do_not_depend_on_what_came_first(order):
     settle(result, commit)
     if order == "commit":
         assert offer(result, version) is True
-    assert (result.totals.trained, result.totals.certified) == (1, 1)
+    assert (result.workers.totals.trained, result.workers.totals.certified) == (1, 1)
 
 
 # Branches supported by validators, and restarts
@@ -584,13 +594,13 @@ def test_a_branch_is_adopted_as_a_whole_in_place_of_ours():
     settle(result, commit)
     for _ in range(3):
         assert trained(result) is True
-    first = result.checkpoint(1)
+    first = result.chain.get(1)
     adopted = branch(first, batches=((commit,), ()), term=1)
     assert result.adopt(adopted, 7.0) is None
-    assert [entry.manifest for entry in result.checkpoints] == [GENESIS, first, *adopted]
-    assert [entry.taken_at for entry in result.checkpoints] == [0.0, 0.0, 7.0, 7.0]
-    assert result.entries[commit.digest].trained_in == 2
-    assert not result.is_taken(WORLD.checkpoint(first).digest)
+    assert [entry.manifest for entry in result.chain.checkpoints] == [GENESIS, first, *adopted]
+    assert [entry.taken_at for entry in result.chain.checkpoints] == [0.0, 0.0, 7.0, 7.0]
+    assert result.commits.entries[commit.digest].trained_in == 2
+    assert not result.chain.is_taken(WORLD.checkpoint(first).digest)
 
 
 def test_a_branch_with_a_flaw_changes_nothing():
@@ -598,7 +608,7 @@ def test_a_branch_with_a_flaw_changes_nothing():
     result = ledger(commit)
     settle(result, commit)
     assert trained(result, commit) is True
-    head = result.head
+    head = result.chain.head
     twice = branch(GENESIS, batches=((commit,), (commit,)), term=1)
     falling = [*branch(GENESIS, batches=((),), term=3), *branch(head, batches=((),), term=1)]
     for flawed, fault in (
@@ -609,7 +619,7 @@ def test_a_branch_with_a_flaw_changes_nothing():
         ([WORLD.checkpoint(GENESIS, version=2)], "wrong-parent"),
     ):
         assert reason(result.adopt(flawed, 0.0)) == fault
-    assert (result.head, result.entries[commit.digest].trained_in) == (head, 1)
+    assert (result.chain.head, result.commits.entries[commit.digest].trained_in) == (head, 1)
 
 
 def test_a_restart_takes_back_whatever_had_been_taken():
@@ -620,14 +630,14 @@ def test_a_restart_takes_back_whatever_had_been_taken():
     result = Ledger(WORLD.manifest)
     for version in (*ours, *ours, *later):
         result.restore_checkpoint(version)
-    assert [entry.manifest for entry in result.checkpoints] == [GENESIS, *later]
+    assert [entry.manifest for entry in result.chain.checkpoints] == [GENESIS, *later]
     for flawed in (
         WORLD.checkpoint(later[-1], term=2),
         WORLD.checkpoint(WORLD.checkpoint(later[-1], 1), 1),
         WORLD.sealed(later[-1].message, WORLD.validators[0]),
     ):
         result.restore_checkpoint(flawed)
-    assert result.head == later[-1]
+    assert result.chain.head == later[-1]
 
 
 def test_the_largest_lag_is_kept():
@@ -636,9 +646,9 @@ def test_the_largest_lag_is_kept():
     settle(result, commit)
     for _ in range(lag):
         assert trained(result) is True
-    assert result.policy_lag_max == 0
+    assert result.commits.policy_lag_max == 0
     assert trained(result, commit) is True, "it is as old as it may be"
-    assert result.policy_lag_max == lag == 2
+    assert result.commits.policy_lag_max == lag == 2
 
 
 # Time and demand
@@ -649,44 +659,50 @@ def test_old_commits_are_forgotten_and_cannot_come_back():
     result = ledger(commit)
     settle(result, commit)
     result.advance(4 * EXPIRE)
-    assert commit.digest in result.entries
+    assert commit.digest in result.commits.entries
     result.advance(4 * EXPIRE + 1)
-    assert result.entries == {}
-    assert result.next_slot(WORKER.peer_id, 0) == (1, commit.digest)
+    assert result.commits.entries == {}
+    assert result.commits.next_slot(WORKER.peer_id, 0) == (1, commit.digest)
     again = WORLD.commit(OTHER)
     assert result.offer_commit(again, 4 * EXPIRE + 1, anti_entropy=True) is False
-    assert result.totals.certified == 1, "what was earned is kept"
+    assert result.workers.totals.certified == 1, "what was earned is kept"
 
 
 def test_slots_of_the_current_version_outlive_their_commits():
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
     result.advance(5 * EXPIRE)
-    assert result.next_slot(WORKER.peer_id, 0) == (1, commit.digest)
+    assert result.commits.next_slot(WORKER.peer_id, 0) == (1, commit.digest)
 
 
 def test_slots_of_old_versions_are_forgotten():
     result = ledger(WORLD.commit(WORKER))
     versions_kept = WORLD.manifest.shardcast.versions_kept
     for _ in range(4 * versions_kept + 1):
-        assert result.next_slot(WORKER.peer_id, 0)[0] == 1
+        assert result.commits.next_slot(WORKER.peer_id, 0)[0] == 1
         assert trained(result) is True
         result.advance(0)
-    assert result.next_slot(WORKER.peer_id, 0) == (0, b"")
+    assert result.commits.next_slot(WORKER.peer_id, 0) == (0, b"")
 
 
 def test_commits_for_versions_that_never_come_leave_nothing_behind():
-    result = ledger()
+    result, forgotten = ledger(), []
     for round_number in range(10):
         epoch = round_number * (4 * EXPIRE + 1)
         result.advance(epoch)
+        followers = []
         for version in range(COMMITS_IN_FLIGHT_MAX):
-            commit = WORLD.commit(WORKER, version=2**53 - version - 100 * round_number, epoch=epoch)
+            fields = {"version": 2**53 - version - 100 * round_number, "epoch": epoch}
+            commit = WORLD.commit(WORKER, **fields)
             assert result.offer_commit(commit, epoch) is True
-        assert len(result._slots._used) == COMMITS_IN_FLIGHT_MAX
+            follower = WORLD.commit(WORKER, slot=1, previous=commit.digest, **fields)
+            followers.append(follower)
+        assert all(map(result.commits.predecessor_known, followers))
+        assert not any(map(result.commits.predecessor_known, forgotten))
+        forgotten += followers
     result.advance(100 * EXPIRE)
-    assert (result.entries, result.kept, result._in_flight) == ({}, {}, {})
-    assert result._slots._used == {}
+    assert (result.commits.entries, result.commits.kept, result.commits.unsettled) == ({}, {}, {})
+    assert not any(map(result.commits.predecessor_known, forgotten))
 
 
 def test_usable_are_certified_fresh_and_not_learned_from_oldest_first():
@@ -695,19 +711,19 @@ def test_usable_are_certified_fresh_and_not_learned_from_oldest_first():
     result = ledger(late, early, waiting)
     settle(result, late)
     settle(result, early)
-    assert [entry.commit for entry in result.usable()] == [early, late]
+    assert [entry.commit for entry in result.backpressure.usable()] == [early, late]
     for _ in range(WORLD.manifest.grpo.async_level):
         assert trained(result) is True
-    assert len(result.usable()) == 2
+    assert len(result.backpressure.usable()) == 2
     assert trained(result) is True
-    assert result.usable() == []
+    assert result.backpressure.usable() == []
 
 
 def test_a_commit_for_a_version_to_come_is_not_usable_yet():
     commit = WORLD.commit(WORKER, version=1)
     result = ledger(commit)
     settle(result, commit)
-    assert result.usable() == []
+    assert result.backpressure.usable() == []
 
 
 def test_workers_pause_when_enough_is_on_its_way():
@@ -716,13 +732,13 @@ def test_workers_pause_when_enough_is_on_its_way():
     result = ledger(*chain)
     certified = chain[: len(chain) // 2]  # and this many of the others are expected
     for commit in certified:
-        assert result.wanted()
+        assert result.backpressure.wanted(result.epoch)
         settle(result, commit)
-    assert result.backlog() == len(chain)
-    assert not result.wanted()
+    assert result.backpressure.backlog(result.epoch) == len(chain)
+    assert not result.backpressure.wanted(result.epoch)
     assert trained(result, *certified) is True
-    assert result.backlog() == len(chain) - len(certified) <= CREDIT_MAX
-    assert result.wanted()
+    assert result.backpressure.backlog(result.epoch) == len(chain) - len(certified) <= CREDIT_MAX
+    assert result.backpressure.wanted(result.epoch)
 
 
 def test_more_is_wanted_until_a_backlog_is_there_and_nothing_after_the_last_version():
@@ -730,18 +746,25 @@ def test_more_is_wanted_until_a_backlog_is_there_and_nothing_after_the_last_vers
     backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
     chain = WORLD.chain(WORKER, backlog_max + 1)
     result = ledger(*chain)
-    assert result.wanted() == backlog_max, "a new node's commits are not counted on"
+    assert result.backpressure.wanted(result.epoch) == backlog_max, (
+        "a new node's commits are not counted on"
+    )
     settle(result, chain[0])
-    assert result.wanted() == backlog_max - 2, "one is certified, another one believed in"
+    assert result.backpressure.wanted(result.epoch) == backlog_max - 2, (
+        "one is certified, another one believed in"
+    )
     for commit in chain[1:]:
         settle(result, commit)
-    assert result.backlog() == backlog_max + 1
-    assert result.wanted() == 0
+    assert result.backpressure.backlog(result.epoch) == backlog_max + 1
+    assert result.backpressure.wanted(result.epoch) == 0
     last = World(run_manifest(grpo={"steps": 1}))
     over = ledger(world=last)
-    assert over.wanted() == last.manifest.grpo.rollouts_per_step * last.manifest.grpo.rollouts_ahead
-    assert offer(over, last.checkpoint(over.head)) is True
-    assert over.wanted() == 0, "nobody would learn from it"
+    assert (
+        over.backpressure.wanted(over.epoch)
+        == last.manifest.grpo.rollouts_per_step * last.manifest.grpo.rollouts_ahead
+    )
+    assert offer(over, last.checkpoint(over.chain.head)) is True
+    assert over.backpressure.wanted(over.epoch) == 0, "nobody would learn from it"
 
 
 def test_a_share_is_that_of_what_the_last_versions_learned_from():
@@ -749,30 +772,36 @@ def test_a_share_is_that_of_what_the_last_versions_learned_from():
     result = ledger(*mine, *others)
     for commit in (*mine, *others):
         settle(result, commit)
-    assert result.share(WORKER.peer_id) == 0, "nobody has learned from it"
+    assert result.commits.share(WORKER.peer_id) == 0, "nobody has learned from it"
     assert trained(result, *mine, *others) is True
-    assert result.share(WORKER.peer_id) == 0.75
-    assert result.share(OTHER.peer_id) == 0.25
+    assert result.commits.share(WORKER.peer_id) == 0.75
+    assert result.commits.share(OTHER.peer_id) == 0.25
     for _ in range(SHARE_VERSIONS):
         assert trained(result) is True
-    assert result.share(WORKER.peer_id) == 0, "long ago"
+    assert result.commits.share(WORKER.peer_id) == 0, "long ago"
 
 
 def test_commits_that_come_to_nothing_do_not_hold_up_the_others():
     chain = WORLD.chain(WORKER, COMMITS_IN_FLIGHT_MAX + CREDIT_MAX + 1)
     delivered, silent = chain[: CREDIT_MAX + 1], chain[CREDIT_MAX + 1 :]
     result = ledger(*delivered)
-    assert result.backlog() == 0, "who has never delivered is not counted on"
+    assert result.backpressure.backlog(result.epoch) == 0, (
+        "who has never delivered is not counted on"
+    )
     for commit in delivered:
         settle(result, commit)
     for commit in silent:
         assert result.offer_commit(commit, 0) is True
     assert trained(result, *delivered) is True
-    assert result.backlog() == CREDIT_MAX, "nor is more than an honest worker has in flight"
+    assert result.backpressure.backlog(result.epoch) == CREDIT_MAX, (
+        "nor is more than an honest worker has in flight"
+    )
     result.advance(EXPIRE + 1)
     again = WORLD.commit(WORKER, len(silent), silent[-1].digest, epoch=EXPIRE + 1)
     assert result.offer_commit(again, EXPIRE + 1) is True
-    assert result.backlog() == 0, "who let more expire than was certified is not counted on"
+    assert result.backpressure.backlog(result.epoch) == 0, (
+        "who let more expire than was certified is not counted on"
+    )
 
 
 def test_slots_belong_to_a_checkpoint():
@@ -785,15 +814,17 @@ def test_slots_belong_to_a_checkpoint():
     before = world.commit(WORKER, version=1, checkpoint=old.digest)
     assert result.offer_commit(before, 0) is True
     assert offer(result, new) is True
-    assert result.entries[before.digest].state is CommitState.EXPIRED, "nobody can check it now"
-    assert result.in_flight(WORKER.peer_id) == 0
-    assert result.next_slot(WORKER.peer_id, 1) == (0, b"")
+    assert result.commits.entries[before.digest].state is CommitState.EXPIRED, (
+        "nobody can check it now"
+    )
+    assert result.commits.in_flight(WORKER.peer_id) == 0
+    assert result.commits.next_slot(WORKER.peer_id, 1) == (0, b"")
     after = world.commit(WORKER, version=1, checkpoint=new.digest)
     assert result.offer_commit(after, 0) is True
-    assert not result.slashed(WORKER.peer_id)
-    assert result.predecessor_known(after)
+    assert not result.workers.is_slashed(WORKER.peer_id)
+    assert result.commits.predecessor_known(after)
     settle(result, before)
-    assert result.usable() == [], "its prompts were those of another checkpoint"
+    assert result.backpressure.usable() == [], "its prompts were those of another checkpoint"
 
 
 def test_a_commit_to_another_version_of_a_number_than_the_one_taken_is_over():
@@ -804,10 +835,13 @@ def test_a_commit_to_another_version_of_a_number_than_the_one_taken_is_over():
     for commit in (stranded, later):
         result.restore_commit(commit)
     result.restore_checkpoint(WORLD.checkpoint(GENESIS))
-    states = {entry.commit: entry.state for entry in result.entries.values()}
+    states = {entry.commit: entry.state for entry in result.commits.entries.values()}
     assert states.pop(stranded) is CommitState.EXPIRED
     assert set(states.values()) == {CommitState.COMMITTED}
-    assert (result.in_flight(WORKER.peer_id), result.in_flight(OTHER.peer_id)) == (1, 1)
+    assert (result.commits.in_flight(WORKER.peer_id), result.commits.in_flight(OTHER.peer_id)) == (
+        1,
+        1,
+    )
 
 
 def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
@@ -816,21 +850,21 @@ def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
     result = ledger(*chain, liar)
     settle(result, liar, accepted=False)
     result.advance(5 * EXPIRE)
-    assert result.entries == {}
-    assert list(result.kept) == [chain[-1].digest, liar.digest]
+    assert result.commits.entries == {}
+    assert list(result.commits.kept) == [chain[-1].digest, liar.digest]
     restarted = ledger()
-    for entry in result.kept.values():
+    for entry in result.commits.kept.values():
         restarted.restore_commit(entry.commit)
         if entry.certificate is not None:
             restarted.offer_certificate(entry.certificate, found(entry.reason))
     restarted.advance(5 * EXPIRE)
-    assert restarted.next_slot(WORKER.peer_id, 0) == (3, chain[-1].digest)
-    assert restarted.slashed(OTHER.peer_id)
-    assert list(restarted.kept) == list(result.kept)
+    assert restarted.commits.next_slot(WORKER.peer_id, 0) == (3, chain[-1].digest)
+    assert restarted.workers.is_slashed(OTHER.peer_id)
+    assert list(restarted.commits.kept) == list(result.commits.kept)
     for _ in range(WORLD.manifest.grpo.async_level + 1):
         assert trained(result) is True
     result.advance(5 * EXPIRE)
-    assert list(result.kept) == [liar.digest]
+    assert list(result.commits.kept) == [liar.digest]
 
 
 def test_a_version_that_reached_nobody_before_its_batch_was_old_is_taken_all_the_same():
@@ -840,17 +874,17 @@ def test_a_version_that_reached_nobody_before_its_batch_was_old_is_taken_all_the
     for one in (commit, other):
         settle(result, one)
     result.advance(100 * EXPIRE)
-    assert result.entries == {}
-    assert result.usable() == [], "it is too old to be learned from anew"
+    assert result.commits.entries == {}
+    assert result.backpressure.usable() == [], "it is too old to be learned from anew"
     assert trained(result, commit, other) is True
-    assert (result.totals.trained, result.usable()) == (2, [])
+    assert (result.workers.totals.trained, result.backpressure.usable()) == (2, [])
     result.advance(100 * EXPIRE + 1)
     first = {one.digest for one in (commit, other)}  # the last of their slots, too
-    assert first == set(result.kept)
+    assert first == set(result.commits.kept)
     for _ in range(WORLD.manifest.grpo.async_level + 1):
         assert trained(result) is True
     result.advance(100 * EXPIRE + 2)
-    assert result.kept == {}
+    assert result.commits.kept == {}
 
 
 def test_an_old_commit_is_not_wanted_again_when_its_version_is_superseded():
@@ -862,10 +896,13 @@ def test_an_old_commit_is_not_wanted_again_when_its_version_is_superseded():
     old = world.checkpoint(world.genesis(), batch=(commit.digest,))
     new = world.checkpoint(world.genesis(), trainer=1, term=1, policy=digest(b"another"))
     assert offer(result, old) is True
-    assert (result.kept[commit.digest].trained_in, result.totals.trained) == (1, 1)
+    assert (result.commits.kept[commit.digest].trained_in, result.workers.totals.trained) == (1, 1)
     assert offer(result, new) is True
-    assert (result.kept[commit.digest].trained_in, result.totals.trained) == (None, 0)
-    assert (result.usable(), result.backlog()) == ([], 0)
+    assert (result.commits.kept[commit.digest].trained_in, result.workers.totals.trained) == (
+        None,
+        0,
+    )
+    assert (result.backpressure.usable(), result.backpressure.backlog(result.epoch)) == ([], 0)
 
 
 def test_what_a_version_may_have_learned_from_is_bounded_and_the_oldest():
@@ -879,7 +916,7 @@ def test_what_a_version_may_have_learned_from_is_bounded_and_the_oldest():
         settle(result, commit)
     result.advance(100 * EXPIRE)
     oldest = sorted(one.digest for one in chain)[: int(limit)]
-    assert set(result.kept) == {*oldest, chain[-1].digest}
+    assert set(result.commits.kept) == {*oldest, chain[-1].digest}
 
 
 def test_what_nobody_can_use_does_not_hold_up_the_workers_for_ever():
@@ -887,19 +924,19 @@ def test_what_nobody_can_use_does_not_hold_up_the_workers_for_ever():
     result = ledger(*chain)
     for commit in chain:
         settle(result, commit)
-    assert not result.wanted()
+    assert not result.backpressure.wanted(result.epoch)
     result.advance(EXPIRE)
-    assert not result.wanted()
+    assert not result.backpressure.wanted(result.epoch)
     result.advance(EXPIRE + 1)
-    assert result.wanted()
+    assert result.backpressure.wanted(result.epoch)
 
 
 def test_a_complete_run_wants_nothing_more():
     world = World(run_manifest(grpo={"steps": 1}))
     result = ledger(world=world)
-    assert result.wanted()
+    assert result.backpressure.wanted(result.epoch)
     assert offer(result, world.checkpoint(world.genesis())) is True
-    assert not result.wanted()
+    assert not result.backpressure.wanted(result.epoch)
 
 
 def test_a_restart_takes_back_more_than_may_wait_at_once():
@@ -912,6 +949,6 @@ def test_a_restart_takes_back_more_than_may_wait_at_once():
     for commit in (*old, new, new):
         restarted.restore_commit(commit)
     restarted.advance(EXPIRE + 1)
-    assert restarted.totals == result.totals
-    assert list(restarted.entries) == list(result.entries)
-    assert restarted.in_flight(WORKER.peer_id) == 1
+    assert restarted.workers.totals == result.workers.totals
+    assert list(restarted.commits.entries) == list(result.commits.entries)
+    assert restarted.commits.in_flight(WORKER.peer_id) == 1

@@ -1,7 +1,5 @@
 """Worker reputation: its rules and lifetime, and the ledger's limit for untrusted workers."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from protocol.core.containers import DecayingSum
 from protocol.core.types import ValidationResult
 from protocol.ledger import reputation
-from protocol.ledger.commits import CommitState
+from protocol.ledger.commits import CommitChange, CommitState, CommitStatus, Entry
 from protocol.ledger.worker_stats import EARNED_MAX, HALF_LIFE_EPOCHS, WorkerStats
 from tests.worlds.messages import World, found, identity, run_manifest
 
@@ -36,7 +34,7 @@ def full(monkeypatch):
 def test_untrusted_peers_have_so_many_commits_under_way_together(full, anti_entropy):
     late = WORLD.commit(UNTRUSTED[4])
     assert take(full, late, anti_entropy=anti_entropy) is IGNORE
-    assert late.digest not in full.ledger.entries
+    assert late.digest not in full.ledger.commits.entries
 
 
 def test_a_trusted_peer_is_not_held_up_by_untrusted_peers(monkeypatch):
@@ -47,7 +45,7 @@ def test_a_trusted_peer_is_not_held_up_by_untrusted_peers(monkeypatch):
     here.ledger.offer_certificate(WORLD.certificate(first), found())
     for one in UNTRUSTED:
         take(here, WORLD.commit(one))
-    assert sum(here.ledger.unsettled.values()) == 4
+    assert sum(here.ledger.commits.unsettled.values()) == 4
     previous = first.digest
     for slot in range(1, 7):
         commit = WORLD.commit(worker, slot, previous)
@@ -70,8 +68,10 @@ def test_a_flood_that_there_is_no_room_for_is_not_counted_again_and_again(full, 
 
 
 def test_an_outcome_makes_room(full):
-    late, settled = WORLD.commit(UNTRUSTED[4]), next(iter(full.ledger.entries))
-    full.ledger.offer_certificate(WORLD.certificate(full.ledger.entries[settled].commit), found())
+    late, settled = WORLD.commit(UNTRUSTED[4]), next(iter(full.ledger.commits.entries))
+    full.ledger.offer_certificate(
+        WORLD.certificate(full.ledger.commits.entries[settled].commit), found()
+    )
     assert take(full, late) is ACCEPT
 
 
@@ -81,23 +81,28 @@ def test_what_others_have_certified_is_taken_however_full_it_is(full):
     assert take(full, WORLD.certificate(late)) is IGNORE
     assert take(full, late, anti_entropy=True) is ACCEPT
     full.advance(NOW)
-    assert full.ledger.entries[late.digest].state is CommitState.CERTIFIED
+    assert full.ledger.commits.entries[late.digest].state is CommitState.CERTIFIED
+
+
+def change(before, after, epoch):
+    """Return the change of a commit's outcome."""
+    entry = Entry(WORLD.commit(WORLD.workers[0], epoch=epoch))
+    statuses = (CommitStatus(state, "", None) for state in (before, after))
+    return CommitChange(entry, *statuses, is_outcome=True)
 
 
 def with_work(certified=0, expired=0, rejected=0, epoch=0):
     """Return the ledger of a replica in which a worker has this record, all in one epoch."""
     here, worker = WORLD.replica(), WORLD.workers[0].peer_id
-    counts = here.ledger.workers[worker] = WorkerStats()
-    commit = SimpleNamespace(message=SimpleNamespace(tokens=1))
-    entry = SimpleNamespace(commit=commit, epoch=epoch, reason="")
+    counts = here.ledger.workers.counts[worker] = WorkerStats()
     work = {
         CommitState.CERTIFIED: certified,
         CommitState.EXPIRED: expired,
         CommitState.REJECTED: rejected,
     }
-    for entry.state, count in work.items():
+    for state, count in work.items():
         for _ in range(count):
-            counts.add_state(entry)
+            counts.apply(change(CommitState.COMMITTED, state, epoch))
     return here.ledger, worker
 
 
@@ -133,10 +138,8 @@ def test_commits_that_come_to_nothing_cost_reputation():
 
 def test_an_outcome_that_is_taken_back_leaves_nothing():
     ledger, _ = with_work(certified=3, expired=1, epoch=5)
-    counts = next(iter(ledger.workers.values()))
-    commit = SimpleNamespace(message=SimpleNamespace(tokens=1))
-    entry = SimpleNamespace(commit=commit, epoch=5, reason="", state=CommitState.EXPIRED)
-    counts.add_state(entry, -1)
+    counts = next(iter(ledger.workers.counts.values()))
+    counts.apply(change(CommitState.EXPIRED, CommitState.COMMITTED, 5))
     assert counts.worth(5) == 3.0
 
 

@@ -55,7 +55,7 @@ def test_a_version_that_learned_from_made_up_commits_is_not_taken():
     )
     child = WORLD.checkpoint(made_up)
     assert take(target, made_up, child) is ValidationResult.IGNORE
-    assert (target.ledger.version, target.behind) == (0, True)
+    assert (target.ledger.chain.version, target.behind) == (0, True)
     target.advance(WORLD.at(EXPIRE))
     assert target.behind
     target.advance(WORLD.at(2 + EXPIRE))
@@ -69,10 +69,10 @@ def test_a_version_is_taken_with_the_last_outcome_that_it_waited_for():
     version, child = chain(2, batches=[commits])
     first, last = map(WORLD.certificate, commits)
     assert take(target, version, child, *commits, first) is ValidationResult.ACCEPT
-    assert target.ledger.version == 0
+    assert target.ledger.chain.version == 0
     received = target.receive(last.envelope, NOW)
     assert received == Received(ValidationResult.ACCEPT, last, settled=(version, child))
-    assert target.ledger.head == child
+    assert target.ledger.chain.head == child
 
 
 def test_a_rejected_commit_in_a_batch_does_not_end_the_chain():
@@ -81,8 +81,8 @@ def test_a_rejected_commit_in_a_batch_does_not_end_the_chain():
     (version,) = chain(1, batches=[[commit]])
     rejection = WORLD.certificate(commit, accepted=False, escalated=True)
     assert take(target, version, commit, rejection) is ValidationResult.ACCEPT
-    assert target.ledger.version == 1
-    assert [entry.commit for entry in target.ledger.trained_on_rejected] == [commit]
+    assert target.ledger.chain.version == 1
+    assert [entry.commit for entry in target.ledger.commits.trained_on_rejected] == [commit]
 
 
 def test_a_standby_trainer_takes_nothing_back_under_a_live_leader():
@@ -93,7 +93,7 @@ def test_a_standby_trainer_takes_nothing_back_under_a_live_leader():
     for parent in (GENESIS, versions[37], versions[38]):
         assert take(target, WORLD.checkpoint(parent, 1, term=1)) is ValidationResult.IGNORE
     target.advance(NOW)
-    assert (target.ledger.head, target.leader(NOW)) == (versions[-1], FIRST.peer_id)
+    assert (target.ledger.chain.head, target.leader(NOW)) == (versions[-1], FIRST.peer_id)
     assert not target.behind, "nothing of that leads further"
 
 
@@ -108,7 +108,7 @@ def test_a_standby_trainer_replaces_one_version_of_a_leader_that_is_gone():
     assert target.advance(WORLD.at(8)) == [successor], "the leader's record is too old by then"
     deeper = WORLD.checkpoint(versions[37], 1, term=1, index_bytes=11)
     assert take(target, deeper, now=WORLD.at(8)) is ValidationResult.IGNORE
-    assert target.ledger.head == successor
+    assert target.ledger.chain.head == successor
 
 
 def test_no_term_fences_the_others_out():
@@ -120,7 +120,7 @@ def test_no_term_fences_the_others_out():
         assert take(target, WORLD.checkpoint(versions[-1], 1, term=term)) is not (
             ValidationResult.ACCEPT
         )
-    head = target.ledger.head
+    head = target.ledger.chain.head
     for trainer in (1, 0, 1):
         term = WORLD.manifest.term_of(WORLD.trainers[trainer].peer_id, head.message.term + 1)
         head = WORLD.checkpoint(head, trainer, term=term)
@@ -139,7 +139,7 @@ def test_a_trainer_that_signs_two_versions_of_one_number_does_not_split_the_swar
         said = [*names(WORLD.validators[:4], takeover), *names(WORLD.validators[4:], theirs[-1])]
         take(target, *said, now=WORLD.at(1) + 1)
         target.advance(WORLD.at(2))
-        assert target.ledger.head == takeover
+        assert target.ledger.chain.head == takeover
         assert target.advance(WORLD.at(2)) == []
 
 
@@ -168,9 +168,9 @@ def test_a_new_node_takes_what_more_than_half_of_the_validators_have_taken(count
     target = untrusted_peer(
         GENESIS, *versions, *names(WORLD.validators[:count], versions[-1]), *lagging
     )
-    assert target.ledger.version == 0
+    assert target.ledger.chain.version == 0
     assert target.advance(NOW) == (versions if taken else [])
-    assert target.ledger.version == (5 if taken else 0)
+    assert target.ledger.chain.version == (5 if taken else 0)
     assert target.behind is not taken
 
 
@@ -254,7 +254,7 @@ def test_the_part_with_more_validators_goes_on_after_a_partition(sizes, winner):
     for target, _ in parts:
         take(target, *parts[0][1], *parts[1][1], *said, now=WORLD.at(2))
         target.advance(WORLD.at(2))
-        assert target.ledger.head == parts[winner][1][-1]
+        assert target.ledger.chain.head == parts[winner][1][-1]
         assert target.advance(WORLD.at(3)) == []
 
 
@@ -274,9 +274,9 @@ def test_without_a_majority_the_part_with_more_goes_on_and_of_two_equal_ones_the
         refreshed = [replaced(one, WORLD.at(4)) for one in said]
         take(target, *refreshed, now=WORLD.at(4))
         assert target.advance(WORLD.at(0) + PATIENCE * 10 - 1) == []
-        assert target.ledger.head == branch[-1]
+        assert target.ledger.chain.head == branch[-1]
         target.advance(WORLD.at(0) + PATIENCE * 10)
-        assert target.ledger.head == parts[winner][1][-1]
+        assert target.ledger.chain.head == parts[winner][1][-1]
         assert target.advance(WORLD.at(7)) == []
 
 
@@ -299,8 +299,8 @@ def test_a_few_validators_never_outvote_the_others():
         take(target, *junk)
         take(target, *honest, *evil, now=WORLD.at(4))
         target.advance(late)
-    assert ours.ledger.head == versions[-1]
-    assert fresh.ledger.head == GENESIS
+    assert ours.ledger.chain.head == versions[-1]
+    assert fresh.ledger.chain.head == GENESIS
 
 
 def test_validators_that_come_back_together_do_not_wait_for_each_other_for_ever():
@@ -326,7 +326,7 @@ def test_a_validator_says_nothing_of_a_version_that_it_could_not_know_of():
     assert take(target, successor, now=now) is ValidationResult.ACCEPT
     take(target, versions[-1], now=now)
     assert target.advance(now) == []
-    assert target.ledger.head == successor
+    assert target.ledger.chain.head == successor
     take(target, *names(WORLD.validators, versions[-1], 4), now=WORLD.at(4))
     assert target.advance(WORLD.at(4)) == [versions[-1]], "now they do know, and disagree"
 
@@ -393,13 +393,15 @@ def test_the_same_messages_in_any_order_lead_to_the_same_version(seed, order):
     for signed in messages:  # as synchronisation repeats messages that were late or early
         target.receive(signed.envelope, WORLD.at(2))
     target.advance(WORLD.at(2))
-    assert target.ledger.head == expected
-    assert target.ledger.totals.trained == sum(
+    assert target.ledger.chain.head == expected
+    assert target.ledger.workers.totals.trained == sum(
         len(entry.manifest.message.batch)
-        - sum(commit not in target.ledger.entries for commit in entry.manifest.message.batch)
-        for entry in target.ledger.checkpoints
+        - sum(
+            commit not in target.ledger.commits.entries for commit in entry.manifest.message.batch
+        )
+        for entry in target.ledger.chain.checkpoints
     )
     again = Replica(WORLD.manifest, verify)
     for envelope in target.envelopes():
         again.restore(envelope)
-    assert again.ledger.head == expected
+    assert again.ledger.chain.head == expected

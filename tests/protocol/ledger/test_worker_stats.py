@@ -48,13 +48,13 @@ def certify(ledger, commit, *, accepted=True):
 def much_later(ledger):
     """Advance until commits of epoch 0 are forgotten and their version is old."""
     for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
-        version = WORLD.checkpoint(ledger.head)
+        version = WORLD.checkpoint(ledger.chain.head)
         assert ledger.offer_checkpoint(version, 0.0, lambda _peer: False) is True
     ledger.advance(LONG_AFTER)
 
 
 def remembered(ledger):
-    return {entry.commit.signer for entry in ledger.kept.values()}
+    return {entry.commit.signer for entry in ledger.commits.kept.values()}
 
 
 def test_forks_of_many_keys_are_forgotten_the_oldest_first(ledger):
@@ -62,12 +62,12 @@ def test_forks_of_many_keys_are_forgotten_the_oldest_first(ledger):
         fork(ledger, one)
     much_later(ledger)
     last = keys(*UNTRUSTED[2:])
-    assert ledger.workers.keys() == ledger.forks.keys() == remembered(ledger) == last
-    assert len(ledger.kept) == 2 * 4
+    assert ledger.workers.counts.keys() == ledger.workers.forks.keys() == remembered(ledger) == last
+    assert len(ledger.commits.kept) == 2 * 4
     assert table_sizes(ledger.tables)["uncertified_workers"] == 4
-    assert ledger.totals.committed == 12
-    assert not ledger.slashed(UNTRUSTED[0].peer_id)
-    assert ledger.slashed(UNTRUSTED[5].peer_id)
+    assert ledger.workers.totals.committed == 12
+    assert not ledger.workers.is_slashed(UNTRUSTED[0].peer_id)
+    assert ledger.workers.is_slashed(UNTRUSTED[5].peer_id)
 
 
 def test_who_has_commits_here_is_not_forgotten(ledger):
@@ -78,11 +78,11 @@ def test_who_has_commits_here_is_not_forgotten(ledger):
         ledger.offer_commit(WORLD.commit(first, 1, bytes(32), epoch=LONG_AFTER), LONG_AFTER) is True
     )
     much_later(ledger)
-    assert ledger.forks.keys() == keys(*UNTRUSTED[:5])
+    assert ledger.workers.forks.keys() == keys(*UNTRUSTED[:5])
     for one in UNTRUSTED[5:]:
         fork(ledger, one, LONG_AFTER)
     ledger.advance(2 * LONG_AFTER)
-    assert ledger.forks.keys() == keys(*UNTRUSTED[2:])
+    assert ledger.workers.forks.keys() == keys(*UNTRUSTED[2:])
 
 
 def test_untrusted_peers_take_no_place_of_who_has_had_a_rollout_certified(ledger):
@@ -92,9 +92,9 @@ def test_untrusted_peers_take_no_place_of_who_has_had_a_rollout_certified(ledger
     for one in UNTRUSTED:
         fork(ledger, one)
     much_later(ledger)
-    assert ledger.forks.keys() == keys(worker, *UNTRUSTED[2:])
-    assert ledger.slashed(worker.peer_id)
-    assert ledger.workers[worker.peer_id].certified == 1
+    assert ledger.workers.forks.keys() == keys(worker, *UNTRUSTED[2:])
+    assert ledger.workers.is_slashed(worker.peer_id)
+    assert ledger.workers.counts[worker.peer_id].certified == 1
 
 
 def test_workers_with_certified_rollouts_are_bounded_by_themselves(ledger, monkeypatch):
@@ -104,8 +104,11 @@ def test_workers_with_certified_rollouts_are_bounded_by_themselves(ledger, monke
         assert ledger.offer_commit(commit, 0) is True
         certify(ledger, commit)
     much_later(ledger)
-    assert ledger.workers.keys() == keys(*UNTRUSTED[3:])
-    assert (table_sizes(ledger.tables)["uncertified_workers"], ledger.totals.certified) == (0, 6)
+    assert ledger.workers.counts.keys() == keys(*UNTRUSTED[3:])
+    assert (table_sizes(ledger.tables)["uncertified_workers"], ledger.workers.totals.certified) == (
+        0,
+        6,
+    )
 
 
 def test_the_evidence_of_a_lie_goes_with_its_worker(ledger):
@@ -114,13 +117,13 @@ def test_the_evidence_of_a_lie_goes_with_its_worker(ledger):
         assert ledger.offer_commit(commit, 0) is True
         certify(ledger, commit, accepted=False)
     much_later(ledger)
-    kept = set(ledger.kept)
+    kept = set(ledger.commits.kept)
     assert kept == {commit.digest for commit in lies[2:]}
-    assert {entry.state for entry in ledger.kept.values()} == {CommitState.REJECTED}
+    assert {entry.state for entry in ledger.commits.kept.values()} == {CommitState.REJECTED}
     again = WORLD.commit(UNTRUSTED[0], epoch=LONG_AFTER)
     assert ledger.offer_commit(again, LONG_AFTER) is True
-    assert ledger.workers[UNTRUSTED[0].peer_id].committed == 1
-    assert not ledger.slashed(UNTRUSTED[0].peer_id)
+    assert ledger.workers.counts[UNTRUSTED[0].peer_id].committed == 1
+    assert not ledger.workers.is_slashed(UNTRUSTED[0].peer_id)
 
 
 def test_an_older_judgement_goes_with_its_worker_too(ledger):
@@ -128,7 +131,7 @@ def test_an_older_judgement_goes_with_its_worker_too(ledger):
         commit = WORLD.commit(one)
         assert ledger.offer_commit(commit, 0) is True
         certify(ledger, commit, accepted=False)
-    assert ledger.was_judged(UNTRUSTED[0].peer_id, 0)
+    assert ledger.workers.was_judged(UNTRUSTED[0].peer_id, 0)
     much_later(ledger)
-    assert not ledger.was_judged(UNTRUSTED[0].peer_id, 0)
-    assert ledger.was_judged(UNTRUSTED[5].peer_id, 0)
+    assert not ledger.workers.was_judged(UNTRUSTED[0].peer_id, 0)
+    assert ledger.workers.was_judged(UNTRUSTED[5].peer_id, 0)

@@ -72,7 +72,7 @@ def test_a_commit_of_an_unknown_key_is_nobodys_fault_and_goes_nowhere():
     commit = WORLD.commit(WORKER, epoch=30)
     received = receive(here, commit, 30)
     assert (received.result, received.fault.code) == (IGNORE, FaultCode.UNKNOWN_KEY)
-    assert not here.ledger.entries
+    assert not here.ledger.commits.entries
 
 
 def test_a_key_that_came_after_a_checkpoint_is_not_judged_for_it():
@@ -80,9 +80,9 @@ def test_a_key_that_came_after_a_checkpoint_is_not_judged_for_it():
     here = knowing(record(WORKER, 10), epoch=10)
     commit = WORLD.commit(WORKER, epoch=12)
     assert receive(here, commit, 12).result is ACCEPT
-    entry = here.ledger.entries[commit.digest]
+    entry = here.ledger.commits.entries[commit.digest]
     assert not entry.timely
-    assert here.ledger.backlog() == 0
+    assert here.ledger.backpressure.backlog(here.ledger.epoch) == 0
     assert commit.envelope not in here.envelopes()
 
 
@@ -92,7 +92,7 @@ def test_a_key_counts_for_whatever_when_it_has_settled():
     for epoch, timely in ((last, False), (last + 1, True)):
         commit = WORLD.commit(WORKER, epoch=epoch, body=bytes([epoch]) * 32)
         assert receive(here, commit, epoch).result is ACCEPT
-        assert here.ledger.entries[commit.digest].timely is timely
+        assert here.ledger.commits.entries[commit.digest].timely is timely
 
 
 @pytest.mark.parametrize(("heard", "timely"), [(1, True), (10, False)])
@@ -102,7 +102,7 @@ def test_a_date_that_was_put_back_gains_nothing(heard, timely):
     assert receive(here, record(WORKER, heard, date=1), heard).result is ACCEPT
     commit = WORLD.commit(WORKER, epoch=12, checkpoint=genesis.digest)
     assert receive(here, commit, 12).result is ACCEPT
-    assert here.ledger.entries[commit.digest].timely is timely
+    assert here.ledger.commits.entries[commit.digest].timely is timely
     assert here.counts(WORKER.peer_id, 0, 12) is timely
 
 
@@ -110,17 +110,17 @@ def test_a_version_that_is_not_here_may_be_as_old_as_any():
     here = knowing(record(WORKER, 10), epoch=10)
     commit = WORLD.commit(WORKER, epoch=30, version=5, checkpoint=bytes(32))
     assert receive(here, commit, 30).result is ACCEPT
-    assert not here.ledger.entries[commit.digest].timely
+    assert not here.ledger.commits.entries[commit.digest].timely
 
 
 def test_who_was_absent_takes_what_the_others_have_certified():
     here, commit = WORLD.replica(roster_at=12), WORLD.commit(WORKER, epoch=12)
     assert receive(here, commit, 12, anti_entropy=True).result is ACCEPT
-    assert not here.ledger.entries[commit.digest].timely
+    assert not here.ledger.commits.entries[commit.digest].timely
     WORLD.refresh(here, 13)
     certificate = WORLD.certificate(commit)
     assert receive(here, certificate, 13).result is ACCEPT
-    assert here.ledger.entries[commit.digest].state is CommitState.CERTIFIED
+    assert here.ledger.commits.entries[commit.digest].state is CommitState.CERTIFIED
 
 
 def test_commits_of_so_many_unknown_keys_wait(monkeypatch):
@@ -156,7 +156,7 @@ def test_workers_of_the_genesis_commit_at_once():
     here = WORLD.replica()
     commit = WORLD.commit(WORLD.validators[0], epoch=0)
     assert receive(here, commit, 0).result is ACCEPT
-    assert here.ledger.entries[commit.digest].timely
+    assert here.ledger.commits.entries[commit.digest].timely
 
 
 @pytest.mark.parametrize(("version", "timely"), [(0, False), (1, True), (2, True)])

@@ -43,14 +43,14 @@ def synchronise(target, *messages, now=NOW):
 def learns(target, *messages) -> bool:
     """Return whether messages slash the worker, also after the next pruning and a restart."""
     synchronise(target, *messages)
-    slashed = target.ledger.slashed(WORKER.peer_id)
+    slashed = target.ledger.workers.is_slashed(WORKER.peer_id)
     target.advance(NOW)
-    assert target.ledger.slashed(WORKER.peer_id) is slashed
+    assert target.ledger.workers.is_slashed(WORKER.peer_id) is slashed
     again = WORLD.replica(roster_at=None)
     for envelope in target.envelopes():
         again.restore(envelope)
     again.advance(NOW)
-    assert again.ledger.slashed(WORKER.peer_id) is slashed
+    assert again.ledger.workers.is_slashed(WORKER.peer_id) is slashed
     assert len(again.ledger.proofs()) == len(target.ledger.proofs())
     return slashed
 
@@ -63,9 +63,9 @@ def test_a_lie_is_believed_with_its_certificate():
     assert received.result is ValidationResult.ACCEPT
     assert learns(target)
     assert [entry.commit.digest for entry in target.ledger.proofs()] == [LIE.digest]
-    assert target.ledger.entries == {}
-    assert not target.ledger.slashed(OTHER.peer_id)
-    assert target.ledger.totals.committed == 1
+    assert target.ledger.commits.entries == {}
+    assert not target.ledger.workers.is_slashed(OTHER.peer_id)
+    assert target.ledger.workers.totals.committed == 1
     before = fingerprint(target)
     assert synchronise(target, LIE, REJECTION).result is ValidationResult.IGNORE
     assert fingerprint(target) == before
@@ -82,7 +82,7 @@ def test_two_commits_for_one_slot_are_believed_of_themselves():
     assert {entry.commit.digest for entry in target.ledger.proofs()} == {
         commit.digest for commit in FORK
     }
-    assert target.ledger.open_entries() == []
+    assert target.ledger.commits.open_entries() == []
 
 
 @pytest.mark.parametrize("again", [FORK[:1] * 2, [FORK[0], WORLD.chain(WORKER, 2, tokens=10)[1]]])
@@ -126,7 +126,9 @@ def test_an_invented_rejection_proves_nothing(name, joined_epoch):
     changes = {"accepted": False, "escalated": True} | rejections()[name]
     certificate = WORLD.certificate(LIE, **changes)
     assert not learns(target, LIE, certificate)
-    assert target.ledger.totals.committed == 0, "nor counts each time that it is handed over"
+    assert target.ledger.workers.totals.committed == 0, (
+        "nor counts each time that it is handed over"
+    )
     assert not target.behind, "it is not waited for"
     assert learns(target, LIE, REJECTION), "and displaces nothing"
 
@@ -159,14 +161,14 @@ def test_forged_evidence_is_blamed_on_who_hands_it_over():
     bad = WORLD.certificate(LIE, accepted=False, escalated=True, verdicts=(b"\xc1",) * 3)
     synchronise(target, LIE)
     assert synchronise(target, bad).result is ValidationResult.REJECT
-    assert not target.ledger.slashed(WORKER.peer_id)
+    assert not target.ledger.workers.is_slashed(WORKER.peer_id)
 
 
 def test_gossip_brings_no_old_evidence():
     target = late()
     for signed in (*FORK, LIE, REJECTION):
         target.receive(signed.envelope, NOW)
-    assert not target.ledger.slashed(WORKER.peer_id)
+    assert not target.ledger.workers.is_slashed(WORKER.peer_id)
 
 
 def test_a_run_that_does_not_slash_keeps_no_evidence():
@@ -210,14 +212,16 @@ def test_invented_forks_of_free_keys_are_bounded(monkeypatch):
     for pair in forks(20):
         synchronise(target, *pair)
     for _ in range(3):
-        assert len(target.ledger.forks) == 8
+        assert len(target.ledger.workers.forks) == 8
         target.advance(NOW)
-        assert target.ledger.entries == {}
-        assert len(target.ledger.kept) == 2 * 8
+        assert target.ledger.commits.entries == {}
+        assert len(target.ledger.commits.kept) == 2 * 8
         for pair in forks(40):
             synchronise(target, *pair)
     synchronise(target, LIE, REJECTION)
-    assert target.ledger.slashed(WORKER.peer_id), "no invention keeps the committees' word out"
+    assert target.ledger.workers.is_slashed(WORKER.peer_id), (
+        "no invention keeps the committees' word out"
+    )
 
 
 def test_forks_of_keys_that_are_not_admitted_are_not_taken():
@@ -227,7 +231,7 @@ def test_forks_of_keys_that_are_not_admitted_are_not_taken():
     for one in world.validators:
         target.receive(world.record(one, ("validator",), LATE).envelope, NOW)
     synchronise(target, *(world.commit(OTHER, tokens=tokens) for tokens in (10, 11)))
-    assert not target.ledger.slashed(OTHER.peer_id)
+    assert not target.ledger.workers.is_slashed(OTHER.peer_id)
     lie = world.commit(WORKER)
     synchronise(target, lie, world.certificate(lie, accepted=False, escalated=True))
-    assert target.ledger.slashed(WORKER.peer_id)
+    assert target.ledger.workers.is_slashed(WORKER.peer_id)

@@ -27,8 +27,7 @@ from hypothesis.stateful import (
 from protocol.core.crypto import digest, verify
 from protocol.core.types import ValidationResult
 from protocol.ledger import fork_choice as branches_module
-from protocol.ledger.commits import CommitState
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
+from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX, CommitState
 from protocol.messages import Certificate
 from protocol.replica import replica as replica_module
 from protocol.replica.replica import Replica
@@ -126,7 +125,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def commit(self, heard, worker, version, late, forks, tokens):
         chain = self.chains.setdefault((WORLD.workers[worker].peer_id, version), [])
         slot = len(chain) - forks if chain else 0
-        checkpoint = self.replica.ledger.checkpoint(version)
+        checkpoint = self.replica.ledger.chain.get(version)
         signed = WORLD.commit(
             WORLD.workers[worker],
             slot,
@@ -196,7 +195,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         batch=st.lists(commits, max_size=3),
     )
     def version(self, heard, parent, trainer, term, batch):
-        parent = parent or self.replica.ledger.head
+        parent = parent or self.replica.ledger.chain.head
         learned = tuple(commit.digest for commit in batch)
         term += parent.message.term
         return self.say(WORLD.checkpoint(parent, trainer, term=term, batch=learned), heard)
@@ -249,8 +248,8 @@ class ReplicaMachine(RuleBasedStateMachine):
     @invariant()
     def totals_are_what_is_there(self):
         ledger = self.replica.ledger
-        entries = list(ledger.entries.values())
-        for worker, counts in [(None, ledger.totals), *ledger.workers.items()]:
+        entries = list(ledger.commits.entries.values())
+        for worker, counts in [(None, ledger.workers.totals), *ledger.workers.counts.items()]:
             own = [entry for entry in entries if worker in (None, entry.commit.signer)]
             states = Counter(entry.state for entry in own)
             certified = [entry for entry in own if entry.state is CommitState.CERTIFIED]
@@ -269,10 +268,10 @@ class ReplicaMachine(RuleBasedStateMachine):
         for worker in WORLD.workers:
             waiting = [
                 entry
-                for entry in ledger.entries.values()
+                for entry in ledger.commits.entries.values()
                 if entry.commit.signer == worker.peer_id and entry.state is CommitState.COMMITTED
             ]
-            assert ledger.in_flight(worker.peer_id) == len(waiting) <= COMMITS_IN_FLIGHT_MAX
+            assert ledger.commits.in_flight(worker.peer_id) == len(waiting) <= COMMITS_IN_FLIGHT_MAX
         for table in (
             self.replica._early_verdicts,
             self.replica._early_certificates,
@@ -282,7 +281,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @invariant()
     def outcomes_are_proven(self):
-        for entry in self.replica.ledger.entries.values():
+        for entry in self.replica.ledger.commits.entries.values():
             settled = entry.state in (CommitState.CERTIFIED, CommitState.REJECTED)
             assert settled == (entry.certificate is not None)
             if entry.certificate is not None:
@@ -292,7 +291,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @invariant()
     def versions_are_one_chain(self):
-        chain = [entry.manifest for entry in self.replica.ledger.checkpoints]
+        chain = [entry.manifest for entry in self.replica.ledger.chain.checkpoints]
         learned: list = []
         for number, signed in enumerate(chain):
             assert signed.message.version == number
@@ -304,7 +303,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             place = (signed.message.parent, signed.message.term)
             assert self.published.setdefault(place, signed.digest) == signed.digest
         assert len(set(learned)) == len(learned)
-        for entry in self.replica.ledger.entries.values():
+        for entry in self.replica.ledger.commits.entries.values():
             versions = [
                 n for n, one in enumerate(chain) if entry.commit.digest in one.message.batch
             ]
@@ -312,28 +311,28 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @invariant()
     def all_that_was_learned_from_has_an_outcome(self):
-        entries = self.replica.ledger.entries
-        for version in self.replica.ledger.checkpoints:
+        entries = self.replica.ledger.commits.entries
+        for version in self.replica.ledger.chain.checkpoints:
             for commit in version.manifest.message.batch:
                 assert entries[commit].certificate is not None
 
     @invariant()
     def nothing_was_learned_from_a_policy_that_was_too_old(self):
-        entries = self.replica.ledger.entries
-        for number, version in enumerate(self.replica.ledger.checkpoints):
+        entries = self.replica.ledger.commits.entries
+        for number, version in enumerate(self.replica.ledger.chain.checkpoints):
             for commit in version.manifest.message.batch:
                 lag = number - 1 - entries[commit].commit.message.version
                 assert lag <= WORLD.manifest.grpo.async_level
 
     @invariant()
     def a_slot_has_one_commit_or_ended_its_workers_reputation(self):
-        commits = [entry.commit for entry in self.replica.ledger.entries.values()]
+        commits = [entry.commit for entry in self.replica.ledger.commits.entries.values()]
         slots = Counter(
             (one.signer, one.message.version, one.message.checkpoint, one.message.slot)
             for one in commits
         )
         for (worker, *_), count in slots.items():
-            assert count == 1 or self.replica.ledger.slashed(worker)
+            assert count == 1 or self.replica.ledger.workers.is_slashed(worker)
 
     def teardown(self):
         self.patch.undo()
@@ -414,10 +413,10 @@ def conclusions(replica) -> tuple:
     return (
         {
             key: (entry.state, entry.reason, entry.trained_in)
-            for key, entry in ledger.entries.items()
+            for key, entry in ledger.commits.entries.items()
         },
-        [entry.manifest.digest for entry in ledger.checkpoints],
-        ledger.workers,
+        [entry.manifest.digest for entry in ledger.chain.checkpoints],
+        ledger.workers.counts,
     )
 
 
@@ -459,5 +458,5 @@ def test_the_same_messages_in_any_order_lead_to_the_same_conclusions(slash, bad,
         CommitState.REJECTED if lie else CommitState.CERTIFIED for lies in bad for lie in lies
     ]
     assert sorted(state for state, _, _ in one[0].values()) == sorted(expected)
-    assert replicas[0].ledger.head.message.term == 1
-    assert replicas[0].ledger.version == fork + 3
+    assert replicas[0].ledger.chain.head.message.term == 1
+    assert replicas[0].ledger.chain.version == fork + 3

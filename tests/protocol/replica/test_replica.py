@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from protocol.core.crypto import digest, verify
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Topic, ValidationResult
-from protocol.ledger.commits import CommitState
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
+from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX, CommitState
 from protocol.replica import replica as replica_module
 from protocol.replica.replica import TOPIC_KINDS, Received, Replica
 from tests.worlds.messages import World, fingerprint, forged, run_manifest
@@ -48,12 +47,12 @@ def refused(target, envelope, relay=ValidationResult.REJECT, now=NOW) -> str:
 
 def test_a_rollout_from_commit_to_version():
     target = replica(WORLD.record(WORKER, ("inference",)), COMMIT, CERTIFICATE)
-    entry = target.ledger.entries[COMMIT.digest]
+    entry = target.ledger.commits.entries[COMMIT.digest]
     assert (entry.state, entry.reason) == (CommitState.CERTIFIED, "accepted")
     assert (
         take(target, WORLD.checkpoint(GENESIS, batch=(COMMIT.digest,))) is ValidationResult.ACCEPT
     )
-    assert target.ledger.version == 1
+    assert target.ledger.chain.version == 1
     assert not target.behind
 
 
@@ -131,11 +130,11 @@ def test_only_what_is_wrong_for_everyone_is_blamed_on_its_carrier():
 def test_the_outcome_of_a_commit_that_comes_after_its_worker_is_slashed_is_taken():
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True)
     target = replica(COMMIT, rejection)
-    assert target.ledger.entries[COMMIT.digest].reason == "computation"
+    assert target.ledger.commits.entries[COMMIT.digest].reason == "computation"
     successor = WORLD.commit(WORKER, 1, COMMIT.digest)
     take(target, successor)
     take(target, WORLD.certificate(successor, accepted=False, escalated=True))
-    assert target.ledger.entries[successor.digest].state is CommitState.REJECTED
+    assert target.ledger.commits.entries[successor.digest].state is CommitState.REJECTED
 
 
 def test_a_commit_with_an_old_date_is_neither_taken_nor_passed_on():
@@ -145,7 +144,7 @@ def test_a_commit_with_an_old_date_is_neither_taken_nor_passed_on():
     assert refused(target, old.envelope, ValidationResult.IGNORE, late) == "old-date"
     received = target.receive_topic(Topic.COMMITS, old.envelope, late)
     assert (received.result, received.fault.code) == (ValidationResult.IGNORE, "old-date")
-    assert old.digest not in target.ledger.entries
+    assert old.digest not in target.ledger.commits.entries
 
 
 def test_a_late_commit_survives_a_restart_only_with_its_outcome():
@@ -154,10 +153,10 @@ def test_a_late_commit_survives_a_restart_only_with_its_outcome():
     late = WORLD.at(10)
     received = target.receive(COMMIT.envelope, late, anti_entropy=True)
     assert (received.result, received.lasting) == (ValidationResult.ACCEPT, False)
-    assert COMMIT.digest not in restarted(target).ledger.entries
+    assert COMMIT.digest not in restarted(target).ledger.commits.entries
     assert target.receive(CERTIFICATE.envelope, late, anti_entropy=True).lasting
     again = restarted(target)
-    assert again.ledger.entries[COMMIT.digest].state is CommitState.CERTIFIED
+    assert again.ledger.commits.entries[COMMIT.digest].state is CommitState.CERTIFIED
     in_time = replica().receive(COMMIT.envelope, NOW, anti_entropy=True)
     assert (in_time.result, in_time.lasting) == (ValidationResult.ACCEPT, True)
 
@@ -169,7 +168,7 @@ def test_two_commits_for_one_slot_end_the_same_everywhere():
         for signed in (COMMIT, fork, CERTIFICATE):
             take(target, signed)
         target.advance(NOW)
-    assert one.ledger.totals.certified == other.ledger.totals.certified
+    assert one.ledger.workers.totals.certified == other.ledger.workers.totals.certified
 
 
 # Verdicts
@@ -177,10 +176,10 @@ def test_two_commits_for_one_slot_end_the_same_everywhere():
 
 def test_verdicts_are_of_validators_and_count_for_the_certificate():
     target = replica(COMMIT)
-    committee = target.committee(COMMIT)
+    committee = target.verdicts.committee(COMMIT)
     for peer in committee.first:
         assert take(target, WORLD.verdict(WORLD.by_peer[peer], COMMIT)) is ValidationResult.ACCEPT
-    assert target.tally(COMMIT.digest).outcome(committee).accepted
+    assert target.verdicts.pool(COMMIT.digest).outcome(committee).accepted
     assert refused(target, WORLD.verdict(OTHER, COMMIT).envelope) == "not-a-validator"
 
 
@@ -189,30 +188,30 @@ def test_two_verdicts_of_one_validator_are_recorded():
     for detail in map(str, range(50)):
         liar = WORLD.verdict(VALIDATOR, COMMIT, accept=False, detail=detail)
         assert refused(target, liar.envelope, ValidationResult.IGNORE) == "equivocation"
-    assert list(target.tally(COMMIT.digest).equivocations) == [VALIDATOR.peer_id]
+    assert list(target.verdicts.pool(COMMIT.digest).equivocations) == [VALIDATOR.peer_id]
 
 
 def test_a_certificate_shows_equivocation_too():
     ranked = WORLD.committee(COMMIT).first
     liar = WORLD.verdict(WORLD.by_peer[ranked[0]], COMMIT, accept=False)
     target = replica(COMMIT, liar, CERTIFICATE)
-    assert list(target.tally(COMMIT.digest).equivocations) == [ranked[0]]
+    assert list(target.verdicts.pool(COMMIT.digest).equivocations) == [ranked[0]]
 
 
 def test_an_equivocation_that_is_found_is_told_once_and_excludes_its_author():
     ranked = WORLD.committee(COMMIT).first
     liar = WORLD.by_peer[ranked[0]]
     target = replica(COMMIT, CERTIFICATE)
-    assert target.evidence_due() == []
+    assert target.verdicts.evidence_due() == []
     take(target, WORLD.verdict(liar, COMMIT, accept=False))
-    (message,) = target.evidence_due()
-    assert target.evidence_due() == []
+    (message,) = target.verdicts.evidence_due()
+    assert target.verdicts.evidence_due() == []
     evidence = WORLD.sealed(message, OTHER)
     assert take(target, evidence) is ValidationResult.ACCEPT
     assert take(target, evidence) is ValidationResult.IGNORE
     take(target, WORLD.verdict(liar, COMMIT, accept=False, detail="once more"))
-    assert target.evidence_due() == [], "everybody knows by now"
-    assert restarted(target).evidence == [evidence]
+    assert target.verdicts.evidence_due() == [], "everybody knows by now"
+    assert restarted(target).verdicts.equivocators.evidence == [evidence]
 
 
 @pytest.mark.parametrize("both_known", ["by verdict", "by certificate"])
@@ -223,7 +222,7 @@ def test_evidence_does_not_depend_on_which_verdict_came_first(both_known):
     one, other = replica(COMMIT, lie), replica(COMMIT, true)
     take(one, CERTIFICATE if both_known == "by certificate" else true)
     take(other, lie)
-    assert one.evidence_due() == other.evidence_due() != []
+    assert one.verdicts.evidence_due() == other.verdicts.evidence_due() != []
 
 
 EXCLUDED_FROM = WORLD.manifest.committee.expire_after_epochs + 1
@@ -234,24 +233,24 @@ def test_the_excluded_are_not_drawn_and_count_for_nothing_in_a_certificate():
     late = WORLD.commit(WORKER, epoch=EXCLUDED_FROM)
     target = replica(roster_at=EXCLUDED_FROM)
     now = WORLD.at(EXCLUDED_FROM + 1)
-    ranked = target.committee(late).ranking
+    ranked = target.verdicts.committee(late).ranking
     liars = [WORLD.by_peer[peer] for peer in ranked[:2]]
     certificate = WORLD.certificate(late)
     assert take(target, late, now) is ValidationResult.ACCEPT
     for liar in liars:
         assert take(target, WORLD.evidence(liar, COMMIT)) is ValidationResult.ACCEPT
-    assert target.committee(late).ranking == ranked[2:]
+    assert target.verdicts.committee(late).ranking == ranked[2:]
     received = target.receive(certificate.envelope, now)
     assert received.fault is not None
     assert received.fault.code == "other-committee"
     before = WORLD.commit(WORKER, epoch=EXCLUDED_FROM - 2, slot=1, previous=COMMIT.digest)
-    assert set(target.committee(before).ranking) == set(ranked)
+    assert set(target.verdicts.committee(before).ranking) == set(ranked)
 
 
 def test_verdicts_go_with_their_commit():
     target = replica(COMMIT, WORLD.verdict(VALIDATOR, COMMIT))
     target.advance(WORLD.at(41))
-    assert target._tallies == {}
+    assert target.verdicts.pools == {}
 
 
 # Certificates
@@ -345,7 +344,7 @@ def test_a_certificate_waits_for_its_commit():
     assert take(target, COMMIT) is ValidationResult.ACCEPT
     assert target.advance(NOW) == [CERTIFICATE]
     assert not target.behind
-    assert target.ledger.totals.certified == 1
+    assert target.ledger.workers.totals.certified == 1
 
 
 @pytest.mark.parametrize("known", [0, 2])
@@ -363,7 +362,7 @@ def test_a_certificate_waits_for_the_roster_that_can_check_it(known):
 def test_verdicts_of_a_committee_that_is_not_ours_count_with_our_own():
     """A node that sees one validator more needs more rejections, and adds its own verdict."""
     target = replica(COMMIT)
-    committee = target.committee(COMMIT)
+    committee = target.verdicts.committee(COMMIT)
     *others, last = (
         WORLD.verdict(WORLD.by_peer[peer], COMMIT, accept=False)
         for peer in committee.ranking[: committee.quorum]
@@ -374,9 +373,9 @@ def test_verdicts_of_a_committee_that_is_not_ours_count_with_our_own():
     assert received.fault.code == "other-committee"
     assert received.settled == tuple(others)
     assert target.receive(rejection.envelope, NOW).settled == ()
-    assert target.ledger.entries[COMMIT.digest].certificate is None
+    assert target.ledger.commits.entries[COMMIT.digest].certificate is None
     assert take(target, last) is ValidationResult.ACCEPT
-    outcome = target.tally(COMMIT.digest).outcome(committee)
+    outcome = target.verdicts.pool(COMMIT.digest).outcome(committee)
     assert outcome is not None
     assert not outcome.accepted
 
@@ -394,8 +393,8 @@ def test_two_outcomes_of_one_commit_end_the_same_everywhere():
             assert take(target, version) is ValidationResult.ACCEPT
     assert fingerprint(one)[1:5] == fingerprint(other)[1:5]
     assert fingerprint(restarted(one))[1:5] == fingerprint(one)[1:5]
-    assert one.ledger.entries[COMMIT.digest].state is CommitState.REJECTED
-    assert not one.ledger.usable()
+    assert one.ledger.commits.entries[COMMIT.digest].state is CommitState.REJECTED
+    assert not one.ledger.backpressure.usable()
     assert take(one, WORLD.certificate(COMMIT, escalated=True)) is ValidationResult.IGNORE
 
 
@@ -408,7 +407,7 @@ def test_what_outranks_an_outcome_is_checked_like_any_other():
         verdicts=(WORLD.verdict(VALIDATOR, COMMIT, accept=False).envelope,),
     )
     assert refused(target, lie.envelope, ValidationResult.IGNORE) == "other-committee"
-    assert target.ledger.entries[COMMIT.digest].state is CommitState.CERTIFIED
+    assert target.ledger.commits.entries[COMMIT.digest].state is CommitState.CERTIFIED
 
 
 def test_the_commonest_reason_is_kept():
@@ -420,7 +419,7 @@ def test_the_commonest_reason_is_kept():
     )
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True, verdicts=verdicts)
     target = replica(COMMIT, rejection)
-    assert target.ledger.entries[COMMIT.digest].reason == "reward"
+    assert target.ledger.commits.entries[COMMIT.digest].reason == "reward"
 
 
 # Pending messages
@@ -439,7 +438,7 @@ def test_verdicts_and_versions_wait_for_what_comes_before():
     received = target.receive(first.envelope, NOW)
     assert received == Received(ValidationResult.ACCEPT, first, settled=(second, third))
     assert target.advance(NOW) == [verdict]
-    assert (target.ledger.version, target.behind) == (3, False)
+    assert (target.ledger.chain.version, target.behind) == (3, False)
     assert take(target, verdict) is ValidationResult.IGNORE
 
 
@@ -450,7 +449,7 @@ def test_a_version_of_a_later_term_waits_for_its_parent():
     assert take(target, child) is ValidationResult.IGNORE
     assert target.behind
     assert target.receive(parent.envelope, NOW).settled == (child,)
-    assert target.ledger.head == child
+    assert target.ledger.chain.head == child
     assert not target.behind
 
 
@@ -558,8 +557,8 @@ def test_a_restart_keeps_more_commits_than_may_wait_at_once():
         assert take(target, commit) is ValidationResult.ACCEPT
         assert take(target, WORLD.certificate(commit)) is ValidationResult.ACCEPT
     again = restarted(target)
-    assert again.ledger.totals == target.ledger.totals
-    assert again.ledger.totals.certified == count
+    assert again.ledger.workers.totals == target.ledger.workers.totals
+    assert again.ledger.workers.totals.certified == count
 
 
 def test_a_restart_keeps_a_commit_whose_version_was_superseded():
@@ -569,7 +568,7 @@ def test_a_restart_keeps_a_commit_whose_version_was_superseded():
     assert take(target, old) is ValidationResult.ACCEPT
     successor = WORLD.checkpoint(GENESIS, trainer=1, term=1, policy=digest(b"second"))
     assert take(target, successor) is ValidationResult.ACCEPT
-    assert old.digest in restarted(target).ledger.entries
+    assert old.digest in restarted(target).ledger.commits.entries
 
 
 @pytest.mark.parametrize(

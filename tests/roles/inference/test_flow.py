@@ -149,7 +149,7 @@ async def test_a_policy_that_the_engine_refuses_is_handed_back(tmp_path):
 async def test_a_version_superseded_while_it_was_loaded_is_not_used(tmp_path):
     """Otherwise the old weights would answer the new version's prompts."""
     world, engine, flow = started(tmp_path, trainers=2)
-    genesis = world.replica.ledger.head
+    genesis = world.replica.ledger.chain.head
     old = world.version()
     world.hold(1, b"policy 1")
 
@@ -204,8 +204,10 @@ async def test_a_refused_commit_is_told_and_tried_again_later(tmp_path):
 async def test_what_has_no_outcome_is_told_again(tmp_path):
     """Possibly no peer received it."""
     world, _, flow = started(tmp_path)
-    own = world.world.commit(world.signer, checkpoint=world.replica.ledger.head.digest)
-    other = world.world.commit(world.world.workers[1], checkpoint=world.replica.ledger.head.digest)
+    own = world.world.commit(world.signer, checkpoint=world.replica.ledger.chain.head.digest)
+    other = world.world.commit(
+        world.world.workers[1], checkpoint=world.replica.ledger.chain.head.digest
+    )
     world.take(own)
     world.take(other)
     world.network.synchronised = False
@@ -313,7 +315,7 @@ async def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
     """A task may fail on one assignment always; the next version brings another."""
     world, engine, flow = started(tmp_path)
     flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
-    head = world.replica.ledger.head.digest
+    head = world.replica.ledger.chain.head.digest
     bad = assign(world.manifest, head, world.signer.peer_id, 0, 0)[1].problem_seed
 
     def choke(seed):
@@ -338,7 +340,7 @@ async def test_a_rollout_without_a_score_is_not_committed_and_a_newer_version_aw
     """Slots are used in order, and the same slot would fail the same way each time."""
     world, engine, _ = started(tmp_path)
     task = Unsure(world.background)
-    head = world.replica.ledger.head.digest
+    head = world.replica.ledger.chain.head.digest
     items = assign(world.manifest, head, world.signer.peer_id, 1, 0)
     task.unsure[items[2].problem_seed] = None
     world.run(InferenceFlow(world.context, engine, task))

@@ -67,7 +67,7 @@ def slots(world):
 
 def settle_all(world):
     for signed in world.network.published:
-        entry = world.replica.ledger.entries[signed.digest]
+        entry = world.replica.ledger.commits.entries[signed.digest]
         if entry.certificate is None:
             world.replica.ledger.offer_certificate(world.world.certificate(signed), found())
     world.changes.notify()
@@ -145,8 +145,10 @@ async def test_who_delivers_most_begins_most(tmp_path):
     grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
     world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
     world.live(*world.world.workers, roles=("inference",))
-    chain = world.world.chain(world.signer, 3, checkpoint=world.replica.ledger.head.digest)
-    other = world.world.commit(world.world.workers[1], checkpoint=world.replica.ledger.head.digest)
+    chain = world.world.chain(world.signer, 3, checkpoint=world.replica.ledger.chain.head.digest)
+    other = world.world.commit(
+        world.world.workers[1], checkpoint=world.replica.ledger.chain.head.digest
+    )
     for commit in (*chain, other):
         world.take(commit)
         world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
@@ -167,7 +169,7 @@ async def test_the_ledger_takes_sixteen_and_a_worker_has_half_of_them_open_at_mo
     made = len(slots(world))
     await world.rest(5)
     assert len(slots(world)) - made <= CREDIT_MAX
-    assert world.replica.ledger.in_flight(world.signer.peer_id) == CREDIT_MAX
+    assert world.replica.ledger.commits.in_flight(world.signer.peer_id) == CREDIT_MAX
     assert len(flow._making) == 19
     await world.stop()
 
@@ -197,7 +199,7 @@ async def test_what_became_too_old_is_given_up(tmp_path):
     world.run(flow)
     await world.rest(1)
     for _ in range(2):
-        head = world.replica.ledger.version
+        head = world.replica.ledger.chain.version
         world.version(policy=world.hold(head + 1, b"policy %d" % (head + 1)).digest)
     await world.rest(3)
     assert engine.loads == [0, 2]
@@ -289,7 +291,7 @@ async def test_a_restart_uses_no_slot_twice_and_skips_none(tmp_path):
     world.run(again)
     await settling(world, 10)
     assert slots(world)[:8] == [(0, slot) for slot in range(8)]
-    assert world.replica.ledger.forks == {}
+    assert world.replica.ledger.workers.forks == {}
     await world.stop()
 
 
@@ -299,7 +301,7 @@ async def test_a_slot_without_a_score_ends_those_after_it_and_none_before(tmp_pa
     engine = Busy(9, 5, 3, 1)
     world, _ = started(tmp_path / "a", engine)
     task = Unsure(world.background)
-    head = world.replica.ledger.head.digest
+    head = world.replica.ledger.chain.head.digest
     items = assign(world.manifest, head, world.signer.peer_id, unsure, 0)
     task.unsure[items[1].problem_seed] = None
     flow = InferenceFlow(world.context, engine, task)
@@ -338,7 +340,7 @@ async def test_slots_that_another_disk_used_are_not_used_again(tmp_path):
     world, flow = started(tmp_path, engine)
     world.run(flow)
     await world.rest(2)
-    former = world.world.chain(world.signer, 2, checkpoint=world.replica.ledger.head.digest)
+    former = world.world.chain(world.signer, 2, checkpoint=world.replica.ledger.chain.head.digest)
     for commit in former:
         world.take(commit)
     await world.rest(8)
@@ -348,7 +350,7 @@ async def test_slots_that_another_disk_used_are_not_used_again(tmp_path):
     world.changes.notify()
     await settling(world, 30)
     assert len(slots(world)) == made
-    assert world.replica.ledger.forks == {}
+    assert world.replica.ledger.workers.forks == {}
     assert engine.running == 0
     await world.stop()
 

@@ -34,7 +34,7 @@ async def test_a_body_is_asked_of_its_worker_and_of_who_certified_it(tmp_path):
     first, _ = world.batch()
     await world.rest(3)
     sources = dict(world.network.asked)[first.message.body]
-    entry = world.replica.ledger.entries[first.digest]
+    entry = world.replica.ledger.commits.entries[first.digest]
     assert sources[0] == first.signer
     assert entry.certificate.signer in sources
     await world.stop()
@@ -80,7 +80,7 @@ async def test_what_is_too_old_for_the_version_under_way_is_left_out(tmp_path):
     await world.rest(3)
     world.batch()
     await world.rest(20)
-    assert len(world.replica.ledger.usable()) == 4
+    assert len(world.replica.ledger.backpressure.usable()) == 4
     assert len(world.engine.batches) == 1
     published.set()
     await world.rest(3)
@@ -93,7 +93,7 @@ async def test_what_is_too_old_for_the_version_under_way_is_left_out(tmp_path):
 async def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_path):
     """The body answers prompts of a superseded version."""
     world = World(tmp_path)
-    genesis = world.replica.ledger.head
+    genesis = world.replica.ledger.chain.head
     world.version()
     world.batch()
     batching = Batching(world.context, world.engine, world.asked(Task()))
@@ -236,7 +236,9 @@ async def test_more_is_drawn_in_place_of_groups_that_teach_nothing(tmp_path, kin
     batching = Batching(world.context, world.engine, world.asked(Task()))
     batches, commits = [], []
     for number, kind in enumerate(kinds):
-        assert world.replica.ledger.wanted(), "workers do not pause while it waits"
+        assert world.replica.ledger.backpressure.wanted(world.replica.ledger.epoch), (
+            "workers do not pause while it waits"
+        )
         commits.append(rollout(world, GROUPS[kind], number))
         batches.append(await batching.next(0, b"policy"))
     *early, last = batches
@@ -280,7 +282,7 @@ async def test_a_trainer_that_refills_goes_on_step_after_step(tmp_path):
     world = World(tmp_path, grpo=REFILLING | {"rollouts_ahead": 3, "steps": 9})
     world.start()
     for number in range(200):
-        if world.replica.ledger.wanted():
+        if world.replica.ledger.backpressure.wanted(world.replica.ledger.epoch):
             rollout(world, GROUPS["dull" if number % 5 else "half"], number)
         await world.rest(1)
     assert [item.version for item in world.published] == list(range(1, 10))
@@ -294,7 +296,7 @@ async def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_pa
     commits = [world.rollout(worker=n) for n in range(2)]
     task = Unsure(world.background)
     batching = Batching(world.context, world.engine, task)
-    head = world.replica.ledger.checkpoint(0).digest
+    head = world.replica.ledger.chain.get(0).digest
     seed = assign(world.manifest, head, commits[0].signer, 0, 0)[0].problem_seed
     task.unsure[seed] = None
     assert await batching.next(0, b"policy") is None

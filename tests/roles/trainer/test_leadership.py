@@ -62,7 +62,7 @@ async def test_it_goes_on_from_its_own_state_and_says_again_what_it_said_last(tm
     world.start()
     await world.rest(5)
     assert world.engine.loaded == ["v1.state"]
-    assert world.network.announced == [world.replica.ledger.head.envelope]
+    assert world.network.announced == [world.replica.ledger.chain.head.envelope]
     world.batch()
     await world.rest(5)
     assert [(item.version, item.term) for item in world.published] == [(2, 0)]
@@ -76,7 +76,7 @@ async def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, publish
     world.files.state(1).write_text("half")
     world.engine.damaged["v1.state"] = None
     world.hold(1, b"policy 1")
-    policy = world.replica.ledger.head.message.policy
+    policy = world.replica.ledger.chain.head.message.policy
     world.engine.states["published.state"] = policy
     if published != "gone":
         world.policies.state = tmp_path / "published.state"
@@ -125,7 +125,7 @@ async def test_a_state_of_an_earlier_version_goes_with_the_weights_of_the_newest
     world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=5)
     world.version(trainer=1, term=1)
     world.policies.state = tmp_path / "published.state"
-    world.engine.states["published.state"] = world.replica.ledger.checkpoint(1).message.policy
+    world.engine.states["published.state"] = world.replica.ledger.chain.get(1).message.policy
     if held:
         world.hold(2, b"policy 2")
     else:
@@ -144,7 +144,7 @@ async def test_it_goes_on_from_its_newest_state_with_the_newest_weights(tmp_path
     world.files.state(1).unlink(missing_ok=True)
     for name in files:
         (world.files.state(1).parent / name).write_text("state")
-        made = world.replica.ledger.checkpoint(int(name[1]))
+        made = world.replica.ledger.chain.get(int(name[1]))
         world.engine.states[name] = made.message.policy
     world.hold(5, b"policy 5")
     world.start()
@@ -201,7 +201,7 @@ async def test_nothing_that_another_trainer_signs_ends_an_honest_one(tmp_path, l
     world = World(tmp_path, trainers=3)
     world.start()
     claim = {"trainer": 1, "term": 1} | lie
-    head = world.replica.ledger.head
+    head = world.replica.ledger.chain.head
     signed = world.world.checkpoint(head, claim.pop("trainer"), batch=(), **claim)
     world.replica.receive(signed.envelope, world.now())
     world.hold(1, b"policy 1")
@@ -226,7 +226,7 @@ def orphaned(tmp_path):
 
 async def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
     world, batch = orphaned(tmp_path)
-    lost = world.replica.ledger.head
+    lost = world.replica.ledger.chain.head
     world.start()
     await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
     assert world.engine.loaded == []
@@ -248,7 +248,7 @@ async def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
 async def test_several_lost_versions_cost_one_number_and_the_rest_of_the_chain_stays(tmp_path):
     """A trainer alone can replace only the newest version."""
     world, _ = orphaned(tmp_path)
-    parent = world.replica.ledger.head
+    parent = world.replica.ledger.chain.head
     lost = world.version(trainer=1, term=1)
     world.start()
     await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
@@ -261,7 +261,7 @@ async def test_several_lost_versions_cost_one_number_and_the_rest_of_the_chain_s
     (made,) = world.published
     assert (made.version, made.parent) == (2, parent.digest)
     assert made.term > lost.message.term
-    assert world.replica.ledger.head.message == made
+    assert world.replica.ledger.chain.head.message == made
     await world.stop()
 
 

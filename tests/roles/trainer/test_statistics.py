@@ -120,7 +120,7 @@ async def test_older_rollouts_are_stale(tmp_path):
     await world.rest(2)
     await world.stop()
     assert set(world.published[-1].batch) == {signed.digest for signed in old}
-    step, lag = world.context.training.newest, world.replica.ledger.policy_lag_max
+    step, lag = world.context.training.newest, world.replica.ledger.commits.policy_lag_max
     assert (step.version, step.staleness_mean_versions, step.staleness_max_versions) == (2, 1, lag)
 
 

@@ -30,7 +30,7 @@ class World(FlowWorld):
         count = self.manifest.sampling.group_size * self.manifest.sampling.prompts_per_rollout
         good = RolloutSequence((ANSWER, END), (-0.5, -0.5), 1_000_000, (b"proof",))
         version = self.version_now if version is None else version
-        number, previous = self.replica.ledger.next_slot(signer.peer_id, version)
+        number, previous = self.replica.ledger.commits.next_slot(signer.peer_id, version)
         unique = RolloutSequence((ANSWER, END), (-0.5, -0.5), number, (signer.public_key,))
         data = encode_body([good] * (count - 1) + [unique]) if body is None else body
         signed = self.world.commit(
@@ -39,7 +39,7 @@ class World(FlowWorld):
             previous,
             epoch=self.context.epoch(),
             version=version,
-            checkpoint=self.replica.ledger.checkpoint(version).digest,
+            checkpoint=self.replica.ledger.chain.get(version).digest,
             body=digest(data),
             body_bytes=len(data),
             tokens=2 * count,
@@ -57,7 +57,7 @@ class World(FlowWorld):
 
     @property
     def version_now(self):
-        return self.replica.ledger.version
+        return self.replica.ledger.chain.version
 
     @property
     def published(self) -> list[CheckpointManifest]:

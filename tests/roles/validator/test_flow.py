@@ -50,7 +50,7 @@ class World(FlowWorld):
         data = encode_body([GOOD] * count) if body is None else body
         fields = {
             "epoch": self.context.epoch(),
-            "checkpoint": self.replica.ledger.checkpoint(0).digest,
+            "checkpoint": self.replica.ledger.chain.get(0).digest,
             "body": digest(data),
             "body_bytes": len(data),
             "tokens": 2 * count,
@@ -96,7 +96,7 @@ async def test_an_honest_rollout_is_accepted_and_certified_together(tmp_path):
     await world.rest(EPOCH_SECONDS)
     (certificate,) = world.certificates
     assert (certificate.accepted, certificate.escalated) == (True, False)
-    assert world.replica.ledger.entries[commit.digest].state is CommitState.CERTIFIED
+    assert world.replica.ledger.commits.entries[commit.digest].state is CommitState.CERTIFIED
     await world.rest(EPOCH_SECONDS)
     assert len(world.network.recorded) == 2
     assert len(world.network.sent) == 2
@@ -140,7 +140,7 @@ async def test_a_reward_that_differs_is_rejected_after_the_rest_was_found_exact(
     assert "sequence 2: claimed 1, recomputed 0" in verdict.detail
     assert len(verdict.means) == 8, "and what was measured is stated"
     settle(world, commit, "reward")
-    assert not world.replica.ledger.slashed(commit.signer)
+    assert not world.replica.ledger.workers.is_slashed(commit.signer)
     await world.stop()
 
 
@@ -172,7 +172,7 @@ async def test_rewards_that_differ_again_and_again_end_a_worker_that_is_alone_wi
     for signer, reason in ((liar, "reward"), (other, "accepted" if ends else "reward")):
         for _ in range(4):
             settle(world, world.commit(signer=signer, **following(world, signer)), reason)
-    assert not world.replica.ledger.slashed(liar.peer_id)
+    assert not world.replica.ledger.workers.is_slashed(liar.peer_id)
     world.run(world.flow)
     fifth = world.commit(encode_body([WRONG] * 4), liar, **following(world, liar))
     await world.rest(EPOCH_SECONDS + 2)
@@ -180,8 +180,8 @@ async def test_rewards_that_differ_again_and_again_end_a_worker_that_is_alone_wi
     assert verdict.reason == ("reward-history" if ends else "reward")
     assert bool(world.engine.measured) is not ends, "a lie needs no model"
     settle(world, fifth, verdict.reason)
-    assert world.replica.ledger.slashed(liar.peer_id) is ends
-    assert not world.replica.ledger.slashed(other.peer_id)
+    assert world.replica.ledger.workers.is_slashed(liar.peer_id) is ends
+    assert not world.replica.ledger.workers.is_slashed(other.peer_id)
     await world.stop()
 
 
@@ -206,7 +206,7 @@ async def test_a_rule_in_doubt_is_logged_once_and_when_it_is_over(tmp_path):
 
 
 def following(world, worker):
-    number, previous = world.replica.ledger.next_slot(worker.peer_id, 0)
+    number, previous = world.replica.ledger.commits.next_slot(worker.peer_id, 0)
     return {"slot": number, "previous": previous}
 
 
@@ -222,7 +222,7 @@ async def test_a_wrong_computation_is_rejected_by_the_larger_committee(tmp_path)
     await world.rest(2 * EPOCH_SECONDS)
     (certificate,) = world.certificates
     assert (certificate.accepted, certificate.escalated) == (False, True)
-    assert world.replica.ledger.slashed(commit.signer)
+    assert world.replica.ledger.workers.is_slashed(commit.signer)
     world.commit(slot=1, previous=commit.digest)  # no check is spent on it
     await world.rest(6 * EPOCH_SECONDS)
     assert [item.commit for item in world.verdicts] == [commit.digest]
@@ -234,7 +234,7 @@ async def test_a_reject_brings_the_larger_committee_in_at_once(tmp_path):
     world.run(world.flow)
     for n in range(60):
         commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
-        committee = world.replica.committee(commit)
+        committee = world.replica.verdicts.committee(commit)
         if committee.ranking.index(world.signer.peer_id) == 2:
             break
     else:
@@ -284,7 +284,7 @@ def first_of(world, rank, count=12):
     """Commit until this validator is in the first or larger committee; return that commit."""
     for n in range(count):
         commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
-        if world.replica.committee(commit).ranking.index(world.signer.peer_id) == rank:
+        if world.replica.verdicts.committee(commit).ranking.index(world.signer.peer_id) == rank:
             return commit
     raise AssertionError("another seed is needed: we never have this place")
 
@@ -404,8 +404,8 @@ async def test_the_engine_is_given_again_what_it_must_have_dropped(tmp_path):
         world.hold(version, f"policy {version}".encode())
     worker = world.world.workers[0]
     for version in (0, 1, 2, 3, 0):
-        number, previous = world.replica.ledger.next_slot(worker.peer_id, version)
-        checkpoint = world.replica.ledger.checkpoint(version).digest
+        number, previous = world.replica.ledger.commits.next_slot(worker.peer_id, version)
+        checkpoint = world.replica.ledger.chain.get(version).digest
         world.commit(version=version, checkpoint=checkpoint, slot=number, previous=previous)
         await world.rest(2 * EPOCH_SECONDS)
     assert world.engine.loads == [0, 1, 2, 3, 0]
@@ -415,7 +415,7 @@ async def test_the_engine_is_given_again_what_it_must_have_dropped(tmp_path):
 
 async def test_a_version_superseded_meanwhile_is_nobodys_fault(tmp_path):
     world = World(tmp_path, trainers=2)
-    genesis = world.replica.ledger.head
+    genesis = world.replica.ledger.chain.head
     old = world.version()
     world.hold(1, b"policy 1")
 
@@ -697,7 +697,7 @@ async def test_which_sequences_are_measured_is_drawn_after_the_commit(tmp_path, 
     world.run(world.flow)
     commit = world.commit()
     await world.rest(EPOCH_SECONDS + 2)
-    beacon = world.replica.electorate.beacon(commit.message.epoch + 1)
+    beacon = world.replica.verdicts.electorate.beacon(commit.message.epoch + 1)
     share = world.manifest.toploc.audit_share
     assert drawn == [(beacon, commit.digest, commit.message.sequences, share)]
     expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
@@ -714,7 +714,9 @@ async def test_who_is_drawn_only_after_others_have_gone_checks_then(tmp_path):
         for worker, one in zip(world.world.workers, commits, strict=True)
     ]
     await world.rest(EPOCH_SECONDS + 2)
-    committees = {commit.digest: world.replica.committee(commit).escalated for commit in commits}
+    committees = {
+        commit.digest: world.replica.verdicts.committee(commit).escalated for commit in commits
+    }
     ours = {key for key, members in committees.items() if world.signer.peer_id in members}
     assert len(ours) < len(commits), "another seed is needed: we are drawn for all of them"
     assert {verdict.commit for verdict in world.verdicts} <= ours
@@ -752,7 +754,7 @@ async def test_a_commit_that_came_too_late_is_not_judged(tmp_path):
     timely = world.commit(signer=world.world.workers[1])
     await world.rest(3 * EPOCH_SECONDS)
     assert [verdict.commit for verdict in world.verdicts] == [timely.digest]
-    assert not world.replica.ledger.entries[late.digest].timely
+    assert not world.replica.ledger.commits.entries[late.digest].timely
     await world.stop()
 
 
@@ -810,7 +812,7 @@ async def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged
     await world.rest(3 * EPOCH_SECONDS)
     assert [item.commit for item in world.verdicts] == [honest.digest]
     assert task.asked.count(items[0].problem_seed) == 2, "once for each sequence of the prompt"
-    assert not world.replica.ledger.slashed(commit.signer)
+    assert not world.replica.ledger.workers.is_slashed(commit.signer)
     assert str(world.conditions) == ""
     await world.stop()
 

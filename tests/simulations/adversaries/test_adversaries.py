@@ -72,7 +72,7 @@ class Played:
         self.ledger = ledger
         self.looked = looked
         names = {machine.signer.peer_id: name for name, machine in world.machines.items()}
-        self.workers = {names[peer]: counts for peer, counts in ledger.workers.items()}
+        self.workers = {names[peer]: counts for peer, counts in ledger.workers.counts.items()}
 
 
 def nothing(_world):
@@ -145,7 +145,7 @@ def test_each_lie_of_a_worker_is_found_out_for_what_it_is(play):
         else:
             assert counts.rejected in (1, 2), "two were under way when the first was found out"
             assert dict(counts.reasons) == {LIES[lie]: counts.rejected}, lie
-        assert played.ledger.slashed(played.world.machines[name].signer.peer_id)
+        assert played.ledger.workers.is_slashed(played.world.machines[name].signer.peer_id)
     honest_work_is_not_hurt(played, *liars)
 
 
@@ -166,8 +166,8 @@ def verdicts_of_liars(world):
     for machine in world.machines.values():
         if machine.behaviour:
             continue
-        for commit, entry in machine.daemon.replica.ledger.entries.items():
-            tally = machine.daemon.replica.tally(commit)
+        for commit, entry in machine.daemon.replica.ledger.commits.entries.items():
+            tally = machine.daemon.replica.verdicts.pool(commit)
             twofaced |= dict.fromkeys(tally.equivocations)
             for peer, verdict in tally.verdicts.items():
                 heard[entry.commit.signer, peer, verdict.message.accept] = None

@@ -337,7 +337,7 @@ def test_who_opens_streams_that_nothing_comes_of_is_soon_kept_away(play):
 
 
 def commits_of(daemon, untrusted):
-    entries = daemon.replica.ledger.entries.values()
+    entries = daemon.replica.ledger.commits.entries.values()
     return [entry for entry in entries if entry.commit.signer in untrusted]
 
 

@@ -54,8 +54,8 @@ class Found:
             if machine.role not in ("validator", "trainer"):
                 continue
             ledger = machine.replica().ledger
-            self.versions.append(ledger.version)
-            for entry in (*ledger.entries.values(), *ledger.kept.values()):
+            self.versions.append(ledger.chain.version)
+            for entry in (*ledger.commits.entries.values(), *ledger.commits.kept.values()):
                 signer = entry.commit.signer
                 if signer not in everybody:
                     self.taken[signer] = self.taken.get(signer, 0) + 1

@@ -23,7 +23,7 @@ def test_new_nodes_among_untrusted_peers_that_lie_are_ready_soon_and_commit_to_h
                 ledger = machine.daemon.replica.ledger
                 if machine.daemon.status().state == "ready":
                     ready.setdefault(machine.name, world.loop.time())
-                if machine.signer.peer_id in ledger.workers:
+                if machine.signer.peer_id in ledger.workers.counts:
                     worked.setdefault(machine.name, world.loop.time())
 
     plan = RunPlan("sybil-joining", seed=1, minutes=3.5, untrusted_per_node=PER_NODE)

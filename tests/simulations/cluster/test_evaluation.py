@@ -27,18 +27,18 @@ async def test_every_node_has_the_curve_and_no_batch_has_a_rollout_of_it():
             restarted = EvaluationCurve()
             restarted.restore(context.ports.store)
             manifest, ledger = context.replica.manifest, context.replica.ledger
-            assert restarted.points(manifest.sampling, ledger.checkpoints) == curves[name]
+            assert restarted.points(manifest.sampling, ledger.chain.checkpoints) == curves[name]
             ledgers.append(ledger)
 
     await World(swarm, 1, Trace()).run((at_the_end,))
     ledger = ledgers[0]
-    assert ledger.version > 2 * EVERY
+    assert ledger.chain.version > 2 * EVERY
     evaluated = {
         digest: entry
-        for digest, entry in ledger.entries.items()
+        for digest, entry in ledger.commits.entries.items()
         if entry.version % EVERY == 0 and entry.commit.message.slot == 0
     }
-    learned = {commit for one in ledger.checkpoints for commit in one.manifest.message.batch}
+    learned = {commit for one in ledger.chain.checkpoints for commit in one.manifest.message.batch}
     assert learned
     assert not learned & evaluated.keys()
     for name, curve in curves.items():

@@ -56,7 +56,7 @@ def lines(path):
 
 async def test_a_trainer_logs_all_its_steps_also_those_before_it_was_killed(swarm, quick, tmp_path):
     before, trainer, _ = swarm
-    version = trainer.replica.ledger.version
+    version = trainer.replica.ledger.chain.version
     path = tmp_path / "steps.jsonl"
     for _ in range(2):  # the second start adds nothing
         await logged(trainer, step_logs(["jsonl"], tmp_path, trainer), lambda: lines(path))
@@ -64,7 +64,9 @@ async def test_a_trainer_logs_all_its_steps_also_those_before_it_was_killed(swar
     assert [step.version for step in steps] == list(range(1, version + 1))
     assert all(set(step.statistics) == set(STATISTICS) for step in steps if step.sequences_used)
     assert before == steps[before.version - 1]
-    rewards = [entry.manifest.message.reward_mean for entry in trainer.replica.ledger.checkpoints]
+    rewards = [
+        entry.manifest.message.reward_mean for entry in trainer.replica.ledger.chain.checkpoints
+    ]
     assert [round(1e6 * step.reward_mean) for step in steps] == rewards[1:]
 
 
@@ -73,7 +75,7 @@ async def test_another_node_logs_the_rewards_that_were_announced(swarm, quick, t
     path = tmp_path / "steps.jsonl"
     await logged(validator, step_logs(["jsonl"], tmp_path, validator), lambda: lines(path))
     assert {name for step in lines(path) for name in step.statistics} == {"reward_mean"}
-    assert len(lines(path)) == validator.replica.ledger.version
+    assert len(lines(path)) == validator.replica.ledger.chain.version
 
 
 class Failing(JsonLines):
@@ -96,7 +98,7 @@ async def test_a_log_that_fails_is_opened_again_and_nothing_is_doubled(swarm, qu
     _, trainer, _ = swarm
     log = Failing(tmp_path / "failing.jsonl", failures=2)
     other = JsonLines(tmp_path / "other.jsonl")
-    version = trainer.replica.ledger.version
+    version = trainer.replica.ledger.chain.version
     await logged(
         trainer,
         {"failing": log, "other": other},

@@ -26,7 +26,9 @@ def published(versions, signer=ME):
     ]
     return SimpleNamespace(
         training=TrainingSteps(),
-        replica=SimpleNamespace(ledger=SimpleNamespace(checkpoints=checkpoints)),
+        replica=SimpleNamespace(
+            ledger=SimpleNamespace(chain=SimpleNamespace(checkpoints=checkpoints))
+        ),
         signer=SimpleNamespace(peer_id=ME),
     )
 

@@ -92,7 +92,7 @@ async def test_a_worker_goes_on_with_the_same_slot(made, policies, tmp_path, kil
     assert str(worker.world.conditions) == ""
     assert worker.engine.supervisor.pid != pid
     assert worker.chain_is_whole()
-    assert not worker.world.replica.ledger.slashed(worker.world.signer.peer_id)
+    assert not worker.world.replica.ledger.workers.is_slashed(worker.world.signer.peer_id)
     for commit in worker.commits:
         body = await worker.world.context.blobs.get(commit.body)
         assert len(decode_body(body, worker.world.manifest)) == commit.sequences
