@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from node.cli.render.style import BAD, DIM, GOOD
 from node.local.units import bytes_text
-from node.testnet.colours import BAD, DIM, GOOD
 from node.testnet.plan import SwarmLayout
 from node.testnet.record import SwarmRecord
 from node.testnet.report import honest_rejected

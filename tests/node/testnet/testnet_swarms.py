@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from node.api.arrivals import DownloadStatus, PeerTrafficStatus, StripeStatus
+from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
 from node.api.status import (
     CheckpointStatus,
     MemberStatus,
@@ -11,13 +11,16 @@ from node.api.status import (
     PolicySwapStatus,
     RolloutCounts,
     TrafficStatus,
+    TrainingStatus,
 )
 from node.testnet.plan import NodePlan, Options
 from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
+from node.testnet.screen import Screen
 from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId
+from roles.runtime.training_steps import TrainingStep
 
 STARTED_AT = 1_000_000.0
 MEGABYTE = 1_000_000
@@ -32,6 +35,21 @@ def plans(options: Options) -> list[NodePlan]:
         NodePlan(name, role, behaviour, options.directory / name, peer_id(name))
         for name, role, behaviour in options.members()
     ]
+
+
+def screen(**changes) -> Screen:
+    values = {
+        "environment": "arithmetic",
+        "seed": 0,
+        "steps": 60,
+        "seconds_max": 300.0,
+        "stage": "learning",
+        "run_id": "1a2b3c4d5e",
+        "join_script": "/tmp/swarm/join.sh",
+        "status_script": "/tmp/swarm/status.sh",
+        "web_url": "http://127.0.0.1:40001/",
+    }
+    return Screen(**values | changes)
 
 
 def status(plan: NodePlan, **changes) -> NodeStatus:
@@ -103,6 +121,8 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) 
             ),
             state="draining" if index == 7 else "ready",
             reason="peer unreachable for 12 s" if index == 5 else "",
+            checks=HistogramStatus((40, 50), 9.0),
+            training=TrainingStatus(TrainingStep(versions, STARTED_AT)),
         )
         record.observe(plan.name, sample(given, peak=300 + index))
     record.note_memory("testnet", 90 * MEGABYTE)
