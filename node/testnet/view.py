@@ -238,7 +238,7 @@ def _state(record: SwarmRecord, node: Observation) -> Text:
 
 def _footer(screen: Screen) -> list[RenderableType]:
     if screen.stage == "draining":
-        return [Text(" Ctrl-C again stops at once", DIM)]
+        return [Text("\n Ctrl-C again stops at once", DIM)]
     if screen.stage in ("done", "failed"):
         return []
     links = _labelled()
