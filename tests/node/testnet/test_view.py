@@ -24,7 +24,6 @@ from tests.node.testnet.testnet_swarms import (
     learned_swarm,
     sample,
     screen,
-    spreading_swarm,
     status,
 )
 
@@ -42,10 +41,19 @@ def row(lines: list[str], name: str) -> str:
     return " ".join(found.split())
 
 
+def downloading_swarm() -> SwarmRecord:
+    """Return a swarm of which one node has a version, one a part, and one not even the index."""
+    record = learned_swarm()
+    give(record, "validator-1", arrived(37, 1.5))
+    give(record, "inference-2", arrival(37, 9))
+    give(record, "inference-3", arrival(37, 0, stripes=(), total_bytes=0, seconds_to_go=None))
+    return record
+
+
 @pytest.mark.parametrize("stage", STAGE_TEXT)
 def test_it_fits_every_width_in_every_stage(stage):
     for width in (60, 80, 100, 140):
-        for record in (learned_swarm(), spreading_swarm(), SwarmRecord(STARTED_AT)):
+        for record in (downloading_swarm(), SwarmRecord(STARTED_AT)):
             assert all(len(line) <= width for line in drawn(record, screen(stage=stage), width))
 
 
@@ -106,8 +114,7 @@ def test_a_step_without_effect_is_told_until_the_next_good_one():
 
 
 def test_a_download_has_a_map_of_its_pieces():
-    record = spreading_swarm()
-    give(record, "inference-3", arrival(37, 0, stripes=(), total_bytes=0, seconds_to_go=None))
+    record = downloading_swarm()
     lines = drawn(record, width=120)
     assert "version 37 █▒····│█░··· 15 s left" in row(lines, "inference-2")
     assert "version 37 ············ no index yet" in row(lines, "inference-3")

@@ -91,7 +91,7 @@ def checkpoint(version: int, reward: float, uncertified: int = 0) -> CheckpointS
     return CheckpointStatus(version, reward, STARTED_AT + 20 + 4 * version, 4, uncertified)
 
 
-def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) -> SwarmRecord:
+def learned_swarm(*, cheaters: int = 5, versions: int = 37) -> SwarmRecord:
     """Swarm in the middle of its run, every number different."""
     options = Options(Path("swarm"), cheaters=cheaters)
     record = SwarmRecord(STARTED_AT)
@@ -111,7 +111,7 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) 
             policy_version=versions - index % 3,
             policy_version_newest=versions,
             first_certificate_at=STARTED_AT + 31,
-            members=(joined,) * outsiders,
+            members=(joined,),
             rollouts=RolloutCounts(190 + index, 171, 5, 1, 160, {"computation": 4, "sampling": 1}),
             own_rollouts=RolloutCounts(60, 57, 1 if plan.behaviour else 0),
             workers=workers,
@@ -169,15 +169,3 @@ def give(record: SwarmRecord, name: str, *arrivals: DownloadStatus) -> None:
     status = record.nodes[name].status
     assert status is not None
     record.observe(name, sample(replace(status, arrivals=arrivals)))
-
-
-def spreading_swarm(**options) -> SwarmRecord:
-    """Swarm with a version in transfer: some have it, one has no index, one has not begun."""
-    record = learned_swarm(**options)
-    names = [name for name in record.nodes if name != "trainer-1"]
-    give(record, names[0], arrived(37, 3.0))
-    give(record, names[1], arrived(37, 1.5), arrived(36, 0.5))
-    for number, name in enumerate(names[3:], start=1):
-        give(record, name, arrival(37, 3 * number))
-    give(record, names[-1], arrival(37, 0, stripes=(), total_bytes=0, seconds_to_go=None))
-    return record
