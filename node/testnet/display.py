@@ -4,80 +4,40 @@ import asyncio
 import io
 import time
 from pathlib import Path
-from typing import Literal
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 
-from node.testnet.colours import WARN
+from node.cli.render.style import WARN
 from node.testnet.record import SwarmRecord
 from node.testnet.screen import Screen, lasting_text, progress_line
 from node.testnet.view import draw
-
-_Colours = Literal["standard", "256", "truecolor", "windows"]
 
 REFRESH_SECONDS = 0.5
 LINE_SECONDS = 5.0
 PICTURE_WIDTH = 100
 PICTURE_HEIGHT = 60
 
-_OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""Enter the alternate screen without a cursor; leave it and restore the previous content."""
-
-_CLEAR, _HOME, _END_OF_LINE, _REST = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
-
 
 async def show_live(record: SwarmRecord, screen: Screen, console: Console) -> None:
     """Redraw the view on the alternate screen until cancelled, then print the last one."""
-    last_size = (0, 0)
-    console.file.write(_OPEN)
+
+    def view(height: int) -> RenderableType:
+        return draw(record, screen, now=time.time(), width=console.width, height=height)
+
     try:
-        while True:
-            size = (console.size.width, console.size.height)
-            cleared = _CLEAR if size != last_size else ""
-            last_size = size
-            console.file.write(cleared + frame(record, screen, console, *size))
-            console.file.flush()
-            await asyncio.sleep(REFRESH_SECONDS)
+        with Live(
+            console=console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ) as live:
+            while True:
+                live.update(view(console.height), refresh=True)
+                await asyncio.sleep(REFRESH_SECONDS)
     finally:
-        console.file.write(_CLOSE)
-        console.file.flush()
-        width = console.size.width
-        console.print(draw(record, screen, now=time.time(), width=width, height=PICTURE_HEIGHT))
-
-
-def frame(record: SwarmRecord, screen: Screen, console: Console, width: int, height: int) -> str:
-    """Return the output that redraws a terminal of this size.
-
-    The address is one line wrapped by the terminal, so that a selection copies it in one piece.
-    """
-    address = "" if screen.stage in ("draining", "done", "failed") else screen.address
-    address_lines = -(-len(address) // width)
-    room = max(1, height - address_lines)
-    drawing = Console(
-        width=width,
-        height=room,
-        file=io.StringIO(),
-        force_terminal=console.is_terminal,
-        color_system=_colours(console),
-        highlight=False,
-    )
-    view = draw(record, screen, now=time.time(), width=width, height=room)
-    with drawing.capture() as captured:
-        drawing.print(view, end="")
-    lines = captured.get().split("\n")[:room]
-    if address:
-        lines.append(address)
-    return _HOME + f"{_END_OF_LINE}\r\n".join(lines) + _REST
-
-
-def _colours(console: Console) -> _Colours | None:
-    known: dict[str | None, _Colours] = {
-        "standard": "standard",
-        "256": "256",
-        "truecolor": "truecolor",
-        "windows": "windows",
-    }
-    return known.get(console.color_system)
+        console.print(view(PICTURE_HEIGHT))
 
 
 async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> None:
@@ -118,5 +78,4 @@ def save_picture(record: SwarmRecord, screen: Screen, path: Path) -> None:
     )
     now = time.time()
     console.print(draw(record, screen, now=now, width=PICTURE_WIDTH, height=PICTURE_HEIGHT))
-    console.print(f" {screen.address}", highlight=False)
     console.save_svg(str(path), title="prime-node testnet")

@@ -220,11 +220,6 @@ class SwarmRecord:
         return sum(node.weights_sent for node in self.nodes.values())
 
     @property
-    def epoch(self) -> int:
-        """Newest epoch of a node."""
-        return max((status.epoch for status in self.statuses), default=0)
-
-    @property
     def running(self) -> list[Observation]:
         """Nodes that responded to the last poll."""
         return [node for node in self.nodes.values() if node.condition == "running"]

@@ -32,8 +32,6 @@ class Screen:
     seconds_max: float
     stage: Stage = "loading"
     run_id: str = ""
-    address: str = ""
-    """Address of an initial peer for other nodes."""
     join_command: str = ""
     status_command: str = ""
     join_script: str = ""
@@ -52,36 +50,25 @@ def lasting_text(screen: Screen) -> str:
     return f"it ends with version {screen.steps}, or after {minutes:g} min; --forever prevents it"
 
 
-def eta_seconds(record: SwarmRecord, screen: Screen, now: float) -> float | None:
+def seconds_left(record: SwarmRecord, screen: Screen, now: float) -> float | None:
     """Return the expected seconds to the last step or the time limit, whichever is first."""
     recent = record.checkpoints[-_RATE_WINDOW_VERSIONS:]
-    limit = record.started_at + screen.seconds_max - now
-    if screen.stage != "learning" or len(recent) < 3:
+    if screen.stage != "learning" or len(recent) < 3 or math.isinf(screen.seconds_max):
         return None
-    seconds_per_version = (recent[-1].created_at - recent[0].created_at) / (len(recent) - 1)
-    since_last = now - recent[-1].created_at
-    missing = screen.steps - recent[-1].version
-    left = min(limit, missing * seconds_per_version - since_last)
-    return None if math.isinf(screen.seconds_max) else max(0.0, left)
-
-
-def clock_text(seconds: float) -> str:
-    """Return for example ``01:23``."""
-    minutes, rest = divmod(max(0, int(seconds)), 60)
-    return f"{minutes:02d}:{rest:02d}"
-
-
-def _of(screen: Screen) -> str:
-    return "" if math.isinf(screen.seconds_max) else f"/{screen.steps}"
+    first, last = recent[0], recent[-1]
+    seconds_per_version = (last.created_at - first.created_at) / (len(recent) - 1)
+    ends_at = last.created_at + (screen.steps - last.version) * seconds_per_version
+    return max(0.0, min(ends_at, record.started_at + screen.seconds_max) - now)
 
 
 def progress_line(record: SwarmRecord, screen: Screen, now: float) -> str:
     """Return one line for a log or a dumb terminal."""
     counts = record.rollouts
+    last = "" if math.isinf(screen.seconds_max) else f"/{screen.steps}"
     parts = [
-        f"[{clock_text(now - record.started_at)}]",
+        f"[{now - record.started_at:4.0f} s]",
         STAGE_TEXT[screen.stage],
-        f"version {max(0, record.newest_version)}{_of(screen)}",
+        f"version {max(0, record.newest_version)}{last}",
         f"reward {record.rewards[-1][1]:.2f}" if record.rewards else "reward -",
         f"certified {counts.certified} rejected {counts.rejected} expired {counts.expired}",
         f"lag {record.policy_lag_max}",

@@ -68,16 +68,9 @@ def spread(record: SwarmRecord, version: int) -> WeightsSpread | None:
     if not (arrivals and published):
         return None
     roots = [one.root for one in arrivals.values()]
-    receivers = receivers_of(record, roots, arrivals)
-    return WeightsSpread(version, published[0].created_at, receivers, arrivals)
-
-
-def receivers_of(
-    record: SwarmRecord, roots: list[str], arrivals: dict[str, DownloadStatus]
-) -> tuple[str, ...]:
-    """Return the nodes that should download a version, in the order of the testnet."""
-    return tuple(
+    receivers = tuple(
         name
         for name, node in record.nodes.items()
         if name in arrivals or (node.condition == "running" and node.plan.peer_id not in roots)
     )
+    return WeightsSpread(version, published[0].created_at, receivers, arrivals)

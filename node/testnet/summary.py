@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from node.cli.render.style import BAD, DIM, GOOD
 from node.local.units import bytes_text
-from node.testnet.colours import BAD, DIM, GOOD
 from node.testnet.plan import SwarmLayout
 from node.testnet.record import SwarmRecord
 from node.testnet.report import honest_rejected
@@ -44,33 +44,34 @@ def _headline(report: dict[str, Any], failure: str) -> Text:
 def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | Text]]:
     rollouts = report["rollouts"]
     reward = f"{_number(report['reward_first'])} → {_number(report['reward_last'])}"
+    uncertified, idle = report["trained_without_certificate"], report["trainer_idle_share"]
+    busy = "-" if idle is None else f"{100 * idle:.0f} % of the time since its first step"
     outcomes = (
         f"{rollouts['committed']} committed, {rollouts['certified']} certified, "
         f"{rollouts['rejected']} rejected ({honest_rejected(record)} of honest workers), "
         f"{rollouts['expired']} expired"
     )
-    rows: list[tuple[str, str | Text]] = [
+    memory = ", ".join(f"{what} {size} MB" for what, size in report["peak_rss_mb"].items())
+    return [
         ("run", report["run_id"][:16] or "-"),
         ("time", f"{report['wall_s']:.0f} s"),
         ("reward", f"{reward}, greedy {_number(report['greedy_eval_last'])}"),
         ("as expected", _expected(report["expected"])),
         ("rollouts", outcomes),
         ("first certificate", f"{_number(report['seconds_to_first_certificate'], 0)} s"),
-        ("trained without certificate", _must_be_zero(report["trained_without_certificate"])),
+        ("trained without certificate", Text(f"{uncertified}", BAD if uncertified else GOOD)),
         ("policy lag", f"at most {report['policy_lag_max']}"),
-        ("trainer idle", _idle(report["trainer_idle_share"])),
+        ("trainer idle", busy),
         ("weights sent", bytes_text(report["weights_bytes_sent"])),
-        (
-            "peak memory",
-            ", ".join(f"{what} {size} MB" for what, size in report["peak_rss_mb"].items()),
-        ),
+        ("peak memory", memory),
+        *((cheater["kind"], _cheater(cheater)) for cheater in report["cheaters"]),
     ]
-    for cheater in report["cheaters"]:
-        certified = cheater["certified"]
-        text = Text(f"{cheater['committed']} committed, ")
-        text.append(f"{certified} certified", GOOD if certified == 0 else BAD)
-        rows.append((cheater["kind"], text))
-    return rows
+
+
+def _cheater(counts: dict[str, Any]) -> Text:
+    style = BAD if counts["certified"] else GOOD
+    text = Text(f"{counts['committed']} committed, ")
+    return text.append(f"{counts['certified']} certified", style)
 
 
 def _expected(found: dict[str, Any] | None) -> Text:
@@ -79,14 +80,6 @@ def _expected(found: dict[str, Any] | None) -> Text:
     met, where = found["met"], f"at version {found['version']}"
     compared = f"{found['reward']:.2f} {where}, expected at least {found['reward_least']:.2f}"
     return Text(f"{'yes' if met else 'no'}: {compared}", GOOD if met else BAD)
-
-
-def _idle(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} % of the time since its first step"
-
-
-def _must_be_zero(count: int) -> Text:
-    return Text(f"{count}", GOOD if count == 0 else BAD)
 
 
 def _number(value: float | None, digits: int = 2) -> str:

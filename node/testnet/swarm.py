@@ -168,7 +168,6 @@ class SwarmRun:
         layout.status_script.write_text(f"exec {screen.status_command}\n")
         screen.join_script = shlex.quote(str(layout.join_script))
         screen.status_script = shlex.quote(str(layout.status_script))
-        screen.address = self._addresses[0]
 
     async def _addresses_of(self, plan: NodePlan, fleet: Fleet) -> tuple[str, ...]:
         """Wait for a node to report its address, and return it."""

@@ -1,239 +1,251 @@
-"""Live view of a testnet for a terminal of any size, drawn from the record alone.
+"""Terminal view of a testnet: figures of the run, a table of the nodes, and the web page's address.
 
-Parts are dropped or shortened in this order if the terminal is too small: downloads, the chart, the
-rows of nodes (to one per role), the boxes. Cheaters and their outcomes are always shown.
+The web page has all details; the view shows that nodes generate, verify and train.
 """
 
 import io
-from dataclasses import dataclass
-from itertools import groupby
+import math
+from collections import defaultdict
+from statistics import fmean
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from node.local.units import bytes_text
-from node.testnet.arrivals_view import draw_downloads, draw_spread
-from node.testnet.colours import ACCENT, BAD, DIM, FRAME, GOOD, WARN
-from node.testnet.curve import draw_curve
-from node.testnet.nodes_view import draw_nodes, draw_roles, draw_short
-from node.testnet.record import SwarmRecord
-from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds, lasting_text
+from node.api.status import MemberStatus, NodeStatus
+from node.cli.render.downloads import remaining_text
+from node.cli.render.piece_map import piece_bar, piece_shares
+from node.cli.render.status import reward_bars
+from node.cli.render.style import BAD, DIM, GOOD, WARN, plain, short_peer
+from node.local.units import bytes_text, duration_text
+from node.testnet.plan import NodePlan
+from node.testnet.record import Condition, Observation, SwarmRecord
+from node.testnet.screen import STAGE_TEXT, Screen, lasting_text, seconds_left
+from node.testnet.spread import spread
+from protocol.core.types import Role
 
-CURVE_GRADIENT = ("#98c379", "#87c08c", "#77bd9f", "#66b9b1", "#56b6c2", "#55a6c8", "#5596ce")
-"""Colours from reward 1 down to 0."""
+LAG_WARNED = 2
+"""A node whose policy is more versions behind the newest is marked."""
 
-CURVE_HEIGHT_MAX = 8
-CURVE_HEIGHT_MIN = 3
-VERSIONS_SHOWN_MIN = 10
-"""Minimum length of the version axis."""
+DOWNLOAD_SHOWN_SECONDS = 1.0
+"""Shorter downloads are not shown, because they would only make the view flicker."""
 
-REASONS_SHOWN = 4
-NAME_WIDTH_MIN = 100
+SENT_WIDTH_MIN = 90
+"""Minimum width for the column of sent weights."""
 
-_BOX_LINES = 3
-"""Lines of the chart's frame and axis."""
+_BAR_WIDTH = 12
+_LABEL_WIDTH = 12
+_CURVE_WIDTH_MIN = 10
+_ROWS_MIN = 2
 
-_OVER = ("draining", "done", "failed")
+_MARKS: dict[Condition, tuple[str, str]] = {
+    "waiting": ("·", DIM),
+    "starting": ("◌", DIM),
+    "running": ("●", GOOD),
+    "silent": ("●", WARN),
+    "dead": ("✗", BAD),
+}
 
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    curve_height: int
-    """0 replaces the boxes by a line."""
-    nodes: RenderableType
+_Row = tuple[RenderableType, ...]
 
 
 def draw(
     record: SwarmRecord, screen: Screen, *, now: float, width: int, height: int
 ) -> RenderableType:
-    """Return the view at unix time ``now`` for ``width`` columns, in at most ``height`` lines.
+    """Return the view at unix time ``now`` for a terminal of ``width`` columns.
 
-    Downloads take the remaining lines, at least one. On a terminal of a few lines the view is
-    longer, and ends with the least important parts.
+    If ``height`` lines do not suffice, honest nodes that run are left out of the table.
     """
-    title = [_title(record, screen, now, width), _progress(record, screen, width)]
     notices = filter(None, (screen.notice, record.training_warning))
-    notice = [Text(f" {text}", style=WARN) for text in notices]
-    below: list[RenderableType] = [*notice, *_footer(screen)]
-    on_their_way = [] if screen.stage in _OVER else draw_downloads(record, width=width, lines_max=1)
-    moved = draw_spread(record) if screen.stage in _OVER else on_their_way
-    room = height - _lines([*title, *moved, *below], width)
-    layout = _fitting(record, width, room)
-    if layout is None:
-        return Group(title[0], draw_short(record), *title[1:], *_boxes(record, width, 0), *below)
-    boxes = _boxes(record, width, layout.curve_height)
-    rest = height - _lines([*title, *boxes, layout.nodes, *below], width)
-    if screen.stage not in _OVER:
-        moved = draw_downloads(record, width=width, lines_max=rest) if rest > 0 else []
-    return Group(*title, *boxes, *moved, layout.nodes, *below)
-
-
-def _fitting(record: SwarmRecord, width: int, room: int) -> _Layout | None:
-    """Return the most detailed layout of boxes and nodes in at most ``room`` lines, or None."""
-    heights = range(CURVE_HEIGHT_MAX, CURVE_HEIGHT_MIN - 1, -1)
-    for nodes in (draw_nodes(record, width), draw_roles(record, width)):
-        lines = _lines([nodes], width)
-        for curve_height in heights:
-            if lines + curve_height + _BOX_LINES <= room:
-                return _Layout(curve_height, nodes)
-    for rows in (nodes, draw_short(record)):
-        if _lines([*_boxes(record, width, 0), rows], width) <= room:
-            return _Layout(0, rows)
-    return None
-
-
-def _boxes(record: SwarmRecord, width: int, curve_height: int) -> list[RenderableType]:
-    """Return the reward and the outcomes of rollouts."""
-    if not curve_height:
-        counts = record.rollouts
-        line = (
-            f" reward {_reward_summary(record.rewards)}; {counts.certified} certified, "
-            f"{counts.rejected} rejected, {counts.expired} expired"
-        )
-        return [Text(line, no_wrap=True, overflow="ellipsis")]
-    side = min(36, max(28, width // 3))
-    top = Table.grid(expand=True, padding=0)
-    top.add_column(ratio=1)
-    top.add_column(width=side)
-    top.add_row(_reward(record, width - side, curve_height), _rollouts(record, curve_height))
-    return [top]
-
-
-def _lines(parts: list[RenderableType], width: int) -> int:
-    """Return the number of rendered lines."""
-    if not parts:
-        return 0
+    above = [
+        _title(record, screen, now),
+        _figures(record, screen, width),
+        *(Text(f" {plain(text, 400)}", WARN) for text in notices),
+    ]
+    below = _footer(screen)
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    return len(console.render_lines(Group(*parts), pad=False))
+    room = height - 1 - len(console.render_lines(Group(*above, *below), pad=False))
+    return Group(*above, _nodes(record, width, max(_ROWS_MIN, room)), *below)
 
 
-def _title(record: SwarmRecord, screen: Screen, now: float, width: int) -> RenderableType:
-    name = "prime-node testnet" if width >= NAME_WIDTH_MIN else "testnet"
-    left = Text.assemble(
-        (f" {name}", f"bold {ACCENT}"),
-        ("  ", ""),
-        (screen.environment, "bold"),
-        (f"  run {screen.run_id[:8] or '········'}  seed {screen.seed}", DIM),
+def fate(record: SwarmRecord, plan: NodePlan) -> tuple[str, str]:
+    """Return the outcome of a cheater, and a colour: green if it was caught."""
+    counts = record.worker_counts(plan.peer_id)
+    if counts.certified:
+        return f"{counts.certified} certified", BAD
+    if record.is_slashed(plan.peer_id):
+        return f"slashed, {counts.rejected} rejected", GOOD
+    if counts.rejected:
+        return f"caught, {counts.rejected} rejected", GOOD
+    if counts.committed:
+        return f"{counts.committed} pending", WARN
+    return "nothing yet", DIM
+
+
+def _title(record: SwarmRecord, screen: Screen, now: float) -> RenderableType:
+    left = seconds_left(record, screen, now)
+    line = Table.grid(expand=True)
+    line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    line.add_column(justify="right", no_wrap=True)
+    line.add_row(
+        Text.assemble(
+            (f" testnet {screen.environment}", "bold"),
+            (f"  run {screen.run_id[:8] or '-'}  seed {screen.seed}", DIM),
+        ),
+        Text.assemble(
+            (STAGE_TEXT[screen.stage], BAD if screen.stage == "failed" else GOOD),
+            f"  {duration_text(now - record.started_at)}",
+            ("" if left is None else f", {duration_text(left)} left", DIM),
+            " ",
+        ),
     )
-    stage_style = {"learning": GOOD, "done": GOOD, "failed": BAD}.get(screen.stage, WARN)
-    eta = eta_seconds(record, screen, now)
-    right = Text.assemble(
-        (STAGE_TEXT[screen.stage], stage_style),
-        (f"  epoch {record.epoch}", DIM),
-        (f"  {clock_text(now - record.started_at)}", "bold"),
-        (f"  {clock_text(eta)} left " if eta is not None else " ", DIM),
-    )
-    line = _two_columns()
-    line.add_row(left, right)
     return line
 
 
-def _two_columns() -> Table:
-    table = Table.grid(expand=True)
-    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    table.add_column(justify="right", no_wrap=True)
+def _figures(record: SwarmRecord, screen: Screen, width: int) -> RenderableType:
+    endless = math.isinf(screen.seconds_max)
+    newest = max(0, record.newest_version)
+    figures = _labelled()
+    figures.add_row("version", f"{newest}" if endless else f"{newest} of {screen.steps}")
+    figures.add_row("reward", _reward(record, max(1, newest if endless else screen.steps), width))
+    figures.add_row("rollouts", _rollouts(record))
+    figures.add_row("weights", f"{bytes_text(record.weights_sent)} sent{_newest_spread(record)}")
+    return Padding(figures, (0, 0, 1, 1))
+
+
+def _labelled() -> Table:
+    table = Table.grid()
+    table.add_column(style=DIM, min_width=_LABEL_WIDTH, no_wrap=True)
+    table.add_column(overflow="fold")
     return table
 
 
-def _progress(record: SwarmRecord, screen: Screen, width: int) -> RenderableType:
-    bar = ProgressBar(
-        total=screen.steps,
-        completed=max(0, min(record.newest_version, screen.steps)),
-        width=width - 2,
-        style=FRAME,
-        complete_style=ACCENT,
-        finished_style=GOOD,
-    )
-    return Padding(bar, (0, 1))
+def _reward(record: SwarmRecord, versions: int, width: int) -> Text:
+    """Return the first and the last reward, and the curve with a dot for each missing version."""
+    if not record.rewards:
+        return Text("no training step yet")
+    ends = " → ".join(f"{reward:.2f}" for _, reward in (record.rewards[0], record.rewards[-1]))
+    cells = min(versions, max(_CURVE_WIDTH_MIN, width - _LABEL_WIDTH - len(ends) - 4))
+    rewards = defaultdict(list)
+    for version, reward in record.rewards:
+        rewards[(version - 1) * cells // versions].append(reward)
+    curve = "".join(reward_bars([fmean(rewards[n])]) if n in rewards else "·" for n in range(cells))
+    return Text.assemble(ends, "  ", (curve, GOOD), no_wrap=True)
 
 
-def _reward(record: SwarmRecord, width: int, height: int) -> RenderableType:
-    rewards = record.rewards
-    plot_width = max(10, width - 9)
-    newest = max(record.newest_version, VERSIONS_SHOWN_MIN)
-    lines = draw_curve(
-        [(float(version), reward) for version, reward in rewards],
-        width=plot_width,
-        height=height,
-        x_max=float(newest),
-    )
-    body = Text(no_wrap=True, overflow="crop")
-    for row, line in enumerate(lines):
-        label, grid = _axis(row, height)
-        body.append(f"{label} ", style=DIM)
-        colour = CURVE_GRADIENT[row * len(CURVE_GRADIENT) // height]
-        for blank, characters in groupby(line, key=str.isspace):
-            run = "".join(characters)
-            body.append(grid * len(run) if blank else run, style=FRAME if blank else colour)
-        body.append("\n")
-    last = f"{newest}"
-    axis = f"version 1{' ' * max(1, plot_width - 9 - len(last))}{last}"
-    body.append(f"    {axis}", style=DIM)
-    title = Text.assemble(("reward ", "bold"), (_reward_summary(rewards), ACCENT))
-    return Panel(body, title=title, title_align="left", border_style=FRAME, padding=(0, 1))
-
-
-def _axis(row: int, height: int) -> tuple[str, str]:
-    """Return the label of a row and the filler of its blank cells."""
-    labels = {height // 2: "0.5", 0: "1.0", height - 1: "0.0"}
-    return labels.get(row, "   "), "┈" if row in labels else " "
-
-
-def _reward_summary(rewards: list[tuple[int, float]]) -> str:
-    ends = rewards[:1] + rewards[1:][-1:]
-    return " → ".join(f"{reward:.2f}" for _, reward in ends) or "no batch yet"
-
-
-def _rollouts(record: SwarmRecord, curve_height: int) -> RenderableType:
+def _rollouts(record: SwarmRecord) -> Text:
     counts = record.rollouts
-    pending = counts.committed - counts.certified - counts.rejected - counts.expired
     first = record.first_certificate_seconds
-    rows = [
-        ("committed", f"{counts.committed}", ""),
-        ("certified", f"{counts.certified}", GOOD),
-        ("rejected", f"{counts.rejected}", BAD if counts.rejected else DIM),
-    ]
     reasons = sorted(counts.rejected_reasons.items(), key=lambda item: (-item[1], item[0]))
-    shown = reasons[:REASONS_SHOWN] if curve_height == CURVE_HEIGHT_MAX else []
-    rows += [(f"  {reason}", f"{count}", DIM) for reason, count in shown]
-    rows += [
-        ("expired", f"{counts.expired}", WARN if counts.expired else DIM),
-        ("pending", f"{max(0, pending)}", DIM),
-    ]
-    facts = [
-        ("weights sent", bytes_text(record.weights_sent), ACCENT),
-        ("max. policy lag", f"{record.policy_lag_max}", ""),
-        ("first certificate", "-" if first is None else f"{first:.0f} s", ""),
-    ]
-    rows = (rows + facts)[: curve_height + 1]
-    table = _two_columns()
-    for label, value, style in rows:
-        table.add_row(Text(label, style=DIM if label.startswith(" ") else ""), Text(value, style))
-    title = Text("rollouts", style="bold")
-    height = curve_height + _BOX_LINES
-    return Panel(
-        table, title=title, title_align="left", border_style=FRAME, padding=(0, 1), height=height
+    told = ", ".join(f"{reason} {count}" for reason, count in reasons)
+    return Text.assemble(
+        f"{counts.committed} committed, ",
+        (f"{counts.certified} certified", GOOD if counts.certified else ""),
+        f", {counts.trained} trained on, ",
+        (f"{counts.rejected} rejected", BAD if counts.rejected else ""),
+        f" ({told})" if told else "",
+        f", {counts.expired} expired",
+        "" if first is None else f"; first certificate after {first:.0f} s",
     )
+
+
+def _newest_spread(record: SwarmRecord) -> str:
+    """Return the distribution of the newest version that a node has received."""
+    last = spread(record, max(record.arrived, default=-1))
+    if last is None:
+        return ""
+    half, whole = last.seconds_to_half, last.seconds_to_all
+    times = "" if half is None else f", half in {half:.1f} s"
+    times += "" if whole is None else f", all in {whole:.1f} s"
+    sent = f"{bytes_text(last.root_bytes)} by its trainer, {bytes_text(last.peer_bytes)} by peers"
+    reached = f"{len(last.arrivals)} of {len(last.receivers)} nodes"
+    return f"; version {last.version} reached {reached}{times}: {sent}"
+
+
+def _nodes(record: SwarmRecord, width: int, rows_max: int) -> Table:
+    """Return a table of the nodes, in at most ``rows_max`` rows if enough honest nodes run."""
+    table = Table(box=None, expand=True, header_style=DIM, padding=(0, 1))
+    table.add_column("node", no_wrap=True)
+    table.add_column("policy", no_wrap=True, justify="right")
+    table.add_column("work", no_wrap=True)
+    table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1)
+    if width >= SENT_WIDTH_MIN:
+        table.add_column("sent", no_wrap=True, justify="right")
+    nodes = list(record.nodes.values())
+    count = len(nodes) + len(record.outsiders)
+    well = [one for one in nodes if one.condition == "running" and not one.plan.behaviour]
+    hidden = well[rows_max - 1 - count :] if count > rows_max else []
+    rows = [_row(record, node) for node in nodes if node not in hidden]
+    for row in (*rows, *(_outsider_row(record, member) for member in record.outsiders)):
+        table.add_row(*row[: len(table.columns)])
+    if hidden:
+        table.add_row(Text(f"  {len(hidden)} more", DIM))
+    return table
+
+
+def _row(record: SwarmRecord, node: Observation) -> _Row:
+    name = Text.assemble(_MARKS[node.condition], f" {node.plan.name}")
+    state = _state(record, node)
+    if node.status is None:
+        return name, "", "", state
+    version = _version(record, node.status.policy_version)
+    return name, version, _work(node.plan.role, node.status), state, bytes_text(node.weights_sent)
+
+
+def _outsider_row(record: SwarmRecord, member: MemberStatus) -> _Row:
+    counts = record.worker_counts(member.peer_id)
+    name = f"◆ {short_peer(member.peer_id)}"
+    version = _version(record, member.policy_version)
+    joined = f"joined as {plain(', '.join(member.roles), 40)}"
+    work = f"{counts.certified}/{counts.committed} certified"
+    return Text(name, "bold"), version, work, Text(joined, "bold")
+
+
+def _version(record: SwarmRecord, version: int) -> Text:
+    behind = record.newest_version - max(0, version) > LAG_WARNED
+    return Text(f"{max(0, version)}", WARN if behind else "")
+
+
+def _work(role: Role, status: NodeStatus) -> Text:
+    own = status.own_rollouts
+    if role is Role.INFERENCE:
+        text = Text(f"{own.certified}/{own.committed} certified")
+        return text.append(f" ✗{own.rejected}", BAD) if own.rejected else text
+    if role is Role.VALIDATOR:
+        return Text(f"{sum(status.checks.counts)} verified")
+    if role is Role.TRAINER:
+        step = status.training.newest
+        return Text("-" if step is None else f"trained version {step.version}")
+    return Text(f"{status.peers_connected} connected")
+
+
+def _state(record: SwarmRecord, node: Observation) -> Text:
+    if node.plan.behaviour:
+        words, style = fate(record, node.plan)
+        gone = "" if node.condition == "running" else f"{node.condition}, "
+        return Text.assemble(("cheat: ", BAD), gone, (words, style))
+    status = node.status
+    if node.condition != "running" or status is None:
+        return Text(node.condition, _MARKS[node.condition][1])
+    text = Text(status.state, GOOD if status.state == "ready" else WARN)
+    for arrival in status.arrivals:
+        if arrival.arrived_at is None and arrival.seconds >= DOWNLOAD_SHOWN_SECONDS:
+            bar = piece_bar([piece_shares(stripe) for stripe in arrival.stripes], _BAR_WIDTH)
+            return text.append(f"  {plain(arrival.name)} {bar} {remaining_text(arrival)}", DIM)
+    return text.append(f"  {plain(status.reason)}" if status.reason else "", DIM)
 
 
 def _footer(screen: Screen) -> list[RenderableType]:
-    """Return the hints and commands, without the address, which must not be wrapped."""
-    if screen.stage in _OVER:
-        told = " Ctrl-C again stops at once" if screen.stage == "draining" else ""
-        return [Text(told, style=DIM)] if told else []
-    lasting = Text(
-        f" Ctrl-C drains; {lasting_text(screen)}", DIM, no_wrap=True, overflow="ellipsis"
-    )
-    if not screen.join_script:
-        return [lasting]
-    commands = (("join", screen.join_script), ("its status", screen.status_script))
-    watch = [Text.assemble((" dashboard  ", DIM), (screen.web_url, ACCENT))]
-    return [
-        lasting,
-        *(watch if screen.web_url else ()),
-        *(Text.assemble((f" {what:11}", DIM), (f"sh {path}", ACCENT)) for what, path in commands),
-    ]
+    if screen.stage == "draining":
+        return [Text("\n Ctrl-C again stops at once", DIM)]
+    if screen.stage in ("done", "failed"):
+        return []
+    links = _labelled()
+    if screen.web_url:
+        links.add_row("web page", f"{screen.web_url} (rollouts, peers, weights, training)")
+    if screen.join_script:
+        links.add_row("join", f"sh {screen.join_script}")
+        links.add_row("its status", f"sh {screen.status_script}")
+    links.add_row("Ctrl-C", f"drains; {lasting_text(screen)}")
+    return [Padding(links, (1, 0, 0, 1))]

@@ -232,11 +232,13 @@ def _reward(checkpoints: tuple[CheckpointStatus, ...]) -> str:
     rewards = [checkpoint.reward_mean for checkpoint in checkpoints if checkpoint.commits]
     if not rewards:
         return "no training step yet"
+    return f"{rewards[-1]:.3f}  {reward_bars(rewards[-REWARDS_SHOWN:])}"
+
+
+def reward_bars(rewards: Sequence[float]) -> str:
+    """Return a character for each reward, its height from 0 to 1."""
     top = len(REWARD_BARS) - 1
-    bars = "".join(
-        REWARD_BARS[round(min(1.0, max(0.0, reward)) * top)] for reward in rewards[-REWARDS_SHOWN:]
-    )
-    return f"{rewards[-1]:.3f}  {bars}"
+    return "".join(REWARD_BARS[round(min(1.0, max(0.0, reward)) * top)] for reward in rewards)
 
 
 def _traffic(status: NodeStatus) -> str:

@@ -1,12 +1,11 @@
 """Live view on a real pseudo-terminal, with the screen read from an emulator."""
 
+import asyncio
 import fcntl
 import io
 import os
 import pty
-import re
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -15,173 +14,110 @@ import time
 from pathlib import Path
 
 import pyte
-import pytest
 from rich.console import Console
 
-from node.testnet import display
-from node.testnet.nodes_view import fate
-from node.testnet.screen import Screen
-from tests.node.testnet.testnet_swarms import STARTED_AT, learned_swarm, peer_id, spreading_swarm
+from node.api.status import TrainingStatus
+from node.testnet.display import save_picture, show_lines
+from node.testnet.view import draw
+from tests.node.testnet.testnet_swarms import STARTED_AT, learned_swarm, sample, screen, status
 
 ROOT = Path(__file__).parents[3]
 NOW = STARTED_AT + 175
-ADDRESS = f"/ip4/127.0.0.1/tcp/40001/p2p/{peer_id('relay-1')}"
-SIZES = dict.fromkeys((60, 80, 120), (50, 24, 9, 40))
-"""Heights in the order of resizing."""
+PATIENCE_SECONDS = 120
 
 SHOW = """
 import asyncio, types
 from rich.console import Console
 from node.testnet import display
-from tests.node.testnet.test_display import NOW, screen, swarm
+from tests.node.testnet.test_display import NOW
+from tests.node.testnet.testnet_swarms import learned_swarm, screen
 display.time = types.SimpleNamespace(time=lambda: NOW)
-asyncio.run(display.show_live(swarm(), screen(), Console()))
+asyncio.run(display.show_live(learned_swarm(), screen(), Console()))
 """
-
-
-def swarm():
-    return spreading_swarm(cheaters=6)
-
-
-def screen(**changes):
-    joins = {"join_script": "/tmp/swarm/join.sh", "status_script": "/tmp/swarm/status.sh"}
-    values = {"stage": "learning", "run_id": "1a2b3c4d", "address": ADDRESS} | joins | changes
-    return Screen("arithmetic", 0, 60, 300.0, **values)
 
 
 class Terminal:
     def __init__(self, width, height):
-        self._ours, theirs = pty.openpty()
+        self._ours, self._theirs = pty.openpty()
         self._screen = pyte.Screen(width, height)
         self._stream = pyte.ByteStream(self._screen)
-        self._theirs = theirs
-        self._size(width, height)
+        self.resize(width, height)
         environment = {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "HOME": "/nonexistent"}
-        self.child = subprocess.Popen(
+        self._child = subprocess.Popen(
             [sys.executable, "-c", SHOW],
-            cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs,
+            cwd=ROOT, env=environment, stdin=self._theirs, stdout=self._theirs, stderr=self._theirs,
         )  # fmt: skip
 
-    def _size(self, width, height):
-        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-
     def resize(self, width, height):
-        self._size(width, height)
+        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self._screen.resize(height, width)
 
-    def shows(self, wanted, seconds=30):
-        """Return whether the screen shows exactly these lines in time."""
-        until = time.monotonic() + seconds
-        while self.lines != wanted and time.monotonic() < until:
+    def lines_once(self, wanted):
+        """Return the lines of the screen, once they are the wanted ones or the patience ends."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while self._lines != wanted and time.monotonic() < until:
             if select.select([self._ours], [], [], 0.1)[0]:
                 self._stream.feed(os.read(self._ours, 65536))
-        return self.lines == wanted
+        return self._lines
 
     @property
-    def lines(self):
+    def _lines(self):
         return [line.rstrip() for line in self._screen.display]
 
     def close(self):
-        self.child.send_signal(signal.SIGKILL)
-        self.child.wait(30)
+        self._child.kill()
+        self._child.wait(30)
         os.close(self._ours)
         os.close(self._theirs)
 
 
-def expected(width, height, record=None, given=None):
-    """Return the lines of a terminal that shows one frame and nothing else."""
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="256")
-    shown = pyte.Screen(width, height)
-    pyte.Stream(shown).feed(
-        display.frame(record or swarm(), given or screen(), console, width, height)
-    )
-    return [line.rstrip() for line in shown.display]
+def expected(width, height):
+    """Return the lines of a terminal that shows one view and nothing else."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(draw(learned_swarm(), screen(), now=NOW, width=width, height=height))
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return (lines + [""] * height)[:height]
 
 
-@pytest.fixture(autouse=True)
-def frozen(monkeypatch):
-    monkeypatch.setattr(display.time, "time", lambda: NOW)
-
-
-@pytest.mark.parametrize("width", SIZES)
-def test_nothing_is_left_over_when_the_window_changes(width):
-    first, *others = SIZES[width]
-    terminal = Terminal(width, first)
+def test_nothing_is_left_over_when_the_window_changes():
+    terminal = Terminal(100, 50)
     try:
-        assert terminal.shows(expected(width, first)), terminal.lines
-        for height in others:
-            for columns in (width - 7, width):
-                terminal.resize(columns, height)
-                wanted = expected(columns, height)
-                assert terminal.shows(wanted), (columns, height, terminal.lines, wanted)
+        for width, height in ((100, 50), (80, 24), (60, 9), (120, 40)):
+            terminal.resize(width, height)
+            wanted = expected(width, height)
+            assert terminal.lines_once(wanted) == wanted
     finally:
         terminal.close()
 
 
-HEIGHTS = (8, 10, 13, 17, 20, 24, 27, 30, 33, 40, 60)
+async def lines_of(record, given):
+    """Return the first lines without a terminal."""
+    console = Console(file=io.StringIO(), width=80)
+    showing = asyncio.create_task(show_lines(record, given, console))
+    await asyncio.sleep(0)
+    showing.cancel()
+    await asyncio.wait([showing])
+    return console.file.getvalue().splitlines()
 
 
-def test_every_size_shows_each_liar_and_the_address():
-    for width in (60, 80, 100, 120):
-        for height in HEIGHTS:
-            record = swarm()
-            lines = expected(width, height, record)
-            text = re.sub(r"\s+", " ", " ".join(lines))
-            for node in record.nodes.values():
-                if node.plan.behaviour:
-                    words, _ = fate(record, node.plan)
-                    told = re.escape(node.plan.name) + r"( cheat:)? " + re.escape(words)
-                    assert re.search(told, text.replace("\u00a0", " ")), (width, height, lines)
-            rows = -(-len(ADDRESS) // width)
-            assert "".join(line.ljust(width) for line in lines).find(ADDRESS) >= 0
-            at = next(n for n, line in enumerate(lines) if line.startswith(ADDRESS[:20]))
-            assert "".join(lines[at : at + rows]) == ADDRESS
-            assert not set("│╭╮╰╯─") & set("".join(lines[at : at + rows]))
+async def test_without_a_terminal_lines_have_the_commands_and_warnings():
+    record = learned_swarm()
+    plan = record.nodes["trainer-1"].plan
+    warning = "step 12 used 0 of 64 sequences: " + 20 * "the rewards are equal "
+    record.observe("trainer-1", sample(status(plan, training=TrainingStatus(warning=warning))))
+    given = screen(join_command="prime-node --run-id ab", status_command="prime-node status")
+    progress, *commands, warned = await lines_of(record, given)
+    assert "learning  version 37/60" in progress
+    assert commands == [
+        "join with: prime-node --run-id ab",
+        "show its status with: prime-node status",
+        "the swarm has started: it ends with version 60, or after 5 min; --forever prevents it",
+        "dashboard: http://127.0.0.1:40001/",
+    ]
+    assert warned == warning
+    assert len(await lines_of(learned_swarm(), screen())) == 1
 
 
-def kinds(lines):
-    """Return the height of the chart, and whether each node has a row."""
-    frames = [n for n, line in enumerate(lines) if line.startswith(("╭─ reward", "╰"))]
-    chart = frames[1] - frames[0] - 2 if len(frames) > 1 else 0
-    return chart, any(line.strip("● ").startswith("validator-3 ") for line in lines)
-
-
-def test_the_chart_shrinks_first_and_rows_are_aggregated_after_it():
-    record = learned_swarm(cheaters=2)
-    for width in (60, 120):
-        drawn = [expected(width, height, record) for height in range(32, 13, -1)]
-        seen = [kinds(lines) for lines in drawn]
-        order = list(dict.fromkeys(seen))
-        assert order == [
-            *((chart, True) for chart in range(8, 2, -1)),
-            *((chart, False) for chart in (8, 7, 6, 5, 4, 3, 0) if (chart, False) in order),
-        ], (width, order)
-        assert (0, False) in order
-        aggregated = next(lines for lines in drawn if not kinds(lines)[1])
-        assert any(re.match(r" ● 3 validator +", line) for line in aggregated)
-
-
-def test_the_axis_follows_the_run():
-    for versions, last in ((4, 10), (37, 37)):
-        lines = expected(100, 40, learned_swarm(versions=versions))
-        (axis,) = (line for line in lines if "version 1 " in line)
-        assert re.search(rf"version 1 +{last} ", axis)
-        drawn = [
-            line[6:60] for line in lines if line.startswith(("│ 1.0", "│ 0.5", "│    ", "│ 0.0"))
-        ]
-        right = max(n for line in drawn for n, one in enumerate(line) if "⠀" < one <= "⣿")
-        width = len(drawn[0]) - 3
-        assert right / width > 0.9 * versions / last, "the newest version is at the right"
-
-
-def test_a_version_on_its_way_has_maps_where_there_is_room():
-    maps = {}
-    for height in (24, 60):
-        lines = expected(100, height)
-        maps[height] = [line for line in lines if re.search("[█▓▒░·]{5}", line)]
-    assert len(maps[60]) > 5
-    assert len(maps[24]) <= 1
-
-
-def test_the_address_is_gone_when_nobody_can_join_any_more():
-    assert ADDRESS[:20] not in "".join(expected(100, 40, given=screen(stage="draining")))
+def test_a_picture_of_it_is_svg(tmp_path):
+    save_picture(learned_swarm(), screen(), tmp_path / "view.svg")
+    assert (tmp_path / "view.svg").read_text().startswith("<svg")

@@ -8,16 +8,14 @@ import pytest
 from rich.console import Console
 
 from node.api.status import RolloutCounts, TrainingStatus
-from node.testnet.colours import BAD, DIM, GOOD, WARN
-from node.testnet.display import save_picture
-from node.testnet.nodes_view import fate
+from node.cli.render.style import BAD, DIM, GOOD, WARN
 from node.testnet.plan import SwarmLayout
 from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report
-from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds, progress_line
+from node.testnet.screen import STAGE_TEXT, progress_line, seconds_left
 from node.testnet.summary import draw_summary
-from node.testnet.view import draw
+from node.testnet.view import draw, fate
 from tests.node.testnet.testnet_swarms import (
     STARTED_AT,
     arrival,
@@ -25,48 +23,84 @@ from tests.node.testnet.testnet_swarms import (
     give,
     learned_swarm,
     sample,
-    spreading_swarm,
+    screen,
     status,
 )
 
 
-def screen(**changes) -> Screen:
-    joins = {"join_script": "/tmp/swarm/join.sh", "status_script": "/tmp/swarm/status.sh"}
-    values = {"stage": "learning", "run_id": "1a2b3c4d5e"} | joins | changes
-    return Screen("arithmetic", 0, 60, 300.0, **values)
-
-
-def drawn(record: SwarmRecord, given: Screen, width: int, height: int = 32) -> list[str]:
+def drawn(record: SwarmRecord, given=None, width: int = 100, height: int = 60) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(draw(record, given, now=STARTED_AT + 175, width=width, height=height))
-    return console.file.getvalue().splitlines()
+    view = draw(record, given or screen(), now=STARTED_AT + 175, width=width, height=height)
+    console.print(view)
+    return [line.strip() for line in console.file.getvalue().splitlines()]
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def row(lines: list[str], name: str) -> str:
+    """Return the one row of a node, or of a figure, with single spaces."""
+    (found,) = (line for line in lines if line.strip("●✗◆ ").startswith(f"{name} "))
+    return " ".join(found.split())
+
+
+def downloading_swarm() -> SwarmRecord:
+    """Return a swarm of which one node has a version, one a part, and one not even the index."""
+    record = learned_swarm()
+    give(record, "validator-1", arrived(37, 1.5))
+    give(record, "inference-2", arrival(37, 9))
+    give(record, "inference-3", arrival(37, 0, stripes=(), total_bytes=0, seconds_to_go=None))
+    return record
+
+
 @pytest.mark.parametrize("stage", STAGE_TEXT)
-def test_it_draws_at_every_width_in_every_stage(width, stage):
-    for record in (learned_swarm(), spreading_swarm(), SwarmRecord(STARTED_AT)):
-        lines = drawn(record, screen(stage=stage), width)
-        assert all(len(line) <= width for line in lines)
+def test_it_fits_every_width_in_every_stage(stage):
+    for width in (60, 80, 100, 140):
+        for record in (downloading_swarm(), SwarmRecord(STARTED_AT)):
+            assert all(len(line) <= width for line in drawn(record, screen(stage=stage), width))
 
 
-def test_it_shows_what_a_person_looks_for():
+def test_it_shows_that_nodes_generate_verify_and_train_and_where_to_look_further():
     record = learned_swarm()
     record.observe("validator-2", StatusSample(100, False, None))
-    text = "\n".join(drawn(record, screen(notice="dead: validator-2"), 100))
-    for part in ("0.38 → 0.82", "committed", "202", "computation", "✗ validator-2", "dead"):
-        assert part in text
-    for part in (
-        "stale-weights",
-        "cheat: caught",
-        "joined",
-        "epoch 12",
-        "02:55",
-        "dead: validator-2",
-    ):
-        assert part in text
-    for part in ("sh /tmp/swarm/join.sh", "sh /tmp/swarm/status.sh", "it ends with version 60"):
-        assert part in text
+    lines = drawn(record, screen(notice="dead: validator-2"))
+    assert lines[0].endswith("learning  2 min 55 s, 1 min 25 s left")
+    assert row(lines, "version") == "version 37 of 60"
+    assert row(lines, "reward").startswith("reward 0.38 → 0.82 ▄")
+    told = "202 committed, 171 certified, 160 trained on, 5 rejected (computation 4, sampling 1)"
+    assert told in row(lines, "rollouts")
+    assert "dead: validator-2" in lines
+    assert row(lines, "relay-1") == "● relay-1 37 7 connected ready 11 MB"
+    assert row(lines, "trainer-1") == "● trainer-1 36 trained version 37 ready 22 MB"
+    assert row(lines, "validator-3") == "● validator-3 36 90 verified ready 55 MB"
+    assert row(lines, "validator-2").startswith("✗ validator-2 37 90 verified dead")
+    reason = "ready peer unreachable for 12 s 66 MB"
+    assert row(lines, "inference-1") == f"● inference-1 35 57/60 certified {reason}"
+    assert "57/60 certified ✗1 cheat: caught, 1 rejected" in row(lines, "stale-weights")
+    assert sum("joined as inference" in line for line in lines) == 1
+    assert row(lines, "web page").startswith("web page http://127.0.0.1:40001/ ")
+    assert row(lines, "join") == "join sh /tmp/swarm/join.sh"
+    assert row(lines, "its status") == "its status sh /tmp/swarm/status.sh"
+    assert row(lines, "Ctrl-C").startswith("Ctrl-C drains; it ends with version 60")
+
+
+def curve(record: SwarmRecord, **changes) -> str:
+    return row(drawn(record, screen(**changes)), "reward").split()[-1]
+
+
+def test_the_curve_has_a_character_for_each_version_of_the_run_and_averages_long_ones():
+    assert curve(learned_swarm(versions=4)) == "▄▄▄▄" + 56 * "·"
+    assert curve(learned_swarm(), seconds_max=math.inf) == curve(learned_swarm()).rstrip("·")
+    whole = curve(learned_swarm(versions=400), steps=400)
+    assert 60 < len(whole) < 100
+    assert whole == "".join(sorted(whole))
+    assert "no training step yet" in row(drawn(SwarmRecord(STARTED_AT)), "reward")
+
+
+def test_nodes_of_another_run_cannot_steer_the_terminal():
+    record = learned_swarm()
+    node = record.nodes["relay-1"]
+    (member,) = node.status.members
+    hostile = replace(member, peer_id="guest", roles=("\x1b[2J[red]x",))
+    record.observe("relay-1", sample(replace(node.status, members=(hostile,))))
+    assert row(drawn(record), "guest") == "◆ guest 37 0/0 certified joined as �[2J[red]x"
 
 
 def test_a_step_without_effect_is_told_until_the_next_good_one():
@@ -76,55 +110,34 @@ def test_a_step_without_effect_is_told_until_the_next_good_one():
     for told in (warning, ""):
         record.observe("trainer-1", sample(status(plan, training=TrainingStatus(warning=told))))
         assert record.training_warning == told
-        text = "\n".join(drawn(record, screen(), 100))
-        assert (warning in text) is bool(told)
+        assert (warning in drawn(record)) is bool(told)
 
 
-def test_thirteen_nodes_and_a_guest_fit_a_terminal_of_32_lines():
-    assert len(drawn(learned_swarm(), screen(), 100)) <= 32
+def test_a_download_has_a_map_of_its_pieces():
+    record = downloading_swarm()
+    lines = drawn(record, width=120)
+    assert "version 37 █▒····│█░··· 15 s left" in row(lines, "inference-2")
+    assert "version 37 ············ no index yet" in row(lines, "inference-3")
+    assert "ready 33 MB" in row(lines, "validator-1")
+    give(record, "inference-2", arrival(38, 20, seconds=0.4))
+    assert "version 38" not in row(drawn(record), "inference-2")
 
 
-def rows_of(lines, name):
-    return [line.strip("│ ") for line in lines if line.strip("│ ").startswith(f"{name} ")]
-
-
-def test_each_node_has_a_map_of_what_is_on_its_way():
-    lines = drawn(spreading_swarm(), screen(), 100, height=60)
-    (title,) = (line for line in lines if "in download" in line)
-    assert "version 37 in download: patch, 8 MB; 2 of 12 nodes have it" in title
-    one = rows_of(lines, "inference-2")[0]  # the row of the table of nodes has a mark before it
-    full, half_full, empty = (one.count(character) for character in "█▒·")
-    assert one.count("│") == 1
-    assert full == 2 * (full // 2)
-    assert (full + half_full) / (full + half_full + empty) == pytest.approx(9 / 40, abs=0.05)
-    for part in ("22 %", "400 kB/s", "trainer-1, relay-1", "15 s left"):
-        assert part in one
-    assert "100 %" in rows_of(lines, "relay-1")[0]
-    assert rows_of(lines, "relay-1")[0].endswith("took 3 s")
-    assert rows_of(lines, "validator-2")[0].endswith("waiting")
-    assert rows_of(lines, "forged-proofs")[0].endswith("no index yet")
-    assert not rows_of(lines, "trainer-1"), "it published the version"
-
-
-def test_what_does_not_fit_is_drawn_together():
-    record = spreading_swarm()
-    for width in (60, 80, 120):
-        whole = len(drawn(learned_swarm(), screen(), width, 99))
-        for height in (whole, whole + 1, whole + 13, whole + 14, 99):
-            lines = drawn(record, screen(), width, height)
-            assert all(len(line) <= width for line in lines)
-            assert len(lines) <= height
-            several = len(rows_of(lines, "validator-3"))
-            assert several == (height >= whole + 14)
-            assert len(rows_of(lines, "12 nodes")) == 1 - several
-    without = len(drawn(learned_swarm(), screen(), 100, 99))
-    (together,) = rows_of(drawn(record, screen(), 100, without + 3), "12 nodes")
-    assert together.endswith("39 %  3.6 MB/s  2 have it  no index yet")
-    bar = re.search("[█▓▒░·│]+", together)[0]
-    first, second = bar.split("│")
-    # Two of twelve have all of it, the others the first parts of each stripe.
-    assert first == second == "".join(sorted(first, key="▓▒░".index))
-    assert set(first) == set("▓▒░")
+def test_honest_nodes_that_run_are_left_out_of_a_low_terminal():
+    record = learned_swarm()
+    record.observe("validator-2", StatusSample(100, False, None))
+    whole = drawn(record)
+    assert drawn(record, height=len(whole)) == whole
+    lines = drawn(record, height=len(whole) - 1)
+    assert len(lines) == len(whole) - 1
+    assert [line for line in whole if line not in lines] == [
+        line for line in whole if "inference-2" in line or "inference-3" in line
+    ]
+    assert "2 more" in lines
+    low = drawn(record, height=5)
+    assert "7 more" in low
+    kept = [line for line in whole if re.search("cheat:|validator-2|joined as|^web page", line)]
+    assert [line for line in kept if line not in low] == []
 
 
 def test_a_version_that_has_come_leaves_one_line():
@@ -132,36 +145,32 @@ def test_a_version_that_has_come_leaves_one_line():
     names = [name for name in record.nodes if name != "trainer-1"]
     for number, name in enumerate(names[:-1], start=1):
         give(record, name, arrived(37, number / 2))
-    text = "\n".join(drawn(record, screen(), 120, 60))
-    assert "version 37 reached 11/12 nodes, half in 3.0 s; root 44 MB, peers 44 MB" in text
+    told = "version 37 reached 11 of 12 nodes, half in 3.0 s: 44 MB by its trainer, 44 MB by peers"
+    assert told in row(drawn(record, width=140), "weights")
     give(record, names[-1], arrived(37, 7.5))
-    assert ", half in 3.0 s, all in 7.5 s" in "\n".join(drawn(record, screen(), 120, 60))
-    quick = arrival(38, 20, seconds=0.4)
-    give(record, names[0], quick, arrived(37, 0.5))
-    assert "in download" not in "\n".join(drawn(record, screen(), 120, 60))
-    give(record, names[0], arrival(38, 20))
-    assert "version 38 in download" in "\n".join(drawn(record, screen(), 120, 60))
-    assert "in download" not in "\n".join(drawn(record, screen(stage="done"), 120))
+    assert ", half in 3.0 s, all in 7.5 s" in row(drawn(record, width=140), "weights")
 
 
 def test_the_line_for_logs_says_the_same():
     line = progress_line(learned_swarm(), screen(), STARTED_AT + 175)
-    assert line.startswith("[02:55]  learning  version 37/60  reward 0.82  certified 171")
+    assert line.startswith("[ 175 s]  learning  version 37/60  reward 0.82  certified 171")
 
 
 def test_the_remaining_time_follows_the_pace_and_the_limit():
     record = learned_swarm()
     last_at = record.checkpoints[-1].created_at
-    assert eta_seconds(record, screen(), last_at) == pytest.approx(23 * 4)
-    slow = Screen("arithmetic", 0, 10_000, 300.0, stage="learning")
-    assert eta_seconds(record, slow, STARTED_AT + 200) == pytest.approx(100)
-    assert eta_seconds(record, screen(stage="starting"), last_at) is None
-    assert clock_text(3725) == "62:05"
+    assert seconds_left(record, screen(), last_at) == pytest.approx(23 * 4)
+    assert seconds_left(record, screen(steps=10_000), STARTED_AT + 200) == pytest.approx(100)
+    assert seconds_left(record, screen(stage="starting"), last_at) is None
 
 
-def test_a_picture_of_it_is_svg(tmp_path):
-    save_picture(learned_swarm(), screen(), tmp_path / "view.svg")
-    assert (tmp_path / "view.svg").read_text().startswith("<svg")
+def test_a_swarm_without_an_end_says_so():
+    record, forever = learned_swarm(), screen(seconds_max=math.inf)
+    lines = drawn(record, forever)
+    assert row(lines, "Ctrl-C") == "Ctrl-C drains; it runs until then"
+    assert row(lines, "version") == "version 37"
+    assert " left" not in lines[0]
+    assert "version 37  " in progress_line(record, forever, STARTED_AT + 175)
 
 
 def lies(record, name, *, certified=0, rejected=0, committed=0, slashed=False):
@@ -190,16 +199,6 @@ def lies(record, name, *, certified=0, rejected=0, committed=0, slashed=False):
 )
 def test_the_fate_of_a_liar_says_whether_it_got_away_with_it(seen, told):
     assert lies(learned_swarm(), "stale-weights", **seen) == told
-
-
-def test_a_swarm_without_an_end_says_so():
-    forever = Screen("arithmetic", 0, 4096, math.inf, stage="learning")
-    record = learned_swarm()
-    text = "\n".join(drawn(record, forever, 100))
-    assert "Ctrl-C drains; it runs until then" in text
-    assert " left" not in text.splitlines()[0]
-    assert eta_seconds(record, forever, STARTED_AT + 175) is None
-    assert "version 37  " in progress_line(record, forever, STARTED_AT + 175)
 
 
 @pytest.mark.parametrize("failure", ["", "relay-1 did not start"])

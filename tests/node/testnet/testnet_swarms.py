@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from node.api.arrivals import DownloadStatus, PeerTrafficStatus, StripeStatus
+from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
 from node.api.status import (
     CheckpointStatus,
     MemberStatus,
@@ -11,13 +11,16 @@ from node.api.status import (
     PolicySwapStatus,
     RolloutCounts,
     TrafficStatus,
+    TrainingStatus,
 )
 from node.testnet.plan import NodePlan, Options
 from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
+from node.testnet.screen import Screen
 from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId
+from roles.runtime.training_steps import TrainingStep
 
 STARTED_AT = 1_000_000.0
 MEGABYTE = 1_000_000
@@ -32,6 +35,21 @@ def plans(options: Options) -> list[NodePlan]:
         NodePlan(name, role, behaviour, options.directory / name, peer_id(name))
         for name, role, behaviour in options.members()
     ]
+
+
+def screen(**changes) -> Screen:
+    values = {
+        "environment": "arithmetic",
+        "seed": 0,
+        "steps": 60,
+        "seconds_max": 300.0,
+        "stage": "learning",
+        "run_id": "1a2b3c4d5e",
+        "join_script": "/tmp/swarm/join.sh",
+        "status_script": "/tmp/swarm/status.sh",
+        "web_url": "http://127.0.0.1:40001/",
+    }
+    return Screen(**values | changes)
 
 
 def status(plan: NodePlan, **changes) -> NodeStatus:
@@ -73,7 +91,7 @@ def checkpoint(version: int, reward: float, uncertified: int = 0) -> CheckpointS
     return CheckpointStatus(version, reward, STARTED_AT + 20 + 4 * version, 4, uncertified)
 
 
-def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) -> SwarmRecord:
+def learned_swarm(*, cheaters: int = 5, versions: int = 37) -> SwarmRecord:
     """Swarm in the middle of its run, every number different."""
     options = Options(Path("swarm"), cheaters=cheaters)
     record = SwarmRecord(STARTED_AT)
@@ -93,7 +111,7 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) 
             policy_version=versions - index % 3,
             policy_version_newest=versions,
             first_certificate_at=STARTED_AT + 31,
-            members=(joined,) * outsiders,
+            members=(joined,),
             rollouts=RolloutCounts(190 + index, 171, 5, 1, 160, {"computation": 4, "sampling": 1}),
             own_rollouts=RolloutCounts(60, 57, 1 if plan.behaviour else 0),
             workers=workers,
@@ -103,6 +121,8 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) 
             ),
             state="draining" if index == 7 else "ready",
             reason="peer unreachable for 12 s" if index == 5 else "",
+            checks=HistogramStatus((40, 50), 9.0),
+            training=TrainingStatus(TrainingStep(versions, STARTED_AT)),
         )
         record.observe(plan.name, sample(given, peak=300 + index))
     record.note_memory("testnet", 90 * MEGABYTE)
@@ -149,15 +169,3 @@ def give(record: SwarmRecord, name: str, *arrivals: DownloadStatus) -> None:
     status = record.nodes[name].status
     assert status is not None
     record.observe(name, sample(replace(status, arrivals=arrivals)))
-
-
-def spreading_swarm(**options) -> SwarmRecord:
-    """Swarm with a version in transfer: some have it, one has no index, one has not begun."""
-    record = learned_swarm(**options)
-    names = [name for name in record.nodes if name != "trainer-1"]
-    give(record, names[0], arrived(37, 3.0))
-    give(record, names[1], arrived(37, 1.5), arrived(36, 0.5))
-    for number, name in enumerate(names[3:], start=1):
-        give(record, name, arrival(37, 3 * number))
-    give(record, names[-1], arrival(37, 0, stripes=(), total_bytes=0, seconds_to_go=None))
-    return record
