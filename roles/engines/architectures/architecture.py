@@ -6,46 +6,21 @@ biases, positions of norms, scale factors, layers that rotate, and head size.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from transformers import (
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 
-Config = (
-    Qwen2Config
-    | Qwen3Config
-    | LlamaConfig
-    | MistralConfig
-    | SmolLM3Config
-    | GraniteConfig
-    | Olmo2Config
-)
+if TYPE_CHECKING:
+    # Llama's types stand for those of all families: engines use only what all families have.
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-CausalLM = (
-    Qwen2ForCausalLM
-    | Qwen3ForCausalLM
-    | LlamaForCausalLM
-    | MistralForCausalLM
-    | SmolLM3ForCausalLM
-    | GraniteForCausalLM
-    | Olmo2ForCausalLM
-)
+    Config: TypeAlias = LlamaConfig
+    CausalLM: TypeAlias = LlamaForCausalLM
+else:
+    Config, CausalLM = object, torch.nn.Module
 
 Weights = Mapping[str, Tensor]
 """Tensors by their name within a layer, such as ``self_attn.q_proj.weight``."""
@@ -88,18 +63,45 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A Hugging Face architecture; ``computed`` are the ``config.json`` keys that only it has.
+    """A Hugging Face architecture; its modules are imported when a class is first used.
 
-    ``norms_in_float32``: norms multiply by their weight before rounding to the model's precision,
-    not after.
+    ``name`` is its ``model_type`` and that of its modules; ``prefix`` begins the names of its
+    classes. ``computed`` are the ``config.json`` keys that only it has. ``norms_in_float32``: norms
+    multiply by their weight before rounding to the model's precision, not after.
     """
 
-    config: type[Config]
-    model: type[CausalLM]
-    rotary: type[torch.nn.Module]
+    name: str
+    prefix: str
     computed: frozenset[str]
     pack: Callable[[Weights, Config], Layer]
     norms_in_float32: bool = False
+
+    @property
+    def config(self) -> type[Config]:
+        """The class of its configurations."""
+        made: type[Config] = self._class("configuration", f"{self.prefix}Config")
+        return made
+
+    @property
+    def model(self) -> type[CausalLM]:
+        """The class of its models."""
+        made: type[CausalLM] = self._class("modeling", self.model_name)
+        return made
+
+    @property
+    def model_name(self) -> str:
+        """The name of ``model``, as in ``architectures`` of a ``config.json``."""
+        return f"{self.prefix}ForCausalLM"
+
+    @property
+    def rotary(self) -> type[torch.nn.Module]:
+        """The class of its rotary position embedding."""
+        made: type[torch.nn.Module] = self._class("modeling", f"{self.prefix}RotaryEmbedding")
+        return made
+
+    def _class(self, kind: str, name: str) -> Any:
+        module = import_module(f"transformers.models.{self.name}.{kind}_{self.name}")
+        return getattr(module, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +119,17 @@ class Scales:
 
 def scales_of(config: Config) -> Scales:
     """Return a model's constant factors."""
-    if not isinstance(config, GraniteConfig):
-        return Scales()
     return Scales(
-        config.embedding_multiplier,
-        config.residual_multiplier,
-        config.attention_multiplier,
-        config.logits_scaling,
+        getattr(config, "embedding_multiplier", 1.0),
+        getattr(config, "residual_multiplier", 1.0),
+        getattr(config, "attention_multiplier", None),
+        getattr(config, "logits_scaling", 1.0),
     )
 
 
 def rotated_layers(config: Config) -> list[bool]:
     """Return, for each layer, whether it rotates queries and keys by position."""
-    if isinstance(config, SmolLM3Config):
+    if hasattr(config, "no_rope_layers"):
         return [bool(one) for one in config.no_rope_layers or ()]
     return [True] * config.num_hidden_layers
 

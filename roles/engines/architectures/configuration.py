@@ -147,7 +147,7 @@ def _architecture(name: str) -> Architecture:
 
 def _classes(made: Architecture, values: Mapping[str, Any]) -> tuple[object, ...]:
     """Return the values of ``architectures`` that mean the class of ``made``."""
-    name = made.model.__name__
+    name = made.model_name
     own = values.get("architectures")
     same = isinstance(own, list) and [str(one).lower() for one in own] == [name.lower()]
     return ([name], [], None, *([own] if same else []))

@@ -11,30 +11,6 @@
 
 from collections.abc import Mapping
 
-from transformers import (
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
-from transformers.models.granite.modeling_granite import GraniteRotaryEmbedding
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
-from transformers.models.olmo2.modeling_olmo2 import Olmo2RotaryEmbedding
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
-
 from roles.engines.architectures.architecture import (
     Architecture,
     Config,
@@ -46,9 +22,8 @@ from roles.engines.architectures.architecture import (
 )
 
 GRANITE = Architecture(
-    config=GraniteConfig,
-    model=GraniteForCausalLM,
-    rotary=GraniteRotaryEmbedding,
+    name="granite",
+    prefix="Granite",
     computed=frozenset(
         {
             "attention_bias",
@@ -64,27 +39,24 @@ GRANITE = Architecture(
 
 
 LLAMA = Architecture(
-    config=LlamaConfig,
-    model=LlamaForCausalLM,
-    rotary=LlamaRotaryEmbedding,
+    name="llama",
+    prefix="Llama",
     computed=frozenset({"attention_bias", "mlp_bias"}),
     pack=pack_plain,
 )
 
 
 MISTRAL = Architecture(
-    config=MistralConfig,
-    model=MistralForCausalLM,
-    rotary=MistralRotaryEmbedding,
+    name="mistral",
+    prefix="Mistral",
     computed=frozenset({"sliding_window"}),
     pack=pack_plain,
 )
 
 
 OLMO2 = Architecture(
-    config=Olmo2Config,
-    model=Olmo2ForCausalLM,
-    rotary=Olmo2RotaryEmbedding,
+    name="olmo2",
+    prefix="Olmo2",
     computed=frozenset({"attention_bias"}),
     pack=pack_plain,
     norms_in_float32=True,
@@ -92,9 +64,8 @@ OLMO2 = Architecture(
 
 
 QWEN2 = Architecture(
-    config=Qwen2Config,
-    model=Qwen2ForCausalLM,
-    rotary=Qwen2RotaryEmbedding,
+    name="qwen2",
+    prefix="Qwen2",
     computed=frozenset(
         {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
     ),
@@ -112,18 +83,16 @@ def _pack(weights: Weights, config: Config) -> Layer:
 
 
 QWEN3 = Architecture(
-    config=Qwen3Config,
-    model=Qwen3ForCausalLM,
-    rotary=Qwen3RotaryEmbedding,
+    name="qwen3",
+    prefix="Qwen3",
     computed=QWEN2.computed | {"attention_bias"},
     pack=_pack,
 )
 
 
 SMOLLM3 = Architecture(
-    config=SmolLM3Config,
-    model=SmolLM3ForCausalLM,
-    rotary=SmolLM3RotaryEmbedding,
+    name="smollm3",
+    prefix="SmolLM3",
     computed=frozenset(
         {
             "attention_bias",
@@ -140,7 +109,7 @@ SMOLLM3 = Architecture(
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    architecture.config.model_type: architecture
+    architecture.name: architecture
     for architecture in (QWEN2, QWEN3, LLAMA, MISTRAL, SMOLLM3, GRANITE, OLMO2)
 }
 

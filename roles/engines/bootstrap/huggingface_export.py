@@ -68,7 +68,7 @@ def config_of(model: ModelSection, published: Mapping[str, Any] | None = None) -
     dtype = str(DTYPES[model.dtype]).removeprefix("torch.")
     values = {
         **published,
-        "architectures": [architecture_of(model.architecture).model.__name__],
+        "architectures": [architecture_of(model.architecture).model_name],
         "dtype": dtype,
     }
     if "torch_dtype" in values:  # the key's older name

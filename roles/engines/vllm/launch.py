@@ -85,7 +85,7 @@ def launch(
 def _hugging_face(config: Config) -> dict[str, Any]:
     return explicit(config) | {
         "model_type": config.model_type,
-        "architectures": [architecture_of(config.model_type).model.__name__],
+        "architectures": [architecture_of(config.model_type).model_name],
     }
 
 
