@@ -28,13 +28,12 @@ from protocol.messages import (
     CheckpointManifest,
     Evidence,
     Message,
-    MessageT,
     NodeRecord,
     Opened,
     RolloutCommit,
     Signed,
     Verdict,
-    envelope_kind,
+    open_any,
     open_envelope,
 )
 from protocol.messages.pending import PendingPool
@@ -57,10 +56,6 @@ TOPIC_KINDS: dict[Topic, type[Message]] = {
 }
 
 _Take = Callable[[Any, float], "Received"]
-_Restore = Callable[[Any], object] | None
-
-_OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
-"""Kinds of messages that a version may have waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +88,7 @@ class Replica:
         self.untrusted_commits = UntrustedCommits(manifest, self.ledger)
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
+        self._validators = frozenset(manifest.genesis.validators)
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._tallies: dict[Digest, VerdictPool] = {}
@@ -108,48 +104,58 @@ class Replica:
             self._early_verdicts,
             *self._late.tables,
         )
-        kinds: tuple[tuple[type[Message], _Take, _Restore], ...] = (
-            (NodeRecord, self._record, None),
-            (RolloutCommit, self._commit, self.ledger.restore_commit),
-            (Verdict, self._verdict, self._restore_verdict),
-            (Certificate, self._certificate, self._restore_certificate),
-            (CheckpointManifest, self._checkpoint, self.ledger.restore_checkpoint),
-            (Evidence, self._take_evidence, self._equivocators.offer),
-        )
-        self._kinds = {row[0].kind: row for row in kinds}
+        self._take: dict[type[Message], _Take] = {
+            NodeRecord: self._record,
+            RolloutCommit: self._commit,
+            Verdict: self._verdict,
+            Certificate: self._certificate,
+            CheckpointManifest: self._checkpoint,
+            Evidence: self._take_evidence,
+        }
+        self._kinds = {kind.kind: kind for kind in self._take}
+        self._restore: dict[type[Message], Callable[[Any], object]] = {
+            RolloutCommit: self.ledger.restore_commit,
+            Verdict: self._restore_verdict,
+            Certificate: self._restore_certificate,
+            CheckpointManifest: self.ledger.restore_checkpoint,
+            Evidence: self._equivocators.offer,
+        }
 
-    def receive(self, envelope: bytes, now: float, *, anti_entropy: bool = False) -> Received:
+    def receive(
+        self,
+        envelope: bytes,
+        now: float,
+        *,
+        topic: Topic | None = None,
+        anti_entropy: bool = False,
+    ) -> Received:
         """Process a message from any source; a rejected one leaves the state unchanged.
 
-        ``anti_entropy``: the message was requested in a synchronisation, so a commit may be older.
+        ``topic``: the message was gossiped, and must be of this topic's kind. ``anti_entropy``: it
+        was requested in a synchronisation, so a commit may be older.
         """
-        name = envelope_kind(envelope) or ""
-        if name not in self._kinds:
-            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_KIND))
-        kind, take, _ = self._kinds[name]
-        signed = self._open(envelope, kind)
+        signed = open_any(envelope, self._kinds, self.run_id, self._verify, self._opened)
         if isinstance(signed, Fault):
             return Received(ValidationResult.REJECT, fault=signed)
-        if anti_entropy and kind is RolloutCommit:
+        message = signed.message
+        if topic is not None and not isinstance(message, TOPIC_KINDS[topic]):
+            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_TOPIC))
+        if isinstance(message, Verdict | Certificate) and signed.signer not in self._validators:
+            return _received(signed, Fault(FaultCode.NOT_A_VALIDATOR))
+        take = self._take[type(message)]
+        if anti_entropy and isinstance(message, RolloutCommit):
             take = partial(self._commit, anti_entropy=True)
         received = take(signed, now)
-        if received.result is ValidationResult.ACCEPT and name in _OPENS_VERSIONS:
+        accepted = received.result is ValidationResult.ACCEPT
+        if accepted and isinstance(message, Certificate | CheckpointManifest):
             return replace(received, settled=tuple(self._settle_versions(now)))
         return received
 
-    def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
-        """Process a gossiped message, which must be of its topic's kind."""
-        if envelope_kind(envelope) != TOPIC_KINDS[topic].kind:
-            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_TOPIC))
-        return self.receive(envelope, now)
-
     def restore(self, envelope: bytes) -> None:
         """Restore a stored message; the caller keeps the original order."""
-        kind, _, restore = self._kinds.get(envelope_kind(envelope) or "", (Message, None, None))
-        if restore is not None:
-            signed = self._open(envelope, kind)
-            if isinstance(signed, Signed):
-                restore(signed)
+        signed = open_any(envelope, self._kinds, self.run_id, self._verify, self._opened)
+        if isinstance(signed, Signed) and type(signed.message) in self._restore:
+            self._restore[type(signed.message)](signed)
 
     def _restore_verdict(self, verdict: Signed[Verdict]) -> None:
         self.tally(Digest(verdict.message.commit)).add(verdict)
@@ -273,7 +279,10 @@ class Replica:
 
     def tally(self, commit: Digest) -> VerdictPool:
         """Return the verdicts on a commit."""
-        return self._tallies.setdefault(commit, VerdictPool())
+        known = self._tallies.get(commit)
+        if known is None:
+            known = self._tallies[commit] = VerdictPool()
+        return known
 
     def leader(self, now: float) -> PeerId | None:
         """Return the leading trainer: the first live one in the manifest's order.
@@ -320,8 +329,6 @@ class Replica:
         return worker in untrusted or len(untrusted) < UNTRUSTED_MAX
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
-        if not self.manifest.is_validator(verdict.signer):
-            return _received(verdict, Fault(FaultCode.NOT_A_VALIDATOR))
         if verdict.message.commit not in self.ledger.entries:
             self._early_verdicts.add(verdict, now)
             return _received(verdict, False)
@@ -346,8 +353,6 @@ class Replica:
         return _received(evidence, self._equivocators.offer(evidence))
 
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
-        if not self.manifest.is_validator(certificate.signer):
-            return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
         commit = Digest(certificate.message.commit)
         entry = self.ledger.entries.get(commit)
         if entry is None and commit not in self._late:
@@ -383,14 +388,11 @@ class Replica:
             self.ledger.branches.remove(manifest.digest)
         return received
 
-    def _open(self, envelope: bytes, kind: type[MessageT]) -> Signed[MessageT] | Fault:
-        return open_envelope(envelope, kind, self.run_id, self._verify, self._opened)
-
     def _open_verdicts(self, certificate: Signed[Certificate]) -> list[Signed[Verdict]] | None:
         verdicts: list[Signed[Verdict]] = []
         for envelope in certificate.message.verdicts:
-            verdict = self._open(envelope, Verdict)
-            if isinstance(verdict, Fault) or not self.manifest.is_validator(verdict.signer):
+            verdict = open_envelope(envelope, Verdict, self.run_id, self._verify, self._opened)
+            if isinstance(verdict, Fault) or verdict.signer not in self._validators:
                 return None
             verdicts.append(verdict)
         return verdicts

@@ -109,7 +109,7 @@ class ReplicaSession:
         watched = data[1] & 0xE0 == 0 and len(self.replica.ledger.entries) < 64 and data[0] == 5
         before = fingerprint(self.replica) if watched else None
         if way < len(_TOPICS):
-            received = self.replica.receive_topic(_TOPICS[way], envelope, self._now)
+            received = self.replica.receive(envelope, self._now, topic=_TOPICS[way])
         else:
             missed = way == len(_TOPICS)
             received = self.replica.receive(envelope, self._now, anti_entropy=missed)
