@@ -122,6 +122,10 @@ class MessageIntake:
         self._follow_up(received, source)
         return received
 
+    def validate(self, topic: Topic, _author: PeerId, envelope: bytes) -> ValidationResult:
+        """Judge a gossiped message; the result tells whether to forward it."""
+        return self.take(envelope, MessageOrigin.GOSSIP, topic=topic).result
+
     async def record(self, signed: Signed[Any]) -> None:
         """Store and accept a message of this node, which may be announced after that.
 

@@ -92,15 +92,8 @@ def encode_message(message: GossipMessage) -> bytes:
     return _encode_unsigned(message) + length_field(5, message.signature)
 
 
-def decode_message(data: bytes, decoded: Decoded | None = None) -> GossipMessage | Fault:
-    """Return the message that ``data`` encodes canonically, or a ``Fault``; no signature check.
-
-    ``decoded`` caches well-formed messages, which are not decoded again.
-    """
-    return _decode(data) if decoded is None else decoded.get_or_compute(data, lambda: _decode(data))
-
-
-def _decode(data: bytes) -> GossipMessage | Fault:
+def decode_message(data: bytes) -> GossipMessage | Fault:
+    """Return the message that ``data`` encodes canonically, or a ``Fault``; no signature check."""
     try:
         fields = _fields(data)
         topic = topic_text(fields.pop(4, b""))

@@ -97,7 +97,9 @@ def open_envelope(
     """
     if opened is None:
         return _open(data, kind, run_id, verify)
-    return opened.get_or_compute((data, kind, run_id), lambda: _open(data, kind, run_id, verify))
+    return opened.get_or_compute(
+        (data, kind, run_id), lambda _key: _open(data, kind, run_id, verify)
+    )
 
 
 def open_any(
