@@ -134,12 +134,13 @@ class Replica:
         ``topic``: the message was gossiped, and must be of this topic's kind. ``anti_entropy``: it
         was requested in a synchronisation, so a commit may be older.
         """
-        signed = open_any(envelope, self._kinds, self.run_id, self._verify, self._opened)
+        kinds = self._kinds if topic is None else {TOPIC_KINDS[topic].kind: TOPIC_KINDS[topic]}
+        signed = open_any(envelope, kinds, self.run_id, self._verify, self._opened)
         if isinstance(signed, Fault):
-            return Received(ValidationResult.REJECT, fault=signed)
+            misplaced = topic is not None and signed.code is FaultCode.WRONG_KIND
+            fault = Fault(FaultCode.WRONG_TOPIC) if misplaced else signed
+            return Received(ValidationResult.REJECT, fault=fault)
         message = signed.message
-        if topic is not None and not isinstance(message, TOPIC_KINDS[topic]):
-            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_TOPIC))
         if isinstance(message, Verdict | Certificate) and signed.signer not in self._validators:
             return _received(signed, Fault(FaultCode.NOT_A_VALIDATOR))
         take = self._take[type(message)]
