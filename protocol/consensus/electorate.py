@@ -15,13 +15,14 @@ from protocol.run.manifest import RunManifest
 
 @dataclass(frozen=True, slots=True)
 class Electorate:
-    """The electorate of one epoch."""
+    """Validators and beacon of one epoch."""
 
     validators: tuple[PeerId, ...]
     """Validators on the roster without equivocators, by peer id."""
     excluded: tuple[PeerId, ...]
     """Validators excluded for equivocation."""
     beacon: Digest
+    """``H(run || epoch)``."""
 
 
 class LocalElectorate:
