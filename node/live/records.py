@@ -104,7 +104,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         """Verify a signature once: replicas return the same records with each lookup."""
         seen = digest(signature + message)  # the message contains the owner
         found = self._verified.get_or_compute(
-            seen, lambda: verify(owner, message, signature) or Fault(FaultCode.BAD_SIGNATURE)
+            seen, lambda _key: verify(owner, message, signature) or Fault(FaultCode.BAD_SIGNATURE)
         )
         return found is True
 

@@ -56,9 +56,10 @@ class ClockWatch:
         if source is not MessageOrigin.GOSSIP or signed is None:
             return
         if isinstance(signed.message, NodeRecord) and self._counts(signed.signer):
-            self._offsets.note(signed.signer, signed.message.issued_at, loop_time())
-            if loop_time() >= self._looked_at + LOOK_EPOCHS * self._epoch_seconds:
-                self._look()
+            monotonic = loop_time()
+            self._offsets.note(signed.signer, signed.message.issued_at, monotonic)
+            if monotonic >= self._looked_at + LOOK_EPOCHS * self._epoch_seconds:
+                self._look(monotonic)
 
     def _counts(self, peer: PeerId) -> bool:
         named = self._context.replica.manifest.is_of_genesis(peer)
@@ -73,8 +74,8 @@ class ClockWatch:
             networks[peer if peer in named else network_of_peer(self._context, peer)].append(peer)
         return networks
 
-    def _look(self) -> None:
-        now, monotonic = self._context.ports.clock.now(), loop_time()
+    def _look(self, monotonic: float) -> None:
+        now = self._context.ports.clock.now()
         self._looked_at = monotonic
         networks = self._networks()
         estimate = self._offsets.estimate(networks, now, monotonic)

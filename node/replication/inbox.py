@@ -76,6 +76,7 @@ class MessageIntake:
         versions: ChangeSignal,
     ) -> None:
         self._context = context
+        self._own_id = context.signer.peer_id
         self._replica = context.replica
         self._log = message_log
         self._admitted_log = AdmittedLog(context.ports.store, context.replica.roster.admitted)
@@ -115,14 +116,15 @@ class MessageIntake:
         if source is MessageOrigin.LOG:
             self._replica.restore(envelope)
             return Received(ValidationResult.IGNORE)
-        if topic is None:
-            missed = source is MessageOrigin.ANTI_ENTROPY
-            received = self._replica.receive(envelope, now, anti_entropy=missed)
-        else:
-            received = self._replica.receive_topic(topic, envelope, now)
+        missed = source is MessageOrigin.ANTI_ENTROPY
+        received = self._replica.receive(envelope, now, topic=topic, anti_entropy=missed)
         self._note_fault(received, source, sender)
         self._follow_up(received, source)
         return received
+
+    def validate(self, topic: Topic, _author: PeerId, envelope: bytes) -> ValidationResult:
+        """Judge a gossiped message; the result tells whether to forward it."""
+        return self.take(envelope, MessageOrigin.GOSSIP, topic=topic).result
 
     async def record(self, signed: Signed[Any]) -> None:
         """Store and accept a message of this node, which may be announced after that.
@@ -170,7 +172,7 @@ class MessageIntake:
     def _follow_up(self, received: Received, source: MessageOrigin) -> None:
         signed, is_news = received.signed, received.result is ValidationResult.ACCEPT
         if signed is not None:
-            if signed.signer == self._context.signer.peer_id and source is not MessageOrigin.OWN:
+            if signed.signer == self._own_id and source is not MessageOrigin.OWN:
                 self._key_guard.shown(signed, is_news=is_news)
             if is_news:
                 self._accept(signed, source, lasting=received.lasting)
@@ -201,7 +203,7 @@ class MessageIntake:
         if isinstance(message, RolloutCommit):
             return False
         entry = self._replica.ledger.commits.entries.get(Digest(message.commit))
-        return entry is not None and entry.commit.signer == self._context.signer.peer_id
+        return entry is not None and entry.commit.signer == self._own_id
 
     def _note_fault(self, received: Received, source: MessageOrigin, sender: PeerId | None) -> None:
         fault, signed = received.fault, received.signed

@@ -1,7 +1,8 @@
 """Roles' interface to the swarm (``roles.ports.swarm.Network``) over gossip, streams and blobs."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import structlog
 from typing_extensions import override
@@ -17,7 +18,7 @@ from node.replication.anti_entropy import AntiEntropy
 from node.replication.inbox import MessageIntake, MessageOrigin
 from node.replication.rollout_bodies import RolloutBodies
 from protocol.core.faults import Fault
-from protocol.core.types import PeerId, Topic, ValidationResult
+from protocol.core.types import PeerId, Topic
 from protocol.messages import MessageT, RolloutCommit, Signed, seal
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import Network, RefusedError
@@ -84,13 +85,8 @@ class SwarmClient(Network):
             # A record stays news for an epoch, and is most of a large swarm's gossip.
             may_wait = topic is Topic.ROSTER
             name = topic_name(topic, self._run_id)
-            self._gossip.subscribe(name, self._validator(topic), may_wait=may_wait)
-
-    def _validator(self, topic: Topic) -> Callable[[PeerId, bytes], ValidationResult]:
-        def validate(_author: PeerId, envelope: bytes) -> ValidationResult:
-            return self._inbox.take(envelope, MessageOrigin.GOSSIP, topic=topic).result
-
-        return validate
+            validate = partial(self._inbox.validate, topic)
+            self._gossip.subscribe(name, validate, may_wait=may_wait)
 
     # Sending
 

@@ -71,18 +71,18 @@ def draw(
 
     ``candidates`` replaces the validators of the commit's epoch if their records have expired.
     """
-    epoch = commit.message.epoch + 1
-    validators = electorate.validators(epoch) if candidates is None else candidates
+    electors = electorate.at_epoch(commit.message.epoch + 1)
+    validators = electors.validators if candidates is None else candidates
     if commit.signer in validators:
         validators = tuple(peer for peer in validators if peer != commit.signer)
     rules = manifest.committee
     if len(validators) < rules.roster_min:
         return None
     count = len(validators)
-    lot = electorate.beacon(epoch) + commit.digest
+    lot = electors.beacon + commit.digest
     first_size, escalated_size = min(rules.size, count), min(rules.escalated_size, count)
-    ranking, excluded = _by_lot(lot, validators), electorate.excluded(epoch)
-    return Committee(ranking, first_size, escalated_size, commit.signer, lot, excluded)
+    ranking = _by_lot(lot, validators)
+    return Committee(ranking, first_size, escalated_size, commit.signer, lot, electors.excluded)
 
 
 @lru_cache(maxsize=RANKINGS_MAX)

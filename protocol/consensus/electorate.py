@@ -4,6 +4,8 @@ Certified rosters would be added here. Until then two nodes may differ by a memb
 joined or left, which ``committee.VIEW_SLACK`` absorbs.
 """
 
+from dataclasses import dataclass
+
 from protocol.consensus.equivocation import EquivocationTracker
 from protocol.core.types import Digest, PeerId, Role
 from protocol.membership.roster import Roster
@@ -11,8 +13,20 @@ from protocol.run.beacon import EPOCHS_KEPT, beacon
 from protocol.run.manifest import RunManifest
 
 
+@dataclass(frozen=True, slots=True)
+class Electorate:
+    """Validators and beacon of one epoch."""
+
+    validators: tuple[PeerId, ...]
+    """Validators on the roster without equivocators, by peer id."""
+    excluded: tuple[PeerId, ...]
+    """Validators excluded for equivocation."""
+    beacon: Digest
+    """``H(run || epoch)``."""
+
+
 class LocalElectorate:
-    """The electorate in this node's view."""
+    """The electorate of each epoch in this node's view."""
 
     def __init__(
         self, manifest: RunManifest, roster: Roster, equivocators: EquivocationTracker
@@ -21,28 +35,20 @@ class LocalElectorate:
         self._roster = roster
         self._equivocators = equivocators
         self._revision = (-1, -1)
-        self._validators: dict[int, tuple[PeerId, ...]] = {}
+        self._epochs: dict[int, Electorate] = {}
         """By epoch; valid for ``_revision`` of roster and equivocators."""
 
-    def validators(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return the validators on the roster of ``epoch`` without equivocators, by peer id."""
-        revision = (self._roster.revision(Role.VALIDATOR), self._equivocators.revision)
-        if revision != self._revision or len(self._validators) >= EPOCHS_KEPT:
+    def at_epoch(self, epoch: int) -> Electorate:
+        """Return the electorate of ``epoch``."""
+        revision = (self._roster.revisions[Role.VALIDATOR], self._equivocators.revision)
+        if revision != self._revision or len(self._epochs) >= EPOCHS_KEPT:
             self._revision = revision
-            self._validators.clear()
-        known = self._validators.get(epoch)
+            self._epochs.clear()
+        known = self._epochs.get(epoch)
         if known is None:
             excluded = self._equivocators.excluded(epoch)
-            members = self._roster.at_epoch(epoch, Role.VALIDATOR)
-            known = self._validators[epoch] = tuple(
-                member.peer for member in members if member.peer not in excluded
-            )
+            peers = self._roster.peers_at_epoch(epoch, Role.VALIDATOR)
+            validators = tuple(peer for peer in peers if peer not in excluded)
+            known = Electorate(validators, excluded, beacon(self._run_id, epoch))
+            self._epochs[epoch] = known
         return known
-
-    def excluded(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return the validators excluded for equivocation in ``epoch``."""
-        return self._equivocators.excluded(epoch)
-
-    def beacon(self, epoch: int) -> Digest:
-        """Return ``H(run || epoch)``."""
-        return beacon(self._run_id, epoch)

@@ -83,13 +83,13 @@ class LruCache(Generic[Key, Value]):
     def __init__(self, limit: int) -> None:
         self._entries = BoundedDict[Key, Value](limit)
 
-    def get_or_compute(self, key: Key, compute: Callable[[], Value | Fault]) -> Value | Fault:
+    def get_or_compute(self, key: Key, compute: Callable[[Key], Value | Fault]) -> Value | Fault:
         """Return the cached result, or call ``compute`` and cache its result unless a fault."""
         known = self._entries.get(key)
         if known is not None:
             self._entries.move_to_end(key)
             return known
-        result = compute()
+        result = compute(key)
         if not isinstance(result, Fault):
             self._entries[key] = result
         return result

@@ -55,15 +55,13 @@ class GossipMessage:
     """The bytes that it was decoded from, stored once for all received copies."""
     message_id: bytes = field(init=False, compare=False, repr=False)
     """Author and sequence number: 46 bytes, the libp2p default."""
+    author: PeerId = field(init=False, compare=False, repr=False)
+    """The peer id in ``from``."""
 
     def __post_init__(self) -> None:
-        """Compute the id once: it is read several times."""
+        """Compute id and author once: they are read several times."""
         object.__setattr__(self, "message_id", self.source + self.seqno)
-
-    @property
-    def author(self) -> PeerId:
-        """The peer id in ``from``."""
-        return _peer_id(self.source)
+        object.__setattr__(self, "author", _peer_id(self.source))
 
 
 Decoded = LruCache[bytes, GossipMessage]
@@ -94,15 +92,8 @@ def encode_message(message: GossipMessage) -> bytes:
     return _encode_unsigned(message) + length_field(5, message.signature)
 
 
-def decode_message(data: bytes, decoded: Decoded | None = None) -> GossipMessage | Fault:
-    """Return the message that ``data`` encodes canonically, or a ``Fault``; no signature check.
-
-    ``decoded`` caches well-formed messages, which are not decoded again.
-    """
-    return _decode(data) if decoded is None else decoded.get_or_compute(data, lambda: _decode(data))
-
-
-def _decode(data: bytes) -> GossipMessage | Fault:
+def decode_message(data: bytes) -> GossipMessage | Fault:
+    """Return the message that ``data`` encodes canonically, or a ``Fault``; no signature check."""
     try:
         fields = _fields(data)
         topic = topic_text(fields.pop(4, b""))

@@ -125,6 +125,8 @@ class Scores:
     def __init__(self, params: ScoreParams, opinions: Opinions = no_opinions) -> None:
         self._params = params
         self._opinions = opinions
+        self.withholding_counts = params.topic.withholding_counts
+        """True if mesh deliveries are counted."""
         self._stats_by_peer: dict[PeerId, _PeerStats] = {}
         self._retained: dict[PeerId, _Retained] = {}
         self._at_address: dict[str, int] = {}
@@ -282,7 +284,7 @@ class Scores:
 
     def mesh_delivery(self, peer: PeerId, topic: str) -> None:
         """Record a delivery on time; counts for mesh members."""
-        if not self._params.topic.withholding_counts:
+        if not self.withholding_counts:
             return
         stats = self._stats(peer, topic)
         if stats is not None and stats.grafted_at is not None:
@@ -420,7 +422,7 @@ class Deliveries:
                 self._scores.first_delivery(peer, topic)
             else:
                 self._scores.mesh_delivery(peer, topic)
-        if self._params.topic.withholding_counts:  # otherwise a late copy has no effect
+        if self._scores.withholding_counts:  # otherwise a late copy has no effect
             self._judged[message_id] = _Judged(True, now, known)
 
     def rejected(

@@ -253,7 +253,7 @@ class Router:
         return []
 
     def _on_message(self, sender: PeerId, encoded: bytes, now: float) -> list[Effect]:
-        message = decode_message(encoded, self._decoding.messages)
+        message = self._decoding.messages.get_or_compute(encoded, decode_message)
         if isinstance(message, Fault):
             self._score.breach(sender)  # no topic is known
             return [PeerFault(sender, message)]

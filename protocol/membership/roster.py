@@ -78,7 +78,7 @@ class Roster:
         """Members by peer id, kept sorted."""
         self._holders: dict[str, list[PeerId]] = {role: [] for role in Role}
         """Members with each role, by peer id."""
-        self._revisions: dict[str, int] = dict.fromkeys(Role, 0)
+        self.revisions: dict[str, int] = dict.fromkeys(Role, 0)
         """Number of new, changed or removed records of members with each role."""
         self._admits: dict[str, Callable[[PeerId], bool]] = {
             Role.VALIDATOR: manifest.is_validator,
@@ -96,12 +96,12 @@ class Roster:
 
     def offer(self, record: Signed[NodeRecord], now: float) -> Fault | bool:
         """Accept a record with a checked signature; False if it is no news."""
-        fault = self._check(record, now)
+        peer, issued_at = record.signer, record.message.issued_at
+        fault = self._check(record, issued_at, now)
         if fault is not None:
             return fault
-        peer, issued_at = record.signer, record.message.issued_at
         known = self._members.get(peer)
-        welcome = self._room_for(peer) if known is None else self._is_news(record, known)
+        welcome = self._room_for(peer) if known is None else self._is_news(record, issued_at, known)
         if not welcome or issued_at < now - self._lifetime_seconds:
             return False
         admitted = self.admitted.offer(peer, record.message.admission, now)
@@ -127,21 +127,17 @@ class Roster:
     def _index_roles(self, peer: PeerId, before: Sequence[str], after: Sequence[str]) -> None:
         for role, holders in self._holders.items():
             if role in before or role in after:
-                self._revisions[role] += 1
+                self.revisions[role] += 1
             if role in before and role not in after:
                 _remove(holders, peer)
             elif role in after and role not in before:
                 bisect.insort(holders, peer)
 
-    def revision(self, role: Role) -> int:
-        """Return a number that changes with every record of a member that holds ``role``."""
-        return self._revisions[role]
-
-    def _check(self, record: Signed[NodeRecord], now: float) -> Fault | None:
+    def _check(self, record: Signed[NodeRecord], issued_at: float, now: float) -> Fault | None:
+        if issued_at > now + CLOCK_SKEW_SECONDS_MAX:
+            detail = f"issued {issued_at - now:.1f} s ahead of our clock"
+            return Fault(FaultCode.CLOCK_SKEW, detail)
         message = record.message
-        if message.issued_at > now + CLOCK_SKEW_SECONDS_MAX:
-            ahead_seconds = message.issued_at - now
-            return Fault(FaultCode.CLOCK_SKEW, f"issued {ahead_seconds:.1f} s ahead of our clock")
         if message.protocol_version != PROTOCOL_VERSION:
             return Fault(FaultCode.PROTOCOL_VERSION, str(message.protocol_version))
         if not _ROLES.issuperset(message.roles):
@@ -154,12 +150,12 @@ class Roster:
                 return Fault(FaultCode.NOT_ADMITTED, role)
         return None
 
-    def _is_news(self, record: Signed[NodeRecord], known: Member) -> bool:
+    def _is_news(self, record: Signed[NodeRecord], issued_at: float, known: Member) -> bool:
         """Return whether a member's next record is due or announces that it leaves."""
         leaves = record.message.leaving and not known.record.message.leaving
         pause_seconds = 0.0 if leaves else self.pause_seconds
         newer = record.message.sequence > known.record.message.sequence
-        return newer and record.message.issued_at >= known.seen_at + pause_seconds
+        return newer and issued_at >= known.seen_at + pause_seconds
 
     def _room_for(self, peer: PeerId) -> bool:
         """Return whether a new member fits; keys that the manifest names always do."""
@@ -227,10 +223,15 @@ class Roster:
         place %= max(1, len(order))
         return chain(islice(order, place, None), islice(order, place))
 
-    def at_epoch(self, epoch: int, role: Role | None = None) -> list[Member]:
-        """Return the members (of a role) eligible for committees of ``epoch``, by peer id."""
+    def peers_at_epoch(self, epoch: int, role: Role) -> list[PeerId]:
+        """Return the members with a role that are eligible for committees of ``epoch``, sorted."""
         start = self._manifest.epoch_start(epoch)
-        return [member for member in self.live(start, role) if member.since <= start]
+        members = self._members
+        return [
+            peer
+            for peer in self._holders[role]
+            if (member := members[peer]).since <= start <= member.live_until
+        ]
 
 
 def _remove(peers: list[PeerId], peer: PeerId) -> None:

@@ -9,6 +9,7 @@ from protocol.messages.envelope import (
     Signed,
     envelope_kind,
     message_id,
+    open_any,
     open_envelope,
     seal,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Verdict",
     "envelope_kind",
     "message_id",
+    "open_any",
     "open_envelope",
     "seal",
 ]

@@ -3,6 +3,7 @@
 An envelope is the canonical map of kind, payload, signer and signature.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -96,7 +97,23 @@ def open_envelope(
     """
     if opened is None:
         return _open(data, kind, run_id, verify)
-    return opened.get_or_compute((data, kind, run_id), lambda: _open(data, kind, run_id, verify))
+    return opened.get_or_compute(
+        (data, kind, run_id), lambda _key: _open(data, kind, run_id, verify)
+    )
+
+
+def open_any(
+    data: bytes,
+    kinds: Mapping[str, type[Message]],
+    run_id: RunId,
+    verify: Verifier,
+    opened: Opened | None = None,
+) -> Signed[Message] | Fault:
+    """Open an envelope of any of ``kinds``, by name, as ``open_envelope`` does."""
+    kind = kinds.get(envelope_kind(data) or "")
+    if kind is None:
+        return Fault(FaultCode.WRONG_KIND)
+    return open_envelope(data, kind, run_id, verify, opened)
 
 
 def _open(

@@ -92,7 +92,7 @@ class LateEvidence:
         commit, _ = self._commits.entries[Digest(certificate.message.commit)]
         signers = {verdict.signer for verdict in verdicts}
         known = map(PeerId, self._manifest.genesis.validators)
-        excluded = self._electorate.excluded(commit.message.epoch + 1)
+        excluded = self._electorate.at_epoch(commit.message.epoch + 1).excluded
         candidates = tuple(
             peer
             for peer in known

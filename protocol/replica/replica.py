@@ -26,13 +26,12 @@ from protocol.messages import (
     CheckpointManifest,
     Evidence,
     Message,
-    MessageT,
     NodeRecord,
     Opened,
     RolloutCommit,
     Signed,
     Verdict,
-    envelope_kind,
+    open_any,
     open_envelope,
 )
 from protocol.messages.pending import PendingPool
@@ -55,10 +54,6 @@ TOPIC_KINDS: dict[Topic, type[Message]] = {
 }
 
 _Take = Callable[[Any, float], "Received"]
-_Restore = Callable[[Any], object] | None
-
-_OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
-"""Kinds of messages that a version may have waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +85,7 @@ class Replica:
         self.untrusted_commits = UntrustedCommits(manifest, self.ledger)
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
+        self._validators = frozenset(manifest.genesis.validators)
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._early_certificates = PendingPool(WAITING_MAX, "waiting")
@@ -103,48 +99,59 @@ class Replica:
             self._early_verdicts,
             *self._late.tables,
         )
-        kinds: tuple[tuple[type[Message], _Take, _Restore], ...] = (
-            (NodeRecord, self._record, None),
-            (RolloutCommit, self._commit, self.ledger.restore_commit),
-            (Verdict, self._verdict, self.verdicts.restore),
-            (Certificate, self._certificate, self._restore_certificate),
-            (CheckpointManifest, self._checkpoint, self.ledger.restore_checkpoint),
-            (Evidence, self._take_evidence, self.verdicts.equivocators.offer),
-        )
-        self._kinds = {row[0].kind: row for row in kinds}
+        self._take: dict[type[Message], _Take] = {
+            NodeRecord: self._record,
+            RolloutCommit: self._commit,
+            Verdict: self._verdict,
+            Certificate: self._certificate,
+            CheckpointManifest: self._checkpoint,
+            Evidence: self._take_evidence,
+        }
+        self._kinds = {kind.kind: kind for kind in self._take}
+        self._restore: dict[type[Message], Callable[[Any], object]] = {
+            RolloutCommit: self.ledger.restore_commit,
+            Verdict: self.verdicts.restore,
+            Certificate: self._restore_certificate,
+            CheckpointManifest: self.ledger.restore_checkpoint,
+            Evidence: self.verdicts.equivocators.offer,
+        }
 
-    def receive(self, envelope: bytes, now: float, *, anti_entropy: bool = False) -> Received:
+    def receive(
+        self,
+        envelope: bytes,
+        now: float,
+        *,
+        topic: Topic | None = None,
+        anti_entropy: bool = False,
+    ) -> Received:
         """Process a message from any source; a rejected one leaves the state unchanged.
 
-        ``anti_entropy``: the message was requested in a synchronisation, so a commit may be older.
+        ``topic``: the message was gossiped, and must be of this topic's kind. ``anti_entropy``: it
+        was requested in a synchronisation, so a commit may be older.
         """
-        name = envelope_kind(envelope) or ""
-        if name not in self._kinds:
-            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_KIND))
-        kind, take, _ = self._kinds[name]
-        signed = self._open(envelope, kind)
+        kinds = self._kinds if topic is None else {TOPIC_KINDS[topic].kind: TOPIC_KINDS[topic]}
+        signed = open_any(envelope, kinds, self.run_id, self._verify, self._opened)
         if isinstance(signed, Fault):
-            return Received(ValidationResult.REJECT, fault=signed)
-        if anti_entropy and kind is RolloutCommit:
+            misplaced = topic is not None and signed.code is FaultCode.WRONG_KIND
+            fault = Fault(FaultCode.WRONG_TOPIC) if misplaced else signed
+            return Received(ValidationResult.REJECT, fault=fault)
+        message = signed.message
+        if isinstance(message, Verdict | Certificate) and signed.signer not in self._validators:
+            return _received(signed, Fault(FaultCode.NOT_A_VALIDATOR))
+        take = self._take[type(message)]
+        if anti_entropy and isinstance(message, RolloutCommit):
             take = partial(self._commit, anti_entropy=True)
         received = take(signed, now)
-        if received.result is ValidationResult.ACCEPT and name in _OPENS_VERSIONS:
+        accepted = received.result is ValidationResult.ACCEPT
+        if accepted and isinstance(message, Certificate | CheckpointManifest):
             return replace(received, settled=tuple(self._settle_versions(now)))
         return received
 
-    def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
-        """Process a gossiped message, which must be of its topic's kind."""
-        if envelope_kind(envelope) != TOPIC_KINDS[topic].kind:
-            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_TOPIC))
-        return self.receive(envelope, now)
-
     def restore(self, envelope: bytes) -> None:
         """Restore a stored message; the caller keeps the original order."""
-        kind, _, restore = self._kinds.get(envelope_kind(envelope) or "", (Message, None, None))
-        if restore is not None:
-            signed = self._open(envelope, kind)
-            if isinstance(signed, Signed):
-                restore(signed)
+        signed = open_any(envelope, self._kinds, self.run_id, self._verify, self._opened)
+        if isinstance(signed, Signed) and type(signed.message) in self._restore:
+            self._restore[type(signed.message)](signed)
 
     def _restore_certificate(self, certificate: Signed[Certificate]) -> None:
         if certificate.message.commit in self.ledger.commits.entries:
@@ -289,8 +296,6 @@ class Replica:
         return worker in untrusted or len(untrusted) < UNTRUSTED_MAX
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
-        if not self.manifest.is_validator(verdict.signer):
-            return _received(verdict, Fault(FaultCode.NOT_A_VALIDATOR))
         entry = self.ledger.commits.entries.get(Digest(verdict.message.commit))
         if entry is None:
             self._early_verdicts.add(verdict, now)
@@ -301,8 +306,6 @@ class Replica:
         return _received(evidence, self.verdicts.equivocators.offer(evidence))
 
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
-        if not self.manifest.is_validator(certificate.signer):
-            return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
         commit = Digest(certificate.message.commit)
         entry = self.ledger.commits.entries.get(commit)
         if entry is None and commit not in self._late:
@@ -338,14 +341,11 @@ class Replica:
             self.ledger.branches.remove(manifest.digest)
         return received
 
-    def _open(self, envelope: bytes, kind: type[MessageT]) -> Signed[MessageT] | Fault:
-        return open_envelope(envelope, kind, self.run_id, self._verify, self._opened)
-
     def _open_verdicts(self, certificate: Signed[Certificate]) -> list[Signed[Verdict]] | None:
         verdicts: list[Signed[Verdict]] = []
         for envelope in certificate.message.verdicts:
-            verdict = self._open(envelope, Verdict)
-            if isinstance(verdict, Fault) or not self.manifest.is_validator(verdict.signer):
+            verdict = open_envelope(envelope, Verdict, self.run_id, self._verify, self._opened)
+            if isinstance(verdict, Fault) or verdict.signer not in self._validators:
                 return None
             verdicts.append(verdict)
         return verdicts

@@ -224,7 +224,7 @@ class InferenceFlow:
     def _can_be_checked(self) -> bool:
         """Return whether there are enough validators: without a committee a commit expires."""
         context = self._context
-        validators = context.replica.verdicts.electorate.validators(context.epoch())
+        validators = context.replica.verdicts.electorate.at_epoch(context.epoch()).validators
         return len(validators) >= context.manifest.committee.roster_min
 
     async def _begin_more(self) -> None:

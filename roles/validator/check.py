@@ -50,7 +50,7 @@ class RolloutVerifier:
         engine or the task fails.
         """
         manifest, message = self._context.manifest, commit.message
-        beacon = self._context.replica.verdicts.electorate.beacon(message.epoch + 1)
+        beacon = self._context.replica.verdicts.electorate.at_epoch(message.epoch + 1).beacon
         chosen = audited(beacon, commit.digest, message.sequences, manifest.toploc.audit_share)
 
         async def measure(

@@ -112,7 +112,7 @@ class ValidatorFlow:
             if not entry.timely or now <= epoch:
                 continue  # the beacon of the next epoch draws its committee
             if epoch not in drawn:
-                drawn[epoch] = replica.verdicts.electorate.validators(epoch + 1)
+                drawn[epoch] = replica.verdicts.electorate.at_epoch(epoch + 1).validators
             # In a large swarm nearly all commits are for other validators, and may be thousands.
             if self._for_others.get(entry.commit.digest) is not drawn[epoch]:
                 due.append(entry)
@@ -158,7 +158,7 @@ class ValidatorFlow:
             return
         if context.peer_id not in committee.escalated:
             electorate, epoch = context.replica.verdicts.electorate, entry.epoch
-            self._for_others[digest] = electorate.validators(epoch + 1)
+            self._for_others[digest] = electorate.at_epoch(epoch + 1).validators
             return
         wide = self._escalated(entry, committee)
         members = committee.escalated if wide else committee.first

@@ -111,7 +111,7 @@ class ReplicaSession:
         )
         before = fingerprint(self.replica) if watched else None
         if way < len(_TOPICS):
-            received = self.replica.receive_topic(_TOPICS[way], envelope, self._now)
+            received = self.replica.receive(envelope, self._now, topic=_TOPICS[way])
         else:
             missed = way == len(_TOPICS)
             received = self.replica.receive(envelope, self._now, anti_entropy=missed)

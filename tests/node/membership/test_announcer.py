@@ -51,7 +51,7 @@ class Network:
 
     async def publish(self, topic, message):
         signed = seal(message, self.node.replica.run_id, OWN)
-        received = self.node.replica.receive_topic(topic, signed.envelope, self.node.clock.now())
+        received = self.node.replica.receive(signed.envelope, self.node.clock.now(), topic=topic)
         if received.fault is not None:
             raise RefusedError(str(received.fault))
         self.said.append(signed.envelope)
@@ -101,8 +101,8 @@ class Node:
             About((Role.VALIDATOR,), Hardware(), reachable=True, software="test", scoring=RUNTIME),
             self.network,
             self.facts,
-            hint=lambda envelope: self.replica.receive_topic(
-                Topic.ROSTER, envelope, self.clock.now()
+            hint=lambda envelope: self.replica.receive(
+                envelope, self.clock.now(), topic=Topic.ROSTER
             ),
             synchronised=self.synchronised.wait,
         )

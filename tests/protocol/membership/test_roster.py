@@ -125,14 +125,14 @@ def test_who_leaves_is_gone_at_once_and_stays_drawn_where_it_was():
     leave = WORLD.record(WORKER, ("relay",), 2, leaving=True)
     result = roster(stay, leave)
     assert result.live(WORLD.at(2)) == []
-    assert peers(result.at_epoch(2)) == [WORKER.peer_id]
-    assert result.at_epoch(3) == []
+    assert result.peers_at_epoch(2, Role.RELAY) == [WORKER.peer_id]
+    assert result.peers_at_epoch(3, Role.RELAY) == []
 
 
 def test_who_comes_during_an_epoch_is_not_drawn_in_it():
     result = roster(WORLD.record(WORKER, ("relay",), 3, joined_at=round(WORLD.at(3) * 1000)))
-    assert result.at_epoch(3) == []
-    assert peers(result.at_epoch(4)) == [WORKER.peer_id]
+    assert result.peers_at_epoch(3, Role.RELAY) == []
+    assert result.peers_at_epoch(4, Role.RELAY) == [WORKER.peer_id]
 
 
 def test_backdating_gains_one_epoch_and_no_more():
@@ -140,8 +140,8 @@ def test_backdating_gains_one_epoch_and_no_more():
     liar = WORLD.record(WORKER, ("relay",), 3, joined_at=0)
     honest = WORLD.record(WORLD.workers[1], ("relay",), 3, joined_at=joined_at)
     result = roster(liar, honest)
-    assert peers(result.at_epoch(3)) == [WORKER.peer_id]
-    assert len(result.at_epoch(4)) == 2
+    assert result.peers_at_epoch(3, Role.RELAY) == [WORKER.peer_id]
+    assert len(result.peers_at_epoch(4, Role.RELAY)) == 2
 
 
 def test_the_roster_is_bounded_and_untrusted_peers_cannot_shut_out_the_genesis_keys(monkeypatch):
@@ -185,7 +185,7 @@ def test_orders_do_not_depend_on_arrival():
     one, other = roster(*records), roster(*reversed(records))
     assert one.records() == other.records()
     assert one.live(WORLD.at(0)) == other.live(WORLD.at(0))
-    assert peers(one.at_epoch(1)) == sorted(worker.peer_id for worker in WORLD.workers)
+    assert one.peers_at_epoch(1, Role.RELAY) == sorted(worker.peer_id for worker in WORLD.workers)
 
 
 # The electorate
@@ -200,8 +200,8 @@ def test_the_electorate_is_the_live_validators():
     )
     electorate = electorate_of(result)
     expected = sorted(one.peer_id for one in WORLD.validators[:2])
-    assert list(electorate.validators(1)) == expected
-    assert electorate.validators(100) == ()
+    assert list(electorate.at_epoch(1).validators) == expected
+    assert electorate.at_epoch(100).validators == ()
     assert Role.RELAY in result.get(VALIDATOR.peer_id).record.message.roles
 
 
@@ -209,24 +209,24 @@ def test_the_electorate_follows_who_comes_changes_role_and_is_forgotten():
     result = roster(WORLD.record(VALIDATOR, ("validator",)))
     electorate = electorate_of(result)
     second = WORLD.validators[1]
-    assert electorate.validators(2) == (VALIDATOR.peer_id,)
+    assert electorate.at_epoch(2).validators == (VALIDATOR.peer_id,)
     result.offer(WORLD.record(second, ("validator",)), WORLD.at(1))
     both = tuple(sorted((VALIDATOR.peer_id, second.peer_id)))
-    assert electorate.validators(2) == both
+    assert electorate.at_epoch(2).validators == both
     result.offer(WORLD.record(second, ("relay",), 1), WORLD.at(1))
-    assert electorate.validators(2) == (VALIDATOR.peer_id,)
+    assert electorate.at_epoch(2).validators == (VALIDATOR.peer_id,)
     result.advance(WORLD.at(2) + 3 * LIFETIME_SECONDS)
-    assert electorate.validators(2) == ()
+    assert electorate.at_epoch(2).validators == ()
 
 
 def test_an_electorate_that_is_asked_about_many_epochs_still_answers_right():
     result = roster(WORLD.record(VALIDATOR, ("validator",)))
     electorate = electorate_of(result)
     for _ in range(2):
-        answers = [(electorate.validators(n), electorate.beacon(n)) for n in range(EPOCHS_KEPT + 9)]
-        fresh = electorate_of(result)
-        assert answers[1] == (fresh.validators(1), fresh.beacon(1)) != answers[-1]
-        assert len({beacon for _, beacon in answers}) == len(answers)
+        answers = [electorate.at_epoch(n) for n in range(EPOCHS_KEPT + 9)]
+        assert answers[1] == electorate_of(result).at_epoch(1)
+        assert answers[1].validators != answers[-1].validators
+        assert len({answer.beacon for answer in answers}) == len(answers)
 
 
 def test_every_epoch_and_run_has_its_own_beacon():
@@ -235,6 +235,8 @@ def test_every_epoch_and_run_has_its_own_beacon():
         for manifest in (WORLD.manifest, run_manifest(2))
     ]
     beacons = [
-        electorate.beacon(epoch) for electorate in electorates for epoch in (0, 1, 2**53 + 1)
+        electorate.at_epoch(epoch).beacon
+        for electorate in electorates
+        for epoch in (0, 1, 2**53 + 1)
     ]
     assert len(set(beacons)) == 6

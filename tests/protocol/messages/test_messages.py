@@ -20,6 +20,7 @@ from protocol.messages import (
     Signed,
     Verdict,
     envelope_kind,
+    open_any,
     open_envelope,
     seal,
 )
@@ -192,6 +193,16 @@ def test_a_payload_that_is_no_message_is_refused(payload):
 )
 def test_a_misshapen_envelope_is_refused(envelope):
     assert reason(envelope) == "bad-envelope"
+
+
+def test_an_envelope_of_any_given_kind_opens_and_no_other():
+    kinds = {kind.kind: kind for kind in (RolloutCommit, Verdict)}
+    for signed in MESSAGES:
+        result = open_any(signed.envelope, kinds, WORLD.run_id, verify)
+        expected = signed if signed.message.kind in kinds else Fault(FaultCode.WRONG_KIND)
+        assert result == expected
+    for data, code in [(b"\xc1", "wrong-kind"), (COMMIT.envelope[:-1], "undecodable")]:
+        assert open_any(data, kinds, WORLD.run_id, verify).code == code
 
 
 def test_kinds_of_other_things_are_not_known():

@@ -69,7 +69,7 @@ def test_a_topic_carries_its_kind_alone(topic):
     for signed in messages:
         target = replica()
         before = fingerprint(target)
-        received = target.receive_topic(topic, signed.envelope, NOW)
+        received = target.receive(signed.envelope, NOW, topic=topic)
         if isinstance(signed.message, TOPIC_KINDS[topic]):
             assert received.fault is None
         else:
@@ -142,7 +142,7 @@ def test_a_commit_with_an_old_date_is_neither_taken_nor_passed_on():
     late = WORLD.at(10)
     old = WORLD.commit(WORKER)
     assert refused(target, old.envelope, ValidationResult.IGNORE, late) == "old-date"
-    received = target.receive_topic(Topic.COMMITS, old.envelope, late)
+    received = target.receive(old.envelope, late, topic=Topic.COMMITS)
     assert (received.result, received.fault.code) == (ValidationResult.IGNORE, "old-date")
     assert old.digest not in target.ledger.commits.entries
 

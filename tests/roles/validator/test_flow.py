@@ -697,7 +697,7 @@ async def test_which_sequences_are_measured_is_drawn_after_the_commit(tmp_path, 
     world.run(world.flow)
     commit = world.commit()
     await world.rest(EPOCH_SECONDS + 2)
-    beacon = world.replica.verdicts.electorate.beacon(commit.message.epoch + 1)
+    beacon = world.replica.verdicts.electorate.at_epoch(commit.message.epoch + 1).beacon
     share = world.manifest.toploc.audit_share
     assert drawn == [(beacon, commit.digest, commit.message.sequences, share)]
     expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
