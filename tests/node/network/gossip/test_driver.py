@@ -9,11 +9,10 @@ import pytest
 from node.network.connections.gater import BAN_SECONDS
 from node.network.connections.manager import POLL_SECONDS, ConnectionManager
 from node.network.gossip import peer_streams as links
-from node.network.gossip.config import GossipLimits
+from node.network.gossip.config import READ_BURST_BYTES, READ_RATES, GossipLimits
 from node.network.gossip.driver import Gossip
 from node.network.gossip.peer_streams import IGNORED_SECONDS
 from node.network.gossip.tasks import Tasks
-from node.network.resources.read_limiter import BURST_BYTES, ReadRates
 from node.network.streams.protocols import GOSSIP
 from protocol.core.crypto import Identity
 from protocol.core.faults import Fault, FaultCode
@@ -437,9 +436,9 @@ async def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(co
         flooding.cancel()
         seconds = asyncio.get_running_loop().time() - begun_at
         read = reader.gossip.link_counters.bytes_in - read_before
-        rate = share * ReadRates().untrusted_peer
+        rate = share * READ_RATES.untrusted.per_second
         assert read > rate * seconds, "as much as it may"
-        assert read < rate * (seconds + 2) + 3 * BURST_BYTES
+        assert read < rate * (seconds + 2) + 3 * READ_BURST_BYTES
         assert reader.gossip.link_counters.reads_delayed > 10
         assert reader.blamed == [], "it broke nothing"
 

@@ -1,0 +1,161 @@
+"""Two-level token buckets: one per key, and one that all untrusted keys share.
+
+Keys are free, so a limit per key alone bounds nothing. A trusted key has only its own bucket. An
+untrusted key also draws on the shared one, and its own rate is an equal share of the shared rate
+among the active untrusted keys.
+
+Callers choose the unit of cost and the reaction. ``take`` refuses a cost before it arises.
+``charge`` counts one that has arisen, and ``wait_seconds`` is the time until it is earned back.
+
+Without I/O: the clock is an argument.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
+
+from protocol.core.containers import BoundedDict, Key
+
+KEYS_MAX = 4096
+"""Keys of one limiter, 8 times the connection limit. The one used longest ago is evicted first: it
+regains its burst, but the shared bucket keeps its cost."""
+
+ACTIVE_SECONDS = 10.0
+"""Duration of a key's active state; a guess above the delays of hundreds of untrusted peers."""
+
+RECOUNT_SECONDS = 1.0
+"""Interval at which idle keys are forgotten and active ones are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Sustained cost per second, and cost allowed at once after a rest."""
+
+    per_second: float
+    burst: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Rates of one limiter."""
+
+    untrusted: Rate
+    """Maximum of an untrusted key."""
+    trusted: Rate | None = None
+    """Of a trusted key; None: as ``untrusted``."""
+    shared: Rate | None = None
+    """Of all untrusted keys together; None: no limit."""
+    share_min: float = 0.0
+    """Minimum rate of an untrusted key, however many are active."""
+    burst_min: float = 0.0
+    """Burst of an untrusted key while the shared bucket is empty; less makes no key active."""
+
+
+class _Bucket:
+    """Leaky bucket: cost charged and not yet earned back."""
+
+    __slots__ = ("active_until", "debt", "per_second", "settled_at")
+
+    def __init__(self, per_second: float, now: float) -> None:
+        self.per_second = per_second
+        self.settled_at = now
+        self.debt = 0.0
+        self.active_until = 0.0
+
+    def settle(self, now: float) -> None:
+        self.debt = max(0.0, self.debt - (now - self.settled_at) * self.per_second)
+        self.settled_at = now
+
+
+class RateLimiter(Generic[Key]):
+    """Buckets of all keys of one limit, in a table called ``name``.
+
+    ``trusted`` returns whether a key is trusted.
+    """
+
+    def __init__(
+        self, name: str, rates: Rates, trusted: Callable[[Key], bool] = lambda _key: False
+    ) -> None:
+        self._rates = rates
+        self._trusted = trusted
+        self._buckets = BoundedDict[Key, _Bucket](KEYS_MAX, name)
+        self.tables = (self._buckets,)
+        self._shared = None if rates.shared is None else _Bucket(rates.shared.per_second, 0.0)
+        self._shared_burst = 0.0 if rates.shared is None else rates.shared.burst
+        self._active = 0
+        """Number of active untrusted keys, which share the rate."""
+        self._recounted_at = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of known keys."""
+        return len(self._buckets)
+
+    def take(self, key: Key, cost: float, now: float) -> bool:
+        """Charge a cost for which the key's bucket or the shared one has room; False if neither."""
+        bucket, rate, shared = self._settle(key, now, active=True)
+        if bucket.debt + cost <= rate.burst:
+            bucket.debt += cost
+        elif shared is None or shared.debt + cost > self._shared_burst:
+            return False
+        if shared is not None:
+            shared.debt += cost
+        return True
+
+    def refund(self, key: Key, cost: float) -> None:
+        """Take back a charge of a known key; debts do not become credit."""
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            bucket.debt = max(0.0, bucket.debt - cost)
+            if self._shared is not None and not self._trusted(key):
+                self._shared.debt = max(0.0, self._shared.debt - cost)
+
+    def charge(self, key: Key, cost: float, now: float) -> bool:
+        """Charge a cost that has arisen; False if ``wait_seconds`` is 0 in any case."""
+        bucket, _, shared = self._settle(key, now)
+        bucket.debt += cost
+        if shared is not None:
+            shared.debt += cost
+        return bucket.debt > self._rates.burst_min or self._is_over(shared)
+
+    def wait_seconds(self, key: Key, now: float) -> float:
+        """Return the time until a key's debt is at most its burst."""
+        bucket, rate, shared = self._settle(key, now, active=True)
+        # Without a burst while the shared bucket is empty: otherwise each new key would add one.
+        burst = self._rates.burst_min if self._is_over(shared) else rate.burst
+        return max(0.0, bucket.debt - burst) / bucket.per_second
+
+    def _is_over(self, shared: _Bucket | None) -> bool:
+        return shared is not None and shared.debt > self._shared_burst
+
+    def _settle(
+        self, key: Key, now: float, *, active: bool = False
+    ) -> tuple[_Bucket, Rate, _Bucket | None]:
+        """Return the bucket of a key, its rate, and the shared bucket if the key draws on it."""
+        if now >= self._recounted_at + RECOUNT_SECONDS:
+            self._recount(now)
+        rates = self._rates
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(rates.untrusted.per_second, now)
+        else:
+            self._buckets.move_to_end(key)
+        trusted = self._trusted(key)
+        rate = (rates.trusted or rates.untrusted) if trusted else rates.untrusted
+        shared = None if trusted else self._shared
+        bucket.per_second = rate.per_second
+        if shared is not None:
+            shared.settle(now)
+            if active:
+                self._active += bucket.active_until <= now
+                bucket.active_until = now + ACTIVE_SECONDS
+            share = shared.per_second / max(1, self._active)
+            bucket.per_second = max(rates.share_min, min(rate.per_second, share))
+        bucket.settle(now)
+        return bucket, rate, shared
+
+    def _recount(self, now: float) -> None:
+        self._recounted_at = now
+        for bucket in self._buckets.values():
+            bucket.settle(now)
+        self._buckets.retain(lambda _key, one: one.debt > 0 or one.active_until > now)
+        self._active = sum(one.active_until > now for one in self._buckets.values())
