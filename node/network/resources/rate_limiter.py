@@ -63,6 +63,7 @@ class _Bucket:
         self.active_until = 0.0
 
     def settle(self, now: float) -> None:
+        """Earn back debt for the time since the last call; refunds are no credit."""
         self.debt = max(0.0, self.debt - (now - self.settled_at) * self.per_second)
         self.settled_at = now
 
@@ -102,12 +103,12 @@ class RateLimiter(Generic[Key]):
         return True
 
     def refund(self, key: Key, cost: float) -> None:
-        """Take back a charge of a known key; debts do not become credit."""
+        """Take back a charge of a known key."""
         bucket = self._buckets.get(key)
         if bucket is not None:
-            bucket.debt = max(0.0, bucket.debt - cost)
+            bucket.debt -= cost
             if self._shared is not None and not self._trusted(key):
-                self._shared.debt = max(0.0, self._shared.debt - cost)
+                self._shared.debt -= cost
 
     def charge(self, key: Key, cost: float, now: float) -> bool:
         """Charge a cost that has arisen; False if ``wait_seconds`` is 0 in any case."""
