@@ -406,6 +406,6 @@ class PeerStreams:
                 self._apply(RpcReceived(peer, rpc))
             extra_bytes = (self._core_seconds() - began) / READ_BYTE_SECONDS - size
             if extra_bytes > 0:
-                reads.charge(peer, extra_bytes, loop_time())
+                reads.adjust(peer, extra_bytes)
             if size == _READ_BYTES:
                 await asyncio.sleep(0)  # more is pending: yield to other tasks

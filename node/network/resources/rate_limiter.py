@@ -54,13 +54,26 @@ class Rates:
 class _Bucket:
     """Leaky bucket: cost charged and not yet earned back."""
 
-    __slots__ = ("active_until", "debt", "per_second", "settled_at")
+    __slots__ = ("active_until", "debt", "per_second", "rate", "settled_at", "shared")
 
-    def __init__(self, per_second: float, now: float) -> None:
-        self.per_second = per_second
+    def __init__(self, rate: Rate, now: float) -> None:
+        self.rate = rate
+        self.per_second = rate.per_second
+        """Present rate: that of ``rate``, or a share of the shared one."""
         self.settled_at = now
         self.debt = 0.0
         self.active_until = 0.0
+        self.shared: _Bucket | None = None
+        """Bucket that bears every cost as well."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.debt > self.rate.burst
+
+    def add(self, cost: float) -> None:
+        self.debt += cost
+        if self.shared is not None:
+            self.shared.debt += cost
 
     def settle(self, now: float) -> None:
         """Earn back debt for the time since the last call; refunds are no credit."""
@@ -81,8 +94,7 @@ class RateLimiter(Generic[Key]):
         self._trusted = trusted
         self._buckets = BoundedDict[Key, _Bucket](KEYS_MAX, name)
         self.tables = (self._buckets,)
-        self._shared = None if rates.shared is None else _Bucket(rates.shared.per_second, 0.0)
-        self._shared_burst = 0.0 if rates.shared is None else rates.shared.burst
+        self._shared = None if rates.shared is None else _Bucket(rates.shared, 0.0)
         self._active = 0
         """Number of active untrusted keys, which share the rate."""
         self._recounted_at = 0.0
@@ -92,67 +104,65 @@ class RateLimiter(Generic[Key]):
         return len(self._buckets)
 
     def take(self, key: Key, cost: float, now: float) -> bool:
-        """Charge a cost for which the key's bucket or the shared one has room; False if neither."""
-        bucket, rate, shared = self._settle(key, now, active=True)
-        if bucket.debt + cost <= rate.burst:
-            bucket.debt += cost
-        elif shared is None or shared.debt + cost > self._shared_burst:
-            return False
-        if shared is not None:
-            shared.debt += cost
-        return True
+        """Charge a cost for which the key's bucket or the shared one has room; False if neither.
 
-    def refund(self, key: Key, cost: float) -> None:
-        """Take back a charge of a known key."""
-        bucket = self._buckets.get(key)
-        if bucket is not None:
-            bucket.debt -= cost
-            if self._shared is not None and not self._trusted(key):
-                self._shared.debt -= cost
+        What a key takes above its share is no debt of its own.
+        """
+        bucket = self._settle(key, now, active=True)
+        shared = bucket.shared
+        if bucket.debt + cost <= bucket.rate.burst:
+            bucket.add(cost)
+        elif shared is None or shared.debt + cost > shared.rate.burst:
+            return False
+        else:
+            shared.add(cost)
+        return True
 
     def charge(self, key: Key, cost: float, now: float) -> bool:
         """Charge a cost that has arisen; False if ``wait_seconds`` is 0 in any case."""
-        bucket, _, shared = self._settle(key, now)
-        bucket.debt += cost
-        if shared is not None:
-            shared.debt += cost
-        return bucket.debt > self._rates.burst_min or self._is_over(shared)
+        bucket = self._settle(key, now)
+        bucket.add(cost)
+        shared = bucket.shared
+        return bucket.debt > self._rates.burst_min or (shared is not None and shared.is_over)
+
+    def adjust(self, key: Key, cost: float) -> None:
+        """Add to the last charge of a key, or refund a part if ``cost`` is negative."""
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            bucket.add(cost)
 
     def wait_seconds(self, key: Key, now: float) -> float:
         """Return the time until a key's debt is at most its burst."""
-        bucket, rate, shared = self._settle(key, now, active=True)
-        # Without a burst while the shared bucket is empty: otherwise each new key would add one.
-        burst = self._rates.burst_min if self._is_over(shared) else rate.burst
+        bucket = self._settle(key, now, active=True)
+        burst = bucket.rate.burst
+        if bucket.shared is not None and bucket.shared.is_over:
+            burst = self._rates.burst_min  # otherwise each new key would add a burst
         return max(0.0, bucket.debt - burst) / bucket.per_second
 
-    def _is_over(self, shared: _Bucket | None) -> bool:
-        return shared is not None and shared.debt > self._shared_burst
-
-    def _settle(
-        self, key: Key, now: float, *, active: bool = False
-    ) -> tuple[_Bucket, Rate, _Bucket | None]:
-        """Return the bucket of a key, its rate, and the shared bucket if the key draws on it."""
+    def _settle(self, key: Key, now: float, *, active: bool = False) -> _Bucket:
+        """Return the bucket of a key, with its debt and rate at present."""
         if now >= self._recounted_at + RECOUNT_SECONDS:
             self._recount(now)
         rates = self._rates
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = _Bucket(rates.untrusted.per_second, now)
+            bucket = self._buckets[key] = _Bucket(rates.untrusted, now)
         else:
             self._buckets.move_to_end(key)
-        trusted = self._trusted(key)
-        rate = (rates.trusted or rates.untrusted) if trusted else rates.untrusted
-        shared = None if trusted else self._shared
-        bucket.per_second = rate.per_second
-        if shared is not None:
-            shared.settle(now)
+        if self._trusted(key):
+            bucket.rate, bucket.shared = rates.trusted or rates.untrusted, None
+        else:
+            bucket.rate, bucket.shared = rates.untrusted, self._shared
+        bucket.per_second = bucket.rate.per_second
+        if bucket.shared is not None:
+            bucket.shared.settle(now)
             if active:
                 self._active += bucket.active_until <= now
                 bucket.active_until = now + ACTIVE_SECONDS
-            share = shared.per_second / max(1, self._active)
-            bucket.per_second = max(rates.share_min, min(rate.per_second, share))
+            share = bucket.shared.per_second / max(1, self._active)
+            bucket.per_second = max(rates.share_min, min(bucket.per_second, share))
         bucket.settle(now)
-        return bucket, rate, shared
+        return bucket
 
     def _recount(self, now: float) -> None:
         self._recounted_at = now

@@ -188,13 +188,13 @@ def watch_places(seen, patch):
 
 
 def watch_worth(seen, patch):
-    honest = RateLimiter.refund
+    honest = RateLimiter.adjust
 
     def worth(self, peer, cost):
         honest(self, peer, cost)
-        seen.worth[peer] += 1
+        seen.worth[peer] += cost < 0
 
-    patch.setattr(RateLimiter, "refund", worth)
+    patch.setattr(RateLimiter, "adjust", worth)
 
 
 def watch_pages(seen, patch):

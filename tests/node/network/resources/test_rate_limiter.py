@@ -131,10 +131,10 @@ def test_a_refund_cancels_a_charge_and_is_no_credit():
     for number in range(20 * int(OPEN_SHARED)):
         now = number / (4 * OPEN_SHARED)
         assert table.take("one", 1, now)
-        table.refund("one", 1)
-    table.refund("nobody", 1)
+        table.adjust("one", -1)
+    table.adjust("nobody", -1)
     for _ in range(10_000):
-        table.refund("one", 1)
+        table.adjust("one", -1)
     assert opened_for(table, 10, {"one": 4 * OPEN_SHARED}, now)["one"] > 100
 
 
@@ -166,7 +166,7 @@ def test_hundreds_that_send_little_use_no_more_than_few_that_send_much():
     while (now := min(due.values())) < 60.0:
         key = min(due, key=due.__getitem__)
         due[key] = now + wait_seconds(table, key, 2000, now) + every
-        table.charge(key, extra, now)
+        table.adjust(key, extra)
         charged += 8000 if now > 10 else 0
         if now > looked_at + 1:
             waits.append(wait_seconds(table, "new node", 500, now))
