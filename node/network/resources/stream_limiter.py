@@ -75,7 +75,12 @@ class StreamLimiter:
             turns=turns,
         )
         self._trust = trust
-        self._rates = _rate_limiter(limits)
+        self._rates: RateLimiter[tuple[bool, Hashable]] | None = None
+        if limits.streams_per_second is not None:
+            per_second, burst = limits.streams_per_second, limits.streams_burst
+            trusted = Rate(TRUSTED_FACTOR * per_second, TRUSTED_FACTOR * burst)
+            rates = Rates(untrusted=Rate(per_second, burst), trusted=trusted)
+            self._rates = RateLimiter("stream_rates", rates, itemgetter(0))
         self._serving: dict[StreamSlot, asyncio.Task[None] | None] = {}
         self._place_of: dict[Stream, StreamSlot] = {}
         name = f"streams_{limits.word.replace('-', '_')}"
@@ -122,12 +127,3 @@ class StreamLimiter:
         """
         now = loop_time()
         self._place_of[stream].note_slow(now, slow=slow)
-
-
-def _rate_limiter(limits: StreamLimits) -> RateLimiter[tuple[bool, Hashable]] | None:
-    per_second, burst = limits.streams_per_second, limits.streams_burst
-    if per_second is None:
-        return None
-    trusted = Rate(TRUSTED_FACTOR * per_second, TRUSTED_FACTOR * burst)
-    rates = Rates(untrusted=Rate(per_second, burst), trusted=trusted)
-    return RateLimiter("stream_rates", rates, itemgetter(0))
