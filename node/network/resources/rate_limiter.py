@@ -48,7 +48,7 @@ class Rates:
     share_min: float = 0.0
     """Minimum rate of an untrusted key, however many are active."""
     burst_min: float = 0.0
-    """Burst of an untrusted key while the shared bucket is empty; less makes no key active."""
+    """Burst of an untrusted key while the shared bucket is empty."""
 
 
 class _Bucket:
