@@ -163,7 +163,7 @@ class Daemon:
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
             trust=context.trust,
             on_fault=self._peers.blame,
-            on_worth=self._peers.inbound.openings.worth,
+            on_worth=partial(self._peers.inbound.openings.adjust, cost=-1),
             http=context.ports.http,
             http_port=context.http_port,
         )

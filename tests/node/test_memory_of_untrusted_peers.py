@@ -14,7 +14,8 @@ from functools import cache
 import pytest
 
 from node.network.connections.gater import PEERS_MAX, Bans
-from node.network.resources.read_limiter import ACCOUNTS_MAX, ReadRateLimiter, ReadRates
+from node.network.gossip.config import READ_RATES
+from node.network.resources.rate_limiter import KEYS_MAX, RateLimiter
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.rng import Rng
 from protocol.core.types import MEMBERS_MAX, PeerId, Role
@@ -151,11 +152,11 @@ def bans():
 
 
 def reading():
-    table = ReadRateLimiter(ReadRates(), lambda _peer: False)
+    table = RateLimiter("read_accounts", READ_RATES)
 
     def fill():
         for peer in peer_ids():
-            table.came(peer, 1)
+            table.charge(peer, 1, 0.0)
         return table
 
     yield fill
@@ -198,7 +199,7 @@ TABLES = [
     Table("promises", promises, ScoreParams().promises_max),
     Table("scores of disconnected peers", retained, ScoreParams().retained_max),
     Table("faults and bans", bans, 3 * PEERS_MAX),
-    Table("read accounts", reading, ACCOUNTS_MAX),
+    Table("read accounts", reading, 2 * KEYS_MAX),
 ]
 
 

@@ -21,7 +21,7 @@ TURNS_MIN = 4
 
 WORTH_BYTES = 64 * 1024
 """Sending so many bytes costs more than opening the stream, which is then not counted
-(``node.network.resources.open_rate``). A guess."""
+(``node.network.connections.gater``). A guess."""
 
 
 @dataclass(frozen=True, slots=True)

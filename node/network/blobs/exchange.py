@@ -70,7 +70,7 @@ class BlobExchange:
         limits: ExchangeLimits | None = None,
         trust: Trust | None = None,
         on_fault: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
-        on_worth: Callable[[PeerId, float], None] = lambda _peer, _now: None,
+        on_worth: Callable[[PeerId], None] = lambda _peer: None,
         http: HttpRanges | None = None,
         http_port: Callable[[PeerId], int] = lambda _peer: 0,
     ) -> None:
@@ -326,7 +326,7 @@ class BlobExchange:
         await within(limits.open_seconds, reply(stream, BlobStatus.OK, total_bytes))
         await self._send_range(stream, request, length)
         if length >= WORTH_BYTES:
-            self._on_worth(stream.peer, loop_time())
+            self._on_worth(stream.peer)
 
     async def _send_range(self, stream: Stream, request: BlobRequest, length: int) -> None:
         stall_seconds = self._limits.stall_seconds

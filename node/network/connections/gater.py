@@ -8,7 +8,7 @@ and of untrusted peers when there is no room for another connection.
 import math
 from collections.abc import Awaitable, Callable, Collection
 
-from node.network.resources.open_rate import OpenRateLimiter
+from node.network.resources.rate_limiter import Rate, RateLimiter, Rates
 from node.network.streams.deadline import loop_time
 from protocol.core.containers import BoundedDict, DecayingSum
 from protocol.core.faults import Blame, Fault, FaultCode
@@ -32,6 +32,16 @@ soon."""
 PEERS_MAX = 4096
 """Peers per table of faults, bans and earlier bans; the oldest is evicted first. Keys are free, but
 a new key for every three faults also needs a new connection."""
+
+
+OPEN_RATES = Rates(untrusted=Rate(64, burst=29), shared=Rate(64, burst=320), share_min=2)
+"""Streams opened by untrusted peers, over all protocols. Accepting one costs time even if it is not
+served, so only a ban of the opener bounds that cost.
+
+64 per second: 1/20 of a core, as for gossip. A stream costs 0.2 to 0.35 ms, and half as much again
+in p2pd (``benchmarks/opening.py``). A share is at least 2 per second, so that a retrying peer is
+not at fault for being one of many: none of 800 untrusted peers that waited for weights reached half
+of it. A burst of 29 allows the 16 streams of two downloads, and more; 320 is 5 s of the rate."""
 
 
 class Bans:
@@ -97,8 +107,9 @@ class ConnectionGater:
         disconnect: Callable[[PeerId], Awaitable[None]],
         admit: Callable[[PeerId], bool],
     ) -> None:
-        self.openings = OpenRateLimiter(trusted)
-        """Rate of streams opened by untrusted peers."""
+        self.openings = RateLimiter[PeerId]("open_rate_peers", OPEN_RATES)
+        """Streams opened by untrusted peers; those that transferred enough data are refunded."""
+        self._trusted = trusted
         self._bans = bans
         self._blame = blame
         self._disconnect = disconnect
@@ -110,7 +121,7 @@ class ConnectionGater:
 
         async def serve(stream: Stream) -> None:
             peer, now = stream.peer, loop_time()
-            if self.openings.opened(peer, now):
+            if not self._trusted(peer) and not self.openings.take(peer, 1, now):
                 self._blame(peer, Fault(FaultCode.OPENED_TOO_OFTEN))
             if self._bans.holds(peer, now):
                 await self._send_away(peer)

@@ -1,10 +1,32 @@
 """Deadlines and queue sizes of the gossip driver, and the heartbeat of a run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from node.network.resources.read_limiter import ReadRates
+from node.network.resources.rate_limiter import Rate, Rates
 from node.network.streams.protocols import GOSSIP
 from protocol.gossipsub.params import Params
+
+READ_BYTES_MIN = 8 << 10
+"""Read from any peer before its rate is checked: 20 messages, or 3 ms of the slowest."""
+
+READ_BURST_BYTES = 128 << 10
+"""Burst per peer: four times the busiest second of an honest one (30 KB, ``churn-100``)."""
+
+READ_RATES = Rates(
+    trusted=Rate(1 << 20, READ_BURST_BYTES),
+    untrusted=Rate(128 << 10, READ_BURST_BYTES),
+    shared=Rate(512 << 10, 512 << 10),
+    burst_min=READ_BYTES_MIN,
+)
+"""Bytes read. Untrusted peers outside our meshes use 1/20 of a core in total, those inside another
+1/20: these forward others' messages at our request, and their own queue in the same stream."""
+
+READ_BYTE_SECONDS = 1e-7
+"""CPU seconds charged as one byte. A signed message takes twice as long per byte, the slowest byte
+(half an unknown RPC field) four times (``benchmarks/handling.py``)."""
+
+WAKE_BYTES = 256
+"""Charged per read: the cost of waking its task, about 25 us."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +47,6 @@ class GossipLimits:
     outbox_frames_max: int = 4096
     outbox_bytes_max: int = 4 << 20
     """Per peer; the queues share message bodies."""
-    rates: ReadRates = field(default_factory=ReadRates)
 
 
 HEARTBEAT_EPOCHS = 0.2

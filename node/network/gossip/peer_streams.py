@@ -12,9 +12,14 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from node.context import PeerView
-from node.network.gossip.config import GossipLimits
+from node.network.gossip.config import (
+    READ_BYTE_SECONDS,
+    READ_RATES,
+    WAKE_BYTES,
+    GossipLimits,
+)
 from node.network.gossip.tasks import Tasks
-from node.network.resources.read_limiter import ReadRateLimiter
+from node.network.resources.rate_limiter import RateLimiter
 from node.network.streams.deadline import loop_time, within
 from node.network.streams.protocols import GOSSIP
 from protocol.core.containers import SizeGauge, Table
@@ -105,7 +110,13 @@ class PeerStreams:
         core_seconds: Callable[[], float],
     ) -> None:
         self._peers = peers
-        self._reading = ReadRateLimiter(limits.rates, trust.trusted, meshed)
+        self._meshed = meshed
+        self._reads = {
+            in_mesh: RateLimiter("read_accounts", READ_RATES, trust.trusted)
+            for in_mesh in (False, True)
+        }
+        """Limiters of peers outside and inside our meshes. A costly message is no fault, so a peer
+        over its rate is delayed: its bytes fill its own stream's flow control window."""
         self._limits = limits
         self._peers_max = peers_max
         self._apply = apply
@@ -124,7 +135,8 @@ class PeerStreams:
         self.counters = PeerStreamCounters()
         size_bytes = attrgetter("size_bytes")
         self.tables: tuple[Table, ...] = (
-            *self._reading.tables,
+            *self._reads[False].tables,
+            *self._reads[True].tables,
             SizeGauge("outbox_bytes", limits.outbox_bytes_max, lambda: self._fullest(size_bytes)),
             SizeGauge("outbox_frames", limits.outbox_frames_max, lambda: self._fullest(len)),
         )
@@ -367,7 +379,6 @@ class PeerStreams:
 
     async def _read(self, stream: Stream) -> None:
         deframer, peer, read, counters = Deframer(), stream.peer, stream.read, self.counters
-        reading = self._reading
         while True:
             # Between frames a peer may be silent indefinitely.
             if deframer.unfinished:
@@ -379,9 +390,10 @@ class PeerStreams:
             if not size:
                 return
             counters.bytes_in += size
-            if reading.came(peer, size):
+            reads = self._reads[self._meshed(peer)]
+            if reads.charge(peer, size + WAKE_BYTES, loop_time()):
                 await self._wait_while_ignored(stream)
-                if seconds := reading.wait_seconds(peer, loop_time()):
+                if seconds := reads.wait_seconds(peer, loop_time()):
                     counters.reads_delayed += 1
                     await self._delay(stream, seconds)
             frames = deframer.feed(data)
@@ -392,6 +404,8 @@ class PeerStreams:
             began = self._core_seconds()
             for rpc in frames:
                 self._apply(RpcReceived(peer, rpc))
-            reading.took(peer, self._core_seconds() - began, size)
+            extra_bytes = (self._core_seconds() - began) / READ_BYTE_SECONDS - size
+            if extra_bytes > 0:
+                reads.adjust(peer, extra_bytes)
             if size == _READ_BYTES:
                 await asyncio.sleep(0)  # more is pending: yield to other tasks

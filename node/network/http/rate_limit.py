@@ -6,10 +6,8 @@ Separate from ``server_connection``, whose import of uvicorn (3.3 MB) simulation
 from collections import Counter
 from dataclasses import dataclass
 
-from protocol.core.containers import BoundedDict, SizeGauge, Table
-
-ADDRESSES_MAX = 4096
-"""Addresses with a request count; the least recent is evicted first and regains its burst."""
+from node.network.resources.rate_limiter import Rate, RateLimiter, Rates
+from protocol.core.containers import SizeGauge, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +32,11 @@ class HttpRateLimiter:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.connections: Counter[str] = Counter()
-        self._allowances = BoundedDict[str, tuple[float, float]](ADDRESSES_MAX, "http_addresses")
-        """Tokens of an address, and the time of the last update."""
+        rate = limits.requests_per_second
+        self._requests = RateLimiter[str]("http_addresses", Rates(untrusted=Rate(rate, 2 * rate)))
         self.tables: tuple[Table, ...] = (
             SizeGauge("http_connections", limits.total, self.connections.total),
-            self._allowances,
+            *self._requests.tables,
         )
 
     def enter(self, address: str) -> bool:
@@ -57,8 +55,4 @@ class HttpRateLimiter:
 
     def may_ask(self, address: str, now: float) -> bool:
         """Count a request; False if its address exceeds the rate."""
-        rate = self.limits.requests_per_second
-        left, at = self._allowances.get(address, (0.0, float("-inf")))
-        left = min(2 * rate, left + (now - at) * rate)
-        self._allowances.set_newest(address, (max(0.0, left - 1), now))
-        return left >= 1
+        return self._requests.take(address, 1, now)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
-from node.network.resources.read_limiter import ACCOUNTS_MAX, ReadRateLimiter, ReadRates
+from node.network.resources.rate_limiter import KEYS_MAX, Rate, RateLimiter, Rates
 from node.network.streams.deadline import loop_time
 from protocol.core.containers import BoundedDict
 from protocol.core.faults import Fault, FaultCode
@@ -25,8 +25,11 @@ mostly for its signature."""
 CALL_BYTES = 256
 """Charged per call: about 0.1 ms passes before a call can be refused."""
 
-RATES = ReadRates(
-    trusted=256 << 10, untrusted_peer=64 << 10, untrusted=256 << 10, byte_seconds=BYTE_SECONDS
+RATES = Rates(
+    trusted=Rate(256 << 10, burst=128 << 10),
+    untrusted=Rate(64 << 10, burst=128 << 10),
+    shared=Rate(256 << 10, burst=256 << 10),
+    burst_min=8 << 10,
 )
 """A tenth of a core for all untrusted peers, and for each trusted one. Guesses: a lookup of a full
 key takes 3 ms on each node."""
@@ -50,8 +53,8 @@ class DhtCallLimiter:
         self.trust = Trust()
         self.blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None
         self._timer = timer
-        self._accounts = ReadRateLimiter(RATES, self._is_trusted, name="directory_callers")
-        self._refused = BoundedDict[PeerId, int](ACCOUNTS_MAX, "directory_callers")
+        self._accounts = RateLimiter("directory_callers", RATES, self._is_trusted)
+        self._refused = BoundedDict[PeerId, int](KEYS_MAX, "directory_callers")
         """Consecutive refusals per peer; the most recent is last."""
         self.tables = (*self._accounts.tables, self._refused)
 
@@ -62,8 +65,9 @@ class DhtCallLimiter:
 
         ``answer`` must not wait for I/O: its whole duration is charged.
         """
-        self._accounts.came(peer, CALL_BYTES + request_bytes)
-        if self._accounts.wait_seconds(peer, loop_time()):
+        now = loop_time()
+        self._accounts.charge(peer, CALL_BYTES + request_bytes, now)
+        if self._accounts.wait_seconds(peer, now):
             self._refuse(peer)
             raise CallError("too many calls")
         self._refused.pop(peer, None)
@@ -82,8 +86,8 @@ class DhtCallLimiter:
         try:
             yield
         finally:
-            self._accounts.took(peer, self._timer() - began, paid_bytes)
-            self._accounts.wait_seconds(peer, loop_time())  # settle now: it may never call again
+            extra_bytes = (self._timer() - began) / BYTE_SECONDS - paid_bytes
+            self._accounts.charge(peer, max(0.0, extra_bytes), loop_time())
 
     def _refuse(self, peer: PeerId) -> None:
         count = self._refused.get(peer, 0) + 1

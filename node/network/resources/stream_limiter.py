@@ -1,16 +1,25 @@
-"""Stream limiter of one protocol: concurrent streams, and rate of new ones."""
+"""Stream limiter of one protocol: concurrent streams, and rate of new ones.
+
+A short exchange frees its slot at once, so without the rate its peer could repeat it without pause.
+"""
 
 import asyncio
+from collections.abc import Hashable
+from operator import itemgetter
 from typing import Protocol
 
+from node.network.resources.rate_limiter import Rate, RateLimiter, Rates
 from node.network.resources.stream_slots import StreamSlot, StreamSlots
-from node.network.resources.token_bucket import TokenBuckets
 from node.network.streams.deadline import loop_time
 from protocol.core.containers import SizeGauge, Table
+from protocol.core.types import PeerId
 from roles.ports.transport import Stream, StreamHandler, Trust
 
 UNDISTURBED_SECONDS = 1.0
 """Time before an untrusted peer's stream can be evicted: a few round trips suffice. A guess."""
+
+TRUSTED_FACTOR = 8
+"""Rate and burst of a trusted peer, relative to those of an address block; a guess."""
 
 
 class StreamLimits(Protocol):
@@ -65,10 +74,13 @@ class StreamLimiter:
             untrusted=untrusted,
             turns=turns,
         )
-        per_second = limits.streams_per_second
-        self._rates = (
-            None if per_second is None else TokenBuckets(per_second, limits.streams_burst, trust)
-        )
+        self._trust = trust
+        self._rates: RateLimiter[tuple[bool, Hashable]] | None = None
+        if limits.streams_per_second is not None:
+            per_second, burst = limits.streams_per_second, limits.streams_burst
+            trusted = Rate(TRUSTED_FACTOR * per_second, TRUSTED_FACTOR * burst)
+            rates = Rates(untrusted=Rate(per_second, burst), trusted=trusted)
+            self._rates = RateLimiter("stream_rates", rates, itemgetter(0))
         self._serving: dict[StreamSlot, asyncio.Task[None] | None] = {}
         self._place_of: dict[Stream, StreamSlot] = {}
         name = f"streams_{limits.word.replace('-', '_')}"
@@ -82,7 +94,7 @@ class StreamLimiter:
         """Serve a stream if a slot is free; eviction cancels the calling task."""
         now = loop_time()
         place, lost = None, list[StreamSlot]()
-        if self._rates is None or self._rates.take(stream.peer, now):
+        if self._rates is None or self._rates.take(self._rate_key(stream.peer), 1, now):
             place, lost = self._places.take(stream.peer, now)
         for one in lost:
             if (serving := self._serving.pop(one)) is not None:
@@ -102,6 +114,11 @@ class StreamLimiter:
             self._places.leave(place, loop_time())
             self._serving.pop(place, None)
             del self._place_of[stream]
+
+    def _rate_key(self, peer: PeerId) -> tuple[bool, Hashable]:
+        """Return the key of a bucket: a trusted peer, or the address block of an untrusted one."""
+        trusted = self._trust.trusted(peer)
+        return trusted, peer if trusted else self._trust.block(peer)
 
     def note_slow(self, stream: Stream, *, slow: bool) -> None:
         """Record whether a stream now waits for its peer, or for this node.

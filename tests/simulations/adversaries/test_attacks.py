@@ -6,14 +6,15 @@ counted at the router, the stream slots and the ledger.
 
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 
 from node.local.addresses import host_of
+from node.network.connections import gater
 from node.network.connections.dial_policy import SILENT_DIALS_MAX
-from node.network.resources import open_rate
-from node.network.resources.open_rate import UNTRUSTED_PER_SECOND, OpenRateLimiter
+from node.network.resources.rate_limiter import Rate, RateLimiter
 from node.network.resources.stream_slots import StreamSlots
 from node.replication.anti_entropy import AntiEntropy
 from protocol.core.types import Role
@@ -136,7 +137,9 @@ def play(tmp_path_factory):
 def run(plan, patch):
     seen = Seen()
     # Streams of six are no load for ten nodes.
-    patch.setattr(open_rate, "UNTRUSTED_PER_SECOND", UNTRUSTED_PER_SECOND / 10)
+    rates = gater.OPEN_RATES
+    shared = Rate(rates.shared.per_second / 10, rates.shared.burst / 10)
+    patch.setattr(gater, "OPEN_RATES", replace(rates, shared=shared))
 
     async def look(world):
         seen.world = world
@@ -185,13 +188,13 @@ def watch_places(seen, patch):
 
 
 def watch_worth(seen, patch):
-    honest = OpenRateLimiter.worth
+    honest = RateLimiter.adjust
 
-    def worth(self, peer, now):
-        honest(self, peer, now)
-        seen.worth[peer] += 1
+    def worth(self, peer, cost):
+        honest(self, peer, cost)
+        seen.worth[peer] += cost < 0
 
-    patch.setattr(OpenRateLimiter, "worth", worth)
+    patch.setattr(RateLimiter, "adjust", worth)
 
 
 def watch_pages(seen, patch):

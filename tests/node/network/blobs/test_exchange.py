@@ -45,7 +45,7 @@ class Node:
             limits=limits,
             trust=Trust(member=lambda _peer: True),
             on_fault=lambda peer, fault: self.faults.append((peer, fault.code)),
-            on_worth=lambda peer, _now: self.worth.append(peer),
+            on_worth=self.worth.append,
         )
 
 

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from node.network.connections.gater import BAN_SECONDS, Bans, ConnectionGater
-from node.network.resources.open_rate import UNTRUSTED_PER_SECOND
+from node.network.connections.gater import BAN_SECONDS, OPEN_RATES, Bans, ConnectionGater
 from protocol.core.types import PeerId
 
 pytestmark = pytest.mark.virtual
 
 PEER = PeerId("peer")
+UNTRUSTED_PER_SECOND = OPEN_RATES.shared.per_second
 FLOOD = int(60 * UNTRUSTED_PER_SECOND)
 
 

@@ -9,11 +9,10 @@ import pytest
 from node.network.connections.gater import BAN_SECONDS
 from node.network.connections.manager import POLL_SECONDS, ConnectionManager
 from node.network.gossip import peer_streams as links
-from node.network.gossip.config import GossipLimits
+from node.network.gossip.config import READ_BURST_BYTES, READ_RATES, WAKE_BYTES, GossipLimits
 from node.network.gossip.driver import Gossip
 from node.network.gossip.peer_streams import IGNORED_SECONDS
 from node.network.gossip.tasks import Tasks
-from node.network.resources.read_limiter import BURST_BYTES, ReadRates
 from node.network.streams.protocols import GOSSIP
 from protocol.core.crypto import Identity
 from protocol.core.faults import Fault, FaultCode
@@ -437,11 +436,22 @@ async def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(co
         flooding.cancel()
         seconds = asyncio.get_running_loop().time() - begun_at
         read = reader.gossip.link_counters.bytes_in - read_before
-        rate = share * ReadRates().untrusted_peer
+        rate = share * READ_RATES.untrusted.per_second
         assert read > rate * seconds, "as much as it may"
-        assert read < rate * (seconds + 2) + 3 * BURST_BYTES
+        assert read < rate * (seconds + 2) + 3 * READ_BURST_BYTES
         assert reader.gossip.link_counters.reads_delayed > 10
         assert reader.blamed == [], "it broke nothing"
+
+
+async def test_a_read_of_one_byte_is_charged_for_waking_its_task():
+    async with swarm(1) as (hub, (reader,)):
+        raw = RawPeer(hub)
+        hub.connect(raw.identity.peer_id, reader.peer_id)
+        stream = await raw.stream_to(reader)
+        for _ in range(4 * READ_BURST_BYTES // WAKE_BYTES):
+            await stream.write(b"\0")
+            await asyncio.sleep(0.001)
+        assert reader.gossip.link_counters.reads_delayed > 0
 
 
 async def hears_an_author_in_a_flood(hub, say, reader, frames, peers, warm_seconds, per_second):

@@ -385,7 +385,7 @@ def test_requests_are_limited_by_address():
     assert not keeper.may_ask("one", 0.05) and keeper.may_ask("one", 0.2)
     for number in range(10_000):
         keeper.may_ask(str(number), 1.0)
-    assert len(keeper._allowances) <= 4096
+    assert len(keeper.tables[1]) <= 4096
 
 
 async def test_a_flood_of_requests_is_turned_away(tmp_path):

@@ -58,9 +58,9 @@ def share(rate_bytes):
 @pytest.mark.parametrize(
     ("peers", "each_second", "rate"),
     [
-        (["untrusted"], 20, RATES.untrusted_peer),
-        ([f"untrusted-{number}" for number in range(40)], 2, RATES.untrusted),
-        (["worker"], 100, RATES.trusted),
+        (["untrusted"], 20, RATES.untrusted.per_second),
+        ([f"untrusted-{number}" for number in range(40)], 2, RATES.shared.per_second),
+        (["worker"], 100, RATES.trusted.per_second),
     ],
     ids=["an untrusted peer", "many of them", "a trusted one"],
 )
@@ -97,7 +97,7 @@ async def test_what_a_call_causes_later_is_charged_too():
     with callers.calls.charged("untrusted"):
         callers.spent_seconds += 1.0
     assert not await callers.call("untrusted")
-    await asyncio.sleep(1.0 / share(RATES.untrusted_peer))
+    await asyncio.sleep(1.0 / share(RATES.untrusted.per_second))
     assert await callers.call("untrusted")
 
 
@@ -111,7 +111,7 @@ async def test_who_goes_on_when_it_is_refused_is_at_fault():
     await callers.call("flooder")
     assert callers.blamed == [("flooder", "directory-call")]
     assert not await callers.call("unlucky")
-    await asyncio.sleep(1.0 / share(RATES.untrusted_peer))
+    await asyncio.sleep(1.0 / share(RATES.untrusted.per_second))
     assert await callers.call("unlucky")
     await callers.call("unlucky", 1.0)
     await asyncio.gather(*(callers.call("unlucky") for _ in range(REFUSED_MAX)))
