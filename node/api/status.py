@@ -4,18 +4,15 @@ The control API serves it as JSON; ``prime-node status`` and the testnet draw it
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus
-from protocol.gossipsub.inspection import ScoreLevel
-from protocol.rollout.evaluation import EvaluationPoint
+from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus
+from node.api.v1.answers import NodeSummary, PeerRow, RolloutCounts, State, VersionDetail
 from roles.runtime.metrics import SWAP_BOUNDS
 from roles.runtime.training_steps import TrainingStep
 
-EVALUATIONS_MAX = 200
-"""Evaluated versions in a status (a guess)."""
-
-State = Literal["starting", "joining", "syncing", "ready", "paused", "draining"]
+LISTED_MAX = 256
+"""Members and workers listed in a status; ``members_count`` and the like count all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +23,6 @@ class Stage:
     reason: str = ""
     share: float | None = None
     """Progress from 0 to 1; None if unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
-    """A live record of the roster."""
-
-    peer_id: str
-    roles: tuple[str, ...]
-    policy_version: int
-    age_seconds: float
-    software: str
-    reputation: Literal["good", "slashed"]
-    scoring: str = ""
-    """Digest of its scoring runtime, hexadecimal; empty if it does not score."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutCounts:
-    """Commits by outcome, and rejections by reason."""
-
-    committed: int = 0
-    certified: int = 0
-    rejected: int = 0
-    expired: int = 0
-    trained: int = 0
-    rejected_reasons: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +42,6 @@ class JudgingStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStatus:
-    """A published version, a point of the reward curve."""
-
-    version: int
-    reward_mean: float
-    created_at: float
-    commits: int
-    trained_without_certificate: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrafficStatus:
     """Bytes sent and received; ``weights_*`` are part of ``blobs_*``."""
 
@@ -97,33 +57,6 @@ class TrafficStatus:
     gossip_sent: int = 0
     gossip_received: int = 0
     gossip_dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GossipPeerStatus:
-    """A gossip peer: its score and the parts of the score.
-
-    ``mesh`` lists the topics of its meshes, ``backoff_seconds`` the remaining backoff by topic.
-    Counters decay to 1 % in ten minutes. ``faults`` counts faults found by all services,
-    ``neighbours`` other peers at the same address.
-    """
-
-    peer_id: str
-    score: float
-    level: str
-    """One of ``GOSSIP_LEVELS``: the restriction that its score implies."""
-    chosen: bool
-    """True for an outbound peer."""
-    mesh: tuple[str, ...] = ()
-    backoff_seconds: dict[str, float] = field(default_factory=dict)
-    first_deliveries: float = 0.0
-    invalid: float = 0.0
-    breaches: float = 0.0
-    faults: int = 0
-    neighbours: int = 0
-
-
-GOSSIP_LEVELS = tuple(map(str, ScoreLevel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +98,6 @@ class BusyTimeStatus:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingStatus:
-    """Training steps of this node."""
-
-    newest: TrainingStep | None = None
-    """None before the first one."""
-    warning: str = ""
-    """Reason and remedy if the newest step did not change the policy; else empty."""
-
-
 LOOP_DELAY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Histogram bounds of event loop delays, in seconds."""
 
@@ -211,13 +134,6 @@ class MachineStatus:
     """Seconds in each state since the start."""
 
 
-LISTED_MAX = 256
-"""Members and workers listed in a status; ``members_count`` and the like count all of them."""
-
-CHECKPOINTS_MAX = 512
-"""Newest versions listed in a status."""
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The counters of a ``NodeStatus`` that are cheap enough for frequent polling."""
@@ -244,35 +160,22 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStatus:
-    """A node's snapshot; ``rollouts`` counts those of the swarm, ``own_rollouts`` its own."""
+class NodeStatus(NodeSummary):
+    """A node's status: the summary, and the details that the pages of ``/api/v1`` spread out."""
 
-    peer_id: str
-    run_id: str
-    run_name: str
-    roles: tuple[str, ...]
-    state: State
-    reason: str
-    started_at: float
-    epoch: int = 0
     addresses: tuple[str, ...] = ()
-    peers_connected: int = 0
     peers_banned: int = 0
     """Peers banned for invalid messages."""
-    policy_version: int = -1
-    policy_version_newest: int = -1
-    policy_lag_max: int = 0
     first_certificate_at: float | None = None
-    members: tuple[MemberStatus, ...] = ()
-    """Up to ``LISTED_MAX``: this node and genesis keys first, then by peer id."""
-    members_count: int = 0
-    members_by_role: dict[str, int] = field(default_factory=dict)
-    rollouts: RolloutCounts = RolloutCounts()
-    own_rollouts: RolloutCounts = RolloutCounts()
-    judging: JudgingStatus = JudgingStatus()
+    members: tuple[PeerRow, ...] = ()
+    """Up to ``LISTED_MAX`` of ``members_count``: this node and genesis keys first."""
+    gossip_peers: tuple[PeerRow, ...] = ()
+    """Highest score first."""
     workers: dict[str, RolloutCounts] = field(default_factory=dict)
     """Up to ``LISTED_MAX``: this node, and the workers with most commits."""
-    checkpoints: tuple[CheckpointStatus, ...] = ()
+    judging: JudgingStatus = JudgingStatus()
+    checkpoints: tuple[VersionDetail, ...] = ()
+    """Newest versions, ascending."""
     traffic: TrafficStatus = TrafficStatus()
     p2pd_pid: int | None = None
     dial_failures: int = 0
@@ -295,16 +198,11 @@ class NodeStatus:
     checks: HistogramStatus = field(default_factory=HistogramStatus)
     """Verified rollouts since the start, with ``roles.runtime.metrics.CHECK_BOUNDS``."""
     steps: BusyTimeStatus = BusyTimeStatus()
-    training: TrainingStatus = TrainingStatus()
-    evaluation: tuple[EvaluationPoint, ...] = ()
-    """Newest ``EVALUATIONS_MAX`` versions evaluated on held-out problems, ascending."""
+    training: TrainingStep | None = None
+    """Newest training step of this node; None before the first one."""
     circuits: CircuitsStatus = CircuitsStatus()
-    gossip_peers: tuple[GossipPeerStatus, ...] = ()
-    """Highest score first."""
     forks: tuple[str, ...] = ()
     """Keys that signed two conflicting messages, and the consequence, a line each."""
-    share: float | None = None
-    """Progress of the awaited condition from 0 to 1; None if unknown."""
     clock: str = ""
     """Clock error of this machine, measured against several peers; empty without one."""
     restored: bool = False

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import structlog
 
 from node.api.status import NodeStatus, Stage
+from node.api.v1.answers import NodeSummary
 from node.api.why import Why
 from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig, runtime_directories
@@ -199,7 +201,7 @@ class LiveNode:
         return ExitCode.OK
 
     def _make_source(self, clock: Any) -> Any:
-        """Return the data source of the HTTP API; before joining it has only the status."""
+        """Return the data source of the HTTP API; before joining it has only the summary."""
         from node.api.v1.machine import MachineReader  # noqa: PLC0415
         from node.api.v1.node_source import NodeSource  # noqa: PLC0415
 
@@ -211,7 +213,7 @@ class LiveNode:
             self._started_at,
             self._config.blob_quota,
         )
-        return NodeSource(self._status, clock, f"{self._started_at:.3f}", machine)
+        return NodeSource(self._summary, clock, f"{self._started_at:.3f}", machine)
 
     async def _live(
         self,
@@ -311,7 +313,7 @@ class LiveNode:
             )
         except ValueError as error:  # for example a missing dependency of the task
             raise NodeError(str(error), ExitCode.CONFIG) from None
-        self._source.join(daemon.view())
+        self._source.join(daemon.reader)
         return daemon
 
     async def _find_run(self, transport: Any) -> SignedManifest | None:
@@ -365,18 +367,25 @@ class LiveNode:
             status: NodeStatus = self._daemon.status()
             machine = self._machine.status(status.p2pd_pid, self._start_log.seconds)
             return replace(status, loop=self._loop_watch.status(), machine=machine)
-        stage = self._stage()
-        return NodeStatus(
-            peer_id=self._identity.peer_id,
-            run_id=self._config.run_id or "",
-            run_name="",
-            roles=tuple(str(role) for role in self._config.roles),
-            state=stage.state,
-            reason=stage.reason,
-            started_at=self._started_at,
+        return NodeStatus.of(
+            self._summary(),
             addresses=self._addresses,
             loop=self._loop_watch.status(),
             machine=self._machine.status(None, self._start_log.seconds),
+        )
+
+    def _summary(self) -> NodeSummary:
+        """Return the summary of a node that has not joined a run."""
+        stage = self._stage()
+        return NodeSummary(
+            peer_id=self._identity.peer_id,
+            run_id=self._config.run_id or "",
+            run_name="",
+            roles=tuple(map(str, self._config.roles)),
+            state=stage.state,
+            reason=stage.reason,
+            started_at=self._started_at,
+            now=time.time(),
         )
 
     def _why(self) -> Why:

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from node.api.arrivals import DownloadStatus
+from node.api.downloads import DownloadStatus
 from node.cli.render.downloads import remaining_text, share_text
 from node.cli.render.piece_map import PieceBar, piece_shares
 from node.local.units import bytes_text, duration_text

@@ -17,7 +17,6 @@ from node.api.v1.answers import (
     RunEvent,
     RunPage,
     SampleHistory,
-    StreamTick,
     TrainingPage,
     WeightsPage,
 )
@@ -121,19 +120,6 @@ class Recording(DataSource):
     @override
     def meta(self) -> Meta:
         return Meta("recorded", self.event_log.boot, self._recorded.title)
-
-    @override
-    def look_now(self) -> StreamTick:
-        seen = self._recorded.overview
-        return StreamTick(
-            seen.state,
-            seen.reason,
-            seen.epoch,
-            seen.version,
-            seen.rollouts.certified,
-            seen.rollouts.rejected,
-            seen.peers_connected,
-        )
 
     @override
     def overview(self) -> Overview:

@@ -36,6 +36,8 @@ REWARDS_BYTES_MAX = 128 * 1024
 
 REWARDS_REMEMBERED = 4096
 
+UNDECIDED = "no committee decided in time"
+
 NO_BODY = (
     "This node does not hold the body. Its worker, its committee and the trainer keep it while it "
     "may be trained on."
@@ -91,7 +93,7 @@ class RolloutReader:
             sequences=message.sequences,
             tokens=message.tokens,
             state=entry.state.value,
-            reason=entry.reason,
+            reason=UNDECIDED if entry.state is CommitState.EXPIRED else entry.reason,
             escalated=certificate is not None and certificate.message.escalated,
             accepts=accepts,
             rejects=rejects,
@@ -139,14 +141,20 @@ class RolloutReader:
         entry = ledger.entries.get(digest) or ledger.kept.get(digest)
         if entry is None:
             return None
-        message, certificate = entry.commit.message, entry.certificate
-        drawn = self._drawn(entry)
         body = await self._body(entry.commit)
         sequences, note = await self._sequences(entry, body)
         rewards = [one.reward for one in body or ()]
         mean = sum(rewards) / len(rewards) / REWARD_SCALE if rewards else None
+        found = self.detail(entry)
+        row = replace(found.row, reward=mean)
+        return replace(found, row=row, sequences=sequences, note=note)
+
+    def detail(self, entry: Entry) -> RolloutDetail:
+        """Return a rollout with its verdicts, without its text."""
+        message, certificate = entry.commit.message, entry.certificate
+        drawn = self._drawn(entry)
         return RolloutDetail(
-            row=replace(self.row(entry), reward=mean),
+            row=self.row(entry),
             checkpoint=message.checkpoint.hex(),
             previous=message.previous.hex(),
             body=message.body.hex(),
@@ -155,9 +163,7 @@ class RolloutReader:
             verdicts=self._verdicts_shown(entry, drawn),
             certificate="" if certificate is None else certificate.digest.hex(),
             certified_by="" if certificate is None else certificate.signer,
-            sequences=sequences,
             sequences_total=message.sequences,
-            note=note,
         )
 
     def _drawn(self, entry: Entry) -> Drawn:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from node.api.status import RolloutCounts, TrainingStatus
+from node.api.v1.answers import RolloutCounts
 from node.testnet.colours import BAD, DIM, GOOD, WARN
 from node.testnet.display import save_picture
 from node.testnet.nodes_view import fate
@@ -74,7 +74,7 @@ def test_a_step_without_effect_is_told_until_the_next_good_one():
     plan = record.nodes["trainer-1"].plan
     warning = "step 12 used 0 of 64 sequences"
     for told in (warning, ""):
-        record.observe("trainer-1", sample(status(plan, training=TrainingStatus(warning=told))))
+        record.observe("trainer-1", sample(status(plan, training_warning=told)))
         assert record.training_warning == told
         text = "\n".join(drawn(record, screen(), 100))
         assert (warning in text) is bool(told)

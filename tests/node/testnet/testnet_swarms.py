@@ -3,15 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from node.api.arrivals import DownloadStatus, PeerTrafficStatus, StripeStatus
-from node.api.status import (
-    CheckpointStatus,
-    MemberStatus,
-    NodeStatus,
-    PolicySwapStatus,
-    RolloutCounts,
-    TrafficStatus,
-)
+from node.api.downloads import DownloadStatus, PeerTrafficStatus, StripeStatus
+from node.api.status import NodeStatus, PolicySwapStatus, TrafficStatus
+from node.api.v1.answers import PeerRow, RolloutCounts, VersionDetail
 from node.testnet.plan import NodePlan, Options
 from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
@@ -69,8 +63,20 @@ def sample(given: NodeStatus | None, *, pid: int = 100, running: bool = True, pe
     return StatusSample(pid, running, given, peak * MEGABYTE, 40 * MEGABYTE)
 
 
-def checkpoint(version: int, reward: float, uncertified: int = 0) -> CheckpointStatus:
-    return CheckpointStatus(version, reward, STARTED_AT + 20 + 4 * version, 4, uncertified)
+def checkpoint(version: int, reward: float, uncertified: int = 0) -> VersionDetail:
+    return VersionDetail(
+        version=version,
+        created_at=STARTED_AT + 20 + 4 * version,
+        publisher=peer_id("trainer-1"),
+        term=0,
+        digest="d1" * 32,
+        policy="90" * 32,
+        reward_mean=reward,
+        commits=4,
+        forms=(),
+        here=True,
+        trained_without_certificate=uncertified,
+    )
 
 
 def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) -> SwarmRecord:
@@ -85,7 +91,14 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) 
     liars = [plan for plan in nodes if plan.behaviour]
     workers = {plan.peer_id: RolloutCounts(2, 0, 1, 1, 0, {"computation": 1}) for plan in liars}
     workers[peer_id("inference-1")] = RolloutCounts(60, 57, 0, 0, 50)
-    joined = MemberStatus(peer_id("outsider"), ("inference",), versions, 1.5, "0.1.0", "good")
+    joined = PeerRow(
+        peer_id("outsider"),
+        me=False,
+        roles=("inference",),
+        policy_version=versions,
+        age_seconds=1.5,
+        software="0.1.0",
+    )
     for index, plan in enumerate(nodes):
         record.add(plan)
         given = status(
