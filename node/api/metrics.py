@@ -23,7 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from node.api.downloads import DownloadStatus
+from node.api.downloads import DownloadStatus, HistogramStatus
 from node.api.status import LOOP_DELAY_BOUNDS, NodeStatus, TrafficStatus
 from node.api.v1.answers import PeerRow, RolloutCounts, State
 from node.weights.download_progress import SECONDS_BOUNDS
@@ -356,39 +356,30 @@ def _histograms(status: NodeStatus) -> Iterator[Metric]:
     for form, one in status.durations.items():
         downloads.add_metric([form], _buckets(SECONDS_BOUNDS, one.counts), one.seconds)
     yield downloads
-    swap, loop = status.policy_swap, status.loop
-    for name, text, bounds, counts, seconds in (
+    loop = HistogramStatus(status.loop.delays, status.loop.delay_seconds)
+    for name, text, bounds, one in (
         (
             "policy_swap",
             "Policy swap latency: from a version's manifest to its first token here.",
             SWAP_BOUNDS,
-            swap.counts,
-            swap.seconds,
+            status.policy_swaps,
         ),
         (
             "generation",
             "Generation time of own rollouts, concurrent with others.",
             GENERATION_BOUNDS,
-            status.generations.counts,
-            status.generations.seconds,
+            status.generations,
         ),
         (
             "check",
             "Verification time of others' rollouts, after the body was received.",
             CHECK_BOUNDS,
-            status.checks.counts,
-            status.checks.seconds,
+            status.checks,
         ),
-        (
-            "loop_delay",
-            "Delays of the event loop.",
-            LOOP_DELAY_BOUNDS,
-            loop.delays,
-            loop.delay_seconds,
-        ),
+        ("loop_delay", "Delays of the event loop.", LOOP_DELAY_BOUNDS, loop),
     ):
-        buckets = _buckets(bounds, counts)
-        yield HistogramMetricFamily(f"{PREFIX}_{name}_seconds", text, buckets, seconds)
+        buckets = _buckets(bounds, one.counts)
+        yield HistogramMetricFamily(f"{PREFIX}_{name}_seconds", text, buckets, one.seconds)
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from heapq import nlargest
 
 from node.api.downloads import HistogramStatus
@@ -14,14 +13,13 @@ from node.api.status import (
     BusyTimeStatus,
     CircuitsStatus,
     NodeStatus,
-    PolicySwapStatus,
     TrafficStatus,
 )
 from node.api.v1.answers import NodeSummary, RewardPoint, RolloutCounts
 from node.api.v1.peers import PeerReader
 from node.api.v1.rollouts import RolloutReader
 from node.api.v1.samples import ResourceSamples
-from node.api.v1.training import POINTS_MAX
+from node.api.v1.training import POINTS_MAX, reward_points, seconds_to_go
 from node.api.v1.weights import WeightsReader
 from node.api.why import TrainedOnRejected, Why
 from node.network.blobs.transport_choice import BlobTransport
@@ -29,8 +27,6 @@ from node.network.blobs.wire import BlobKind
 from protocol.ledger.chain import CheckpointEntry
 from protocol.ledger.commits import CommitState
 from protocol.ledger.worker_stats import WorkerStats
-
-PACE_VERSIONS = 10
 
 
 class NodeReader:
@@ -91,7 +87,7 @@ class NodeReader:
     def status(self) -> NodeStatus:
         """Return the summary and the details of every page, within bounds."""
         observer, context = self.observer, self.observer.context
-        durations = context.durations
+        durations, swaps = context.durations, context.policy_swaps
         members, gossip_peers = self.peers.listed(LISTED_MAX)
         return NodeStatus.of(
             self.summary(),
@@ -111,7 +107,9 @@ class NodeReader:
             arrivals=self.weights.downloads(),
             durations=self.weights.durations(),
             receivers=self.weights.receivers(),
-            policy_swap=self._policy_swap(),
+            policy_swap=swaps.newest,
+            policy_swaps=HistogramStatus.of(swaps.durations),
+            policy_swap_seconds_median=swaps.median_seconds,
             generations=HistogramStatus.of(durations.generations),
             checks=HistogramStatus.of(durations.checks),
             steps=BusyTimeStatus(durations.steps.began_at, durations.steps.seconds),
@@ -150,16 +148,6 @@ class NodeReader:
         if relay is None:
             return CircuitsStatus(relays)
         return CircuitsStatus(relays, relay.reservations, relay.circuits, relay.carried_bytes)
-
-    def _policy_swap(self) -> PolicySwapStatus:
-        swaps = self.observer.context.policy_swaps
-        newest = {} if swaps.newest is None else asdict(swaps.newest)
-        return PolicySwapStatus(
-            **newest,
-            first_token_seconds_median=swaps.median_seconds,
-            counts=tuple(swaps.durations.counts),
-            seconds=swaps.durations.seconds,
-        )
 
     def why(self) -> Why:
         """Return the reason of this node's state, and its rollouts that were not certified."""
@@ -201,29 +189,3 @@ def _counted(counts: WorkerStats) -> RolloutCounts:
         trained=counts.trained,
         rejected_reasons=dict(sorted(counts.reasons.items())),
     )
-
-
-def reward_points(checkpoints: Sequence[CheckpointEntry]) -> tuple[RewardPoint, ...]:
-    """Return the reward by version; with many versions a point is the mean of several."""
-    learned = checkpoints[1:]  # version 0 is untrained
-    width = -(-len(learned) // POINTS_MAX)
-    points = []
-    for start in range(0, len(learned), max(1, width)):
-        messages = [entry.manifest.message for entry in learned[start : start + width]]
-        mean = sum(message.reward_mean for message in messages) / len(messages) / 1e6
-        last = messages[-1]
-        points.append(RewardPoint(last.version, round(mean, 4), last.created_at / 1000))
-    return tuple(points)
-
-
-def seconds_to_go(checkpoints: Sequence[CheckpointEntry], steps: int, now: float) -> float | None:
-    """Return the expected time to the last version; None with fewer than three versions."""
-    recent = [entry.manifest.message for entry in checkpoints[-PACE_VERSIONS:]]
-    if len(recent) < 3:
-        return None
-    first, last = recent[0], recent[-1]
-    if last.version >= steps:
-        return 0.0
-    pace_seconds = (last.created_at - first.created_at) / 1000 / (last.version - first.version)
-    since_last = max(0.0, now - last.created_at / 1000)
-    return max(0.0, (steps - last.version) * pace_seconds - min(since_last, pace_seconds))

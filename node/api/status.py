@@ -8,7 +8,7 @@ from typing import Any
 
 from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus
 from node.api.v1.answers import NodeSummary, PeerRow, RolloutCounts, State, VersionDetail
-from roles.runtime.metrics import SWAP_BOUNDS
+from roles.runtime.metrics import PolicySwap
 from roles.runtime.training_steps import TrainingStep
 
 LISTED_MAX = 256
@@ -70,24 +70,6 @@ class CircuitsStatus:
     reservations: int = 0
     circuits: int = 0
     carried_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySwapStatus:
-    """Policy swap latency of an inference node, in seconds from receipt of a version's manifest.
-
-    The stages of the newest ``version`` (-1 before the first) are weights downloaded, policy
-    swapped, first token. The median is over recent versions. ``counts`` is the histogram of times
-    to the first token with ``SWAP_BOUNDS``, ``seconds`` their sum.
-    """
-
-    version: int = -1
-    weights_seconds: float | None = None
-    swapped_seconds: float | None = None
-    first_token_seconds: float | None = None
-    first_token_seconds_median: float | None = None
-    counts: tuple[int, ...] = (0,) * (len(SWAP_BOUNDS) + 1)
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +174,12 @@ class NodeStatus(NodeSummary):
     """Durations of version downloads since the start, by encoding."""
     receivers: tuple[PeerTrafficStatus, ...] = ()
     """Receivers of blobs in the last seconds, highest rate first."""
-    policy_swap: PolicySwapStatus = PolicySwapStatus()
+    policy_swap: PolicySwap | None = None
+    """Stages of the newest swap of an inference node; None before the first."""
+    policy_swaps: HistogramStatus = field(default_factory=HistogramStatus)
+    """Swap latencies since the start, to the first token, with ``SWAP_BOUNDS``."""
+    policy_swap_seconds_median: float | None = None
+    """Median over recent versions."""
     generations: HistogramStatus = field(default_factory=HistogramStatus)
     """Own rollouts since the start, with ``roles.runtime.metrics.GENERATION_BOUNDS``."""
     checks: HistogramStatus = field(default_factory=HistogramStatus)

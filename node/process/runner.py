@@ -14,6 +14,7 @@ import structlog
 
 from node.api.status import NodeStatus, Stage
 from node.api.v1.answers import NodeSummary
+from node.api.v1.machine import MachineReader
 from node.api.why import Why
 from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig, runtime_directories
@@ -23,10 +24,8 @@ from node.local.log_tail import LogTail
 from node.local.logs import adopt_hivemind_logs, configure_logging
 from node.local.place import machine_fingerprint
 from node.local.run_pin import local_run, pin_run
-from node.local.software import SOFTWARE
 from node.local.status_line import StatusLine
 from node.process.loop_lag import LoopLagMonitor
-from node.process.resource_usage import ResourceUsage
 from node.process.sd_notify import ServiceManager
 from node.process.signals import watch_signals
 from node.process.startup_log import StartupLog
@@ -137,7 +136,9 @@ class LiveNode:
         self._before = Stage("starting", "loading libraries")
         self._start_log = StartupLog(self._stage, line)
         self._supervisor = ServiceManager(self._stage, os.environ)
-        self._machine = ResourceUsage(datadir)
+        self._machine = MachineReader(
+            datadir, self._log_tail, self._loop_watch.status, config.blob_quota
+        )
 
     async def run(self) -> ExitCode:
         """Run until drained."""
@@ -202,18 +203,9 @@ class LiveNode:
 
     def _make_source(self, clock: Any) -> Any:
         """Return the data source of the HTTP API; before joining it has only the summary."""
-        from node.api.v1.machine import MachineReader  # noqa: PLC0415
         from node.api.v1.node_source import NodeSource  # noqa: PLC0415
 
-        machine = MachineReader(
-            self._datadir,
-            self._log_tail,
-            self._loop_watch.status,
-            SOFTWARE,
-            self._started_at,
-            self._config.blob_quota,
-        )
-        return NodeSource(self._summary, clock, f"{self._started_at:.3f}", machine)
+        return NodeSource(self._summary, clock, f"{self._started_at:.3f}", self._machine)
 
     async def _live(
         self,

@@ -189,7 +189,7 @@ class SwarmRecord:
     @property
     def policy_swap_seconds(self) -> float | None:
         """Policy swap latency, from a version's manifest to its first token: median of medians."""
-        medians = [status.policy_swap.first_token_seconds_median for status in self.statuses]
+        medians = [status.policy_swap_seconds_median for status in self.statuses]
         known = [seconds for seconds in medians if seconds is not None]
         return median(known) if known else None
 

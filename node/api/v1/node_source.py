@@ -22,9 +22,8 @@ from node.api.v1.answers import (
 )
 from node.api.v1.event_log import EventLog
 from node.api.v1.event_recorder import EventRecorder
-from node.api.v1.machine import MachineReader
+from node.api.v1.machine import MachineReader, queues
 from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
-from node.api.v1.queues import queues
 from node.api.v1.samples import ResourceSample
 from node.api.v1.source import DataSource
 from node.api.v1.training import training_page
@@ -148,7 +147,7 @@ class NodeSource(DataSource):
         if self._machine is None:
             return MachinePage(now=self._clock.now())
         if self._reader is None:
-            return await self._machine.page((), {}, self._clock.now())
+            return await self._machine.page(self._summary(), (), {})
         moved, tables = self._reader.traffic(), self._reader.observer.context.tables
         traffic = {
             "blobs sent": moved.blobs_sent,
@@ -157,7 +156,7 @@ class NodeSource(DataSource):
             "gossip received": moved.gossip_received,
         }
         used = queues(tables.sizes(), tables.limits())
-        return await self._machine.page(used, traffic, self._clock.now())
+        return await self._machine.page(self._summary(), used, traffic)
 
     @override
     def run(self) -> RunPage:

@@ -39,8 +39,8 @@ class PeerReader:
     def page(self, query: PeerQuery) -> PeerPage:
         """Return the rows that match a query."""
         table, looks = self.observer.peers, self._look()
-        strangers = [peer for peer in table.connected if peer not in looks.live]
-        rows = [self._row(peer, looks) for peer in (*looks.live, *strangers)]
+        others = [peer for peer in table.connected if peer not in looks.live]
+        rows = [self._row(peer, looks) for peer in (*looks.live, *others)]
         wanted = selected(rows, query)
         return PeerPage(
             tuple(wanted[query.offset : query.offset + query.limit]),

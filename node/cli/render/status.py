@@ -264,18 +264,14 @@ def _arriving(status: NodeStatus) -> list[RenderableType]:
 
 def _policy_swap(status: NodeStatus) -> list[tuple[str, str]]:
     """Return a row with the policy swap latency of an inference node."""
-    policy_swap = status.policy_swap
-    stages = {
-        "weights": policy_swap.weights_seconds,
-        "swapped": policy_swap.swapped_seconds,
-        "first token": policy_swap.first_token_seconds,
-    }
-    told = [f"{name} {seconds:.1f} s" for name, seconds in stages.items() if seconds is not None]
-    if not told:
+    swap, usual = status.policy_swap, status.policy_swap_seconds_median
+    if swap is None:
         return []
-    usual = policy_swap.first_token_seconds_median
-    median = "" if usual is None else f" (median {usual:.1f} s)"
-    return [("policy swap", f"version {policy_swap.version}: {', '.join(told)}{median}")]
+    text = f"version {swap.version}: weights {swap.weights_seconds:.1f} s"
+    text += f", swapped {swap.swapped_seconds:.1f} s"
+    if swap.first_token_seconds is not None:
+        text += f", first token {swap.first_token_seconds:.1f} s"
+    return [("policy swap", text if usual is None else f"{text} (median {usual:.1f} s)")]
 
 
 def _loop(status: NodeStatus) -> list[tuple[str, str]]:

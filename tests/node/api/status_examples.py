@@ -5,11 +5,12 @@ from dataclasses import replace
 from pydantic import TypeAdapter
 
 from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
-from node.api.status import MachineStatus, NodeStatus, PolicySwapStatus, TrafficStatus
+from node.api.status import MachineStatus, NodeStatus, TrafficStatus
 from node.api.v1.answers import PeerRow, RewardPoint, RolloutCounts, VersionDetail
 from node.api.v1.rollouts import UNDECIDED
 from node.api.why import Why
 from protocol.core.crypto import Identity
+from roles.runtime.metrics import PolicySwap
 from roles.runtime.training_steps import TrainingStep
 from simulations.checkers.limits import LIMITS
 
@@ -183,7 +184,9 @@ STATUS = NodeStatus(
     restored=True,
     generations=HistogramStatus((0, 3, 100, 12, 3, 0, 0, 0, 0, 0, 0, 2), 310.5),
     checks=HistogramStatus((0, 0, 7, 30, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0), 4.25),
-    policy_swap=PolicySwapStatus(41, 2.25, 7.5, 7.75, 6.0, (0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
+    policy_swap=PolicySwap(41, 2.25, 7.5, 7.75),
+    policy_swaps=HistogramStatus((0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
+    policy_swap_seconds_median=6.0,
 )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from node.api.downloads import DownloadStatus, PeerTrafficStatus, StripeStatus
-from node.api.status import NodeStatus, PolicySwapStatus, TrafficStatus
+from node.api.status import NodeStatus, TrafficStatus
 from node.api.v1.answers import PeerRow, RolloutCounts, VersionDetail
 from node.testnet.plan import NodePlan, Options
 from node.testnet.poll import StatusSample
@@ -52,9 +52,7 @@ def status(plan: NodePlan, **changes) -> NodeStatus:
         checkpoints=(),
         traffic=TrafficStatus(),
         p2pd_pid=None,
-        policy_swap=PolicySwapStatus(
-            first_token_seconds_median=1.5 if plan.role == "inference" else None
-        ),
+        policy_swap_seconds_median=1.5 if plan.role == "inference" else None,
     )
     return replace(base, **changes)
 

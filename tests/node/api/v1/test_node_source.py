@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.api.reader import seconds_to_go
 from node.api.status import LoopStatus
 from node.api.v1.machine import MachineReader
 from node.api.v1.node_source import NodeSource
 from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
 from node.api.v1.recording import Recording, read_recording, record, write_recording
 from node.api.v1.rollouts import NO_BODY, NO_TASK
+from node.api.v1.training import seconds_to_go
 from node.local.datadir import open_data_dir
 from node.local.errors import NodeError
 from node.local.log_tail import LogTail
@@ -52,9 +52,7 @@ class Node:
         self.observer = self.reader.observer
         self.blobs = self.observer.context.ports.blobs = FileBlobs(tmp_path / "blobs", None)
         self.replica = self.observer.context.replica
-        machine = MachineReader(
-            open_data_dir(tmp_path / "data"), LogTail(), LoopStatus, "prime-node/0", NOW - 60
-        )
+        machine = MachineReader(open_data_dir(tmp_path / "data"), LogTail(), LoopStatus)
         self.source = NodeSource(self.reader.summary, self.clock, "boot", machine)
         self.source.join(self.reader)
 
