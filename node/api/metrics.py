@@ -23,7 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from node.api.downloads import DownloadStatus, HistogramStatus
+from node.api.downloads import HistogramStatus
 from node.api.status import LOOP_DELAY_BOUNDS, NodeStatus, TrafficStatus
 from node.api.v1.answers import PeerRow, RolloutCounts, State
 from node.weights.download_progress import SECONDS_BOUNDS
@@ -200,9 +200,7 @@ def _gauges(status: NodeStatus) -> Iterator[tuple[str, str, float]]:
             loop.own_delay_seconds_max,
         ),
     )
-    downloads = (one for one in status.arrivals if one.arrived_at is None and one.version >= 0)
-    values = _download(next(downloads, None))
-    for (name, text), value in zip(_DOWNLOAD, values, strict=True):
+    for (name, text), value in zip(_DOWNLOAD, _download(status), strict=True):
         yield f"download_{name}", text, value
 
 
@@ -215,17 +213,12 @@ _DOWNLOAD = (
 )
 
 
-def _download(arrival: DownloadStatus | None) -> tuple[float, ...]:
-    if arrival is None:
-        return (-1, 0, 0, 0, 0)
-    to_go_seconds = math.inf if arrival.seconds_to_go is None else arrival.seconds_to_go
-    return (
-        arrival.version,
-        arrival.pieces,
-        arrival.pieces_here,
-        arrival.bytes_per_second,
-        to_go_seconds,
-    )
+def _download(status: NodeStatus) -> tuple[float, ...]:
+    for one in status.arrivals:
+        if one.arrived_at is None and one.version >= 0:
+            seconds = math.inf if one.seconds_to_go is None else one.seconds_to_go
+            return one.version, one.pieces, one.pieces_here, one.bytes_per_second, seconds
+    return -1, 0, 0, 0, 0
 
 
 def _counters(status: NodeStatus) -> Iterator[tuple[str, str, float]]:

@@ -98,7 +98,7 @@ class NodeReader:
             gossip_peers=gossip_peers,
             workers=self._workers(),
             judging=judging_status(context.replica),
-            checkpoints=self.weights.versions(),
+            checkpoints=self.weights.versions(LISTED_MAX),
             traffic=self.traffic(),
             p2pd_pid=observer.p2pd_pid(),
             dial_failures=observer.peers.dial_failures,

@@ -12,7 +12,7 @@ from roles.runtime.metrics import PolicySwap
 from roles.runtime.training_steps import TrainingStep
 
 LISTED_MAX = 256
-"""Members and workers listed in a status; ``members_count`` and the like count all of them."""
+"""Members, workers and versions listed in a status; ``members_count`` and the like count all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class NodeStatus(NodeSummary):
     """Up to ``LISTED_MAX``: this node, and the workers with most commits."""
     judging: JudgingStatus = JudgingStatus()
     checkpoints: tuple[VersionDetail, ...] = ()
-    """Newest versions, ascending."""
+    """Up to ``LISTED_MAX`` versions, the newest ones, ascending."""
     traffic: TrafficStatus = TrafficStatus()
     p2pd_pid: int | None = None
     dial_failures: int = 0

@@ -3,6 +3,7 @@
 Times are unix seconds, digests hexadecimal. NaN and infinite numbers are null.
 """
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -181,11 +182,17 @@ class RolloutPage:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A measured value, and its limit for honest workers."""
+    """A measured value, and its limit for honest workers; None for an infinite value."""
 
     name: str
     value: float | None
     allowed: float
+
+    @property
+    def share(self) -> float:
+        """The value as a fraction of its limit."""
+        value = math.inf if self.value is None else self.value
+        return value / self.allowed if self.allowed else float(value > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,12 +135,8 @@ class Recording(DataSource):
         wanted = [
             row for row in rows if query.takes(row.state, row.worker, row.version, row.reason)
         ]
-        commits = [row.commit for row in wanted]
-        start = commits.index(query.after) + 1 if query.after in commits else 0
-        chosen = wanted[start : start + query.limit]
-        more = start + query.limit < len(wanted)
+        chosen, older = query.page(wanted, [row.commit for row in wanted])
         reasons = {row.reason for row in rows if row.state == "rejected"}
-        older = chosen[-1].commit if more else ""
         return RolloutPage(tuple(chosen), len(wanted), older, tuple(sorted(reasons)))
 
     @override

@@ -57,17 +57,10 @@ class RolloutReader:
         """Return the rows that match a query, newest first."""
         ledger = self._context.replica.ledger
         wanted = [entry for entry in self._newest_first() if _is_wanted(entry, query)]
-        digests = [entry.commit.digest.hex() for entry in wanted]
-        start = digests.index(query.after) + 1 if query.after in digests else 0
-        chosen = wanted[start : start + query.limit]
+        chosen, older = query.page(wanted, [entry.commit.digest.hex() for entry in wanted])
         rows = [replace(self.row(one), reward=await self._reward(one)) for one in chosen]
-        more = start + query.limit < len(wanted)
-        return RolloutPage(
-            tuple(rows),
-            len(wanted),
-            rows[-1].commit if more else "",
-            tuple(sorted(+ledger.totals.reasons)),
-        )
+        reasons = tuple(sorted(+ledger.totals.reasons))
+        return RolloutPage(tuple(rows), len(wanted), older, reasons)
 
     def _newest_first(self) -> Iterator[Entry]:
         ledger = self._context.replica.ledger

@@ -41,7 +41,7 @@ class WeightsReader:
         else:
             forest = self._forest(manifest, members)
         return WeightsPage(
-            self.versions()[::-1],
+            self.versions(VERSIONS_SHOWN)[::-1],
             self.downloads(),
             self.receivers(),
             self.durations(),
@@ -50,12 +50,12 @@ class WeightsReader:
             note,
         )
 
-    def versions(self) -> tuple[VersionDetail, ...]:
-        """Return the newest versions, ascending."""
+    def versions(self, most: int) -> tuple[VersionDetail, ...]:
+        """Return up to ``most`` versions, the newest ones, ascending."""
         ledger = self.observer.context.replica.ledger
         # This node verified no version that contains a commit without an outcome here.
         rejected = Counter(entry.trained_in for entry in ledger.trained_on_rejected)
-        newest = ledger.checkpoints[-VERSIONS_SHOWN:]
+        newest = ledger.checkpoints[-most:]
         return tuple(self._version(entry.manifest, rejected) for entry in newest)
 
     def downloads(self) -> tuple[DownloadStatus, ...]:

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from node.api.status import JudgingStatus, NodeStatus
 from node.api.v1.answers import (
-    Limit,
     PeerRow,
     RewardPoint,
     RolloutCounts,
@@ -368,19 +367,10 @@ def _findings(verdict: VerdictDetail, told: str) -> str:
     reason = "" if verdict.accept or verdict.reason == told else verdict.reason
     detail = "" if verdict.accept else verdict.detail
     measured = [
-        f"{one.name.replace('_', ' ')} {_value(one):.3g}, at most {one.allowed:.3g}"
-        for one in sorted(verdict.measured, key=lambda one: -_share(one))
+        f"{one.name.replace('_', ' ')} {math.inf if one.value is None else one.value:.3g}, "
+        f"at most {one.allowed:.3g}"
+        for one in sorted(verdict.measured, key=lambda one: -one.share)
         if one.name not in detail
     ]
     shown = measured[:QUANTITIES_SHOWN]
     return plain("; ".join(filter(None, (reason, detail, *shown))), FINDINGS_CHARACTERS_MAX)
-
-
-def _value(limit: Limit) -> float:
-    """Return the measured value; JSON has null for infinity."""
-    return math.inf if limit.value is None else limit.value
-
-
-def _share(limit: Limit) -> float:
-    """Return the value as a fraction of its limit."""
-    return _value(limit) / limit.allowed if limit.allowed else float(_value(limit) > 0)

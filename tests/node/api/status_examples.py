@@ -81,6 +81,13 @@ STEP = TrainingStep(
 )
 
 
+def published(version, created_at, reward_mean, **changes):
+    """Return a version of which no encoding is known."""
+    fields = {"publisher": PEERS[1], "term": 0, "digest": "d1" * 32, "policy": "90" * 32}
+    fields |= {"commits": 4 * (version > 0), "forms": (), "here": True, **changes}
+    return VersionDetail(version, created_at, reward_mean=reward_mean, **fields)
+
+
 def gossip_peer(peer_id, score, level="good", **changes):
     return PeerRow(peer_id, me=False, connected=True, score=score, level=level, **changes)
 
@@ -127,19 +134,7 @@ STATUS = NodeStatus(
     own_rollouts=RolloutCounts(120, 118, 1, 0, 110, {"computation": 1}),
     workers={PEERS[6]: RolloutCounts(120, 118, 1, 0, 110, {"computation": 1})},
     checkpoints=tuple(
-        VersionDetail(
-            version=version,
-            created_at=1_700_000_000.0 + version,
-            publisher=PEERS[1],
-            term=0,
-            digest="d1" * 32,
-            policy="90" * 32,
-            reward_mean=version / 50,
-            commits=4 * (version > 0),
-            forms=(),
-            here=version == 41,
-        )
-        for version in range(43)
+        published(version, 1_700_000_000.0 + version, version / 50) for version in range(43)
     ),
     rewards=tuple(
         RewardPoint(version, version / 50, 1_700_000_000.0 + version) for version in range(1, 43)

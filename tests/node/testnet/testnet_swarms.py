@@ -12,6 +12,7 @@ from node.testnet.record import SwarmRecord
 from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId
+from tests.node.api.status_examples import published
 
 STARTED_AT = 1_000_000.0
 MEGABYTE = 1_000_000
@@ -62,19 +63,8 @@ def sample(given: NodeStatus | None, *, pid: int = 100, running: bool = True, pe
 
 
 def checkpoint(version: int, reward: float, uncertified: int = 0) -> VersionDetail:
-    return VersionDetail(
-        version=version,
-        created_at=STARTED_AT + 20 + 4 * version,
-        publisher=peer_id("trainer-1"),
-        term=0,
-        digest="d1" * 32,
-        policy="90" * 32,
-        reward_mean=reward,
-        commits=4,
-        forms=(),
-        here=True,
-        trained_without_certificate=uncertified,
-    )
+    at, more = STARTED_AT + 20 + 4 * version, {"trained_without_certificate": uncertified}
+    return published(version, at, reward, commits=4, **more)
 
 
 def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) -> SwarmRecord:
