@@ -1,10 +1,12 @@
 """API answers of a node, from a replica with real messages."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
 from node.api.status import LoopStatus
+from node.api.v1.answers import NodeSummary
 from node.api.v1.machine import MachineReader
 from node.api.v1.node_source import NodeSource
 from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
@@ -183,17 +185,19 @@ def test_a_pause_is_told_when_it_begins(node):
     assert [one.text for one in rows] == ["this node is paused: disk full"]
 
 
-def test_the_overview_is_what_the_ledger_says(node):
-    certified, opened = WORLD.chain(WORKER, 2)
-    node.hear(certified, opened, WORLD.certificate(certified))
+def test_the_overview_is_the_summary_of_the_status_and_the_latest_events(node):
+    (certified,) = WORLD.chain(WORKER, 1)
+    node.hear(certified, WORLD.certificate(certified))
     node.source.look()
     node.hear(WORLD.checkpoint(WORLD.genesis(), batch=(certified.digest,), reward_mean=250_000))
-    seen = node.source.overview()
-    assert (seen.policy_version_newest, seen.policy_version, seen.steps_total) == (1, 0, 50)
-    assert (seen.rollouts.committed, seen.rollouts.certified, seen.rollouts.trained) == (2, 1, 1)
+    seen, status = node.source.overview(), node.reader.status()
+    summary = {one.name for one in fields(NodeSummary)}
+    assert {name: getattr(seen, name) for name in summary} == {
+        name: getattr(status, name) for name in summary
+    }
     assert [(point.version, point.reward) for point in seen.rewards] == [(1, 0.25)]
-    assert seen.members_by_role["validator"] == 6 and seen.members_count == 6
-    assert seen.state == "ready" and seen.leader == ""
+    assert (seen.steps_total, seen.members_by_role["validator"], seen.leader) == (50, 6, "")
+    assert [one.kind for one in seen.happened] == ["leader"]
 
 
 def test_peers_are_told_with_what_was_measured(node):
