@@ -116,27 +116,32 @@ class MachineStatus:
     """Seconds in each state since the start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The counters of a ``NodeStatus`` that are cheap enough for frequent polling."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """The counters of a node that its history keeps; totals since the start, and sizes now."""
 
-    state: State
-    connected: int
-    members: int
-    """Live records including this node's own; counted once per epoch."""
-    policy_version: int
-    version: int
-    backlog: int
     committed: int
     certified: int
     rejected: int
     expired: int
+    version: int
+    backlog: int
+    connected: int
+    members: int
+    """Live records including this node's own; counted once per epoch."""
+    weights_received: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot(Counters):
+    """The numbers of a ``NodeStatus`` that are cheap enough for frequent polling."""
+
+    state: State
+    policy_version: int
     gossip_received: int
     """New messages."""
     gossip_duplicates: int
     gossip_dropped: int
-    weights_received: int
-    """Bytes since the start."""
     sizes: dict[str, int]
     """Sizes of bounded queues and tables, of several with one name the fullest."""
 

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import fields
 
 from typing_extensions import override
 
 from node.api.reader import NodeReader
+from node.api.status import Counters
 from node.api.v1.answers import (
     EventsPage,
     MachinePage,
@@ -89,19 +91,11 @@ class NodeSource(DataSource):
         self._event_recorder.look(observer.stage(), now)
         reader.samples.note(
             ResourceSample(
+                **{one.name: getattr(snapshot, one.name) for one in fields(Counters)},
                 at=round(now, 3),
-                committed=snapshot.committed,
-                certified=snapshot.certified,
-                rejected=snapshot.rejected,
-                expired=snapshot.expired,
-                version=snapshot.version,
-                backlog=snapshot.backlog,
-                connected=snapshot.connected,
-                members=snapshot.members,
                 looks=self._looks,
                 looks_idle=self._looks_idle,
                 loop_delay_seconds=round(machine.loop().delay_seconds, 3) if machine else 0.0,
-                weights_received=snapshot.weights_received,
                 rss_bytes=machine.rss_bytes if machine else 0,
             )
         )
