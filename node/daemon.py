@@ -12,8 +12,8 @@ from typing import Any
 import structlog
 
 from node.api.observer import Observer
+from node.api.reader import NodeReader
 from node.api.status import NodeStatus, Snapshot, Stage
-from node.api.v1.view import NodeView
 from node.api.why import Why
 from node.context import NodeContext, Ports, run_service
 from node.membership.admission import OwnAdmission
@@ -134,6 +134,7 @@ class Daemon:
         )
         self._announcer = self._make_announcer()
         self._observer = self._make_observer(p2pd_pid)
+        self._reader = NodeReader(self._observer)
         for role in computes:
             context.conditions.prepare(role, "opening the run's task")
         for owner in (replica, self._peers, self._gossip, self._exchange):
@@ -205,6 +206,7 @@ class Daemon:
 
     def _make_observer(self, p2pd_pid: Callable[[], int | None]) -> Observer:
         observer = Observer(
+            manifest=self._signed_manifest,
             context=self._context,
             roles=self._about.roles,
             peers=self._peers,
@@ -212,11 +214,14 @@ class Daemon:
             exchange=self._exchange,
             circuits=self._circuits,
             policies=self._policies,
-            arrivals=self._downloads.arrivals,
+            downloads=self._downloads.arrivals,
             inbox=self._inbox,
             addresses=lambda: self._announcer.addresses,
             anti_entropy=self._anti_entropy,
             p2pd_pid=p2pd_pid,
+            task=lambda: self._task,
+            forest=self._downloads.members,
+            round_trips=lambda: self._anti_entropy.answer_seconds,
             started_at=self._context.ports.clock.now(),
             monotonic=loop_time,
         )
@@ -250,7 +255,7 @@ class Daemon:
 
     def status(self) -> NodeStatus:
         """Return the status of this node and its view of the swarm."""
-        return self._observer.status()
+        return self._reader.status()
 
     def snapshot(self) -> Snapshot:
         """Return the subset of the status that is cheap to compute."""
@@ -262,13 +267,12 @@ class Daemon:
 
     def why(self) -> Why:
         """Explain the node's state and its failed rollouts."""
-        return self._observer.why()
+        return self._reader.why()
 
-    def view(self) -> NodeView:
-        """Return the read-only view that the HTTP API serves."""
-        members, trips = self._downloads.members, lambda: self._anti_entropy.answer_seconds
-        signed, task = self._signed_manifest, lambda: self._task
-        return NodeView(signed, self._observer, task, members, trips)
+    @property
+    def reader(self) -> NodeReader:
+        """Reader of this node, for the HTTP API."""
+        return self._reader
 
     def stop(self) -> None:
         """Start to drain; ``run`` returns when the node has drained."""

@@ -1,7 +1,9 @@
 """Read-only HTTP API of a running daemon, on 127.0.0.1 only.
 
-``server`` runs in the daemon's event loop, ``node.cli.api_client`` is the client of the commands,
-``node.cli.render`` draws the responses. Any process that can open a local port may read the API.
+``observer`` holds the components of the node and its state. ``reader`` and the readers in ``v1``
+compute each fact once, for all views: status, metrics, why and pages. ``server`` runs in the
+daemon's event loop; ``node.cli.api_client`` is the client of the commands, ``node.cli.render``
+draws the responses. Any process that can open a local port may read the API.
 
 ===========  =============================================================================
 path         response

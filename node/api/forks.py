@@ -1,8 +1,10 @@
 """Reports of keys that signed two conflicting messages, identical on every node."""
 
+from collections.abc import Iterator
+
 from protocol.core.faults import Fault
 from protocol.core.types import PeerId
-from protocol.messages import Verdict, open_envelope
+from protocol.messages import Evidence, Signed, Verdict, open_envelope
 from protocol.replica.replica import Replica
 
 FORKS_MAX = 64
@@ -17,16 +19,25 @@ def forks_told(replica: Replica) -> tuple[str, ...]:
     return tuple(told[peer] for peer in sorted(told))[:FORKS_MAX]
 
 
-def _validators(replica: Replica) -> dict[PeerId, str]:
-    found = {}
+def contradictions(replica: Replica) -> Iterator[tuple[Signed[Evidence], Signed[Verdict]]]:
+    """Yield each proof of two conflicting verdicts, with the accepting one."""
     for evidence in replica.verdicts.equivocators.evidence:
-        one = open_envelope(evidence.message.accepting, Verdict, replica.run_id, lambda *_: True)
-        if not isinstance(one, Fault):
-            found[one.signer] = (
-                f"validator {one.signer} signed two verdicts on one rollout: "
-                f"excluded from committees, {_LASTING}"
-            )
-    return found
+        # The signature was verified on receipt.
+        verdict = open_envelope(
+            evidence.message.accepting, Verdict, replica.run_id, lambda *_: True
+        )
+        if not isinstance(verdict, Fault):
+            yield evidence, verdict
+
+
+def _validators(replica: Replica) -> dict[PeerId, str]:
+    return {
+        verdict.signer: (
+            f"validator {verdict.signer} signed two verdicts on one rollout: "
+            f"excluded from committees, {_LASTING}"
+        )
+        for _, verdict in contradictions(replica)
+    }
 
 
 def _workers(replica: Replica) -> dict[PeerId, str]:

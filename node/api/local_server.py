@@ -1,6 +1,8 @@
 """HTTP application and server for clients on this machine only."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -9,10 +11,12 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import BaseRoute
 
 from node.api.pages import Guard, pages
+from node.api.v1.recording import Recording, read_recording
 from node.api.v1.routes import api_v1
 from node.api.v1.source import DataSource
 from node.local.datadir import API_HOST
 from node.local.http_server import EmbeddedServer
+from node.local.ports import listen
 
 HOST_NAMES = [API_HOST, "localhost"]
 """Accepted Host headers, against DNS rebinding by a web page."""
@@ -52,3 +56,24 @@ def local_server(app: Starlette) -> EmbeddedServer:
             timeout_graceful_shutdown=1,
         )
     )
+
+
+async def serve_recording(directory: Path, port: int, told: Callable[[int], None]) -> None:
+    """Serve the recording in a directory until cancelled; call ``told`` with the port.
+
+    Raises ``NodeError``.
+    """
+    source = Recording(read_recording(directory))
+    listener = listen(
+        API_HOST,
+        port,
+        failure="cannot serve the report",
+        remedy="choose another --port, or 0 for a free one",
+    )
+    server = local_server(guarded(web_routes(source)))
+    try:
+        await server.begin(listener, "recording")
+        told(listener.getsockname()[1])
+        await asyncio.Event().wait()
+    finally:
+        await server.end(at_once=True)

@@ -6,9 +6,11 @@ at most ``REASONS_MAX`` reasons, because reasons come from other nodes.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import accumulate
+from statistics import fmean
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -21,23 +23,13 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from node.api.arrivals import DownloadStatus, HistogramStatus
-from node.api.rollout_counts import MonotonicCounts
-from node.api.status import (
-    GOSSIP_LEVELS,
-    LOOP_DELAY_BOUNDS,
-    CircuitsStatus,
-    GossipPeerStatus,
-    LoopStatus,
-    NodeStatus,
-    RolloutCounts,
-    State,
-    TrafficStatus,
-)
+from node.api.downloads import HistogramStatus
+from node.api.status import LOOP_DELAY_BOUNDS, NodeStatus, TrafficStatus
+from node.api.v1.answers import PeerRow, RolloutCounts, State
 from node.weights.download_progress import SECONDS_BOUNDS
-from protocol.rollout.evaluation import EvaluationPoint
+from protocol.gossipsub.inspection import ScoreLevel
 from roles.runtime.metrics import CHECK_BOUNDS, GENERATION_BOUNDS, SWAP_BOUNDS
-from roles.runtime.training_steps import STATISTICS, TrainingStep
+from roles.runtime.training_steps import STATISTICS
 
 PREFIX = "prime_node"
 
@@ -59,6 +51,30 @@ RENAMED = {
 
 REASONS_MAX = 24
 """Distinct reason labels; an honest swarm has about ten, and later ones count as ``other``."""
+
+
+OUTCOMES, PARTS = ("certified", "rejected", "expired"), ("committed", "trained")
+
+
+class MonotonicCounts:
+    """Monotonic counters of rollouts, starting at 0; rejections by reason have the key ``:REASON``.
+
+    A ledger's counts can fall: an expired commit is certified late, a branch of versions loses, or
+    a restart drops old entries. Prometheus takes a fall for a reset to 0 and would count the whole
+    value as an increase.
+    """
+
+    def __init__(self) -> None:
+        self._last: Counter[str] | None = None
+        self._risen = Counter[str]()
+
+    def look(self, counts: RolloutCounts) -> Counter[str]:
+        """Return the sums of all increases up to ``counts``, all 0 at the first call."""
+        now = Counter({name: getattr(counts, name) for name in (*OUTCOMES, *PARTS)})
+        now.update({f":{reason}": count for reason, count in counts.rejected_reasons.items()})
+        self._risen += now - (now if self._last is None else self._last)
+        self._last = now
+        return self._risen
 
 
 class NodeMetrics(Collector):
@@ -91,26 +107,24 @@ class NodeMetrics(Collector):
 
     def _families(self, status: NodeStatus) -> Iterator[Metric]:
         yield _info(status)
-        yield _state(status)
-        yield from _gauges(status)
+        for name, text, value in _gauges(status):
+            yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
+        for name, text, count in _counters(status):
+            yield CounterMetricFamily(f"{PREFIX}_{name}", text, count)
+        yield from _optional_gauges(status)
+        yield from _states(status)
         yield from self._outcomes(status)
-        yield from _traffic(status)
-        yield from _gossip(status.gossip_peers)
+        yield from _traffic(status.traffic)
+        yield _levels(status.gossip_peers)
         yield from _tables(status.tables, status.table_limits)
-        yield from _downloads(status)
-        yield from _loop(status.loop)
-        yield from _machine(status)
-        yield from _durations(status)
-        yield from _training(status.training.newest)
-        yield from _evaluation(status.evaluation)
-        yield from _circuits(status.circuits)
+        yield from _histograms(status)
 
     def _outcomes(self, status: NodeStatus) -> Iterator[Metric]:
         """Yield rollouts by outcome since the first scrape.
 
         Counting starts after the restore from disk, so that restored rollouts do not count.
         """
-        rollouts = own = RolloutCounts()
+        rollouts = own = Counter[str]()
         if status.restored:
             rollouts = self._rollouts.look(status.rollouts)
             own = self._own_rollouts.look(status.own_rollouts)
@@ -118,12 +132,13 @@ class NodeMetrics(Collector):
         yield from _outcomes("own_rollouts", "Rollouts of this node, by outcome.", own)
         yield self._rejections(rollouts)
 
-    def _rejections(self, counts: RolloutCounts) -> Metric:
+    def _rejections(self, counts: Counter[str]) -> Metric:
         family = CounterMetricFamily(
             f"{PREFIX}_rollouts_rejected", "Rollouts of the swarm, by reason.", labels=["reason"]
         )
         other = 0
-        for reason, count in sorted(counts.rejected_reasons.items()):
+        reasons = {key[1:]: count for key, count in counts.items() if key.startswith(":")}
+        for reason, count in sorted(reasons.items()):
             if len(self._reasons) < REASONS_MAX:
                 self._reasons[reason] = None
             if reason in self._reasons:
@@ -145,18 +160,17 @@ def _info(status: NodeStatus) -> Metric:
     return InfoMetricFamily(PREFIX, "Identity and version of this node.", values)
 
 
-def _state(status: NodeStatus) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_state", "1 for the current state.", labels=["state"])
-    for state in get_args(State):
-        family.add_metric([state], float(state == status.state))
-    return family
-
-
-def _gauges(status: NodeStatus) -> Iterator[Metric]:
-    newest = status.checkpoints[-1] if status.checkpoints else None
-    judging = status.judging
+def _gauges(status: NodeStatus) -> Iterator[tuple[str, str, float]]:
+    """Yield name, description and value of each gauge without labels."""
+    judging, machine, circuits, loop = (
+        status.judging,
+        status.machine,
+        status.circuits,
+        status.loop,
+    )
     overruled = judging.overruled.get(status.peer_id, 0)
-    values: tuple[tuple[str, str, float], ...] = (
+    scores = [peer.score or 0.0 for peer in status.gossip_peers] or [0.0]
+    yield from (
         ("started_seconds", "Unix time of the start.", status.started_at),
         ("epoch", "Epoch of the run.", status.epoch),
         ("peers", "Connected peers.", status.peers_connected),
@@ -168,59 +182,53 @@ def _gauges(status: NodeStatus) -> Iterator[Metric]:
         ("workers_judged", "Workers with two or more decided rollouts.", judging.workers),
         ("workers_off", "Workers off in the worst rule in doubt, else 0.", judging.workers_off),
         ("scores_overruled", "Scores of this node that a committee contradicted.", overruled),
-    )
-    for name, text, value in values:
-        yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
-    if newest is not None:
-        yield GaugeMetricFamily(
-            f"{PREFIX}_reward_mean", "Mean reward of the newest batch.", newest.reward_mean
-        )
-
-
-def _outcomes(name: str, text: str, counts: RolloutCounts) -> Iterator[Metric]:
-    """Yield counters of committed and trained rollouts, and of exclusive outcomes.
-
-    Rejections of the swarm have another family with their reasons.
-    """
-    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["outcome"])
-    for outcome in ("certified", "rejected", "expired"):
-        family.add_metric([outcome], getattr(counts, outcome))
-    yield family
-    for part in ("committed", "trained"):
-        told = f"{text.partition(',')[0]} that were {part}."
-        yield CounterMetricFamily(f"{PREFIX}_{name}_{part}", told, getattr(counts, part))
-
-
-def _machine(status: NodeStatus) -> Iterator[Metric]:
-    machine = status.machine
-    values = (
         ("disk_free_bytes", "Free space of the data directory's disk.", machine.disk_free_bytes),
         ("disk_total_bytes", "Size of the data directory's disk.", machine.disk_total_bytes),
         ("p2pd_memory_bytes", "Resident memory of p2pd.", machine.p2pd_memory_bytes),
         ("gpus", "GPUs reported by the driver.", machine.gpus),
         ("gpu_memory_bytes", "Memory of all GPUs.", machine.gpu_memory_bytes),
         ("gpu_memory_free_bytes", "Free memory of all GPUs.", machine.gpu_memory_free_bytes),
+        ("relays", "Relays that accept connections for this node.", circuits.relays),
+        ("circuit_reservations", "Nodes reachable through this relay.", circuits.reservations),
+        ("circuits", "Connections relayed by this node.", circuits.circuits),
+        ("gossip_score_min", "Lowest peer score; 0 without peers.", min(scores)),
+        ("gossip_score_mean", "Mean peer score; 0 without peers.", fmean(scores)),
+        ("loop_delay_max_seconds", "Longest delay of the event loop.", loop.delay_seconds_max),
+        (
+            "loop_cpu_delay_max_seconds",
+            "Longest delay of the event loop without its waits for a CPU core.",
+            loop.own_delay_seconds_max,
+        ),
     )
-    for name, text, value in values:
-        yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
-    spent = CounterMetricFamily(
-        f"{PREFIX}_state_seconds", "Time in each state since the start.", labels=["state"]
-    )
-    for state in get_args(State):
-        spent.add_metric([state], machine.state_seconds.get(state, 0.0))
-    yield spent
-    yield CounterMetricFamily(f"{PREFIX}_dial_failures", "Failed dials.", status.dial_failures)
+    for (name, text), value in zip(_DOWNLOAD, _download(status), strict=True):
+        yield f"download_{name}", text, value
 
 
-def _training(step: TrainingStep | None) -> Iterator[Metric]:
-    """Yield the newest step of this node's trainer; without one the gauges have no sample."""
-    known = {} if step is None else {"version": step.version} | step.statistics
-    told = {"version": "Version of the newest training step."} | STATISTICS
-    for name, text in told.items():
-        family = GaugeMetricFamily(f"{PREFIX}_training_{name}", text, labels=())
-        if name in known:
-            family.add_metric((), known[name])
-        yield family
+_DOWNLOAD = (
+    ("version", "Newest version in download, -1 without one."),
+    ("pieces", "Its pieces, 0 before its index is received."),
+    ("pieces_held", "Its pieces on this node."),
+    ("bytes_per_second", "Its download rate."),
+    ("remaining_seconds", "Remaining time at that rate; infinite while no bytes arrive."),
+)
+
+
+def _download(status: NodeStatus) -> tuple[float, ...]:
+    for one in status.arrivals:
+        if one.arrived_at is None and one.version >= 0:
+            seconds = math.inf if one.seconds_to_go is None else one.seconds_to_go
+            return one.version, one.pieces, one.pieces_here, one.bytes_per_second, seconds
+    return -1, 0, 0, 0, 0
+
+
+def _counters(status: NodeStatus) -> Iterator[tuple[str, str, float]]:
+    """Yield name, description and value of each counter without labels."""
+    traffic = status.traffic
+    yield "dial_failures", "Failed dials.", status.dial_failures
+    yield "circuit_bytes", "Bytes relayed by this node.", status.circuits.carried_bytes
+    yield "gossip_dropped", "Frames dropped for slow peers.", traffic.gossip_dropped
+    text = "Download bytes saved by encodings of weights."
+    yield "weights_saved_bytes", text, traffic.weights_saved
 
 
 EVALUATION = {
@@ -235,57 +243,84 @@ EVALUATION = {
 }
 
 
-def _evaluation(points: Sequence[EvaluationPoint]) -> Iterator[Metric]:
-    """Yield the newest evaluated version; without one the gauges have no sample."""
-    for name, text in EVALUATION.items():
-        family = GaugeMetricFamily(f"{PREFIX}_evaluation_{name}", text, labels=())
-        if points:
-            family.add_metric((), getattr(points[-1], name))
-        yield family
-
-
-def _circuits(circuits: CircuitsStatus) -> Iterator[Metric]:
-    for name, text, value in (
-        ("relays", "Relays that accept connections for this node.", circuits.relays),
-        ("circuit_reservations", "Nodes reachable through this relay.", circuits.reservations),
-        ("circuits", "Connections relayed by this node.", circuits.circuits),
+def _optional_gauges(status: NodeStatus) -> Iterator[Metric]:
+    """Yield gauges without a sample before the first batch, training step or evaluation."""
+    newest = status.checkpoints[-1] if status.checkpoints else None
+    point = status.evaluation[-1] if status.evaluation else None
+    steps = {"version": "Version of the newest training step."} | STATISTICS
+    for source, prefix, attribute_texts in (
+        (newest, "", {"reward_mean": "Mean reward of the newest batch."}),
+        (status.training, "training_", steps),
+        (point, "evaluation_", EVALUATION),
     ):
-        yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
-    yield CounterMetricFamily(
-        f"{PREFIX}_circuit_bytes", "Bytes relayed by this node.", circuits.carried_bytes
+        for name, text in attribute_texts.items():
+            family = GaugeMetricFamily(f"{PREFIX}_{prefix}{name}", text, labels=())
+            value = getattr(source, name, None)
+            if value is not None:
+                family.add_metric((), value)
+            yield family
+
+
+def _states(status: NodeStatus) -> Iterator[Metric]:
+    """Yield the current state, and the time in each state."""
+    now = GaugeMetricFamily(f"{PREFIX}_state", "1 for the current state.", labels=["state"])
+    spent = CounterMetricFamily(
+        f"{PREFIX}_state_seconds", "Time in each state since the start.", labels=["state"]
     )
+    for state in get_args(State):
+        now.add_metric([state], float(state == status.state))
+        spent.add_metric([state], status.machine.state_seconds.get(state, 0.0))
+    yield now
+    yield spent
 
 
-def _traffic(status: NodeStatus) -> Iterator[Metric]:
-    traffic = status.traffic
-    moved = CounterMetricFamily(f"{PREFIX}_gossip_bytes", "Bytes of gossip.", labels=["direction"])
-    moved.add_metric(["sent"], traffic.gossip_sent)
-    moved.add_metric(["received"], traffic.gossip_received)
-    yield moved
-    yield _blob_ways(traffic)
-    yield CounterMetricFamily(
-        f"{PREFIX}_weights_saved_bytes",
-        "Download bytes saved by encodings of weights.",
-        traffic.weights_saved,
+def _outcomes(name: str, text: str, counts: Counter[str]) -> Iterator[Metric]:
+    """Yield counters of committed and trained rollouts, and of exclusive outcomes.
+
+    Rejections of the swarm have another family with their reasons.
+    """
+    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["outcome"])
+    for outcome in OUTCOMES:
+        family.add_metric([outcome], counts[outcome])
+    yield family
+    for part in PARTS:
+        told = f"{text.partition(',')[0]} that were {part}."
+        yield CounterMetricFamily(f"{PREFIX}_{name}_{part}", told, counts[part])
+
+
+def _traffic(traffic: TrafficStatus) -> Iterator[Metric]:
+    """Yield bytes of gossip, and of blobs by kind, direction and transport."""
+    gossip = CounterMetricFamily(f"{PREFIX}_gossip_bytes", "Bytes of gossip.", labels=["direction"])
+    gossip.add_metric(["sent"], traffic.gossip_sent)
+    gossip.add_metric(["received"], traffic.gossip_received)
+    yield gossip
+    family = CounterMetricFamily(
+        f"{PREFIX}_blob_bytes",
+        "Blob bytes by kind, direction and transport.",
+        labels=["kind", "direction", "way"],
     )
-    yield CounterMetricFamily(
-        f"{PREFIX}_gossip_dropped", "Frames dropped for slow peers.", traffic.gossip_dropped
-    )
+    for direction, blobs, weights, http in (
+        ("sent", traffic.blobs_sent, traffic.weights_sent, traffic.weights_sent_http),
+        (
+            "received",
+            traffic.blobs_received,
+            traffic.weights_received,
+            traffic.weights_received_http,
+        ),
+    ):
+        family.add_metric(["body", direction, "stream"], blobs - weights)
+        family.add_metric(["weights", direction, "stream"], weights - http)
+        family.add_metric(["weights", direction, "http"], http)
+    yield family
 
 
-def _gossip(peers: Sequence[GossipPeerStatus]) -> Iterator[Metric]:
-    levels = GaugeMetricFamily(
+def _levels(peers: Sequence[PeerRow]) -> Metric:
+    family = GaugeMetricFamily(
         f"{PREFIX}_gossip_peers", "Gossip peers by score level.", labels=["level"]
     )
-    for level in GOSSIP_LEVELS:
-        levels.add_metric([level], sum(peer.level == level for peer in peers))
-    yield levels
-    scores = [peer.score for peer in peers] or [0.0]
-    for name, text, value in (
-        ("score_min", "Lowest peer score; 0 without peers.", min(scores)),
-        ("score_mean", "Mean peer score; 0 without peers.", sum(scores) / len(scores)),
-    ):
-        yield GaugeMetricFamily(f"{PREFIX}_gossip_{name}", text, value)
+    for level in ScoreLevel:
+        family.add_metric([level], sum(peer.level == level for peer in peers))
+    return family
 
 
 def _tables(sizes: Mapping[str, int], limits: Mapping[str, int]) -> Iterator[Metric]:
@@ -305,76 +340,22 @@ def _tables(sizes: Mapping[str, int], limits: Mapping[str, int]) -> Iterator[Met
     yield most
 
 
-def _blob_ways(traffic: TrafficStatus) -> Metric:
-    family = CounterMetricFamily(
-        f"{PREFIX}_blob_bytes",
-        "Blob bytes by kind, direction and transport.",
-        labels=["kind", "direction", "way"],
-    )
-    for direction, blobs, weights, http in (
-        ("sent", traffic.blobs_sent, traffic.weights_sent, traffic.weights_sent_http),
-        (
-            "received",
-            traffic.blobs_received,
-            traffic.weights_received,
-            traffic.weights_received_http,
-        ),
-    ):
-        family.add_metric(["body", direction, "stream"], blobs - weights)
-        family.add_metric(["weights", direction, "stream"], weights - http)
-        family.add_metric(["weights", direction, "http"], http)
-    return family
-
-
-def _downloads(status: NodeStatus) -> Iterator[Metric]:
-    """Yield the progress of the newest version download, and the durations of complete ones."""
-    coming = (one for one in status.arrivals if one.arrived_at is None and one.version >= 0)
-    values = _download(next(coming, None))
-    for (name, text), value in zip(_DOWNLOAD, values, strict=True):
-        yield GaugeMetricFamily(f"{PREFIX}_download_{name}", text, value)
-    yield _download_durations(status.durations)
-
-
-_DOWNLOAD = (
-    ("version", "Newest version in download, -1 without one."),
-    ("pieces", "Its pieces, 0 before its index is received."),
-    ("pieces_held", "Its pieces on this node."),
-    ("bytes_per_second", "Its download rate."),
-    ("remaining_seconds", "Remaining time at that rate; infinite while no bytes arrive."),
-)
-
-
-def _download(arrival: DownloadStatus | None) -> tuple[float, ...]:
-    if arrival is None:
-        return (-1, 0, 0, 0, 0)
-    to_go_seconds = math.inf if arrival.seconds_to_go is None else arrival.seconds_to_go
-    return (
-        arrival.version,
-        arrival.pieces,
-        arrival.pieces_here,
-        arrival.bytes_per_second,
-        to_go_seconds,
-    )
-
-
-def _download_durations(by_form: dict[str, HistogramStatus]) -> Metric:
-    family = HistogramMetricFamily(
+def _histograms(status: NodeStatus) -> Iterator[Metric]:
+    downloads = HistogramMetricFamily(
         f"{PREFIX}_version_download_seconds",
         "Durations of version downloads by encoding.",
         labels=["form"],
     )
-    for form, durations in by_form.items():
-        family.add_metric([form], _buckets(SECONDS_BOUNDS, durations.counts), durations.seconds)
-    return family
-
-
-def _durations(status: NodeStatus) -> Iterator[Metric]:
-    for name, text, bounds, durations in (
+    for form, one in status.durations.items():
+        downloads.add_metric([form], _buckets(SECONDS_BOUNDS, one.counts), one.seconds)
+    yield downloads
+    loop = HistogramStatus(status.loop.delays, status.loop.delay_seconds)
+    for name, text, bounds, one in (
         (
             "policy_swap",
             "Policy swap latency: from a version's manifest to its first token here.",
             SWAP_BOUNDS,
-            status.policy_swap,
+            status.policy_swaps,
         ),
         (
             "generation",
@@ -388,34 +369,13 @@ def _durations(status: NodeStatus) -> Iterator[Metric]:
             CHECK_BOUNDS,
             status.checks,
         ),
+        ("loop_delay", "Delays of the event loop.", LOOP_DELAY_BOUNDS, loop),
     ):
-        yield HistogramMetricFamily(
-            f"{PREFIX}_{name}_seconds",
-            text,
-            buckets=_buckets(bounds, durations.counts),
-            sum_value=durations.seconds,
-        )
+        buckets = _buckets(bounds, one.counts)
+        yield HistogramMetricFamily(f"{PREFIX}_{name}_seconds", text, buckets, one.seconds)
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
     """Return cumulative Prometheus buckets; empty ``counts`` stand for zeros."""
     known = counts or (0,) * (len(bounds) + 1)
     return list(zip([*map(str, bounds), "+Inf"], accumulate(known), strict=True))
-
-
-def _loop(loop: LoopStatus) -> Iterator[Metric]:
-    yield HistogramMetricFamily(
-        f"{PREFIX}_loop_delay_seconds",
-        "Delays of the event loop.",
-        buckets=_buckets(LOOP_DELAY_BOUNDS, loop.delays),
-        sum_value=loop.delay_seconds,
-    )
-    for name, text, value in (
-        ("delay_max", "Longest delay of the event loop.", loop.delay_seconds_max),
-        (
-            "cpu_delay_max",
-            "Longest delay of the event loop without its waits for a CPU core.",
-            loop.own_delay_seconds_max,
-        ),
-    ):
-        yield GaugeMetricFamily(f"{PREFIX}_loop_{name}_seconds", text, value)

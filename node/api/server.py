@@ -6,9 +6,9 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import asdict
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,6 +24,8 @@ from node.local.errors import NodeError
 from node.local.ports import listen
 
 log = logging.getLogger(__name__)
+
+_STATUS, _WHY = TypeAdapter(NodeStatus), TypeAdapter(Why)
 
 
 class ControlServer:
@@ -103,13 +105,13 @@ def application(
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def status_(_: Request) -> Response:
-        return JSONResponse(status().to_json())
+        return Response(_STATUS.dump_json(status()), media_type="application/json")
 
     async def peers(_: Request) -> Response:
         return JSONResponse(status().peers_json())
 
     async def why_(_: Request) -> Response:
-        return JSONResponse(asdict(why()))
+        return Response(_WHY.dump_json(why()), media_type="application/json")
 
     paths = {
         "/healthz": healthz,

@@ -1,53 +1,8 @@
 """Data model of ``/why``: reasons of the state and of failed rollouts."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from node.api.status import State
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredValue:
-    """A quantity measured by a validator, and its limit for honest workers."""
-
-    value: float
-    allowed: float
-
-    @property
-    def share(self) -> float:
-        """The value as a fraction of its limit."""
-        return self.value / self.allowed if self.allowed else float(self.value > 0)
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictFinding:
-    """A signed verdict; ``evidence`` is its hexadecimal digest, ``validator`` its signer."""
-
-    validator: str
-    accept: bool
-    reason: str
-    detail: str
-    evidence: str
-    measured: dict[str, MeasuredValue]
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRollout:
-    """A commit of this node that was not certified; digests are hexadecimal."""
-
-    commit: str
-    version: int
-    slot: int
-    epoch: int
-    state: Literal["rejected", "expired"]
-    reason: str
-    certificate: str | None
-    verdicts: tuple[VerdictFinding, ...]
-
-    def is_named(self, which: str) -> bool:
-        """Return whether ``which`` is its reason, its state or a prefix of its digest."""
-        wanted = which.lower()
-        return wanted in {self.reason.lower(), self.state} or self.commit.startswith(wanted)
+from node.api.v1.answers import RolloutDetail, RolloutRow, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +22,15 @@ class TrainedOnRejected:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Reason of the node's state, and its failed rollouts, oldest first.
+    """Reason of the node's state, and its rejected and expired rollouts, oldest first.
 
-    ``trained_on_rejected`` lists versions of all trainers.
+    The rollouts have no text. ``trained_on_rejected`` lists versions of all trainers.
     """
 
     state: State
     reason: str
     slashed: bool
-    rollouts: tuple[FailedRollout, ...]
+    rollouts: tuple[RolloutDetail, ...]
     trained_on_rejected: tuple[TrainedOnRejected, ...]
     forks: tuple[str, ...] = ()
     """As in ``NodeStatus``."""
@@ -86,8 +41,14 @@ class Why:
         """Return the entries of a commit, a reason, a state or a trainer."""
         return replace(
             self,
-            rollouts=tuple(item for item in self.rollouts if item.is_named(which)),
+            rollouts=tuple(item for item in self.rollouts if _is_named(item.row, which)),
             trained_on_rejected=tuple(
                 item for item in self.trained_on_rejected if item.is_named(which)
             ),
         )
+
+
+def _is_named(row: RolloutRow, which: str) -> bool:
+    """Return whether ``which`` is its reason, its state or a prefix of its digest."""
+    wanted = which.lower()
+    return wanted in {row.reason.lower(), row.state} or row.commit.startswith(wanted)

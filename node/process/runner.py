@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,8 @@ from typing import Any
 import structlog
 
 from node.api.status import NodeStatus, Stage
+from node.api.v1.answers import NodeSummary
+from node.api.v1.machine import MachineReader
 from node.api.why import Why
 from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig, runtime_directories
@@ -21,10 +24,8 @@ from node.local.log_tail import LogTail
 from node.local.logs import adopt_hivemind_logs, configure_logging
 from node.local.place import machine_fingerprint
 from node.local.run_pin import local_run, pin_run
-from node.local.software import SOFTWARE
 from node.local.status_line import StatusLine
 from node.process.loop_lag import LoopLagMonitor
-from node.process.resource_usage import ResourceUsage
 from node.process.sd_notify import ServiceManager
 from node.process.signals import watch_signals
 from node.process.startup_log import StartupLog
@@ -135,7 +136,9 @@ class LiveNode:
         self._before = Stage("starting", "loading libraries")
         self._start_log = StartupLog(self._stage, line)
         self._supervisor = ServiceManager(self._stage, os.environ)
-        self._machine = ResourceUsage(datadir)
+        self._machine = MachineReader(
+            datadir, self._log_tail, self._loop_watch.status, config.blob_quota
+        )
 
     async def run(self) -> ExitCode:
         """Run until drained."""
@@ -199,19 +202,10 @@ class LiveNode:
         return ExitCode.OK
 
     def _make_source(self, clock: Any) -> Any:
-        """Return the data source of the HTTP API; before joining it has only the status."""
-        from node.api.v1.machine import MachineReader  # noqa: PLC0415
+        """Return the data source of the HTTP API; before joining it has only the summary."""
         from node.api.v1.node_source import NodeSource  # noqa: PLC0415
 
-        machine = MachineReader(
-            self._datadir,
-            self._log_tail,
-            self._loop_watch.status,
-            SOFTWARE,
-            self._started_at,
-            self._config.blob_quota,
-        )
-        return NodeSource(self._status, clock, f"{self._started_at:.3f}", machine)
+        return NodeSource(self._summary, clock, f"{self._started_at:.3f}", self._machine)
 
     async def _live(
         self,
@@ -311,7 +305,7 @@ class LiveNode:
             )
         except ValueError as error:  # for example a missing dependency of the task
             raise NodeError(str(error), ExitCode.CONFIG) from None
-        self._source.join(daemon.view())
+        self._source.join(daemon.reader)
         return daemon
 
     async def _find_run(self, transport: Any) -> SignedManifest | None:
@@ -365,18 +359,25 @@ class LiveNode:
             status: NodeStatus = self._daemon.status()
             machine = self._machine.status(status.p2pd_pid, self._start_log.seconds)
             return replace(status, loop=self._loop_watch.status(), machine=machine)
-        stage = self._stage()
-        return NodeStatus(
-            peer_id=self._identity.peer_id,
-            run_id=self._config.run_id or "",
-            run_name="",
-            roles=tuple(str(role) for role in self._config.roles),
-            state=stage.state,
-            reason=stage.reason,
-            started_at=self._started_at,
+        return NodeStatus.of(
+            self._summary(),
             addresses=self._addresses,
             loop=self._loop_watch.status(),
             machine=self._machine.status(None, self._start_log.seconds),
+        )
+
+    def _summary(self) -> NodeSummary:
+        """Return the summary of a node that has not joined a run."""
+        stage = self._stage()
+        return NodeSummary(
+            peer_id=self._identity.peer_id,
+            run_id=self._config.run_id or "",
+            run_name="",
+            roles=tuple(map(str, self._config.roles)),
+            state=stage.state,
+            reason=stage.reason,
+            started_at=self._started_at,
+            now=time.time(),
         )
 
     def _why(self) -> Why:

@@ -8,14 +8,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from node.api.arrivals import DownloadStatus
-from node.api.status import (
-    BusyTimeStatus,
-    CheckpointStatus,
-    MemberStatus,
-    NodeStatus,
-    RolloutCounts,
-)
+from node.api.downloads import DownloadStatus
+from node.api.status import BusyTimeStatus, NodeStatus
+from node.api.v1.answers import PeerRow, RolloutCounts, VersionDetail
 from node.testnet.idle import idle_share
 from node.testnet.plan import NodePlan
 from node.testnet.poll import StatusSample
@@ -81,7 +76,7 @@ class SwarmRecord:
     """Peak memory of processes other than nodes, by kind."""
     arrived: dict[int, dict[str, DownloadStatus]] = field(default_factory=dict)
     """Complete downloads by version and node."""
-    _checkpoints: dict[int, CheckpointStatus] = field(default_factory=dict)
+    _checkpoints: dict[int, VersionDetail] = field(default_factory=dict)
     _uncertified: dict[int, int] = field(default_factory=dict)
 
     def add(self, plan: NodePlan) -> None:
@@ -119,7 +114,7 @@ class SwarmRecord:
         return [node.status for node in self.nodes.values() if node.status is not None]
 
     @property
-    def checkpoints(self) -> list[CheckpointStatus]:
+    def checkpoints(self) -> list[VersionDetail]:
         """All published versions, ascending."""
         return [self._checkpoints[version] for version in sorted(self._checkpoints)]
 
@@ -194,7 +189,7 @@ class SwarmRecord:
     @property
     def policy_swap_seconds(self) -> float | None:
         """Policy swap latency, from a version's manifest to its first token: median of medians."""
-        medians = [status.policy_swap.first_token_seconds_median for status in self.statuses]
+        medians = [status.policy_swap_seconds_median for status in self.statuses]
         known = [seconds for seconds in medians if seconds is not None]
         return median(known) if known else None
 
@@ -228,19 +223,19 @@ class SwarmRecord:
     def training_warning(self) -> str:
         """Reason if a trainer's newest step did not change the policy; else empty."""
         statuses = (node.status for node in self.running)
-        told = (status.training.warning for status in statuses if status is not None)
+        told = (status.training_warning for status in statuses if status is not None)
         return next(filter(None, told), "")
 
     @property
-    def outsiders(self) -> list[MemberStatus]:
+    def outsiders(self) -> list[PeerRow]:
         """Roster members that this testnet did not start, reported by responding nodes."""
         ours = {node.plan.peer_id for node in self.nodes.values()}
-        found: dict[str, MemberStatus] = {}
+        found: dict[str, PeerRow] = {}
         for node in self.running:
             for member in node.status.members if node.status is not None else ():
                 known = found.get(member.peer_id)
                 if member.peer_id not in ours and (
-                    known is None or member.age_seconds < known.age_seconds
+                    known is None or (member.age_seconds or 0.0) < (known.age_seconds or 0.0)
                 ):
                     found[member.peer_id] = member
         return [found[peer_id] for peer_id in sorted(found)]

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from node.api.arrivals import DownloadStatus
+from node.api.downloads import DownloadStatus
 from node.testnet.record import SwarmRecord
 
 

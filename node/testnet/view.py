@@ -13,7 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from node.api.status import MemberStatus, NodeStatus
+from node.api.status import NodeStatus
+from node.api.v1.answers import PeerRow
 from node.cli.render.downloads import remaining_text
 from node.cli.render.piece_map import piece_bar, piece_shares
 from node.cli.render.status import reward_bars
@@ -193,7 +194,7 @@ def _row(record: SwarmRecord, node: Observation) -> _Row:
     return name, version, _work(node.plan.role, node.status), state, bytes_text(node.weights_sent)
 
 
-def _outsider_row(record: SwarmRecord, member: MemberStatus) -> _Row:
+def _outsider_row(record: SwarmRecord, member: PeerRow) -> _Row:
     counts = record.worker_counts(member.peer_id)
     name = f"◆ {short_peer(member.peer_id)}"
     version = _version(record, member.policy_version)
@@ -215,7 +216,7 @@ def _work(role: Role, status: NodeStatus) -> Text:
     if role is Role.VALIDATOR:
         return Text(f"{sum(status.checks.counts)} verified")
     if role is Role.TRAINER:
-        step = status.training.newest
+        step = status.training
         return Text("-" if step is None else f"trained version {step.version}")
     return Text(f"{status.peers_connected} connected")
 

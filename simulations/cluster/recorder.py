@@ -156,7 +156,7 @@ class Recorder:
         if head is None or self._grown.get(machine.name) == head.message.version:
             return
         self._grown[machine.name] = head.message.version
-        members, rules = daemon.view().forest(), replica.manifest.shardcast
+        members, rules = daemon.reader.observer.forest(), replica.manifest.shardcast
         parents = [
             parent
             for stripe in range(rules.stripes)

@@ -39,8 +39,8 @@ class ViewRecorder:
         running = {one.daemon for one in world.machines.values() if one.running}
         if self._daemon is None or self._daemon not in running:
             self._daemon = daemon = machine.daemon
-            self._source = NodeSource(daemon.status, machine.host.clock, machine.name)
-            self._source.join(daemon.view())
+            self._source = NodeSource(daemon.reader.summary, machine.host.clock, machine.name)
+            self._source.join(daemon.reader)
         if self._source is not None:
             self._source.look()
 

@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 
-from node.api.status import RolloutCounts
 from node.api.v1.answers import (
     Drawn,
     EncodingDetail,
@@ -15,6 +14,7 @@ from node.api.v1.answers import (
     PeerPage,
     PeerRow,
     RewardPoint,
+    RolloutCounts,
     RolloutDetail,
     RolloutRow,
     RunEvent,
@@ -242,16 +242,16 @@ def ready(count=14, versions=41, steps=60):
             now=STARTED_AT + 754,
             epoch=412,
             epoch_seconds=2.0,
-            steps=steps,
-            version=versions,
+            steps_total=steps,
+            policy_version_newest=versions,
             policy_version=versions - 1,
             policy_lag_max=2,
             seconds_to_go=2296.0,
             certified_per_minute=41.5,
             trainer_idle_share=0.12,
             leader=peers[0],
-            members=roles,
-            members_total=count,
+            members_by_role=roles,
+            members_count=count,
             peers_connected=min(32, count - 1),
             backlog=6,
             slashed=1,
@@ -345,7 +345,7 @@ def joining():
     return RecordedSwarm(
         title="",
         overview=Overview(
-            me, ("inference",), "", "", "joining", reason, STARTED_AT, STARTED_AT + 12
+            me, "", "", ("inference",), "joining", reason, STARTED_AT, STARTED_AT + 12
         ),
         history=SampleHistory(),
         rollouts=(),

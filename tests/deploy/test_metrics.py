@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from node.api.metrics import EVALUATION, NodeMetrics
 from node.api.pages import DIRECTORY as WEB
 from node.api.server import ControlServer
-from node.api.status import TrainingStatus
 from node.local.datadir import load_api_endpoint, open_data_dir
 from protocol.rollout.evaluation import EvaluationPoint
 from roles.runtime.training_steps import STATISTICS
@@ -58,7 +57,7 @@ POINT = EvaluationPoint(0, 16, 128, 0.25, 0.12, 0.4, 0.2, 0.1, 0.3)
 async def scraped(tmp_path):
     """Return the label sets of each sample that a node's server exports."""
     datadir = open_data_dir(tmp_path / "data")
-    status = replace(STATUS, state="ready", training=TrainingStatus(STEP), evaluation=(POINT,))
+    status = replace(STATUS, state="ready", training=STEP, evaluation=(POINT,))
     server = ControlServer(lambda: status, lambda: EXPLAINED, 0, datadir=datadir)
     await server.start()
     try:

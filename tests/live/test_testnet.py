@@ -257,10 +257,16 @@ def test_training_goes_on_without_the_relay(testnet):
     testnet.advances()
 
 
+def digests(testnet):
+    """Return the digests of the listed versions."""
+    points = testnet.status("validator-2")["checkpoints"]
+    return {point["version"]: point["digest"] for point in points}
+
+
 def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
     testnet.kill("trainer-1")
     time.sleep(2)
-    before = testnet.status("validator-2")["checkpoints"]
+    before = digests(testnet)
     command = (testnet.data_dir("trainer-1") / "command.txt").read_text()
     trainer = subprocess.Popen(
         leashed(PRIME_NODE, *shlex.split(command)[1:]),
@@ -269,10 +275,12 @@ def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
     )
     try:
         testnet.advances()
-        after = testnet.status("validator-2")["checkpoints"]
-        assert after[: len(before)] == before, "a version was published twice"
-        assert [point["version"] for point in after] == list(range(len(after)))
-        assert sum(point["trained_without_certificate"] for point in after) == 0
+        after = digests(testnet)
+        listed = {version: digest for version, digest in before.items() if version in after}
+        assert listed.items() <= after.items(), "a version was published twice"
+        assert list(after) == list(range(min(after), max(after) + 1))
+        points = testnet.status("validator-2")["checkpoints"]
+        assert sum(point["trained_without_certificate"] for point in points) == 0
         # A worker that dies right after its commit: its rollout is still settled.
         worker = testnet.status("inference-2")["peer_id"]
         testnet.kill("inference-2")

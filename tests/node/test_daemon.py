@@ -185,7 +185,7 @@ async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as
     await eventually(lambda: world.ledger("relay-1").workers.is_slashed(liar), 60)
     reputations = {one.peer_id: one.reputation for one in world.daemon("relay-1").status().members}
     assert reputations.pop(liar) == "slashed"
-    assert set(reputations.values()) == {"good"}
+    assert "slashed" not in reputations.values()
     await asyncio.sleep(3)
     world.crash("relay-1")
     for name in world.running:

@@ -3,14 +3,15 @@
 Times are unix seconds, digests hexadecimal. NaN and infinite numbers are null.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
 
-from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus
-from node.api.status import RolloutCounts, State
+from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus
 from protocol.rollout.evaluation import EvaluationPoint
 from roles.runtime.training_steps import TrainingStep
 
+State = Literal["starting", "joining", "syncing", "ready", "paused", "draining"]
 RolloutState = Literal["committed", "certified", "rejected", "expired"]
 ReputationName = Literal["genesis", "trusted", "untrusted", "slashed"]
 EventKind = Literal[
@@ -64,23 +65,42 @@ class RunEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
-    """Summary of the run as seen by this node."""
+class RolloutCounts:
+    """Commits by outcome, and rejections by reason."""
+
+    committed: int = 0
+    certified: int = 0
+    rejected: int = 0
+    expired: int = 0
+    trained: int = 0
+    rejected_reasons: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSummary:
+    """This node and its view of the run: the common part of ``Overview`` and ``NodeStatus``.
+
+    ``rollouts`` counts those of the swarm, ``own_rollouts`` those of this node.
+    """
 
     peer_id: str
-    roles: tuple[str, ...]
     run_id: str
     run_name: str
+    roles: tuple[str, ...]
     state: State
     reason: str
     started_at: float
-    now: float
+    now: float = 0.0
+    share: float | None = None
+    """Progress of the awaited condition from 0 to 1; None if unknown."""
     epoch: int = 0
     epoch_seconds: float = 0.0
-    steps: int = 0
-    version: int = -1
-    """Newest known version; ``policy_version`` is the newest on this node."""
+    steps_total: int = 0
+    """Training steps of the whole run."""
     policy_version: int = -1
+    """Newest version on this node."""
+    policy_version_newest: int = -1
+    """Newest known version."""
     policy_lag_max: int = 0
     """Largest policy lag of a trained rollout, in versions."""
     seconds_to_go: float | None = None
@@ -89,9 +109,9 @@ class Overview:
     trainer_idle_share: float | None = None
     """Fraction of samples since the start with too few certified rollouts for a step."""
     leader: str = ""
-    members: dict[str, int] = field(default_factory=dict)
-    """Members by role; a node with two roles counts twice."""
-    members_total: int = 0
+    members_by_role: dict[str, int] = field(default_factory=dict)
+    """A node with two roles counts twice."""
+    members_count: int = 0
     peers_connected: int = 0
     backlog: int = 0
     slashed: int = 0
@@ -99,9 +119,21 @@ class Overview:
     own_rollouts: RolloutCounts = field(default_factory=RolloutCounts)
     rewards: tuple[RewardPoint, ...] = ()
     training_warning: str = ""
-    """Reason if this trainer's newest step did not change the policy; else empty."""
+    """Reason and remedy if this trainer's newest step did not change the policy; else empty."""
     evaluation: tuple[EvaluationPoint, ...] = ()
-    """Versions evaluated on held-out problems, ascending; empty in a run without evaluation."""
+    """Newest versions evaluated on held-out problems, ascending."""
+
+    @classmethod
+    def of(cls, summary: "NodeSummary", **details: Any) -> Self:
+        """Return a summary with the fields that a subclass adds."""
+        known = {one.name: getattr(summary, one.name) for one in fields(NodeSummary)}
+        return cls(**known, **details)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview(NodeSummary):
+    """The overview page: the summary with the latest events, newest first."""
+
     happened: tuple[RunEvent, ...] = ()
 
 
@@ -150,11 +182,17 @@ class RolloutPage:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A measured value, and its limit for honest workers."""
+    """A measured value, and its limit for honest workers; None for an infinite value."""
 
     name: str
     value: float | None
     allowed: float
+
+    @property
+    def share(self) -> float:
+        """The value as a fraction of its limit."""
+        value = math.inf if self.value is None else self.value
+        return value / self.allowed if self.allowed else float(value > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +272,25 @@ class PeerRow:
     remote: tuple[str, ...] = ()
     """Remote addresses of its connections."""
     machine: str = ""
+    scoring: str = ""
+    """Digest of its scoring runtime, hexadecimal; empty if it does not score."""
     score: float | None = None
+    """Gossip score; None, and the fields of gossip below empty, without a gossip stream."""
     level: str = ""
+    """One of ``ScoreLevel``: the restriction that its score implies."""
+    outbound: bool = False
+    mesh: tuple[str, ...] = ()
+    """Topics of its meshes."""
+    backoff_seconds: dict[str, float] = field(default_factory=dict)
+    """Remaining mesh backoff by topic."""
+    first_deliveries: float = 0.0
+    invalid: float = 0.0
+    breaches: float = 0.0
+    """Counters of the score; they decay to 1 % in ten minutes."""
+    neighbours: int = 0
+    """Other peers at the same address."""
     faults: int = 0
+    """Faults found by all services."""
     certified: int = 0
     rejected: int = 0
 
@@ -264,18 +318,20 @@ class EncodingDetail:
 
 @dataclass(frozen=True, slots=True)
 class VersionDetail:
-    """A published version."""
+    """A published version, trained on ``commits``."""
 
     version: int
-    at: float
+    created_at: float
     publisher: str
     term: int
     digest: str
     policy: str
-    reward: float
+    reward_mean: float
     commits: int
     forms: tuple[EncodingDetail, ...]
     here: bool
+    trained_without_certificate: int = 0
+    """Commits of its batch that were rejected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ their commit, because the time of receipt is not stored.
 from collections.abc import Iterator
 from typing import Any
 
-from node.api.status import Snapshot
+from node.api.forks import contradictions
+from node.api.status import Stage
 from node.api.v1.answers import EventKind, RunEvent
 from node.api.v1.event_log import EventLog
 from node.replication.inbox import MessageOrigin
-from protocol.core.faults import Fault
 from protocol.core.types import Digest, ValidationResult
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import (
@@ -20,8 +20,6 @@ from protocol.messages import (
     Evidence,
     RolloutCommit,
     Signed,
-    Verdict,
-    open_envelope,
 )
 from protocol.replica.replica import Received, Replica
 from protocol.rollout.audit import SLASHABLE_REASONS
@@ -59,15 +57,15 @@ class EventRecorder:
             for event in self._of(signed, now):
                 self._event_log.add(event)
 
-    def look(self, snapshot: Snapshot, reason: str, now: float) -> None:
+    def look(self, stage: Stage, now: float) -> None:
         """Add an event if the node's own state has changed."""
-        if snapshot.state == self._state:
+        if stage.state == self._state:
             return
-        before, self._state = self._state, snapshot.state
+        before, self._state = self._state, stage.state
         if not before:
             return  # the initial state is no change
-        text = f"this node is {snapshot.state}" + (f": {reason}" if reason else "")
-        kind: EventKind = "paused" if snapshot.state == "paused" else "state"
+        text = f"this node is {stage.state}" + (f": {stage.reason}" if stage.reason else "")
+        kind: EventKind = "paused" if stage.state == "paused" else "state"
         key = f"state/{self._me}/{now:.3f}"
         self._event_log.add(RunEvent(key, now, kind, self._me, text))
 
@@ -138,12 +136,7 @@ class EventRecorder:
 
     def _excluded(self, now: float) -> Iterator[RunEvent]:
         """Yield an event per validator with proven conflicting verdicts."""
-        for evidence in self._replica.verdicts.equivocators.evidence:
-            run_id, digest = self._replica.run_id, evidence.digest.hex()
-            # The signature was verified on receipt.
-            verdict = open_envelope(evidence.message.accepting, Verdict, run_id, lambda *_: True)
-            if isinstance(verdict, Fault):
-                continue
+        for evidence, verdict in contradictions(self._replica):
             text = "signed an accepting and a rejecting verdict on one rollout: excluded"
             commit = verdict.message.commit.hex()
             yield RunEvent(
@@ -152,6 +145,6 @@ class EventRecorder:
                 "excluded",
                 verdict.signer,
                 text,
-                (digest,),
+                (evidence.digest.hex(),),
                 commit,
             )

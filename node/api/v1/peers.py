@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from node.api.observer import Observer
 from node.api.v1.answers import PeerPage, PeerRow, ReputationName
@@ -13,7 +14,6 @@ from protocol.gossipsub.inspection import PeerReport
 from protocol.ledger.reputation import has_reputation
 from protocol.membership.roster import Member
 from protocol.messages import Hardware
-from protocol.shardcast.forest import ForestMembers
 
 _ROLES = ("trainer", "validator", "inference", "relay")
 
@@ -32,39 +32,53 @@ _ORDERS: dict[str, Callable[[PeerRow], tuple[object, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class PeerReader:
-    """Reads the peers of one node; ``forest`` returns measured capacities of members."""
+    """Reads the peers of one node."""
 
     observer: Observer
-    forest: Callable[[], ForestMembers]
-    round_trips: Callable[[], Mapping[PeerId, float]]
 
     def page(self, query: PeerQuery) -> PeerPage:
         """Return the rows that match a query."""
-        context, table = self.observer.context, self.observer.peers
-        live = context.replica.roster.live(context.ports.clock.now())
-        gossip = {report.peer: report for report in self.observer.gossip.report()}
-        looks = _Looks(
-            frozenset(table.connected),
-            gossip,
-            dict(table.faults()),
-            {one.peer: (one.reachable, one.upload_bytes_per_second) for one in self.forest()},
-            self.round_trips(),
-        )
-        rows = [self._row(member.peer, member, looks) for member in live]
-        known = {row.peer_id for row in rows}
-        rows += [self._row(peer, None, looks) for peer in table.connected if peer not in known]
+        table, looks = self.observer.peers, self._look()
+        others = [peer for peer in table.connected if peer not in looks.live]
+        rows = [self._row(peer, looks) for peer in (*looks.live, *others)]
         wanted = selected(rows, query)
         return PeerPage(
             tuple(wanted[query.offset : query.offset + query.limit]),
             len(wanted),
-            len(live),
+            len(looks.live),
             len(table.connected),
             table.banned,
             dict(Counter(role for row in rows for role in row.roles)),
         )
 
-    def _row(self, peer: PeerId, member: Member | None, looks: "_Looks") -> PeerRow:
-        context, report = self.observer.context, looks.gossip.get(peer)
+    def listed(self, members_max: int) -> tuple[tuple[PeerRow, ...], tuple[PeerRow, ...]]:
+        """Return some members, this node and genesis keys first, and the peers by gossip score."""
+        context, looks = self.observer.context, self._look()
+        own, named = context.signer.peer_id, context.replica.manifest.is_of_genesis
+        members = sorted(looks.live, key=lambda peer: (peer != own, not named(peer), peer))
+        gossip = sorted(looks.gossip.values(), key=lambda report: -report.score)
+        return (
+            tuple(self._row(peer, looks) for peer in members[:members_max]),
+            tuple(self._row(report.peer, looks) for report in gossip),
+        )
+
+    def _look(self) -> "_Looks":
+        context, table = self.observer.context, self.observer.peers
+        live = context.replica.roster.live(context.ports.clock.now())
+        return _Looks(
+            {member.peer: member for member in live},
+            frozenset(table.connected),
+            {report.peer: report for report in self.observer.gossip.report()},
+            table.faults(),
+            {
+                one.peer: (one.reachable, one.upload_bytes_per_second)
+                for one in self.observer.forest()
+            },
+            self.observer.round_trips(),
+        )
+
+    def _row(self, peer: PeerId, looks: "_Looks") -> PeerRow:
+        context, member = self.observer.context, looks.live.get(peer)
         message = None if member is None else member.record.message
         counts = context.replica.ledger.workers.counts.get(peer)
         reachable, upload = looks.witnessed.get(peer, (None, 0))
@@ -84,8 +98,8 @@ class PeerReader:
             addresses=() if message is None else message.addresses,
             remote=tuple(self.observer.peers.places.get(peer, ())),
             machine="" if message is None else _machine(message.hardware),
-            score=None if report is None else round(report.score, 3),
-            level="" if report is None else str(report.level),
+            scoring="" if message is None else message.scoring.hex(),
+            **_gossip(looks.gossip.get(peer)),
             faults=looks.faults.get(peer, 0),
             certified=0 if counts is None else counts.certified,
             rejected=0 if counts is None else counts.rejected,
@@ -104,11 +118,36 @@ class PeerReader:
 class _Looks:
     """Data looked up once for all rows."""
 
+    live: Mapping[PeerId, Member]
     connected: frozenset[PeerId]
     gossip: Mapping[PeerId, PeerReport]
     faults: Mapping[PeerId, int]
     witnessed: Mapping[PeerId, tuple[bool, int]]
     round_trips: Mapping[PeerId, float]
+
+
+def _gossip(report: PeerReport | None) -> dict[str, Any]:
+    """Return the fields of a row about gossip."""
+    if report is None:
+        return {}
+    return {
+        "score": round(report.score, 3),
+        "level": str(report.level),
+        "outbound": report.chosen,
+        "mesh": tuple(map(_kind, report.mesh)),
+        "backoff_seconds": {
+            _kind(topic): round(seconds, 1) for topic, seconds in report.backoff_seconds.items()
+        },
+        "first_deliveries": round(report.counts.first_deliveries, 1),
+        "invalid": round(report.counts.invalid, 1),
+        "breaches": round(report.counts.breaches, 1),
+        "neighbours": report.counts.neighbours,
+    }
+
+
+def _kind(topic: str) -> str:
+    """Return the kind of a topic: its name without the prefix of the run."""
+    return topic.rsplit("/", 1)[-1]
 
 
 def selected(rows: Iterable[PeerRow], query: PeerQuery) -> list[PeerRow]:

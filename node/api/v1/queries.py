@@ -1,6 +1,6 @@
 """Query parameters with bounds; an invalid one gives a one-line error."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ LIMIT_MAX = 200
 TEXT_CHARACTERS_MAX = 64
 
 _Query = TypeVar("_Query")
+_Item = TypeVar("_Item")
 
 
 class QueryError(ValueError):
@@ -36,6 +37,12 @@ class RolloutQuery:
             and self.version in (-1, version)
             and (not self.reason or reason == self.reason)
         )
+
+    def page(self, found: Sequence[_Item], commits: Sequence[str]) -> tuple[list[_Item], str]:
+        """Return a page of ``found`` with these commits, and the next page's ``after``."""
+        start = commits.index(self.after) + 1 if self.after in commits else 0
+        end = start + self.limit
+        return list(found[start:end]), commits[end - 1] if end < len(commits) else ""
 
 
 @dataclass(frozen=True, slots=True)

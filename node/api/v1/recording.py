@@ -17,7 +17,6 @@ from node.api.v1.answers import (
     RunEvent,
     RunPage,
     SampleHistory,
-    StreamTick,
     TrainingPage,
     WeightsPage,
 )
@@ -123,19 +122,6 @@ class Recording(DataSource):
         return Meta("recorded", self.event_log.boot, self._recorded.title)
 
     @override
-    def look_now(self) -> StreamTick:
-        seen = self._recorded.overview
-        return StreamTick(
-            seen.state,
-            seen.reason,
-            seen.epoch,
-            seen.version,
-            seen.rollouts.certified,
-            seen.rollouts.rejected,
-            seen.peers_connected,
-        )
-
-    @override
     def overview(self) -> Overview:
         return self._recorded.overview
 
@@ -149,12 +135,8 @@ class Recording(DataSource):
         wanted = [
             row for row in rows if query.takes(row.state, row.worker, row.version, row.reason)
         ]
-        commits = [row.commit for row in wanted]
-        start = commits.index(query.after) + 1 if query.after in commits else 0
-        chosen = wanted[start : start + query.limit]
-        more = start + query.limit < len(wanted)
+        chosen, older = query.page(wanted, [row.commit for row in wanted])
         reasons = {row.reason for row in rows if row.state == "rejected"}
-        older = chosen[-1].commit if more else ""
         return RolloutPage(tuple(chosen), len(wanted), older, tuple(sorted(reasons)))
 
     @override

@@ -36,6 +36,8 @@ REWARDS_BYTES_MAX = 128 * 1024
 
 REWARDS_REMEMBERED = 4096
 
+UNDECIDED = "no committee decided in time"
+
 NO_BODY = (
     "This node does not hold the body. Its worker, its committee and the trainer keep it while it "
     "may be trained on."
@@ -55,17 +57,10 @@ class RolloutReader:
         """Return the rows that match a query, newest first."""
         ledger = self._context.replica.ledger
         wanted = [entry for entry in self._newest_first() if _is_wanted(entry, query)]
-        digests = [entry.commit.digest.hex() for entry in wanted]
-        start = digests.index(query.after) + 1 if query.after in digests else 0
-        chosen = wanted[start : start + query.limit]
+        chosen, older = query.page(wanted, [entry.commit.digest.hex() for entry in wanted])
         rows = [replace(self.row(one), reward=await self._reward(one)) for one in chosen]
-        more = start + query.limit < len(wanted)
-        return RolloutPage(
-            tuple(rows),
-            len(wanted),
-            rows[-1].commit if more else "",
-            tuple(sorted(+ledger.workers.totals.reasons)),
-        )
+        reasons = tuple(sorted(+ledger.workers.totals.reasons))
+        return RolloutPage(tuple(rows), len(wanted), older, reasons)
 
     def _newest_first(self) -> Iterator[Entry]:
         ledger = self._context.replica.ledger
@@ -91,7 +86,7 @@ class RolloutReader:
             sequences=message.sequences,
             tokens=message.tokens,
             state=entry.state.value,
-            reason=entry.reason,
+            reason=UNDECIDED if entry.state is CommitState.EXPIRED else entry.reason,
             escalated=certificate is not None and certificate.message.escalated,
             accepts=accepts,
             rejects=rejects,
@@ -139,14 +134,20 @@ class RolloutReader:
         entry = ledger.commits.entries.get(digest) or ledger.commits.kept.get(digest)
         if entry is None:
             return None
-        message, certificate = entry.commit.message, entry.certificate
-        drawn = self._drawn(entry)
         body = await self._body(entry.commit)
         sequences, note = await self._sequences(entry, body)
         rewards = [one.reward for one in body or ()]
         mean = sum(rewards) / len(rewards) / REWARD_SCALE if rewards else None
+        found = self.detail(entry)
+        row = replace(found.row, reward=mean)
+        return replace(found, row=row, sequences=sequences, note=note)
+
+    def detail(self, entry: Entry) -> RolloutDetail:
+        """Return a rollout with its verdicts, without its text."""
+        message, certificate = entry.commit.message, entry.certificate
+        drawn = self._drawn(entry)
         return RolloutDetail(
-            row=replace(self.row(entry), reward=mean),
+            row=self.row(entry),
             checkpoint=message.checkpoint.hex(),
             previous=message.previous.hex(),
             body=message.body.hex(),
@@ -155,9 +156,7 @@ class RolloutReader:
             verdicts=self._verdicts_shown(entry, drawn),
             certificate="" if certificate is None else certificate.digest.hex(),
             certified_by="" if certificate is None else certificate.signer,
-            sequences=sequences,
             sequences_total=message.sequences,
-            note=note,
         )
 
     def _drawn(self, entry: Entry) -> Drawn:

@@ -7,6 +7,7 @@ rate between any two remaining samples stays exact.
 from collections import deque
 from dataclasses import dataclass, fields
 
+from node.api.status import Counters
 from node.api.v1.answers import SampleHistory
 
 SAMPLES_MAX = 720
@@ -17,26 +18,14 @@ EARLY_SECONDS = 0.25
 """Tolerance of early samples: the next one is most of a second later."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceSample:
-    """Counters up to ``at``; ``looks_idle`` counts the samples at which the trainer waited.
-
-    ``version``, ``backlog``, ``connected``, ``members`` and ``rss_bytes`` are gauges.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceSample(Counters):
+    """Counters up to ``at``; ``looks_idle`` counts the samples at which the trainer waited."""
 
     at: float
-    committed: int
-    certified: int
-    rejected: int
-    expired: int
-    version: int
-    backlog: int
-    connected: int
-    members: int
     looks: int
     looks_idle: int
     loop_delay_seconds: float
-    weights_received: int
     rss_bytes: int
 
 

@@ -12,7 +12,6 @@ from node.api.v1.answers import (
     RolloutPage,
     RunPage,
     SampleHistory,
-    StreamTick,
     TrainingPage,
     WeightsPage,
 )
@@ -28,9 +27,6 @@ class DataSource(Protocol):
 
     def meta(self) -> Meta:
         """Return the identity of the source."""
-
-    def look_now(self) -> StreamTick:
-        """Return the summary pushed to open pages each second."""
 
     def overview(self) -> Overview:
         """Return the overview page."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from pydantic import TypeAdapter
 
-from node.api.v1.answers import RunEvent, StreamTick
+from node.api.v1.answers import Overview, RunEvent, StreamTick
 from node.api.v1.source import DataSource
 
 STREAMS_MAX = 16
@@ -53,11 +53,23 @@ class EventStreams:
                     id_ = f"{event_log.boot}-{number}"
                     yield _event("happened", _EVENT.dump_json(event).decode(), id_)
                 boot, last = event_log.boot, event_log.number
-                yield _event("look", _LOOK.dump_json(self._source.look_now()).decode())
+                yield _event("look", _LOOK.dump_json(_tick(self._source.overview())).decode())
                 while not await event_log.watch(SILENCE_SECONDS):
                     yield b": still here\n\n"
         finally:
             self._open -= 1
+
+
+def _tick(seen: Overview) -> StreamTick:
+    return StreamTick(
+        seen.state,
+        seen.reason,
+        seen.epoch,
+        seen.policy_version_newest,
+        seen.rollouts.certified,
+        seen.rollouts.rejected,
+        seen.peers_connected,
+    )
 
 
 def _event(kind: str, data: str, id_: str = "") -> bytes:

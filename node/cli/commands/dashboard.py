@@ -77,7 +77,7 @@ def _serve(report: Path, port: int, *, open_: bool | None, as_json: bool) -> Non
     """Serve a report until Ctrl-C."""
     import asyncio  # noqa: PLC0415 - unused for a running node
 
-    from node.api.recorded_server import serve_recording  # noqa: PLC0415 - the same
+    from node.api.local_server import serve_recording  # noqa: PLC0415 - the same
 
     def told(found: int) -> None:
         _tell(found, open_=open_, as_json=as_json)

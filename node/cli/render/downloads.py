@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from node.api.arrivals import DownloadStatus, PeerTrafficStatus
+from node.api.downloads import DownloadStatus, PeerTrafficStatus
 from node.cli.render.piece_map import PieceBar, piece_shares
 from node.cli.render.style import DIM, GOOD, WARN, plain, short_peer
 from node.local.units import bytes_text, duration_text

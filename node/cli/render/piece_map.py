@@ -6,7 +6,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
-from node.api.arrivals import StripeStatus
+from node.api.downloads import StripeStatus
 
 SHADES = "·░▒▓█"
 """From no piece of a character's range present to all of them."""

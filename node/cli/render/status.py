@@ -1,5 +1,6 @@
 """Terminal views of the control API's answers, for about 100 columns."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -8,20 +9,21 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from node.api.status import (
-    CheckpointStatus,
-    GossipPeerStatus,
-    JudgingStatus,
-    MemberStatus,
-    NodeStatus,
+from node.api.status import JudgingStatus, NodeStatus
+from node.api.v1.answers import (
+    PeerRow,
+    RewardPoint,
     RolloutCounts,
+    RolloutDetail,
     State,
+    VerdictDetail,
 )
-from node.api.why import FailedRollout, VerdictFinding, Why
+from node.api.why import Why
 from node.cli.render.downloads import downloads_view, sending_text
 from node.cli.render.style import BAD, DIM, GOOD, WARN, plain, short_peer
 from node.local.units import bytes_text, duration_text
 from protocol.core.types import Role
+from protocol.gossipsub.inspection import ScoreLevel
 from protocol.rollout.evaluation import EvaluationPoint
 from roles.runtime.training_steps import TrainingStep
 
@@ -91,18 +93,18 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         ("up", duration_text(now - status.started_at)),
         ("swarm", _swarm(status)),
         ("policy", _policy(status)),
-        ("reward", _reward(status.checkpoints)),
+        ("reward", _reward(status.rewards)),
         *_evaluation(status.evaluation),
         ("traffic", _traffic(status)),
         *_sending(status),
         *_policy_swap(status),
         *_loop(status),
-        *_training(status.training.newest),
+        *_training(status.training),
     ):
         facts.add_row(name, Text(value))
     hints = [Text(plain(fork), BAD) for fork in status.forks]
-    if status.training.warning:
-        hints.append(Text(plain(status.training.warning, WARNING_CHARACTERS_MAX), WARN))
+    if status.training_warning:
+        hints.append(Text(plain(status.training_warning, WARNING_CHARACTERS_MAX), WARN))
     hints += _judging(status.judging)
     if status.own_rollouts.rejected or status.own_rollouts.expired:
         hints += [Text("prime-node why explains this node's failed rollouts.", style=DIM)]
@@ -136,10 +138,10 @@ def peers_view(status: NodeStatus) -> RenderableType:
             Text(f"{short_peer(member.peer_id)}{' (you)' if ours else ''}"),
             Text(plain(", ".join(member.roles), 40)),
             _version(member.policy_version),
-            f"{duration_text(member.age_seconds)} ago",
+            f"{duration_text(member.age_seconds or 0.0)} ago",
             Text(plain(member.software, 24)),
             Text(member.scoring[:8] or "-"),
-            Text(member.reputation, style=GOOD if member.reputation == "good" else BAD),
+            Text(member.reputation, style=BAD if member.reputation == "slashed" else GOOD),
         )
     line = f"{_members(status)}, {status.peers_connected} connected to this node"
     parts: list[RenderableType] = [Text(line)]
@@ -150,7 +152,7 @@ def peers_view(status: NodeStatus) -> RenderableType:
     return Group(*parts)
 
 
-def _gossip(peers: tuple[GossipPeerStatus, ...]) -> Table:
+def _gossip(peers: Sequence[PeerRow]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
     for name in ("gossip peer", "score", "level", "meshes", "backoffs", *GOSSIP_COUNTS):
         left = name in ("gossip peer", "level")
@@ -158,8 +160,8 @@ def _gossip(peers: tuple[GossipPeerStatus, ...]) -> Table:
     for peer in peers:
         table.add_row(
             short_peer(peer.peer_id),
-            f"{peer.score:.2f}",
-            Text(peer.level, style=GOOD if peer.score >= 0 else BAD),
+            f"{peer.score or 0.0:.2f}",
+            Text(peer.level, style=GOOD if peer.level == ScoreLevel.GOOD else BAD),
             str(len(peer.mesh)),
             str(len(peer.backoff_seconds)),
             *(f"{getattr(peer, name):g}" for name in GOSSIP_COUNTS.values()),
@@ -228,8 +230,8 @@ def _version(version: int) -> str:
     return "none" if version < 0 else str(version)
 
 
-def _reward(checkpoints: tuple[CheckpointStatus, ...]) -> str:
-    rewards = [checkpoint.reward_mean for checkpoint in checkpoints if checkpoint.commits]
+def _reward(points: Sequence[RewardPoint]) -> str:
+    rewards = [point.reward for point in points]
     if not rewards:
         return "no training step yet"
     return f"{rewards[-1]:.3f}  {reward_bars(rewards[-REWARDS_SHOWN:])}"
@@ -263,18 +265,14 @@ def _arriving(status: NodeStatus) -> list[RenderableType]:
 
 def _policy_swap(status: NodeStatus) -> list[tuple[str, str]]:
     """Return a row with the policy swap latency of an inference node."""
-    policy_swap = status.policy_swap
-    stages = {
-        "weights": policy_swap.weights_seconds,
-        "swapped": policy_swap.swapped_seconds,
-        "first token": policy_swap.first_token_seconds,
-    }
-    told = [f"{name} {seconds:.1f} s" for name, seconds in stages.items() if seconds is not None]
-    if not told:
+    swap, usual = status.policy_swap, status.policy_swap_seconds_median
+    if swap is None:
         return []
-    usual = policy_swap.first_token_seconds_median
-    median = "" if usual is None else f" (median {usual:.1f} s)"
-    return [("policy swap", f"version {policy_swap.version}: {', '.join(told)}{median}")]
+    text = f"version {swap.version}: weights {swap.weights_seconds:.1f} s"
+    text += f", swapped {swap.swapped_seconds:.1f} s"
+    if swap.first_token_seconds is not None:
+        text += f", first token {swap.first_token_seconds:.1f} s"
+    return [("policy swap", text if usual is None else f"{text} (median {usual:.1f} s)")]
 
 
 def _loop(status: NodeStatus) -> list[tuple[str, str]]:
@@ -342,38 +340,39 @@ def _counts(counts: RolloutCounts) -> tuple[Text, ...]:
     )
 
 
-def _by_role(member: MemberStatus) -> tuple[int, str]:
+def _by_role(member: PeerRow) -> tuple[int, str]:
     ranks = [rank for rank, role in enumerate(Role) if role in member.roles]
     return (ranks[0] if ranks else len(Role)), member.peer_id
 
 
-def _failed_rollout(rollout: FailedRollout) -> RenderableType:
+def _failed_rollout(rollout: RolloutDetail) -> RenderableType:
+    row = rollout.row
     title = Text.assemble(
-        (rollout.commit[:16], "bold"),
-        f"  version {rollout.version}, slot {rollout.slot}, epoch {rollout.epoch}  ",
-        (rollout.state, BAD if rollout.state == "rejected" else WARN),
-        f": {plain(rollout.reason)}",
+        (row.commit[:16], "bold"),
+        f"  version {row.version}, slot {row.slot}, epoch {row.epoch}  ",
+        (row.state, BAD if row.state == "rejected" else WARN),
+        f": {plain(row.reason)}",
     )
     table = Table.grid(padding=(0, 2))
     for verdict in rollout.verdicts:
         table.add_row(
             Text("accept" if verdict.accept else "reject", GOOD if verdict.accept else BAD),
             Text(short_peer(verdict.validator)),
-            Text(_findings(verdict, rollout.reason)),
+            Text(_findings(verdict, row.reason)),
             Text(f"verdict {verdict.evidence[:16]}", style=DIM),
         )
     return Group(title, Padding(table, (0, 0, 0, 2)))
 
 
-def _findings(verdict: VerdictFinding, told: str) -> str:
+def _findings(verdict: VerdictDetail, told: str) -> str:
     """Return the rejection reason, unless it is ``told``, and the measured quantities."""
     reason = "" if verdict.accept or verdict.reason == told else verdict.reason
     detail = "" if verdict.accept else verdict.detail
-    nearest = sorted(verdict.measured.items(), key=lambda item: -item[1].share)
-    measured = {
-        name: f"{name.replace('_', ' ')} {one.value:.3g}, at most {one.allowed:.3g}"
-        for name, one in nearest
-        if name not in detail
-    }
-    shown = list(measured.values())[:QUANTITIES_SHOWN]
+    measured = [
+        f"{one.name.replace('_', ' ')} {math.inf if one.value is None else one.value:.3g}, "
+        f"at most {one.allowed:.3g}"
+        for one in sorted(verdict.measured, key=lambda one: -one.share)
+        if one.name not in detail
+    ]
+    shown = measured[:QUANTITIES_SHOWN]
     return plain("; ".join(filter(None, (reason, detail, *shown))), FINDINGS_CHARACTERS_MAX)

@@ -4,19 +4,13 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 
-from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
-from node.api.status import (
-    CheckpointStatus,
-    GossipPeerStatus,
-    MachineStatus,
-    MemberStatus,
-    NodeStatus,
-    PolicySwapStatus,
-    RolloutCounts,
-    TrafficStatus,
-)
+from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
+from node.api.status import MachineStatus, NodeStatus, TrafficStatus
+from node.api.v1.answers import PeerRow, RewardPoint, RolloutCounts, VersionDetail
+from node.api.v1.rollouts import UNDECIDED
 from node.api.why import Why
 from protocol.core.crypto import Identity
+from roles.runtime.metrics import PolicySwap
 from roles.runtime.training_steps import TrainingStep
 from simulations.checkers.limits import LIMITS
 
@@ -86,6 +80,18 @@ STEP = TrainingStep(
     idle_seconds=4.25,
 )
 
+
+def published(version, created_at, reward_mean, **changes):
+    """Return a version of which no encoding is known."""
+    fields = {"publisher": PEERS[1], "term": 0, "digest": "d1" * 32, "policy": "90" * 32}
+    fields |= {"commits": 4 * (version > 0), "forms": (), "here": True, **changes}
+    return VersionDetail(version, created_at, reward_mean=reward_mean, **fields)
+
+
+def gossip_peer(peer_id, score, level="good", **changes):
+    return PeerRow(peer_id, me=False, connected=True, score=score, level=level, **changes)
+
+
 TABLE_LIMITS = {**LIMITS, "http_addresses": 4096}
 STATUS = NodeStatus(
     peer_id=PEERS[6],
@@ -106,13 +112,14 @@ STATUS = NodeStatus(
     policy_lag_max=2,
     first_certificate_at=1_700_000_021.5,
     members=tuple(
-        MemberStatus(
+        PeerRow(
             peer_id=peer,
+            me=index == 6,
             roles=(role,),
             policy_version=42 - index % 2,
             age_seconds=1.5 * index,
             software="prime-node 0.1.0",
-            reputation="slashed" if index == 5 else "good",
+            reputation="slashed" if index == 5 else "trusted",
             scoring="" if role == "relay" else f"{index}5" * 32,
         )
         for index, (peer, role) in enumerate(zip(PEERS, ROLES, strict=False))
@@ -127,8 +134,10 @@ STATUS = NodeStatus(
     own_rollouts=RolloutCounts(120, 118, 1, 0, 110, {"computation": 1}),
     workers={PEERS[6]: RolloutCounts(120, 118, 1, 0, 110, {"computation": 1})},
     checkpoints=tuple(
-        CheckpointStatus(version, version / 50, 1_700_000_000.0 + version, 4 * (version > 0), 0)
-        for version in range(43)
+        published(version, 1_700_000_000.0 + version, version / 50) for version in range(43)
+    ),
+    rewards=tuple(
+        RewardPoint(version, version / 50, 1_700_000_000.0 + version) for version in range(1, 43)
     ),
     traffic=TrafficStatus(
         blobs_sent=3_100_000_000,
@@ -151,65 +160,85 @@ STATUS = NodeStatus(
     ),
     gossip_peers=(
         *(
-            GossipPeerStatus(peer, 1.25 - index / 4, "good", index % 2 == 0, ("commits", "roster"))
+            gossip_peer(peer, 1.25 - index / 4, outbound=index % 2 == 0, mesh=("commits", "roster"))
             for index, peer in enumerate(PEERS[:5])
         ),
-        GossipPeerStatus(PEERS[5], -11.0, "no-gossip", False, (), {"commits": 42.5}, 0, 1, 2, 1),
-        GossipPeerStatus(PEERS[7], -91.0, "graylisted", False, (), {}, 0.5, 3.0, 0.0, 1, 2),
+        gossip_peer(
+            PEERS[5],
+            -11.0,
+            "no-gossip",
+            backoff_seconds={"commits": 42.5},
+            invalid=1,
+            breaches=2,
+            faults=1,
+        ),
+        gossip_peer(
+            PEERS[7], -91.0, "graylisted", first_deliveries=0.5, invalid=3, faults=1, neighbours=2
+        ),
     ),
     restored=True,
     generations=HistogramStatus((0, 3, 100, 12, 3, 0, 0, 0, 0, 0, 0, 2), 310.5),
     checks=HistogramStatus((0, 0, 7, 30, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0), 4.25),
-    policy_swap=PolicySwapStatus(41, 2.25, 7.5, 7.75, 6.0, (0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
+    policy_swap=PolicySwap(41, 2.25, 7.5, 7.75),
+    policy_swaps=HistogramStatus((0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
+    policy_swap_seconds_median=6.0,
 )
 
-WHY = {
+
+def failed(slot, outcome, **more):
+    """Return a rollout of this node as JSON."""
+    row = {"worker": PEERS[6], "at": 1_700_000_000.0, "sequences": 8, "tokens": 96}
+    return {
+        "row": row | slot | outcome,
+        "checkpoint": "c4" * 32,
+        "previous": "",
+        "body": "b0" * 32,
+        "body_bytes": 4123,
+        "committee": {"epoch": slot["epoch"] + 1},
+        **more,
+    }
+
+
+_WHY = {
     "state": "paused",
     "reason": "2 batches wait for the trainer",
     "slashed": False,
     "forks": [],
     "doubts": [],
     "rollouts": [
-        {
-            "commit": "ab12" * 16,
-            "version": 40,
-            "slot": 3,
-            "epoch": 398,
-            "state": "rejected",
-            "reason": "computation",
-            "certificate": "cd" * 32,
-            "verdicts": [
+        failed(
+            {"commit": "ab12" * 16, "version": 40, "slot": 3, "epoch": 398},
+            {"state": "rejected", "reason": "computation"},
+            certificate="cd" * 32,
+            verdicts=[
                 {
                     "validator": peer,
+                    "place": index,
                     "accept": peer == PEERS[4],
                     "reason": "accepted" if peer == PEERS[4] else "computation",
                     "detail": "" if peer == PEERS[4] else "sequence 5, chunk 0",
                     "evidence": f"{index:02x}" * 32,
-                    "measured": {
-                        "sampling_gap": {"value": 2e-8, "allowed": 1e-7},
-                        "exponent_mismatches_max": {
+                    "measured": [
+                        {"name": "sampling_gap", "value": 2e-8, "allowed": 1e-7},
+                        {
+                            "name": "exponent_mismatches_max",
                             "value": 2.0 if peer == PEERS[4] else 61.0,
                             "allowed": 4.0,
                         },
-                    },
+                    ],
                 }
                 for index, peer in enumerate(PEERS[2:5])
             ],
-        },
-        {
-            "commit": "ef34" * 16,
-            "version": 41,
-            "slot": 0,
-            "epoch": 401,
-            "state": "expired",
-            "reason": "no committee decided in time",
-            "certificate": None,
-            "verdicts": [],
-        },
+        ),
+        failed(
+            {"commit": "ef34" * 16, "version": 41, "slot": 0, "epoch": 401},
+            {"state": "expired", "reason": UNDECIDED},
+        ),
     ],
     "trained_on_rejected": [
         {"version": 41, "trainer": PEERS[1], "commits": ["ab12" * 16, "0c" * 32]},
     ],
 }
 
-EXPLAINED = TypeAdapter(Why).validate_python(WHY)
+EXPLAINED = TypeAdapter(Why).validate_python(_WHY)
+WHY = TypeAdapter(Why).dump_python(EXPLAINED, mode="json")

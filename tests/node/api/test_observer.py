@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.api.observer import Observer
+from node.api.reader import NodeReader
 from node.api.status import CircuitsStatus
 from node.context import NodeContext
 from node.network.blobs.traffic_stats import TrafficStats
@@ -15,9 +16,10 @@ from protocol.core.types import Role, ValidationResult
 from protocol.gossipsub.events import RpcReceived
 from protocol.gossipsub.rpc import Prune, Rpc, encode_rpc
 from protocol.replica.replica import Received
+from protocol.run.manifest import sign_manifest
 from roles.runtime.context import ChangeSignal, Conditions
 from tests.protocol.gossipsub.nodes import PEERS, TOPIC, joined_router, received
-from tests.worlds.messages import World, run_manifest
+from tests.worlds.messages import World, identity, run_manifest
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]
@@ -32,12 +34,13 @@ def peers(*connected, unreachable=""):
         dial_failures=4,
         banned=3,
         sizes=dict,
+        places={},
         faults=lambda: {PEERS[2].peer_id: 2},
     )
 
 
-def observer(peer=OTHER, **changes) -> Observer:
-    """Return the observer of a healthy node; ``changes`` are its faults."""
+def reader(peer=OTHER, **changes) -> NodeReader:
+    """Return the reader of a healthy node; ``changes`` are its faults."""
     replica = WORLD.replica(roster_at=1)
     counters = SimpleNamespace(received=5, duplicates=2)
     gossip = SimpleNamespace(sizes=dict, counters=counters, report=list)
@@ -57,7 +60,7 @@ def observer(peer=OTHER, **changes) -> Observer:
         "context": NodeContext(peer, replica, ports, None, ChangeSignal(), conditions),
         "roles": (Role.INFERENCE,),
         "peers": peers("somebody"),
-        "arrivals": DownloadLog(),
+        "downloads": DownloadLog(),
         "monotonic": lambda: LOOP_NOW,
         "inbox": SimpleNamespace(other_versions={"somebody": 1, "untrusted": 99}),
         "gossip": gossip,
@@ -67,20 +70,30 @@ def observer(peer=OTHER, **changes) -> Observer:
             relay=SimpleNamespace(reservations=3, circuits=2, carried_bytes=1000),
         ),
         "policies": SimpleNamespace(
-            newest=lambda: SimpleNamespace(version=0), newest_version=lambda: 0, saved_bytes=8
+            newest=lambda: SimpleNamespace(version=0),
+            newest_version=lambda: 0,
+            saved_bytes=8,
+            get=lambda version: version or None,
         ),
         "addresses": lambda: ("/here",),
         "anti_entropy": synchronising(),
         "restored": True,
         "p2pd_pid": lambda: 42,
+        "manifest": sign_manifest(WORLD.manifest, identity("creator")),
+        "task": lambda: None,
+        "forest": list,
+        "round_trips": dict,
         "started_at": NOW - 5,
     }
-    return Observer(**fields | changes)
+    return NodeReader(Observer(**fields | changes))
 
 
 def take(node, *messages):
     for signed in messages:
-        assert node.context.replica.receive(signed.envelope, NOW).result is ValidationResult.ACCEPT
+        assert (
+            node.observer.context.replica.receive(signed.envelope, NOW).result
+            is ValidationResult.ACCEPT
+        )
 
 
 def synchronising(taken=0, asked=0, *, done=True):
@@ -96,8 +109,8 @@ def nothing_held(**arrival):
         if rate := arrival.get("rate"):
             coming.pieces, coming.here = (1, 1), [1, 0]
             coming.received(WORKER.peer_id, BlobTransport.STREAM, 10 * rate, LOOP_NOW)
-    library = SimpleNamespace(newest=lambda: None, newest_version=lambda: -1, saved_bytes=0)
-    return {"policies": library, "arrivals": arrivals}
+    library = {"newest": lambda: None, "newest_version": lambda: -1, "get": lambda _: None}
+    return {"policies": SimpleNamespace(**library, saved_bytes=0), "downloads": arrivals}
 
 
 def full(reason):
@@ -160,7 +173,7 @@ STATES = {
 @pytest.mark.parametrize("state", STATES)
 def test_a_state_and_its_reason(state):
     changes, reason = STATES[state]
-    status = observer(**changes).status()
+    status = reader(**changes).status()
     assert (status.state, status.reason) == (state.strip(), reason)
     shares = {"(3 of 12": 3 / 12, "43 %": 0.43}
     known = [share for words, share in shares.items() if words in reason]
@@ -168,34 +181,34 @@ def test_a_state_and_its_reason(state):
 
 
 def test_a_slashed_worker_says_so():
-    node = observer(WORKER)
+    node = reader(WORKER)
     commit = WORLD.commit(WORKER)
     take(node, commit, WORLD.certificate(commit, accepted=False, escalated=True))
     status = node.status()
     assert status.state == "paused"
     assert "prime-node why" in status.reason
-    assert {member.reputation for member in status.members} == {"good"}
+    assert {member.reputation for member in status.members} == {"genesis"}
     why = node.why()
     assert why.slashed
     (rollout,) = why.rollouts
-    assert rollout.commit == commit.digest.hex()
-    assert rollout.reason == "computation"
+    assert rollout.row.commit == commit.digest.hex()
+    assert rollout.row.reason == "computation"
     assert len(rollout.verdicts) == WORLD.committee(commit).quorum
-    assert rollout.certificate is not None
+    assert rollout.certificate
 
 
 def test_a_rollout_that_nobody_decided_on_is_explained():
-    node = observer(WORKER)
+    node = reader(WORKER)
     take(node, WORLD.commit(WORKER))
     assert node.why().rollouts == ()
-    node.context.replica.advance(WORLD.at(20))
+    node.observer.context.replica.advance(WORLD.at(20))
     (rollout,) = node.why().rollouts
-    assert (rollout.state, rollout.reason) == ("expired", "no committee decided in time")
+    assert (rollout.row.state, rollout.row.reason) == ("expired", "no committee decided in time")
     assert rollout.verdicts == ()
 
 
 def test_the_numbers_are_those_of_the_ledger():
-    node = observer(WORKER)
+    node = reader(WORKER)
     certified, opened = WORLD.chain(WORKER, 2)
     take(node, certified, opened, WORLD.certificate(certified), WORLD.commit(OTHER))
     take(node, WORLD.checkpoint(WORLD.genesis(), batch=(certified.digest,), reward_mean=250_000))
@@ -213,7 +226,7 @@ def test_the_numbers_are_those_of_the_ledger():
     assert (status.traffic.weights_received, status.traffic.blobs_received) == (7, 12)
     assert status.traffic.weights_saved == 8
     assert (status.traffic.weights_sent_http, status.traffic.weights_received_http) == (0, 3)
-    snapshot = node.snapshot()
+    snapshot = node.observer.snapshot()
     assert (snapshot.committed, snapshot.certified, snapshot.version) == (3, 1, 1)
     assert snapshot.members == len(status.members) == 6
 
@@ -224,7 +237,7 @@ def test_what_is_on_its_way_and_who_is_fed_is_told():
     done = arrivals.begin(Label("version 2", 2), OTHER.peer_id, 2, LOOP_NOW - 9)
     arrivals.complete(done, LOOP_NOW - 6)
     arrivals.end(done)
-    node = observer(arrivals=arrivals)
+    node = reader(downloads=arrivals)
     coming, came = node.status().arrivals
     assert (coming.name, coming.seconds, coming.root) == ("version 3", 4.0, OTHER.peer_id)
     assert (came.version, came.seconds, came.arrived_at) == (2, 3.0, NOW - 6)
@@ -235,7 +248,7 @@ def test_what_is_on_its_way_and_who_is_fed_is_told():
         10,
         10,
     )
-    node.monotonic = lambda: LOOP_NOW + 60
+    node.observer.monotonic = lambda: LOOP_NOW + 60
     assert node.status().receivers == ()
 
 
@@ -244,8 +257,8 @@ def test_those_that_gossip_are_told_with_what_their_scores_are_made_of():
     quiet, waiting, liar = (each.peer_id for each in PEERS[:3])
     router.handle(received(waiting, Rpc(prune=(Prune(TOPIC, 60),))), 10)
     router.handle(RpcReceived(liar, encode_rpc(Rpc(publish=(b"junk",)))), 10)
-    node = observer()
-    node.gossip.report = lambda: router.report(12)
+    node = reader()
+    node.observer.gossip.report = lambda: router.report(12)
     status = node.status()
     assert [each.peer_id for each in status.gossip_peers] == [quiet, waiting, liar]
     good, pruned, junk = status.gossip_peers
@@ -256,29 +269,17 @@ def test_those_that_gossip_are_told_with_what_their_scores_are_made_of():
     assert json.loads(json.dumps(status.peers_json()))["gossip_peers"][1]["level"] == "good"
 
 
-def test_a_member_is_never_younger_than_now():
-    node = observer()
-    ahead = WORLD.record(WORLD.workers[2], ("relay",), sequence=round((NOW + 2) * 1000))
-    take(node, ahead)
-    ages = {member.peer_id: member.age_seconds for member in node.status().members}
-    assert ages[ahead.signer] == 0.0
-
-
-def test_a_member_shows_the_digest_of_its_scoring_runtime():
-    node = observer()
-    take(
-        node,
-        WORLD.record(
-            WORLD.workers[2], ("inference",), sequence=round(NOW * 1000), scoring=b"\x07" * 32
-        ),
-    )
-    shown = {member.peer_id: member.scoring for member in node.status().members}
-    assert shown[WORLD.workers[2].peer_id] == "07" * 32
-    assert set(shown.values()) == {"", "07" * 32}
+def test_a_member_is_never_younger_than_now_and_shows_its_scoring_runtime():
+    node, ahead = reader(), round((NOW + 2) * 1000)
+    take(node, WORLD.record(WORLD.workers[2], ("relay",), sequence=ahead, scoring=b"\x07" * 32))
+    shown = {member.peer_id: member for member in node.status().members}
+    member = shown.pop(WORLD.workers[2].peer_id)
+    assert (member.age_seconds, member.scoring) == (0.0, "07" * 32)
+    assert {one.scoring for one in shown.values()} == {""}
 
 
 def test_a_version_shows_how_much_of_what_it_learned_from_was_rejected():
-    node = observer()
+    node = reader()
     good, bad = WORLD.commit(WORKER, tokens=9), WORLD.commit(OTHER, tokens=9)
     rejection = WORLD.certificate(bad, accepted=False, escalated=True)
     take(node, good, bad, WORLD.certificate(good), rejection)
@@ -292,18 +293,18 @@ def test_a_version_shows_how_much_of_what_it_learned_from_was_rejected():
 
 
 def test_the_first_certificate_is_dated_once():
-    node = observer()
+    node = reader()
     commit = WORLD.commit(WORKER)
     take(node, commit)
     assert node.status().first_certificate_at is None
     assert node.why().trained_on_rejected == ()
     certificate = WORLD.certificate(commit)
-    node.note(Received(ValidationResult.IGNORE, certificate), MessageOrigin.GOSSIP)
+    node.observer.note(Received(ValidationResult.IGNORE, certificate), MessageOrigin.GOSSIP)
     assert node.status().first_certificate_at is None
-    node.note(Received(ValidationResult.ACCEPT, certificate), MessageOrigin.WAITED)
+    node.observer.note(Received(ValidationResult.ACCEPT, certificate), MessageOrigin.WAITED)
     assert node.status().first_certificate_at == NOW
-    node.context.ports.clock.now = lambda: NOW + 1
-    node.note(Received(ValidationResult.ACCEPT, certificate), MessageOrigin.GOSSIP)
+    node.observer.context.ports.clock.now = lambda: NOW + 1
+    node.observer.note(Received(ValidationResult.ACCEPT, certificate), MessageOrigin.GOSSIP)
     assert node.status().first_certificate_at == NOW
 
 
@@ -318,32 +319,30 @@ def test_the_first_certificate_is_dated_once():
 )
 def test_a_node_says_when_its_peers_speak_a_newer_protocol(versions, reason):
     inbox = SimpleNamespace(other_versions=versions)
-    status = observer(peers=peers("a", "b"), inbox=inbox).status()
+    status = reader(peers=peers("a", "b"), inbox=inbox).status()
     assert (status.state, status.reason) == ("ready", reason)
 
 
 def test_circuits_are_told_by_a_peer_that_carries_them_and_by_a_peer_that_is_behind_them():
-    node = observer()
+    node = reader()
     assert node.status().circuits == CircuitsStatus(1, 3, 2, 1000)
-    node.circuits.relay = None
+    node.observer.circuits.relay = None
     assert node.status().circuits == CircuitsStatus(1)
 
 
 def test_a_status_stays_small_however_large_the_swarm(monkeypatch):
     """Lists are bounded, counts are not."""
-    monkeypatch.setattr("node.api.observer.LISTED_MAX", 3)
-    monkeypatch.setattr("node.api.observer.CHECKPOINTS_MAX", 1)
-    node = observer(WORKER)
+    monkeypatch.setattr("node.api.reader.LISTED_MAX", 3)
+    node = reader(WORKER)
     for worker in WORLD.workers:
         take(node, WORLD.commit(worker))
     status = node.status()
-    live = node.context.replica.roster.live(NOW)
+    live = node.observer.context.replica.roster.live(NOW)
     assert status.members_count == len(live) > 3
     assert sum(status.members_by_role.values()) >= len(live)
     assert len(status.members) == 3
-    named = node.context.replica.manifest.is_of_genesis
+    named = node.observer.context.replica.manifest.is_of_genesis
     assert all(named(one.peer_id) or one.peer_id == WORKER.peer_id for one in status.members)
     assert WORKER.peer_id in status.workers
     assert len(status.workers) <= 3
-    assert len(status.checkpoints) == 1
     assert status.dial_failures == 4

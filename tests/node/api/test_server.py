@@ -12,7 +12,8 @@ import pytest
 
 from node.api.metrics import REASONS_MAX, RENAMED, NodeMetrics
 from node.api.server import ControlServer, application
-from node.api.status import LoopStatus, RolloutCounts
+from node.api.status import LoopStatus
+from node.api.v1.answers import RolloutCounts
 from node.cli.api_client import fetch, fetch_status, fetch_why
 from node.local.datadir import load_api_endpoint, open_data_dir, store_api_endpoint
 from node.local.errors import ExitCode, NodeError
@@ -55,19 +56,9 @@ async def test_status_and_peers_are_the_snapshot():
         "members": expected["members"],
         "gossip_peers": expected["gossip_peers"],
     }
-    assert expected["gossip_peers"][-2] == {
-        "peer_id": PEERS[5],
-        "score": -11.0,
-        "level": "no-gossip",
-        "chosen": False,
-        "mesh": [],
-        "backoff_seconds": {"commits": 42.5},
-        "first_deliveries": 0,
-        "invalid": 1,
-        "breaches": 2,
-        "faults": 1,
-        "neighbours": 0,
-    }
+    told = expected["gossip_peers"][-2]
+    assert (told["peer_id"], told["score"], told["level"]) == (PEERS[5], -11.0, "no-gossip")
+    assert (told["backoff_seconds"], told["breaches"], told["faults"]) == ({"commits": 42.5}, 2, 1)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
@@ -238,7 +229,7 @@ async def test_commands_find_the_server_through_the_data_dir(datadir):
         assert (endpoint.port, endpoint.pid) == (port, os.getpid())
         assert await asyncio.to_thread(fetch_status, datadir) == STATUS
         why = await asyncio.to_thread(fetch_why, datadir)
-        assert why.rollouts[0].verdicts[0].measured["exponent_mismatches_max"].value == 61.0
+        assert why == EXPLAINED
     with pytest.raises(NodeError, match="no daemon is running"):
         fetch_status(datadir)
 

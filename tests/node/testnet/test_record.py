@@ -1,6 +1,7 @@
 from pathlib import Path
 
-from node.api.status import CheckpointStatus, RolloutCounts, TrafficStatus
+from node.api.status import TrafficStatus
+from node.api.v1.answers import RolloutCounts
 from node.testnet.plan import Options
 from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
@@ -62,7 +63,7 @@ def test_the_curve_outlives_the_node_that_told_it():
 
 def observe_uncertified(record: SwarmRecord, name: str, uncertified: int) -> None:
     plan = record.nodes[name].plan
-    point = CheckpointStatus(1, 0.4, STARTED_AT, 4, uncertified)
+    point = checkpoint(1, 0.4, uncertified)
     record.observe(name, sample(status(plan, checkpoints=(point,))))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from node.api.status import RolloutCounts, TrainingStatus
+from node.api.v1.answers import RolloutCounts
 from node.cli.render.style import BAD, DIM, GOOD, WARN
 from node.testnet.plan import SwarmLayout
 from node.testnet.poll import StatusSample
@@ -108,7 +108,7 @@ def test_a_step_without_effect_is_told_until_the_next_good_one():
     plan = record.nodes["trainer-1"].plan
     warning = "step 12 used 0 of 64 sequences"
     for told in (warning, ""):
-        record.observe("trainer-1", sample(status(plan, training=TrainingStatus(warning=told))))
+        record.observe("trainer-1", sample(status(plan, training_warning=told)))
         assert record.training_warning == told
         assert (warning in drawn(record)) is bool(told)
 

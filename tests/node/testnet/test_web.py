@@ -78,9 +78,9 @@ async def test_any_node_answers_and_one_can_be_asked_by_name(swarm):
         "running",
         "waiting",
     )
-    assert (await ask(swarm, "api/v1/overview")).json()["version"] == 43
+    assert (await ask(swarm, "api/v1/overview")).json()["policy_version_newest"] == 43
     asked = await ask(swarm, "api/v1/overview?node=inference-1")
-    assert asked.json()["version"] == 40
+    assert asked.json()["policy_version_newest"] == 40
     rows = (await ask(swarm, "api/v1/rollouts?state=rejected&limit=2")).json()["rows"]
     assert {row["state"] for row in rows} == {"rejected"}
     assert (await ask(swarm, "api/v1/rollouts?limit=0")).status_code == 400
@@ -91,11 +91,11 @@ async def test_the_next_node_answers_when_one_is_gone(swarm):
     await swarm.start("inference-1", ready(versions=40))
     swarm.url = await swarm.pages.start()
     await swarm.servers.pop("validator-1").stop()
-    assert (await ask(swarm, "api/v1/overview")).json()["version"] == 40
+    assert (await ask(swarm, "api/v1/overview")).json()["policy_version_newest"] == 40
     await swarm.servers.pop("inference-1").stop()
     assert (await ask(swarm, "api/v1/overview")).status_code == 503
     await swarm.start("validator-1", ready(versions=45))
-    assert (await ask(swarm, "api/v1/overview")).json()["version"] == 45
+    assert (await ask(swarm, "api/v1/overview")).json()["policy_version_newest"] == 45
 
 
 async def test_a_rollout_is_told_by_the_node_that_has_its_text(swarm):

@@ -3,16 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from node.api.arrivals import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
-from node.api.status import (
-    CheckpointStatus,
-    MemberStatus,
-    NodeStatus,
-    PolicySwapStatus,
-    RolloutCounts,
-    TrafficStatus,
-    TrainingStatus,
-)
+from node.api.downloads import DownloadStatus, PeerTrafficStatus, StripeStatus
+from node.api.status import HistogramStatus, NodeStatus, TrafficStatus
+from node.api.v1.answers import PeerRow, RolloutCounts, VersionDetail
 from node.testnet.plan import NodePlan, Options
 from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
@@ -21,6 +14,7 @@ from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId
 from roles.runtime.training_steps import TrainingStep
+from tests.node.api.status_examples import published
 
 STARTED_AT = 1_000_000.0
 MEGABYTE = 1_000_000
@@ -76,9 +70,7 @@ def status(plan: NodePlan, **changes) -> NodeStatus:
         checkpoints=(),
         traffic=TrafficStatus(),
         p2pd_pid=None,
-        policy_swap=PolicySwapStatus(
-            first_token_seconds_median=1.5 if plan.role == "inference" else None
-        ),
+        policy_swap_seconds_median=1.5 if plan.role == "inference" else None,
     )
     return replace(base, **changes)
 
@@ -87,8 +79,9 @@ def sample(given: NodeStatus | None, *, pid: int = 100, running: bool = True, pe
     return StatusSample(pid, running, given, peak * MEGABYTE, 40 * MEGABYTE)
 
 
-def checkpoint(version: int, reward: float, uncertified: int = 0) -> CheckpointStatus:
-    return CheckpointStatus(version, reward, STARTED_AT + 20 + 4 * version, 4, uncertified)
+def checkpoint(version: int, reward: float, uncertified: int = 0) -> VersionDetail:
+    at, more = STARTED_AT + 20 + 4 * version, {"trained_without_certificate": uncertified}
+    return published(version, at, reward, commits=4, **more)
 
 
 def learned_swarm(*, cheaters: int = 5, versions: int = 37) -> SwarmRecord:
@@ -103,7 +96,14 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37) -> SwarmRecord:
     liars = [plan for plan in nodes if plan.behaviour]
     workers = {plan.peer_id: RolloutCounts(2, 0, 1, 1, 0, {"computation": 1}) for plan in liars}
     workers[peer_id("inference-1")] = RolloutCounts(60, 57, 0, 0, 50)
-    joined = MemberStatus(peer_id("outsider"), ("inference",), versions, 1.5, "0.1.0", "good")
+    joined = PeerRow(
+        peer_id("outsider"),
+        me=False,
+        roles=("inference",),
+        policy_version=versions,
+        age_seconds=1.5,
+        software="0.1.0",
+    )
     for index, plan in enumerate(nodes):
         record.add(plan)
         given = status(

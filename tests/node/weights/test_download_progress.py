@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.api.arrivals_observer import download_statuses, durations_statuses
+from node.api.v1.weights import download_statuses
 from node.network.blobs.transport_choice import BlobTransport
 from node.weights.download_progress import (
     ARRIVED_KEPT,
@@ -161,10 +161,10 @@ def test_durations_are_counted_by_form_and_for_versions_alone():
         arrivals.complete(arrival, 50.0 + seconds)
         arrivals.end(arrival)
     arrivals.end(arrivals.begin(Label("version 3", 3), ROOT, 4, 60.0))  # given up
-    told = durations_statuses(arrivals)
-    empty = (0,) * (len(SECONDS_BOUNDS) + 1)
-    assert told["planes"].counts == (1, *empty[1:])
-    assert told["patch"].counts == (0, 1, *empty[3:], 1)
-    assert told["patch"].seconds == 1e6 + 0.51
-    assert told["file"].counts == empty
+    told = arrivals.durations
+    empty = [0] * (len(SECONDS_BOUNDS) + 1)
+    assert told[Form.PLANES].counts == [1, *empty[1:]]
+    assert told[Form.PATCH].counts == [0, 1, *empty[3:], 1]
+    assert told[Form.PATCH].seconds == 1e6 + 0.51
+    assert told[Form.FILE].counts == empty
     assert [one.label.version for one in arrivals.arrived] == [0, 1, 2]

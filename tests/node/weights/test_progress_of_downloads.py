@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.api.arrivals_observer import download_statuses, receiver_statuses
+from node.api.v1.weights import download_statuses, receiver_statuses
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
 from node.weights.download_progress import DownloadLog, Form, Label

@@ -388,7 +388,7 @@ def test_who_calls_its_line_the_fastest_gets_no_more_of_the_forest_than_any_new_
     seen = play("capacity-liars")
     untrusted, rates = seen.untrusted(), []
     for item in seen.honest():
-        members = seen.daemons[item.name].view().forest()
+        members = seen.daemons[item.name].reader.observer.forest()
         most = seen.world.manifest.manifest.shardcast.upload_bytes_per_second_max
         lies = [member for member in members if member.peer in untrusted]
         rates += [member.upload_bytes_per_second for member in lies]

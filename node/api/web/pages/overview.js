@@ -43,7 +43,7 @@ export default {
       draw.head({ ...now, now: Math.floor(now.now / 10), rewards: 0, happened: 0 });
       draw.figures({ ...now, now: 0, happened: 0 });
       draw.reasons(now.rollouts);
-      draw.swarm({ members: now.members, total: now.members_total, connected: now.peers_connected, leader: now.leader, slashed: now.slashed, me: now.peer_id });
+      draw.swarm({ members: now.members_by_role, total: now.members_count, connected: now.peers_connected, leader: now.leader, slashed: now.slashed, me: now.peer_id });
       draw.happened(now.happened);
       if (rewards?.series.length !== (now.evaluation.length ? 2 : 1)) show(learned, (rewards = rewardChart(now.evaluation.length)).element);
       rewards.least = Math.min(0, ...now.rewards.map((one) => one.reward), ...now.evaluation.map((one) => one.reward_low));
@@ -105,15 +105,15 @@ function drawHead(now) {
 
 function drawFigures(now) {
   const last = now.rewards.at(-1), before = now.rewards.at(-6);
-  const behind = Math.max(0, now.version - Math.max(0, now.policy_version));
+  const behind = Math.max(0, now.policy_version_newest - Math.max(0, now.policy_version));
   const delta = last && before ? last.reward - before.reward : null;
   const cells = [
     ["Reward", last ? reward(last.reward) : "–", delta === null ? "of the latest version" : `${delta < 0 ? "−" : "+"}${Math.abs(delta).toFixed(3)} over 5 versions`],
-    ["Version", now.version < 0 ? "–" : count(now.version), now.steps ? [bar(Math.max(0, now.version) / now.steps, "accent", `${now.version} of ${now.steps}`), `of ${count(now.steps)}`] : ""],
+    ["Version", now.policy_version_newest < 0 ? "–" : count(now.policy_version_newest), now.steps_total ? [bar(Math.max(0, now.policy_version_newest) / now.steps_total, "accent", `${now.policy_version_newest} of ${now.steps_total}`), `of ${count(now.steps_total)}`] : ""],
     ["Time left", now.seconds_to_go === 0 ? "done" : about(now.seconds_to_go), "at the pace of 10 versions"],
     ["Certified per minute", now.certified_per_minute === null ? "–" : short(now.certified_per_minute), `${count(now.rollouts.certified)} in total`],
     ["Trainer idle", percent(now.trainer_idle_share), "too few certified rollouts"],
-    ["Policy lag", now.version < 0 ? "–" : String(behind), `versions; at most ${now.policy_lag_max} in training`],
+    ["Policy lag", now.policy_version_newest < 0 ? "–" : String(behind), `versions; at most ${now.policy_lag_max} in training`],
     ["Epoch", count(now.epoch), now.epoch_seconds ? `of ${short(now.epoch_seconds)} s` : ""],
   ];
   return h("dl", { className: "figures" }, cells.map(([name, value, note]) =>

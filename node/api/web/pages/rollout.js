@@ -50,7 +50,7 @@ function steps({ row, committee, verdicts, certified_by: author }) {
     [verdicts.length > 0, "Verdicts", [verdicts.length ? `${accepts} accept, ${verdicts.length - accepts} reject` : "none received yet"],
       row.escalated ? `larger committee, quorum ${committee.quorum}` : ""],
     [done, row.state === "rejected" ? "Rejected" : row.state === "expired" ? "Expired" : "Certified",
-      [row.state === "rejected" ? clean(row.reason, 60) : row.state === "expired" ? "no committee decided in time" : done ? "all verdicts agree" : "not yet"], author ? ["signed by ", peerLink(author)] : "", row.state],
+      [row.state === "rejected" || row.state === "expired" ? clean(row.reason, 60) : done ? "all verdicts agree" : "not yet"], author ? ["signed by ", peerLink(author)] : "", row.state],
     [row.trained_in !== null, "Trained", [row.trained_in === null ? (row.state === "certified" ? "not yet" : "never") : `in version ${row.trained_in}`], ""],
   ];
   return section("Stages", null, h("ol", { className: "way" }, items.map(([reached, name, what, who, tone]) =>

@@ -69,8 +69,8 @@ function versionList(versions, all, more) {
   const most = Math.max(1, ...versions.map((one) => Math.max(...one.forms.map((form) => form.total_bytes))));
   return section("Versions", "downloads use the smallest usable encoding", table("Versions", [
     ["Version", (one) => h("a", { href: `#/weights?version=${one.version}` }, `v${one.version}`), { className: "number" }],
-    ["Published", (one) => clock(one.at)],
-    ["Reward", (one) => (one.version ? reward(one.reward) : "–"), { className: "number" }],
+    ["Published", (one) => clock(one.created_at)],
+    ["Reward", (one) => (one.version ? reward(one.reward_mean) : "–"), { className: "number" }],
     ["Trained on", (one) => (one.version ? h("a", { href: `#/rollouts?version=${one.version - 1}` }, many(one.commits, "rollout")) : "–")],
     ["Encodings", (one) => h("ul", { className: "forms" }, one.forms.map((form) => h("li", {}, h("span", {}, clean(form.form, 12), form.base_version >= 0 ? ` from v${form.base_version}` : ""), bar(form.total_bytes / most, "ink"), h("span", { className: "number" }, bytes(form.total_bytes)))))],
     ["Publisher", (one) => [peerLink(one.publisher), h("span", { className: "note whole" }, ` term ${one.term}`)]],

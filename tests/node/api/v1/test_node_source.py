@@ -1,16 +1,18 @@
 """API answers of a node, from a replica with real messages."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
 from node.api.status import LoopStatus
+from node.api.v1.answers import NodeSummary
 from node.api.v1.machine import MachineReader
-from node.api.v1.node_source import NodeSource, seconds_to_go
+from node.api.v1.node_source import NodeSource
 from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
 from node.api.v1.recording import Recording, read_recording, record, write_recording
 from node.api.v1.rollouts import NO_BODY, NO_TASK
-from node.api.v1.view import NodeView
+from node.api.v1.training import seconds_to_go
 from node.local.datadir import open_data_dir
 from node.local.errors import NodeError
 from node.local.log_tail import LogTail
@@ -20,13 +22,11 @@ from protocol.core.crypto import digest
 from protocol.core.types import ValidationResult
 from protocol.membership.measured_capacity import forest_members
 from protocol.rollout.body import RolloutSequence, encode_body
-from protocol.run.manifest import sign_manifest
 from roles.environments.arithmetic import Arithmetic
 from roles.environments.threaded import InBackground
 from roles.ports.storage import Owner, Purpose
 from simulations.ports.background import SimBackground
-from tests.node.api.test_observer import NOW, WORKER, WORLD, observer
-from tests.worlds.messages import identity
+from tests.node.api.test_observer import NOW, WORKER, WORLD, reader
 
 OTHER = WORLD.workers[1]
 SEQUENCES = [
@@ -44,25 +44,19 @@ class Node:
         self.clock = SimpleNamespace(now=lambda: NOW)
         self.listeners = []
         inbox = SimpleNamespace(other_versions={}, listen=self.listeners.append)
-        policies = SimpleNamespace(
-            newest=lambda: SimpleNamespace(version=0),
-            newest_version=lambda: 0,
-            saved_bytes=0,
-            get=lambda version: version or None,
+        self.reader = reader(
+            WORKER,
+            inbox=inbox,
+            task=lambda: task,
+            forest=self.forest,
+            round_trips=lambda: {OTHER.peer_id: 0.25},
         )
-        self.observer = observer(WORKER, inbox=inbox, policies=policies)
-        self.observer.peers.places = {}
+        self.observer = self.reader.observer
         self.blobs = self.observer.context.ports.blobs = FileBlobs(tmp_path / "blobs", None)
         self.replica = self.observer.context.replica
-        manifest = sign_manifest(WORLD.manifest, identity("creator"))
-        self.view = NodeView(
-            manifest, self.observer, lambda: task, self.forest, lambda: {OTHER.peer_id: 0.25}
-        )
-        machine = MachineReader(
-            open_data_dir(tmp_path / "data"), LogTail(), LoopStatus, "prime-node/0", NOW - 60
-        )
-        self.source = NodeSource(self.observer.status, self.clock, "boot", machine)
-        self.source.join(self.view)
+        machine = MachineReader(open_data_dir(tmp_path / "data"), LogTail(), LoopStatus)
+        self.source = NodeSource(self.reader.summary, self.clock, "boot", machine)
+        self.source.join(self.reader)
 
     def forest(self):
         live = self.replica.roster.live(NOW)
@@ -90,7 +84,7 @@ def commit_with_body(signer=WORKER, **changes):
 
 
 async def test_before_it_joins_there_is_the_status_alone(tmp_path):
-    status = observer(WORKER).status()
+    status = reader(WORKER).summary()
     source = NodeSource(lambda: status, SimpleNamespace(now=lambda: NOW), "boot")
     source.look()
     assert (source.overview().state, source.overview().now) == (status.state, NOW)
@@ -191,17 +185,19 @@ def test_a_pause_is_told_when_it_begins(node):
     assert [one.text for one in rows] == ["this node is paused: disk full"]
 
 
-def test_the_overview_is_what_the_ledger_says(node):
-    certified, opened = WORLD.chain(WORKER, 2)
-    node.hear(certified, opened, WORLD.certificate(certified))
+def test_the_overview_is_the_summary_of_the_status_and_the_latest_events(node):
+    (certified,) = WORLD.chain(WORKER, 1)
+    node.hear(certified, WORLD.certificate(certified))
     node.source.look()
     node.hear(WORLD.checkpoint(WORLD.genesis(), batch=(certified.digest,), reward_mean=250_000))
-    seen = node.source.overview()
-    assert (seen.version, seen.policy_version, seen.steps) == (1, 0, 50)
-    assert (seen.rollouts.committed, seen.rollouts.certified, seen.rollouts.trained) == (2, 1, 1)
+    seen, status = node.source.overview(), node.reader.status()
+    summary = {one.name for one in fields(NodeSummary)}
+    assert {name: getattr(seen, name) for name in summary} == {
+        name: getattr(status, name) for name in summary
+    }
     assert [(point.version, point.reward) for point in seen.rewards] == [(1, 0.25)]
-    assert seen.members["validator"] == 6 and seen.members_total == 6
-    assert seen.state == "ready" and seen.leader == ""
+    assert (seen.steps_total, seen.members_by_role["validator"], seen.leader) == (50, 6, "")
+    assert [one.kind for one in seen.happened] == ["leader"]
 
 
 def test_peers_are_told_with_what_was_measured(node):

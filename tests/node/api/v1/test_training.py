@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from node.api.v1.routes import encoded
 from node.api.v1.training import POINTS_MAX, training_page
 from roles.runtime.training_steps import TrainingStep, TrainingSteps
-from tests.node.api.test_observer import NOW, WORLD, observer
+from tests.node.api.test_observer import NOW, WORLD, reader
 from tests.worlds.disks import MemoryStore
 
 ME = "me"
@@ -58,8 +58,8 @@ def test_very_many_versions_share_points():
 
 
 def test_a_node_of_a_real_swarm_knows_the_announced_reward():
-    node = observer()
+    context = reader().observer.context
     for signed in (WORLD.genesis(), WORLD.checkpoint(WORLD.genesis(), reward_mean=250_000)):
-        node.context.replica.receive(signed.envelope, NOW)
-    page = training_page(node.context)
+        context.replica.receive(signed.envelope, NOW)
+    page = training_page(context)
     assert (page.versions, page.columns, page.newest) == ((1,), {"reward_mean": (0.25,)}, None)

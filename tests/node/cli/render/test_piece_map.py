@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.api.arrivals import StripeStatus
+from node.api.downloads import StripeStatus
 from node.cli.render.piece_map import SHADES, piece_bar, piece_shares
 
 STRIPES = st.lists(

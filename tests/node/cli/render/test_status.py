@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from node.api.status import LoopStatus, PolicySwapStatus, RolloutCounts, TrainingStatus
+from node.api.status import LoopStatus
+from node.api.v1.answers import RolloutCounts
 from node.api.why import Why
 from node.cli.render.status import STEP_TEXTS, peers_view, plain, short_peer, status_view, why_view
 from protocol.rollout.evaluation import EvaluationPoint
@@ -85,7 +86,7 @@ def test_what_is_waited_for_is_told(changes, told):
 
 
 def test_the_newest_step_of_a_trainer_is_told():
-    lines = drawn(status_view(replace(STATUS, training=TrainingStatus(STEP)), 2e9))
+    lines = drawn(status_view(replace(STATUS, training=STEP), 2e9))
     at = lines.index(row(lines, "training"))
     told = [line.strip() for line in lines[at : at + 4]]
     assert told == [
@@ -121,7 +122,7 @@ def test_the_first_and_the_newest_evaluated_version_are_told():
 
 def test_a_step_without_effect_is_a_warning():
     step = replace(STEP, sequences_used=0, updates=0, entropy_nats=None, reward_mean=0.0)
-    status = replace(STATUS, training=TrainingStatus(step, step.warning))
+    status = replace(STATUS, training=step, training_warning=step.warning)
     text = " ".join(" ".join(drawn(status_view(status, 2e9))).split())
     assert step.warning in text
     assert "entropy" not in text
@@ -160,7 +161,7 @@ def test_status_of_a_node_that_has_just_started():
         addresses=(),
         policy_version=-1,
         policy_version_newest=-1,
-        checkpoints=(),
+        rewards=(),
         rollouts=RolloutCounts(),
         own_rollouts=RolloutCounts(),
     )
@@ -242,7 +243,7 @@ def test_why_shows_the_newest_of_many():
     ("which", "count"), [("AB12", 1), ("computation", 1), ("expired", 1), ("f", 0), ("", 2)]
 )
 def test_rollouts_are_named_by_digest_reason_or_state(which, count):
-    assert sum(rollout.is_named(which) for rollout in EXPLAINED.rollouts) == count
+    assert len(EXPLAINED.about(which).rollouts) == count
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ def test_status_tells_how_soon_a_version_was_in_use():
     assert line.split(maxsplit=2)[2].strip() == (
         "version 41: weights 2.2 s, swapped 7.5 s, first token 7.8 s (median 6.0 s)"
     )
-    lines = drawn(status_view(replace(STATUS, policy_swap=PolicySwapStatus()), 2e9))
+    lines = drawn(status_view(replace(STATUS, policy_swap=None), 2e9))
     assert not any(line.split()[:2] == ["policy", "swap"] for line in lines)
 
 

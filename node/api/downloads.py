@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from roles.runtime.metrics import Histogram
+
 
 @dataclass(frozen=True, slots=True)
 class PeerTrafficStatus:
@@ -84,3 +86,8 @@ class HistogramStatus:
 
     counts: tuple[int, ...] = ()
     seconds: float = 0.0
+
+    @classmethod
+    def of(cls, durations: Histogram) -> "HistogramStatus":
+        """Return the status of a histogram."""
+        return cls(tuple(durations.counts), durations.seconds)
