@@ -16,7 +16,6 @@ from pathlib import Path
 import pyte
 from rich.console import Console
 
-from node.api.status import TrainingStatus
 from node.testnet.display import save_picture, show_lines
 from node.testnet.view import draw
 from tests.node.testnet.testnet_swarms import STARTED_AT, learned_swarm, sample, screen, status
@@ -104,7 +103,7 @@ async def test_without_a_terminal_lines_have_the_commands_and_warnings():
     record = learned_swarm()
     plan = record.nodes["trainer-1"].plan
     warning = "step 12 used 0 of 64 sequences: " + 20 * "the rewards are equal "
-    record.observe("trainer-1", sample(status(plan, training=TrainingStatus(warning=warning))))
+    record.observe("trainer-1", sample(status(plan, training_warning=warning)))
     given = screen(join_command="prime-node --run-id ab", status_command="prime-node status")
     progress, *commands, warned = await lines_of(record, given)
     assert "learning  version 37/60" in progress

@@ -122,7 +122,7 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37) -> SwarmRecord:
             state="draining" if index == 7 else "ready",
             reason="peer unreachable for 12 s" if index == 5 else "",
             checks=HistogramStatus((40, 50), 9.0),
-            training=TrainingStatus(TrainingStep(versions, STARTED_AT)),
+            training=TrainingStep(versions, STARTED_AT),
         )
         record.observe(plan.name, sample(given, peak=300 + index))
     record.note_memory("testnet", 90 * MEGABYTE)
