@@ -105,6 +105,7 @@ def test_metrics_count_rollouts_from_the_first_look():
     own = replace(STATUS.own_rollouts, certified=119)
     first, lines = scrape(STATUS, replace(STATUS, rollouts=later, own_rollouts=own))
     assert 'prime_node_rollouts_total{outcome="certified"} 0.0' in first
+    assert 'prime_node_rollouts_rejected_total{reason="computation"} 0.0' in first
     assert 'prime_node_rollouts_total{outcome="certified"} 3.0' in lines
     assert 'prime_node_own_rollouts_total{outcome="certified"} 1.0' in lines
     assert 'prime_node_rollouts_rejected_total{reason="computation"} 1.0' in lines
