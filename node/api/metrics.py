@@ -72,8 +72,10 @@ class MonotonicCounts:
         """Return the sums of all increases up to ``counts``, all 0 at the first call."""
         now = Counter({name: getattr(counts, name) for name in (*OUTCOMES, *PARTS)})
         now.update({f":{reason}": count for reason, count in counts.rejected_reasons.items()})
-        self._risen += now - (now if self._last is None else self._last)
+        last = now if self._last is None else self._last
         self._last = now
+        for key in now:  # also those that have not risen: a series begins with 0
+            self._risen[key] += max(0, now[key] - last[key])
         return self._risen
 
 

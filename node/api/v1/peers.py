@@ -56,11 +56,10 @@ class PeerReader:
         context, looks = self.observer.context, self._look()
         own, named = context.signer.peer_id, context.replica.manifest.is_of_genesis
         members = sorted(looks.live, key=lambda peer: (peer != own, not named(peer), peer))
-        gossip = sorted(looks.gossip.values(), key=lambda report: -report.score)
-        return (
-            tuple(self._row(peer, looks) for peer in members[:members_max]),
-            tuple(self._row(report.peer, looks) for report in gossip),
+        gossip = sorted(
+            (self._row(peer, looks) for peer in looks.gossip), key=lambda row: -(row.score or 0.0)
         )
+        return tuple(self._row(peer, looks) for peer in members[:members_max]), tuple(gossip)
 
     def _look(self) -> "_Looks":
         context, table = self.observer.context, self.observer.peers
