@@ -190,7 +190,10 @@ class VerdictTable:
 
     def pool(self, commit: Digest) -> VerdictPool:
         """Return the verdicts on a commit."""
-        return self.pools.setdefault(commit, VerdictPool())
+        known = self.pools.get(commit)
+        if known is None:
+            known = self.pools[commit] = VerdictPool()
+        return known
 
     def retain(self, commits: Container[Digest]) -> None:
         """Forget the verdicts on all other commits."""

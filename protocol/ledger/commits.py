@@ -210,7 +210,7 @@ class SlotTable:
 
 
 class CommitTable:
-    """Commits of the ledger; methods that change some return the changes."""
+    """Commits of the ledger; the methods that change commits return the changes."""
 
     def __init__(self, manifest: RunManifest, chain: Chain) -> None:
         self._manifest = manifest

@@ -113,7 +113,7 @@ def test_a_trainer_that_does_not_wait_for_certificates_is_seen(monkeypatch, simu
     """Only the trainer calls ``usable``, to select rollouts to learn from."""
 
     def usable(demand):
-        return [entry for entry in demand._unlearned.values() if demand.is_current(entry)]
+        return [entry for entry in demand._unlearned.values() if demand._is_current(entry)]
 
     assert simulate(SMALL).violation is None
     monkeypatch.setattr(Backpressure, "usable", usable)
@@ -131,7 +131,7 @@ def test_a_committee_that_nobody_counts_is_seen(monkeypatch, simulate, repeat):
         return Outcome(accepted=True, escalated=False, verdicts=accepting) if accepting else None
 
     monkeypatch.setattr(VerdictPool, "outcome", first_word)
-    monkeypatch.setattr("protocol.replica.replica.check_certificate", lambda *_: None)
+    monkeypatch.setattr("protocol.consensus.committee.check_certificate", lambda *_: None)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "certified-only"
     assert "2 are needed" in outcome.violation.what
