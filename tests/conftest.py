@@ -5,6 +5,8 @@ import gc
 import json
 import os
 import signal
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,24 @@ def pytest_asyncio_loop_factories(config, item):
     if mark := item.get_closest_marker("virtual"):
         return {"virtual": mark.kwargs.get("loop", InlineLoop)}
     return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """The socket of one fork server for all tests of a worker, and its process.
+
+    Its imports take 5 s of a core, in each process that starts its own.
+    """
+    from roles.engines.subprocess.process import start_fork_server  # noqa: PLC0415 - few tests
+    from tests.roles.engines.subprocess.engine_processes import wait_until  # noqa: PLC0415 - the same
+
+    with tempfile.TemporaryDirectory(prefix="engines-") as folder:
+        path = Path(folder) / "engines.sock"
+        server, client = start_fork_server(Path(sys.executable), sys.__stderr__.fileno(), path)
+        wait_until(path.exists)
+        yield path, server
+        client.close()
+        server.wait(10)
 
 
 @pytest.fixture
