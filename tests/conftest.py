@@ -5,6 +5,10 @@ import gc
 import json
 import os
 import signal
+import sys
+import tempfile
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,26 @@ RECORDED_SECONDS_MIN = 1.0
 
 # Imports and collection make a million objects that stay: no use to look for cycles in them.
 gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    """Import the test modules first, each worker beginning with others.
+
+    pytest rewrites the assertions of a module at its first import, and stores the bytecode. In a
+    fresh checkout all workers would rewrite all modules at the same time: 7 s of a core each.
+    Errors show when pytest collects the module.
+    """
+    if WORKER not in os.environ:
+        return
+    roots = [session.config.rootpath / one.partition("::")[0] for one in session.config.args]
+    files = [file for root in roots for file in (sorted(root.rglob("test_*.py")) or [root])]
+    number = int(os.environ[WORKER].removeprefix("gw"))
+    first = len(files) * number // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for file in files[first:] + files[:first]:
+        name = ".".join(file.relative_to(session.config.rootpath).with_suffix("").parts)
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(name)
 
 
 def pytest_collection_finish():
@@ -71,6 +95,24 @@ def pytest_asyncio_loop_factories(config, item):
     if mark := item.get_closest_marker("virtual"):
         return {"virtual": mark.kwargs.get("loop", InlineLoop)}
     return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """The socket of one fork server for all tests of a worker, and its process.
+
+    Its imports take 5 s of a core, in each process that starts its own.
+    """
+    from roles.engines.subprocess.process import start_fork_server  # noqa: PLC0415 - few tests
+    from tests.roles.engines.subprocess.engine_processes import wait_until  # noqa: PLC0415 - the same
+
+    with tempfile.TemporaryDirectory(prefix="engines-") as folder:
+        path = Path(folder) / "engines.sock"
+        server, client = start_fork_server(Path(sys.executable), sys.__stderr__.fileno(), path)
+        wait_until(path.exists)
+        yield path, server
+        client.close()
+        server.wait(10)
 
 
 @pytest.fixture

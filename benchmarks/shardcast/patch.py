@@ -215,18 +215,18 @@ def processor_seconds() -> tuple[float, float]:
     return used.ru_utime, used.ru_utime + used.ru_stime
 
 
-def code(base: Path, new: Path, target: Path) -> dict[str, float]:
+def code(base: Path, new: Path, target: Path, rounds: int) -> dict[str, float]:
     """Encode and decode in this process; return seconds of processor time, and peak memory.
 
-    The fastest of ``ROUNDS``, because machines are shared. The first of two seconds exclude the
+    The fastest of ``rounds``, because machines are shared. The first of two seconds exclude the
     kernel's part.
     """
     policy = Policy(Version(0), digest(b"base"), base)
     decoded = target.with_suffix(".decoded")
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak memory
     before = memory_bytes("VmRSS")
-    times = max(1, ROUND_BYTES // new.stat().st_size)
-    seconds = [one_round(new, policy, target, decoded, times) for _ in range(ROUNDS)]
+    times = max(1, ROUND_BYTES // new.stat().st_size) if rounds > 1 else 1
+    seconds = [one_round(new, policy, target, decoded, times) for _ in range(rounds)]
     names = ("encode", "encode_file", "decode", "decode_file")
     return {
         "bytes": float(target.stat().st_size),
@@ -266,11 +266,13 @@ def once(new: Path, policy: Policy, target: Path, decoded: Path) -> tuple[float,
     )
 
 
-def measured(source: str, rate: float | None, apart: int, base: Path, new: Path) -> Row:
+def measured(
+    source: str, rate: float | None, apart: int, base: Path, new: Path, rounds: int
+) -> Row:
     """Return the results for a pair of files."""
     with tempfile.TemporaryDirectory(dir=new.parent) as scratch:
         arguments = [str(base), str(new), str(Path(scratch, "patch"))]
-        command = [sys.executable, __file__, "--code", *arguments]
+        command = [sys.executable, __file__, "--rounds", str(rounds), "--code", *arguments]
         told = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=600)
     coded = json.loads(told.stdout)
     size, changed, elements, bits = new.stat().st_size, 0, 0, 0.0
@@ -314,6 +316,7 @@ def run(
     layers: int,
     vocabulary: int,
     testnet_steps: int,
+    rounds: int,
     rates: Sequence[float] = LEARNING_RATES,
 ) -> list[Row]:
     """Measure everything."""
@@ -321,11 +324,14 @@ def run(
     if testnet_steps:
         versions = testnet_files(directory / "testnet", testnet_steps)
         rows += [
-            measured("testnet", None, apart, versions[-1 - apart], versions[-1]) for apart in (1, 4)
+            measured("testnet", None, apart, versions[-1 - apart], versions[-1], rounds)
+            for apart in (1, 4)
         ]
     for rate in rates:
         files = trained_files(directory, rate, layers, vocabulary)
-        rows += [measured("0.5b", rate, apart, files[0], files[apart]) for apart in STEPS_APART]
+        rows += [
+            measured("0.5b", rate, apart, files[0], files[apart], rounds) for apart in STEPS_APART
+        ]
     return rows
 
 
@@ -336,15 +342,17 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     parser.add_argument("--testnet-steps", type=int, default=TESTNET_STEPS, help="0: no testnet")
     parser.add_argument("--directory", type=Path, help="for all files, 6 GB")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="1: code each file once")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--code", nargs=3, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.code:
-        print(json.dumps(code(*options.code)))
+        print(json.dumps(code(*options.code, options.rounds)))
         return
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        rows = run(Path(directory), options.layers, options.vocabulary, options.testnet_steps)
+        sizes = options.layers, options.vocabulary, options.testnet_steps
+        rows = run(Path(directory), *sizes, options.rounds)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,13 +11,24 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "numerics" / "gpu.py"
 SIZES = ["--batches", "1", "4", "--sequences", "8", "--tokens", "12", "--train-tokens", "256"]
 
 
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """Run the script in this process: importing torch takes longer than its work."""
+
+    def run(*options):
+        monkeypatch.syspath_prepend(str(SCRIPT.parent))
+        arguments = ["--shapes", "small", "--device", "cpu", *options, *SIZES]
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+        importlib.import_module("gpu").main()
+        return capsys.readouterr().out
+
+    return run
+
+
 @pytest.mark.slow
-def test_every_part_is_measured(tmp_path):
+def test_every_part_is_measured(tmp_path, printed):
     out = tmp_path / "known.json"
-    options = ["--shapes", "small", "--device", "cpu", "--rounds", "1", "--out", str(out)]
-    command = [sys.executable, str(SCRIPT), "--json", *options, *SIZES]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    results = json.loads(printed)
+    results = json.loads(printed("--json", "--rounds", "1", "--out", str(out)))
     assert json.loads(out.read_text()) == results
     found = results["shapes"]["small"]
     assert len(found["pairs"]) == 8  # two batch sizes, two attentions, two prefills
@@ -34,10 +44,6 @@ def test_every_part_is_measured(tmp_path):
     assert found["trainer"]["step_s"] > 0
 
 
-def test_the_table_names_what_was_measured(monkeypatch, capsys):
-    options = ["--shapes", "small", "--device", "cpu", "--parts", "trainer", *SIZES]
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
-    importlib.import_module("gpu").main()
-    printed = capsys.readouterr().out
-    assert "step_s" in printed and "small" in printed
+def test_the_table_names_what_was_measured(printed):
+    table = printed("--parts", "trainer")
+    assert "step_s" in table and "small" in table

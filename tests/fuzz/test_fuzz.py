@@ -1,7 +1,6 @@
 """Fuzz targets: they cover every registered kind and protocol, and find planted faults."""
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,13 +11,13 @@ import pytest
 
 from node.network.streams.protocols import STREAM_PROTOCOLS
 from protocol.messages import Message
+from tests.fuzz import __main__ as command
 from tests.fuzz import guided, streams
 from tests.fuzz.daemon import RELAY, Swarm
 from tests.fuzz.running import Run, fuzzed, left_in, repeated
 from tests.fuzz.target import BrokenBoundError, Decoder, Target
 from tests.fuzz.targets import TARGETS
 
-ROOT = Path(__file__).parents[2]
 COVERED = {name for target in TARGETS.values() for name in target.covers}
 SEED = 5
 INPUTS = {"serve": 12, "ask": 12, "replica": 60, "router": 60}
@@ -89,33 +88,39 @@ without_atheris = pytest.mark.skipif(not guided.is_there(), reason="needs pip in
 ENGINES = ["own", pytest.param("atheris", marks=without_atheris)]
 
 
+@pytest.fixture
+def script(monkeypatch, capsys):
+    """Run the command in this process; it starts ``python -m tests.fuzz`` for each target."""
+
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["tests.fuzz", *options])
+        return command.main(), *capsys.readouterr()
+
+    return run
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_script_counts_what_it_gave(tmp_path, engine):
+def test_the_script_counts_what_it_gave(tmp_path, script, engine):
     options = ["--targets", "codec", "--inputs", "600", "--engine", engine, "--json"]
-    done = script(*options, "--crashes", str(tmp_path))
-    (row,) = json.loads(done.stdout)
-    assert (done.returncode, row["inputs"], row["crashes"]) == (0, 600, {})
+    code, out, _ = script(*options, "--crashes", str(tmp_path))
+    (row,) = json.loads(out)
+    assert (code, row["inputs"], row["crashes"]) == (0, 600, {})
     assert 0 < row["accepted"] < 600
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_script_goes_on_for_so_long(tmp_path, engine):
+def test_the_script_goes_on_for_so_long(tmp_path, script, engine):
     options = ["--targets", "codec", "--minutes", "0.03", "--engine", engine, "--json"]
-    done = script(*options, "--crashes", str(tmp_path))
-    (row,) = json.loads(done.stdout)
-    assert (done.returncode, row["crashes"]) == (0, {})
+    code, out, _ = script(*options, "--crashes", str(tmp_path))
+    (row,) = json.loads(out)
+    assert (code, row["crashes"]) == (0, {})
     assert row["inputs"] >= 500
 
 
-def test_a_target_that_there_is_not_is_one_line():
-    done = script("--targets", "nonsense")
-    assert done.returncode == 2
-    assert done.stderr.startswith("no target nonsense")
-
-
-def script(*options):
-    command = [sys.executable, "-m", "tests.fuzz", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def test_a_target_that_there_is_not_is_one_line(script):
+    code, _, errors = script("--targets", "nonsense")
+    assert code == 2
+    assert errors.startswith("no target nonsense")
 
 
 # Planted faults

@@ -13,3 +13,11 @@ def nodes():
     yield started
     for node in started:
         node.stop()
+
+
+@pytest.fixture
+def shared_engines(monkeypatch, fork_server):
+    """Let the nodes of a test share one fork server."""
+    from tests.live.test_founded_run import Node  # noqa: PLC0415 - imports this module's fixtures
+
+    monkeypatch.setattr(Node, "engines", ("--engine-server", str(fork_server[0])))

@@ -8,7 +8,13 @@ from node.local.errors import ExitCode
 from tests.live.test_founded_run import PRIME_NODE, Node, beginning, founded
 from tests.worlds.text import needs_jail
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, needs_jail, pytest.mark.xdist_group("founded")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    needs_jail,
+    pytest.mark.xdist_group("founded"),
+    pytest.mark.usefixtures("shared_engines"),
+]
 
 WORK = {
     "rule": "open",

@@ -10,7 +10,13 @@ from node.testnet.fleet import free_port
 from tests.live.test_founded_run import Node, founded
 from tests.worlds.text import needs_jail
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, needs_jail, pytest.mark.xdist_group("founded")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    needs_jail,
+    pytest.mark.xdist_group("founded"),
+    pytest.mark.usefixtures("shared_engines"),
+]
 
 LIMIT_BYTES_PER_SECOND = 400_000
 """The weights have 3 MB: the download takes seven seconds."""

@@ -31,10 +31,13 @@ ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "pass_rate": n / 20} fo
 class Node:
     """Node started from the command line; ``before`` is a command prefix."""
 
+    engines = ()
+    """Options of all nodes; without any, each starts a fork server of its own."""
+
     def __init__(self, directory, *arguments, host="127.0.0.1", before=()):
         self.data = DataDir(directory)
         self.log = directory.with_suffix(".log")
-        options = ["--data-dir", str(directory), "--host", host, "--yes"]
+        options = ["--data-dir", str(directory), "--host", host, "--yes", *self.engines]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 leashed(*before, PRIME_NODE, *arguments, *options), stdout=log, stderr=log
@@ -72,7 +75,7 @@ class Node:
             self.process.kill()
 
 
-def founded(tmp_path, admission=None, validators=1, **config):
+def founded(tmp_path, admission=None, validators=1, epochs=None, **config):
     """Found a run of a tiny chat model and a few rows; return its directory.
 
     A committee is one validator.
@@ -86,6 +89,7 @@ def founded(tmp_path, admission=None, validators=1, **config):
     values["toploc"] |= {"mantissa_error_mean_max": 200.0}  # 28.8 was measured on another model
     values["committee"] |= {"size": 1, "escalated_size": 1, "roster_min": 1}
     values["admission"] |= admission or {}
+    values["epochs"] |= epochs or {}
     (tmp_path / "recipe.toml").write_text(tomlkit.dumps(values))
     rows = write_rows(tmp_path / "rows.parquet", ROWS)
     options = {"model": model, "recipe": tmp_path / "recipe.toml", "dataset": rows,

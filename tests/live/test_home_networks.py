@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.xdist_group("founded"),
+    pytest.mark.usefixtures("shared_engines"),
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
 ]
 

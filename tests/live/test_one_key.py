@@ -9,14 +9,21 @@ import pytest
 from tests.live.test_founded_run import PATIENCE_SECONDS, PRIME_NODE, Node, beginning, founded
 from tests.worlds.text import needs_jail
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, needs_jail, pytest.mark.xdist_group("founded")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    needs_jail,
+    pytest.mark.xdist_group("founded"),
+    pytest.mark.usefixtures("shared_engines"),
+]
 
-LISTEN_SECONDS = 16.0
-"""Listening time of a start in this run."""
+REFRESH_EPOCHS = 3
+LISTEN_SECONDS = 10.0
+"""Listening time of a start in this run: three refreshes and an epoch."""
 
 
 def test_of_two_nodes_with_one_key_that_start_at_once_one_goes_on(tmp_path, nodes):
-    address = beginning(founded(tmp_path), nodes)
+    address = beginning(founded(tmp_path, epochs={"refresh_epochs": REFRESH_EPOCHS}), nodes)
     places = [tmp_path / "first", tmp_path / "second"]
     for place in places:
         place.mkdir(mode=0o700)

@@ -97,7 +97,10 @@ for file in sys.argv[1:]:
     main(["simulate", "run", file, "--seed", "5", "--json"])
 """
 
-pytestmark = pytest.mark.xdist_group("determinism")  # one worker runs the compared runs once
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("determinism"),  # one worker runs the compared runs once
+]
 
 REAL = ("wall_s", "peak_rss_mb")
 """Values of this machine, not of the simulation."""

@@ -358,13 +358,13 @@ def run_scenario(name, minutes):
 
 
 def test_untrusted_peers_that_commit_to_the_weights_of_others_delete_nothing(published):
-    run_scenario("byzantine-untrusted", 4)
+    run_scenario("byzantine-untrusted", 3)
     assert published["NamingTransport", "RolloutCommit"] > 10
 
 
 def test_standby_trainers_turn_nobody_from_the_chain_of_the_leader(published):
-    run_scenario("byzantine-trainers", 6)
-    assert published["PublishingTransport", "CheckpointManifest"] > 20
+    run_scenario("byzantine-trainers", 4.5)
+    assert published["PublishingTransport", "CheckpointManifest"] > 8
 
 
 def test_the_stale_batch_of_a_standby_is_certified_and_refused_for_its_age_alone():

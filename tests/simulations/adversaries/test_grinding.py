@@ -14,7 +14,7 @@ from simulations.scenario.scenario import Scenario, parse_scenario
 SWARM = """
 name = "grinding"
 description = "Eleven nodes, one of which makes keys."
-minutes = 8
+minutes = {minutes}
 signatures = "ed25519"
 
 [nodes]
@@ -36,8 +36,8 @@ names = ["relay-1"]
 """
 
 
-def scenario(probation: int, settled: int) -> Scenario:
-    return parse_scenario(SWARM.format(probation=probation, settled=settled))
+def scenario(probation: int, settled: int, minutes: int) -> Scenario:
+    return parse_scenario(SWARM.format(probation=probation, settled=settled, minutes=minutes))
 
 
 class Found:
@@ -79,7 +79,7 @@ def lived(swarm: Scenario, seed: int) -> Found:
 @pytest.mark.slow
 def test_problems_that_were_chosen_count_for_nothing():
     """With a probation no validator judges these commits, whatever their date; without, all do."""
-    open_to_all, on_probation = lived(scenario(0, 0), 1), lived(scenario(2, 24), 1)
+    open_to_all, on_probation = lived(scenario(0, 0, 4), 1), lived(scenario(2, 24, 8), 1)
     assert sum(open_to_all.judged.values()) > 20, "it is an attack where nothing keeps it out"
     assert sum(on_probation.taken.values()) > 20, "they are heard of"
     assert set(on_probation.judged.values()) == {0}

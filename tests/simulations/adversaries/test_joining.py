@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from simulations.study.study import RunPlan, run_plan
 
 PER_NODE = 6
@@ -11,6 +13,7 @@ JOINED_SECONDS_MAX = 60.0
 WORKED_SECONDS_MAX = 180.0
 
 
+@pytest.mark.slow
 def test_new_nodes_among_untrusted_peers_that_lie_are_ready_soon_and_commit_to_honest_work():
     ready, worked = {}, {}
 

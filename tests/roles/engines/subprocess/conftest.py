@@ -1,28 +1,14 @@
-"""One fork server for all tests of engine processes: importing torch takes seconds."""
+"""Engines in processes that the fork server of the test session forks."""
 
 import os
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from roles.engines.subprocess.client import ChildEngines
-from roles.engines.subprocess.process import EngineProcesses, start_fork_server
+from roles.engines.subprocess.process import EngineProcesses
 from simulations.ports.background import SimBackground
-from tests.roles.engines.subprocess.engine_processes import BRISK, wait_until
-
-
-@pytest.fixture(scope="session")
-def fork_server():
-    """The socket of a fork server, and its process."""
-    with tempfile.TemporaryDirectory(prefix="engines-") as folder:
-        path = Path(folder) / "engines.sock"
-        server, client = start_fork_server(Path(sys.executable), sys.__stderr__.fileno(), path)
-        wait_until(path.exists)
-        yield path, server
-        client.close()
-        server.wait(10)
+from tests.roles.engines.subprocess.engine_processes import BRISK
 
 
 @pytest.fixture
