@@ -54,7 +54,13 @@ class Node:
         self.peers.blame = lambda peer, fault: self.blamed.append((peer, str(fault.code)))
         ports = Ports(Fixed(), Rng(b"2"), self.transport, None, None, MemoryStore(), None, None)
         self.context = NodeContext(
-            signer, self.replica, ports, self.peers, ChangeSignal(), Conditions(), trust=trust or Trust()
+            signer,
+            self.replica,
+            ports,
+            self.peers,
+            ChangeSignal(),
+            Conditions(),
+            trust=trust or Trust(),
         )
         self.key_guard = KeyGuard(self.context)
         inbox = MessageIntake(

@@ -5,6 +5,7 @@ import pytest
 from node.live import p2pd
 from node.local.addresses import peer_of
 from node.network.connections import manager as module
+from node.network.connections.address_book import AddressBook
 from node.network.connections.dialer import CONNECT_SECONDS, HEAD_START_SECONDS
 from node.network.connections.manager import (
     BOOTSTRAP_NETWORKS,
@@ -21,6 +22,7 @@ from node.network.connections.peer_selection import (
     LOOK_SECONDS,
     TARGET,
     UNTRUSTED_TARGET,
+    Candidates,
 )
 from protocol.core.crypto import verify
 from protocol.core.rng import Rng
@@ -460,7 +462,7 @@ async def test_peers_are_located_once_and_again_when_they_come_back():
             raise TransportError("p2pd is not there")
         return ["/ip4/93.184.216.34/tcp/1", "/ip4/93.184.216.34/tcp/2", "/ip4/127.0.0.1/tcp/3"]
 
-    ours._transport.remote_addresses = remote_addresses
+    net.hub.transports[net.peer("ours")].remote_addresses = remote_addresses
     running = asyncio.create_task(ours.run())
     net.hub.connect(guest, net.peer("ours"))
     await asyncio.sleep(0.5 * POLL_SECONDS)
@@ -488,10 +490,10 @@ async def test_a_member_is_dialled_through_a_relay_by_that_relays_own_word():
     net.tell("relay")
     assert await table.ensure(home)
     assert net.dials == [way]
-    net.dials.clear()
     await asyncio.sleep(1000)
     net.hub.disconnect(net.peer("ours"), home)
-    await table._look()
+    await table.reach()
+    net.dials.clear()
     net.tell("home", at=(f"/sim/elsewhere/p2p/{relay}/p2p-circuit/p2p/{home}",))
     net.tell("relay")
     assert not await table.ensure(home)
@@ -504,14 +506,14 @@ async def test_a_swarm_is_local_when_we_join_it_at_a_local_address_or_begin_it_t
     net = Net()
     assert not net.table("friend").in_local_swarm
     table = net.table()
-    await table._look()
+    await table.reach()
     assert not table.in_local_swarm, "names of a simulation are global"
 
     async def at_home():
         return ["/ip4/192.168.1.2/tcp/1"]
 
-    table._transport.addresses = at_home
-    await table._look()
+    net.hub.transports[net.peer("ours")].addresses = at_home
+    await table.reach()
     assert table.in_local_swarm
 
 
@@ -520,28 +522,29 @@ async def test_members_to_dial_are_spread_over_networks_and_kept_before_those_th
     table = net.table("near 0")
     crowd = [f"near {number}" for number in range(20)]
     net.add(*crowd, "apart", "visitor")
+    await table.reach()
     for number, name in enumerate(crowd):
         peer = net.peer(name)
         net.tell(name, at=(f"/ip4/9.9.{number}.1/tcp/1/p2p/{peer}",))
     apart, visitor = net.peer("apart"), net.peer("visitor")
     net.tell("apart", at=(f"/ip4/8.8.8.8/tcp/1/p2p/{apart}",))
     net.tell("visitor", at=(f"/ip4/7.7.7.7/tcp/1/p2p/{visitor}",), reachable=False)
-    for name in crowd[:2]:
-        net.hub.connect(net.peer("ours"), net.peer(name))
-        table._chosen[net.peer(name)] = None
-    net.hub.connect(visitor, net.peer("ours"))
-    await table._look()
+    book = AddressBook(net.roster, LoopClock())
+    candidates = Candidates(net.peer("ours"), net.roster, book, LoopClock(), Rng(b"1"))
+    chosen = [net.peer(name) for name in crowd[:2]]
 
     def drawn():
-        return table._candidates.draw(0.0, table.connected, table.chosen, lambda _peer: True)
+        return candidates.draw(0.0, [*chosen, visitor], chosen, lambda _peer: True)
 
     assert drawn() == apart
     others = {drawn() for _ in range(18)}
     assert others == {net.peer(name) for name in crowd[2:]}, "better than nobody"
     assert drawn() is None
+    for name in ("near 1", "visitor"):
+        net.hub.connect(net.peer("ours"), net.peer(name))
+    await table.reach()
     hosts = [kept.split("/")[2] for kept in table.reachable_addresses()]
-    assert hosts[1] == "7.7.7.7", "one of each network first"
-    assert sorted(hosts) == ["7.7.7.7", "9.9.0.1", "9.9.1.1"]
+    assert hosts[:3] == ["9.9.0.1", "7.7.7.7", "9.9.1.1"], "one of each network first"
 
 
 async def test_a_node_joins_through_bootstrap_peers_of_several_networks_and_then_no_more():
@@ -576,9 +579,11 @@ async def test_an_address_that_failed_is_dialled_after_one_that_did_not():
     net.add("member")
     ours, peer = net.table(), net.peer("member")
     bad, good = f"/sim/nowhere/p2p/{peer}", address(peer)
-    net.tell("member", at=(bad, good))
-    assert not await ours._dialler.any([bad])
+    net.tell("member", at=(bad,))
+    assert not await ours.ensure(peer)
     net.dials.clear()
+    await asyncio.sleep(1)
+    net.tell("member", at=(bad, good))
     assert await ours.ensure(peer)
     await asyncio.sleep(2 * HEAD_START_SECONDS)
     assert net.dials == [good]
@@ -592,7 +597,7 @@ async def test_a_later_start_begins_with_who_is_here_and_then_with_who_answered_
         net.tell(name)
         assert await ours.ensure(net.peer(name))
     await ours.disconnect(net.peer("gone"))
-    await ours._look()
+    await ours.reach()
     there = [address(net.peer(name)) for name in ("here", "gone")]
     assert ours.reachable_addresses() == there
 
@@ -604,28 +609,28 @@ def at_most_ten(monkeypatch):
     monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
 
 
-def beside_a_worker(net, count, **value):
+def beside_a_worker(net, count, *initial, **value):
     """Add untrusted peers and one trusted worker; return them and the connection manager."""
     untrusted = [f"untrusted {number}" for number in range(count)]
     net.add(*untrusted, "worker")
-    return untrusted, net.table(trusted=lambda peer: peer == net.peer("worker"), **value)
+    return untrusted, net.table(*initial, trusted=lambda peer: peer == net.peer("worker"), **value)
 
 
 @pytest.mark.usefixtures("at_most_ten")
 async def test_where_there_are_too_many_who_was_chosen_or_meshed_and_a_trusted_peer_stay():
     net = Net()
     meshed = frozenset({net.peer("meshed")})
-    untrusted, ours = beside_a_worker(net, 10, meshed=lambda: meshed)
+    untrusted, ours = beside_a_worker(net, 10, "chosen", meshed=lambda: meshed)
     net.add("chosen", "meshed")
-    for name in untrusted:
+    await ours.reach()
+    for name in untrusted[:9]:
         net.hub.connect(net.peer(name), net.peer("ours"))
-    await ours._look()
+    await ours.reach()
     assert len(ours.connected) == 10, "as many as there may be"
-    ours._chosen[net.peer("chosen")] = None
-    for name in ("chosen", "worker", "meshed"):
+    for name in ("untrusted 9", "worker", "meshed"):
         net.hub.connect(net.peer(name), net.peer("ours"))
-    await ours._look()
-    stayed = [net.peer(name) for name in (*untrusted[:5], "chosen", "worker", "meshed")]
+    await ours.reach()
+    stayed = [net.peer(name) for name in ("chosen", *untrusted[:5], "worker", "meshed")]
     assert ours.connected == stayed, "of the others, the first that came"
     assert not connected(net, "untrusted 9")
 
@@ -642,7 +647,7 @@ async def test_connections_of_peers_below_the_gossip_threshold_are_pruned_first(
     floods |= {net.peer(name) for name in untrusted[:2]}
     for name in untrusted:
         net.hub.connect(net.peer(name), net.peer("ours"))
-    await ours._look()
+    await ours.reach()
     assert ours.connected == [net.peer(name) for name in untrusted[2:10]]
 
 
@@ -687,7 +692,27 @@ async def test_between_two_looks_no_more_are_served_than_may_be_connected():
     expected = [net.peer(name) for name in (*untrusted[:11], "untrusted 0", "worker")]
     assert served == expected
     assert ours.connected == [*expected[:11], expected[-1]]
-    assert ours._look_now.is_set(), "the rest is not kept waiting"
+
+
+@pytest.mark.usefixtures("at_most_ten")
+async def test_a_stream_beyond_the_connection_limit_starts_pruning_before_the_next_poll():
+    net = Net()
+    untrusted, ours = beside_a_worker(net, 12)
+
+    async def serve(_stream):
+        pass
+
+    await ours.handle("p", serve)
+    running = asyncio.create_task(ours.run())
+    await asyncio.sleep(POLL_SECONDS / 4)
+    for name in untrusted:
+        net.hub.connect(net.peer(name), net.peer("ours"))
+    transports = [net.hub.transports[net.peer(name)] for name in untrusted]
+    opened = (transport.open_stream(net.peer("ours"), "p") for transport in transports)
+    await asyncio.gather(*opened, return_exceptions=True)
+    await asyncio.sleep(POLL_SECONDS / 4)
+    assert len(ours.connected) == 8
+    running.cancel()
 
 
 @pytest.mark.usefixtures("at_most_ten")
@@ -701,7 +726,7 @@ async def test_who_is_being_dialled_has_room_when_a_crowd_has_come_meanwhile():
     await asyncio.sleep(0)
     for name in untrusted:
         net.hub.connect(net.peer(name), net.peer("ours"))
-    await ours._look()
+    await ours.reach()
     assert ours.connected == [net.peer(name) for name in untrusted[:3]], "three and five: eight"
     assert not any(await asyncio.gather(*asked))
 
@@ -717,7 +742,5 @@ async def test_between_two_looks_no_more_are_dialled_than_may_be_connected():
     assert len(ours.connected) == 12
     assert await ours.ensure(net.peer("untrusted 0")), "it is connected"
     assert not await ours.ensure(net.peer("untrusted 19"))
-    assert ours._look_now.is_set(), "the rest is not kept waiting"
-    await ours._look()
+    await ours.reach()
     assert await ours.ensure(net.peer("untrusted 19"))
-    assert ours._dialler.dialling == 0

@@ -272,10 +272,10 @@ async def test_broken_streams_are_opened_again_and_say_hello_again():
 async def test_a_lost_push_is_fetched_by_gossip():
     async with swarm(2) as (hub, nodes):
         await eventually(lambda: meshed(*nodes))
-        hub.break_streams(nodes[0].peer_id, nodes[1].peer_id)
-        link = nodes[0].gossip._links._links[nodes[1].peer_id]
+        hub.disconnect(nodes[0].peer_id, nodes[1].peer_id)
         await nodes[0].gossip.publish(TOPIC, b"lost")
-        assert link.outbox.take(10**6)
+        await eventually(lambda: nodes[0].gossip.report() == [])
+        hub.connect(nodes[0].peer_id, nodes[1].peer_id)
         await eventually(lambda: nodes[1].inbox == [(nodes[0].peer_id, b"lost")])
 
 
@@ -320,15 +320,16 @@ async def test_a_stream_that_the_peer_closes_is_opened_again_and_begins_with_a_h
         await eventually(lambda: raw.rpcs == [hello] * 3)
 
 
+async def nobody():
+    return []
+
+
 async def test_a_peer_whose_stream_is_open_stays_although_a_look_misses_it():
     async with swarm(1) as (hub, (node,)):
         raw = RawPeer(hub)
         await raw.listen()
         hub.connect(raw.identity.peer_id, node.peer_id)
         stream = await raw.stream_to(node)
-
-        async def nobody():
-            return []
 
         node.transport.peers = nobody
         await asyncio.sleep(3 * POLL_SECONDS)
@@ -337,7 +338,7 @@ async def test_a_peer_whose_stream_is_open_stays_although_a_look_misses_it():
         await eventually(lambda: len(node.inbox) == 1)
         await stream.close()
         await asyncio.sleep(3 * POLL_SECONDS)
-        assert node.gossip._links._links == {}
+        assert node.gossip.report() == []
 
 
 class Pipe:
@@ -382,10 +383,11 @@ async def test_a_task_that_fails_is_told_at_once():
 
 
 async def test_a_peer_that_stops_gossip_but_stays_connected_leaves_the_mesh():
-    async with swarm(2) as (_, nodes):
+    async with swarm(2) as (hub, nodes):
         await eventually(lambda: meshed(*nodes))
         await nodes[1].stop()
-        nodes[1].transport._handlers.clear()
+        hub.transport(nodes[1].peer_id)
+        hub.connect(nodes[0].peer_id, nodes[1].peer_id)
         await eventually(lambda: not nodes[0].gossip.mesh_peers(TOPIC))
 
 
@@ -406,7 +408,8 @@ async def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
         assert author.gossip.link_counters.frames_dropped > 0
         await eventually(lambda: not hub.connected(author.peer_id, stalled.peer_id), 60)
         assert author.gossip.link_counters.peers_cut == 1
-        await eventually(lambda: stalled.peer_id not in author.gossip._links._links)
+        reports = author.gossip.report
+        await eventually(lambda: [each.peer for each in reports()] == [healthy.peer_id])
 
 
 @pytest.mark.parametrize(("core_seconds", "share"), [(0.0, 1.0), (0.02, 0.2)])
@@ -517,9 +520,9 @@ async def test_a_peer_below_the_threshold_has_one_waiting_stream():
         for _ in range(30):
             flooding.append(asyncio.create_task(flood()))
             await asyncio.sleep(0.2)
-            assert len(reader.transport._serving) == 1
+            assert sum(not task.done() for task in flooding) == 1
         await asyncio.sleep(2 * IGNORED_SECONDS)
-        assert len(reader.transport._serving) == 1
+        assert sum(not task.done() for task in flooding) == 1
         for task in flooding:
             task.cancel()
         await asyncio.gather(*flooding, return_exceptions=True)
@@ -584,9 +587,14 @@ async def test_a_disconnected_peer_leaves_no_task_behind():
         await eventually(lambda: meshed(*nodes))
         hub.disconnect(nodes[0].peer_id, nodes[1].peer_id)
         await asyncio.sleep(5)
-        for node in nodes:
-            assert node.gossip._links._links == {}
-            assert node.gossip._links._tasks._tasks == {}
+        count = len(asyncio.all_tasks())
+        hub.connect(nodes[0].peer_id, nodes[1].peer_id)
+        await eventually(lambda: meshed(*nodes))
+        assert len(asyncio.all_tasks()) > count
+        hub.disconnect(nodes[0].peer_id, nodes[1].peer_id)
+        await asyncio.sleep(5)
+        assert [node.gossip.report() for node in nodes] == [[], []]
+        assert len(asyncio.all_tasks()) == count
 
 
 @pytest.mark.parametrize("turns", range(4))
@@ -603,7 +611,8 @@ async def test_a_link_that_is_ended_twice_closes_its_stream(turns):
         await raw.transport.handle(GOSSIP.name, serve)
         hub.connect(raw.identity.peer_id, node.peer_id)
         await eventually(lambda: ended == [False])
-        node.gossip._links._follow([])
+        node.transport.peers = nobody
+        await node.peers.reach()
         for _ in range(turns):
             await asyncio.sleep(0)
         await node.gossip.stop()
@@ -749,7 +758,6 @@ async def test_who_leaves_while_its_bytes_wait_makes_room_for_others(monkeypatch
         await other.listen()
         hub.connect(other.identity.peer_id, node.peer_id)
         await eventually(lambda: other.streams == 1)
-        assert node.transport._serving == {}
 
 
 async def test_after_stop_nothing_is_served_and_stopping_again_is_harmless():
