@@ -190,7 +190,7 @@ async def test_a_message_is_handed_to_one_peer():
 @pytest.mark.parametrize("sent", [b"", b"\xff\xff\xff\xff", b"\0\0\x10\0abc"])
 async def test_a_peer_that_says_nothing_sensible_is_left_in_silence(sent):
     _, ours, theirs = await pair()
-    stream = await ours.transport.open_stream(theirs.peer, ours.network._protocol)
+    stream = await ours.transport.open_stream(theirs.peer, MESSAGE.on(WORLD.run_id))
     await stream.write(sent)
     await asyncio.sleep(SEND_SECONDS + 1)
     assert await stream.read(1) == b""
@@ -202,7 +202,7 @@ async def test_a_peer_that_says_nothing_sensible_is_left_in_silence(sent):
 async def test_a_peer_has_so_many_messages_received_at_once():
     _, ours, theirs = await pair()
     opened = [
-        await ours.transport.open_stream(theirs.peer, ours.network._protocol)
+        await ours.transport.open_stream(theirs.peer, MESSAGE.on(WORLD.run_id))
         for _ in range(MESSAGE.streams_per_peer)
     ]
     theirs.replica.receive(COMMIT.envelope, NOW)
@@ -218,7 +218,7 @@ async def test_a_peer_has_so_many_messages_received_at_once():
 
 async def test_a_peer_that_does_not_read_its_answer_costs_a_deadline():
     hub, ours, theirs = await pair()
-    stream = await ours.transport.open_stream(theirs.peer, ours.network._protocol)
+    stream = await ours.transport.open_stream(theirs.peer, MESSAGE.on(WORLD.run_id))
     await write_frame(stream, COMMIT.envelope)
     hub.stall(ours.peer)
     await asyncio.sleep(SEND_SECONDS + 1)

@@ -13,6 +13,7 @@ from node.network.resources.upload_scheduler import BURST_SECONDS, PAYLOAD_SHARE
 from node.network.streams.protocols import BLOBS
 from node.storage.blobs import FileBlobs
 from protocol.core import codec, crypto
+from protocol.core.containers import table_sizes
 from protocol.core.types import PeerId, RunId
 from roles.ports.storage import Owner, Purpose
 from roles.ports.transport import Stream, TransportError, Trust
@@ -36,6 +37,7 @@ class Node:
         self.peer = PeerId(name)
         self.faults: list[tuple[PeerId, str]] = []
         self.worth: list[PeerId] = []
+        self.trusted: set[PeerId] = set()
         self.transport = hub.transport(self.peer)
         self.blobs = FileBlobs(directory / name)
         self.exchange = BlobExchange(
@@ -43,7 +45,7 @@ class Node:
             self.blobs,
             protocol=PROTOCOL,
             limits=limits,
-            trust=Trust(member=lambda _peer: True),
+            trust=Trust(lambda peer: peer in self.trusted, member=lambda _peer: True),
             on_fault=lambda peer, fault: self.faults.append((peer, fault.code)),
             on_worth=lambda peer, _now: self.worth.append(peer),
         )
@@ -312,7 +314,7 @@ async def test_an_oversize_request_is_a_fault_and_a_silent_one_is_dropped(tmp_pa
     assert two.faults == [(one.peer, "oversize")]
     silent = await one.transport.open_stream(two.peer, PROTOCOL)
     assert await silent.read(1) == b""
-    assert len(two.exchange._bounded._serving) == 0
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 0
 
 
 async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(
@@ -328,9 +330,9 @@ async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(
     for pieces in stalled:
         await anext(pieces)
     assert b"".join(await pull(three, two.peer, 0, len(DATA))) == DATA
-    assert len(two.exchange._bounded._serving) == 2
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 2
     await asyncio.sleep(0.5)
-    assert len(two.exchange._bounded._serving) == 0
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 0
     for pieces in stalled:
         with pytest.raises(TransportError):
             [piece async for piece in pieces]
@@ -394,7 +396,7 @@ async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("untrusted peers", "streams_each", "served"),
+    ("untrusted", "streams_each", "served"),
     [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, UNTRUSTED_MIN)],
 )
 async def test_no_more_untrusted_peers_are_served_than_a_thin_line_carries(
@@ -410,7 +412,7 @@ async def test_no_more_untrusted_peers_are_served_than_a_thin_line_carries(
         for _ in range(streams_each)
     ]
     await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
-    assert len(one.exchange._bounded._serving) == served
+    assert table_sizes(one.exchange.tables)["streams_blobs"] == served
     for task in pulls:
         task.cancel()
     refused = await asyncio.gather(*pulls, return_exceptions=True)
@@ -507,9 +509,9 @@ async def test_who_asks_and_does_not_read_costs_one_deadline(tmp_path: Path) -> 
     data = codec.encode(wanted)
     await stream.write(len(data).to_bytes(2, "big") + data)
     await asyncio.sleep(LIMITS.stall_seconds / 2)
-    assert len(two.exchange._bounded._serving) == 1
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 1
     await asyncio.sleep(3 * LIMITS.stall_seconds)
-    assert len(two.exchange._bounded._serving) == 0
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 0
     await stream.close()
 
 
@@ -546,12 +548,11 @@ async def test_the_line_is_shared_by_reputation(tmp_path: Path) -> None:
         told.append(trusted)
 
     two.exchange.upload_cap.take = note  # type: ignore[method-assign]
-    nobody, somebody = Trust(), Trust(lambda peer: peer == one.peer)
-    for trust in (nobody, somebody):
-        two.exchange._trust = trust
+    for trusted in (set[PeerId](), {one.peer}):
+        two.trusted = trusted
         told.clear()
         assert await one.exchange.fetch(digest, len(DATA), [two.peer], 60.0) == DATA
-        assert set(told) == {trust is somebody}
+        assert set(told) == {one.peer in trusted}
 
 
 @pytest.mark.parametrize("rate", [100_000, 5_000_000, None])
