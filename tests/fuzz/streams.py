@@ -162,7 +162,7 @@ class RequestSession(StreamSession):
 
 
 async def _ask_manifest(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
-    found = await fetch_manifest(swarm.daemon._peers, peer, verify)
+    found = await fetch_manifest(swarm.daemon.context.peers, peer, verify)
     return hasattr(found, "manifest")
 
 
@@ -195,7 +195,9 @@ async def _ask_blobs(swarm: Swarm, peer: PeerId, choice: int) -> bool:
 
 
 async def _ask_dial_back(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
-    stream = await swarm.daemon._peers.open_stream(peer, DIAL_BACK.on(swarm.daemon.replica.run_id))
+    stream = await swarm.daemon.context.peers.open_stream(
+        peer, DIAL_BACK.on(swarm.daemon.replica.run_id)
+    )
     try:
         async with asyncio.timeout(DIAL_BACK.exchange_seconds):
             return await dialled_back(stream, ["/sim/relay-0"], 100_000)
@@ -355,7 +357,7 @@ def _said_circuit(swarm: Swarm, rng: Random) -> bytes:
 
 
 async def _ask_hop(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
-    stream = await swarm.daemon._peers.open_stream(peer, HOP.name)
+    stream = await swarm.daemon.context.peers.open_stream(peer, HOP.name)
     try:
         async with asyncio.timeout(HOP.stall_seconds):
             answer = await ask_circuit(stream, CircuitMessage(CircuitKind.RESERVE), HOP_SHAPE)

@@ -46,7 +46,7 @@ async def test_a_draining_trainer_lets_the_version_under_way_out():
     world = Swarm()
     world.start_all()
     await world.reach(2)
-    policies = world.daemon("trainer-0")._policies
+    policies = world.daemon("trainer-0").policies
     release, begun = policies.release, asyncio.Event()
 
     async def slowly(policy):
@@ -182,7 +182,7 @@ async def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody():
     world = Swarm(unseen=["policy-loaded", *STORAGE_EVENTS])
     world.start_all()
     await world.reach(2)
-    trainer = world.daemon("trainer-0")._policies
+    trainer = world.daemon("trainer-0").policies
     release = trainer.release
 
     async def other(policy):
@@ -233,7 +233,7 @@ async def test_commits_for_old_versions_do_not_kill_validators():
         engines.environment(manifest),
     )
     for back in (5, 4, 3, 5, 4, 3):
-        policy = untrusted_peer._policies.get(untrusted_peer.replica.ledger.version - back)
+        policy = untrusted_peer.policies.get(untrusted_peer.replica.ledger.version - back)
         assert await flow._load(policy)
         checkpoint = untrusted_peer.replica.ledger.checkpoint(policy.version).digest
         slot = flow._next_slot(checkpoint, policy.version)
@@ -344,7 +344,7 @@ async def test_a_slow_directory_costs_nobody_the_place_on_the_roster(monkeypatch
     world = Swarm()
     world.start_all()
     for name in world.machines:
-        directory = world.daemon(name)._context.ports.directory
+        directory = world.daemon(name).context.ports.directory
 
         async def never(*_arguments):
             await asyncio.sleep(3600)

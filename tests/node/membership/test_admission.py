@@ -60,8 +60,10 @@ class Node:
         self.work, self.conditions = SlowWork(self.clock), Conditions()
         ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, self.work)
         self.replica = Replica(world.manifest, verify)
-        context = NodeContext(signer, self.replica, ports, None, ChangeSignal(), self.conditions)
-        self.admission = OwnAdmission(context, invite)
+        self.context = NodeContext(
+            signer, self.replica, ports, None, ChangeSignal(), self.conditions
+        )
+        self.admission = OwnAdmission(self.context, invite)
 
     async def run(self, seconds=1000.0):
         """Run until the proof is found, or for ``seconds``; return the conditions meanwhile."""
@@ -149,7 +151,7 @@ async def test_nobody_is_announced_who_is_not_admitted(monkeypatch):
 
     node = Node(INVITED)
     announcer = Announcer(
-        node.admission._context,
+        node.context,
         None,
         node.admission,
         About((Role.INFERENCE,), None, reachable=True, software=""),

@@ -86,8 +86,9 @@ def test_what_is_remembered_is_bounded(dialled):
     for number, (host, answered) in enumerate(dialled * 8):
         address = f"/ip4/9.{host >> 8}.{host & 255}.{number % 5}/tcp/1/p2p/a"
         dials.note(address, float(number), answered=answered)
-    assert len(dials._silent) <= HOSTS_MAX
-    assert all(len(times) <= SILENT_SECONDS + 1 for times in dials._silent.values())
+    (table,) = dials.tables
+    assert len(table) <= HOSTS_MAX
+    assert all(len(times) <= SILENT_SECONDS + 1 for times in table.values())
 
 
 def test_dials_on_their_way_count_as_those_that_were_in_vain():

@@ -182,14 +182,13 @@ def test_no_more_rows_than_may_be(decoder):
 
 def test_a_prefill_is_bounded_and_equal_prompts_are_computed_once(decoder, monkeypatch):
     monkeypatch.setattr(batching, "PREFILL_TOKENS_MAX", 10)
-    widths, prefill = [], decoder._forward
+    widths, prefill = [], decoder.prefill
 
-    def noted(tokens, caches):
-        if tokens.shape[1] > 1:
-            widths.append(tuple(tokens.shape))
-        return prefill(tokens, caches)
+    def noted(prompts, room):
+        widths.append((len(prompts), max(map(len, prompts))))
+        return prefill(prompts, room)
 
-    monkeypatch.setattr(decoder, "_forward", noted)
+    monkeypatch.setattr(decoder, "prefill", noted)
     batch = batch_of(decoder)
     batch.add([Continuation((2 + n // 16, 3, 4), n, 3) for n in range(16 * 7)])
     finish(batch)
