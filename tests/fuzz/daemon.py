@@ -108,7 +108,7 @@ class Swarm:
         place = number % len(self.untrusted)
         one, network = self.untrusted[place], self.world.network
         relay = self.world.machines[RELAY].host.peer_id
-        banned = one.signer.peer_id in self.daemon._peers._bans._until
+        banned = one.signer.peer_id in self.daemon.context.peers._bans._until
         if banned or relay not in one.host.connections:
             network.detach(one.name)
             del network.hosts[one.name]

@@ -95,7 +95,7 @@ class Served(StreamSession):
         mine, theirs = self._swarm.open(remote)
         serving = asyncio.ensure_future(self._serve(theirs))
         hearing = asyncio.ensure_future(heard(mine))
-        before = self._swarm.daemon._gossip.counters.received
+        before = self._swarm.daemon.snapshot().gossip_received
         await spoken(mine, data[2:], data[0])
         if self._protocol is GOSSIP:  # which is served while the stream is open
             await asyncio.sleep(0.1)
@@ -111,7 +111,7 @@ class Served(StreamSession):
         serving.result()
         done, _ = await asyncio.wait([hearing], timeout=5.0)
         hearing.cancel()
-        taken = self._swarm.daemon._gossip.counters.received > before
+        taken = self._swarm.daemon.snapshot().gossip_received > before
         return taken or (bool(done) and hearing.result() > 0)
 
     async def _serve(self, stream: Any) -> None:

@@ -199,8 +199,13 @@ async def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody():
     await world.finish()
 
 
+def role_context(world, name):
+    """Return what a role of a node works with."""
+    return world.daemon(name)._role_context()
+
+
 async def commit(world, name, version, slot, previous, body):
-    context = world.daemon(name)._role_context()
+    context = role_context(world, name)
     checkpoint = context.replica.ledger.checkpoint(version)
     sampling = world.manifest.manifest.sampling
     return await context.network.publish(
@@ -228,7 +233,7 @@ async def test_commits_for_old_versions_do_not_kill_validators():
     untrusted_peer = world.daemon("relay-1")
     engines, manifest = untrusted_peer._engines, world.manifest.manifest
     flow = InferenceFlow(
-        untrusted_peer._role_context(),
+        role_context(world, "relay-1"),
         engines.generation(manifest),
         engines.environment(manifest),
     )

@@ -222,7 +222,8 @@ async def test_a_restart_remembers_since_when_keys_are_admitted():
     }
     keys = AdmittedKeys(INVITED.manifest, verify)
     for peer, admission in known.items():
-        keys._take(peer, admission)
+        keys.admit(peer, admission)
+        keys.changes[peer] = admission
     log = AdmittedLog(store, keys)
     await log.flush()
     assert not keys.changes
@@ -243,7 +244,7 @@ async def test_a_full_disk_keeps_the_changes_for_later():
             raise StorageFullError("full")
 
     keys = AdmittedKeys(INVITED.manifest, verify)
-    keys._take("one", Admission(b"proof", 3))
+    keys.changes["one"] = Admission(b"proof", 3)
     with pytest.raises(StorageFullError):
         await AdmittedLog(Full(), keys).flush()
     assert keys.changes

@@ -256,9 +256,9 @@ async def test_a_parent_that_holds_every_request_costs_less_untrusted(
         history.begun(0.1)
     members = [*world.members, ForestMember(holder, 10**6, reachable=True, trusted=trusted)]
     download = world.download(node, weights, source_history=history, limits=TransferLimits())
-    download._candidates = ((holder, ROOT),) * 4
+    orders = ((holder, ROOT),) * 4
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(download, "_plan", lambda _members: (download._candidates, ()))
+        patch.setattr(download, "_plan", lambda _members: (orders, ()))
         download.change_members(members)
     now = asyncio.get_running_loop().time
     started_at = now()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from node.network.streams.protocols import BLOBS
 from node.storage.sharded_files import index_of
 from node.weights.downloads import Downloads
 from node.weights.run_files import RunFiles
@@ -81,7 +82,7 @@ async def test_a_peer_that_has_them_not_gets_them_and_serves_them(swarm):
     shares = [share for _, reason, *rest in told if "fetching" in reason for share in rest]
     assert shares and all(0 <= share <= 1 for share in shares)
     assert told[-1][1].startswith("fetching the run's dataset, ")
-    await trainer.exchange._transport.handle(trainer.exchange._protocol, _refuse)
+    await trainer.transport.handle(BLOBS.name, _refuse)
     await fetched(swarm, second, 300)
     assert swarm.holds(second)
 

@@ -127,12 +127,10 @@ async def test_a_step_that_breaks_leaves_nothing_half_learned(
     expected = await trainer.step(batch_of(1))
     expected_policy = await trainer.write_policy(tmp_path / "next")
     await trainer.load_state(state, policy)
-    holder, name = (
-        (trainer._held.model.model, "forward")
-        if where == "forward"
-        else (trainer._held.optimizer, "step")
-    )
-    model_left = weakref.ref(trainer._held.model)
+    held = trainer._held
+    holder, name = (held.model.model, "forward") if where == "forward" else (held.optimizer, "step")
+    model_left = weakref.ref(held.model)
+    del held
     with pytest.MonkeyPatch.context() as patch:
         second_breaks = preceded(raising(error, after=1), getattr(holder, name))
         patch.setattr(holder, name, second_breaks)

@@ -62,12 +62,16 @@ def finish(batch, watch=lambda: None):
     return tokens
 
 
+def cohorts_of(batch):
+    return batch._cohorts
+
+
 def running(batch):
-    return sum(len(cohort.rows) for cohort in batch._cohorts)
+    return sum(len(cohort.rows) for cohort in cohorts_of(batch))
 
 
 def held(batch):
-    return sum(cohort.cache.held for cohort in batch._cohorts)
+    return sum(cohort.cache.held for cohort in cohorts_of(batch))
 
 
 @torch.no_grad()
@@ -100,7 +104,7 @@ def test_sequences_join_others_at_any_step(model, decoder, monkeypatch, cohorts_
         batch.add(wave)
         batch.advance(1.0)
         batch.advance(1.0)
-        cohorts.append(len(batch._cohorts))
+        cohorts.append(len(cohorts_of(batch)))
     finish(batch)
     check(model, [one for wave in waves for one in wave])
     assert max(cohorts) == cohorts_max or steps > 1

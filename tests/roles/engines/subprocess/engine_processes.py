@@ -54,6 +54,11 @@ async def eventually(condition, seconds: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
+def calls_of(engine) -> int:
+    """Return the number of calls that an engine process has not answered."""
+    return len(engine.supervisor._conversation._pending)
+
+
 class Played:
     """The engine's side of a connection, played by a test."""
 
