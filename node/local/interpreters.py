@@ -34,7 +34,8 @@ def find_interpreter(
     raise NodeError(
         f"no Python {python} on this machine: looked for python{python} on PATH, "
         f"in {USUAL_DIRECTORIES[0]}, and among the versions of pyenv and uv; "
-        f"install it (pyenv install {python}, uv python install {python}) or name one with --interpreter",
+        f"install it (pyenv install {python}, uv python install {python}) "
+        "or name one with --interpreter",
         ExitCode.CONFIG,
     )
 
