@@ -8,9 +8,9 @@ import pytest
 from protocol.ledger.worker_stats import CREDIT_MAX
 from protocol.rollout.assignment import assign
 from protocol.rollout.body import decode_body
-from roles.inference import slots as slots_module
-from roles.inference.concurrency import Concurrency
+from roles.inference import flow as flow_module
 from roles.inference.flow import InferenceFlow
+from roles.inference.slots import RolloutPipeline
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
@@ -56,11 +56,15 @@ class Busy(Engine):
 
 
 def flow_of(world, engine, task=None, at_once=4):
-    """Return a flow that begins with so many slots at once, and has ``world.concurrency``."""
-    world.concurrency = Concurrency()
-    world.concurrency.limit = at_once
+    """Return a flow that begins so many slots at once; its slots are ``world.making``."""
+
+    def noted(*arguments):
+        world.making = RolloutPipeline(*arguments)
+        world.making.concurrency.limit = at_once
+        return world.making
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots_module, "Concurrency", lambda: world.concurrency)
+        patch.setattr(flow_module, "RolloutPipeline", noted)
         return InferenceFlow(world.context, engine, task or world.asked(Task()))
 
 
@@ -177,7 +181,7 @@ async def test_the_ledger_takes_sixteen_and_a_worker_has_half_of_them_open_at_mo
     await world.rest(5)
     assert len(slots(world)) - made <= CREDIT_MAX
     assert world.replica.ledger.in_flight(world.signer.peer_id) == CREDIT_MAX
-    assert engine.begun - len(slots(world)) == 19
+    assert len(world.making) == 19
     await world.stop()
 
 
@@ -226,7 +230,7 @@ async def test_what_is_superseded_or_of_a_slashed_worker_is_given_up(tmp_path):
     world.replica.ledger.offer_certificate(lie, found("computation"))
     world.changes.notify()
     await world.rest(30)
-    assert engine.running == 0
+    assert len(world.making) == 0
     assert engine.begun == 4
     await world.stop()
 
@@ -243,7 +247,7 @@ async def test_what_breaks_under_several_is_one_failure(tmp_path):
     assert engine.begun == 4, "nothing is begun meanwhile"
     await settling(world, 0.5 * EPOCH_SECONDS + 1)
     assert str(world.conditions) == "", "one pause"
-    assert world.concurrency.limit == 2, "it may have been too much at once"
+    assert world.making.concurrency.limit == 2, "it may have been too much at once"
     await settling(world, 5)
     assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
     assert engine.loads == [0, 0]
@@ -266,7 +270,7 @@ async def test_what_was_made_is_kept_when_another_one_fails(tmp_path):
     world.run(flow)
     await settling(world, 20)
     assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert engine.begun - len(slots(world)) - 1 <= 4, "none is made again"
+    assert engine.begun == len(slots(world)) + len(world.making) + 1
     await world.stop()
 
 
@@ -281,16 +285,16 @@ async def test_what_waits_for_a_slot_that_nobody_makes_any_more_is_given_up(tmp_
     await world.rest(2 * EPOCH_SECONDS)
     assert slots(world) == []
     assert engine.loads == [0, 1]
+    assert {making.version for making in world.making} == {1}
     await world.stop()
 
 
 async def test_a_restart_uses_no_slot_twice_and_skips_none(tmp_path):
-    engine = Busy(1, 2, 50, 1)
-    world, flow = started(tmp_path, engine)
+    world, flow = started(tmp_path, Busy(1, 2, 50, 1))
     world.run(flow)
     await settling(world, 5)
     assert slots(world) == [(0, 0), (0, 1)]
-    assert engine.begun - len(slots(world)) >= 3
+    assert len(world.making) >= 3
     await world.stop()
     again = flow_of(world, Busy(1))
     world.run(again)
@@ -365,6 +369,6 @@ async def test_a_worker_learns_how_much_its_engine_is_worth(tmp_path):
     world, flow = started(tmp_path, engine, at_once=1, grpo=MORE)
     world.run(flow)
     await settling(world, 200)
-    assert world.concurrency.limit >= 4
+    assert world.making.concurrency.limit >= 4
     assert engine.most >= 4
     await world.stop()
