@@ -45,7 +45,7 @@ WHOLE = (
 GOOD = OK + b"\r\n\r\n" + DATA[100:1100]
 
 
-class Asked(list):
+class Requests(list):
     """Received requests, with the server's ends of all connections."""
 
     def __init__(self):
@@ -60,7 +60,7 @@ class Asked(list):
 @asynccontextmanager
 async def impostor(answer, *, hang=False, chunks=None):
     """Server that sends ``answer`` to any request."""
-    asked = Asked()
+    asked = Requests()
 
     async def serve(reader, writer):
         asked.connections.append(writer)
