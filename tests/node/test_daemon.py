@@ -182,7 +182,7 @@ async def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(re
     assert why.rollouts[0].verdicts[0].reason == reason
 
 
-async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as_slashed():
+async def test_late_joiner_learns_of_slashed_workers():
     """A node that joins long after the lie learns of it, also over its own restart."""
     world = Swarm(**SMALL, inference=3, relay=2, committee__expire_after_epochs=8)
     world.machines["worker-2"].behaviour = "forged-proofs"
@@ -227,7 +227,7 @@ async def test_a_daemon_serves_the_stream_protocols_of_the_table_and_no_others()
         await world.finish()
 
 
-async def test_who_leaves_says_so():
+async def test_leaving_node_announces_it():
     world = Swarm()
     for name in ("relay-0", "worker-0"):
         world.start(name)
@@ -240,7 +240,7 @@ async def test_who_leaves_says_so():
     await world.finish()
 
 
-async def test_what_others_said_last_is_stored_at_the_end():
+async def test_batched_messages_are_stored_at_the_end():
     with alone() as (world, machine):
         await asyncio.sleep(1)
         (commit,) = WORLD.chain(WORLD.workers[0], 1)

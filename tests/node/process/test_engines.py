@@ -10,7 +10,7 @@ from simulations.ports.background import SimBackground
 
 
 @pytest.mark.parametrize("engine", ["builtin", "vllm"])
-def test_what_a_person_chose_reaches_the_engine_process(tmp_path, monkeypatch, engine):
+def test_configured_engine_options_reach_the_engine_process(tmp_path, monkeypatch, engine):
     python = Path("/opt/vllm/bin/python")
     config = NodeConfig(
         roles=(Role.INFERENCE,),

@@ -171,7 +171,7 @@ async def test_a_long_history_comes_page_by_page(monkeypatch, page):
     assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
 
 
-async def test_who_asks_again_at_once_is_not_told_for_ever():
+async def test_repeated_requests_of_a_peer_are_bounded():
     """The list alone takes milliseconds, and a client may request nothing of it and repeat."""
     pair = Pair()
     pair.theirs.take(*validators(), *chain(5), *CHAIN)
@@ -226,7 +226,7 @@ async def test_old_evidence_against_members_comes_last(monkeypatch):
 
 
 @pytest.mark.parametrize("page", [1, 2])
-async def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, page):
+async def test_messages_that_cannot_be_taken_do_not_block_the_rest(monkeypatch, page):
     """Two nodes may hold different commits of a worker with too many: each is requested once."""
     monkeypatch.setattr(synchronise, "IDS_MAX", page)
     pair = Pair()
@@ -317,7 +317,7 @@ async def _oversize(stream):
         (_oversize, "oversize"),
     ],
 )
-async def test_who_answers_nonsense_has_told_us_nothing_and_is_blamed(handler, fault):
+async def test_malformed_answer_is_blamed_and_does_not_synchronise(handler, fault):
     pair = Pair()
     clock = LoopClock()
     began = clock.now()
@@ -328,7 +328,7 @@ async def test_who_answers_nonsense_has_told_us_nothing_and_is_blamed(handler, f
     assert pair.ours.blamed == ([] if fault is None else [(THEIRS, fault)])
 
 
-async def test_who_drips_is_left_after_a_while():
+async def test_slow_answer_ends_at_the_deadline():
     async def drip(stream):
         await read_frame(stream, 64)
         await write_frame(stream, encode({"ids": [digest(bytes([n])) for n in range(200)]}))
@@ -369,7 +369,7 @@ async def test_a_malformed_request_is_not_answered(request_):
     assert pair.theirs.streams == 0
 
 
-async def test_pages_that_are_far_beyond_the_last_are_empty():
+async def test_pages_beyond_the_last_are_empty():
     pair = Pair()
     pair.theirs.take(*records(3))
     _, ids = await pair.request(skip=2**53, version=2**53)
@@ -377,7 +377,7 @@ async def test_pages_that_are_far_beyond_the_last_are_empty():
     assert pair.theirs.blamed == []
 
 
-async def test_who_does_not_read_its_answer_costs_a_deadline(monkeypatch):
+async def test_peer_that_does_not_read_its_answer_costs_a_deadline(monkeypatch):
     monkeypatch.setattr(streams, "WINDOW_BYTES", 1 << 14)
     pair = Pair()
     pair.theirs.take(*records(200))  # more than the window
@@ -390,7 +390,7 @@ async def test_who_does_not_read_its_answer_costs_a_deadline(monkeypatch):
     assert pair.theirs.streams == 0
 
 
-async def test_only_what_was_listed_is_sent():
+async def test_only_listed_messages_are_sent():
     pair = Pair()
     pair.theirs.take(GENESIS)
     stream, ids = await pair.request(skip=0, version=0)
@@ -399,7 +399,7 @@ async def test_only_what_was_listed_is_sent():
     assert await stream.read(1) == b""
 
 
-async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
+async def test_answers_respect_the_upload_cap(monkeypatch):
     """A roster full of Sybil keys takes megabytes, too much for a home connection."""
     taken, trusted, cap = [], {OURS: False}, UploadScheduler(None)
     pair = Pair(upload=cap, trust=Trust(trusted=trusted.__getitem__))
@@ -430,7 +430,7 @@ async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
     assert all(whose["trusted"] for _, whose in taken)
 
 
-async def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
+async def test_streams_are_limited_per_peer_and_in_total(monkeypatch):
     monkeypatch.setattr(synchronise, "SYNC", replace(SYNC, streams_total=2))
     hub = Hub()
     server = Node(hub, THEIR_KEY)
@@ -449,7 +449,7 @@ async def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
     assert server.streams == 0
 
 
-async def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_something_is_missed():
+async def test_pulls_back_off_until_a_message_is_missing():
     hub = Hub()
     node, other = Node(hub, OUR_KEY), Node(hub, THEIR_KEY)
     await other.anti_entropy.start()
@@ -481,7 +481,7 @@ async def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_so
     running.cancel()
 
 
-async def test_a_node_asks_several_and_one_of_the_genesis_before_it_calls_itself_synchronised():
+async def test_node_pulls_from_three_peers_and_a_genesis_node_until_synchronised():
     hub = Hub()
     ours, *others = (
         Node(hub, key)

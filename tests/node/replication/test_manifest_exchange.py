@@ -62,7 +62,7 @@ async def short(stream):
 
 
 @pytest.mark.parametrize("serve", [silent, short])
-async def test_who_does_not_answer_in_time_is_not_reachable(serve):
+async def test_late_answer_raises_transport_error(serve):
     with pytest.raises(TransportError):
         await ask(serve)
 
@@ -83,7 +83,7 @@ async def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch
     await stream.close()
 
 
-async def test_only_so_many_new_nodes_are_served_at_once_each_of_them_once(monkeypatch):
+async def test_manifest_streams_are_limited_in_total_and_per_peer(monkeypatch):
     monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # a reader that reads nothing blocks the writer
     hub = Hub()
     there = hub.transport(THERE)

@@ -200,7 +200,7 @@ async def test_a_parent_that_stalls_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", [StalledBlobs, CorruptBlobs])
-async def test_who_failed_once_is_asked_last_for_the_next_version(
+async def test_source_that_failed_is_last_for_the_next_version(
     tmp_path: Path, store: type[FileBlobs]
 ) -> None:
     world = await swarm(tmp_path, 9 * SHARD_BYTES)
@@ -266,7 +266,7 @@ async def test_a_parent_that_holds_every_request_costs_less_untrusted(
     assert seconds[0] <= now() - started_at < seconds[1]
 
 
-async def test_who_was_late_and_delivered_in_the_end_is_not_doubted(tmp_path: Path) -> None:
+async def test_late_source_that_delivered_is_not_doubted(tmp_path: Path) -> None:
     world = await swarm(tmp_path, 600_000)
     node = await world.add("node")
     weights, _ = await world.publish()
@@ -414,7 +414,7 @@ def _together(nodes: Sequence[Node], index: ShardIndex) -> bool:
     return True
 
 
-async def test_what_came_before_a_crash_is_not_fetched_again(tmp_path: Path) -> None:
+async def test_chunks_stored_before_a_crash_are_not_fetched_again(tmp_path: Path) -> None:
     world = await swarm(tmp_path, 4_000_000)
     node = await world.add("n0")
     slow = ExchangeLimits(upload_bytes_per_second=4_000_000)
@@ -483,7 +483,7 @@ async def test_a_disk_that_fills_in_the_middle_raises_and_resumes(
     await world.run([node], weights)
 
 
-async def test_what_the_publisher_signed_and_cannot_be_is_its_fault(tmp_path: Path) -> None:
+async def test_inconsistent_index_blames_its_publisher(tmp_path: Path) -> None:
     world = await swarm(tmp_path, 600_000)
     node = await world.add("n0")
     weights, index = await world.publish()
@@ -505,7 +505,7 @@ async def test_what_the_publisher_signed_and_cannot_be_is_its_fault(tmp_path: Pa
     assert not node.path.exists()
 
 
-async def test_chunks_that_fit_and_do_not_make_their_shard_are_the_publishers_fault(
+async def test_verified_chunks_of_a_corrupt_shard_blame_the_publisher(
     tmp_path: Path,
 ) -> None:
     world = await swarm(tmp_path, SHARD_BYTES)

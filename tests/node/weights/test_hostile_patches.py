@@ -141,7 +141,7 @@ async def test_a_version_of_another_length_than_was_signed_is_fetched_again(tmp_
     await swarm.stop()
 
 
-async def test_what_is_not_announced_yet_has_no_length_to_be_held_to(tmp_path):
+async def test_unannounced_version_survives_a_restart(tmp_path):
     """A trainer that died between release and announcement continues from its files."""
     swarm = await world.begun(tmp_path, 1)
     trainer = swarm.trainers[0]

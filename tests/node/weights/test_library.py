@@ -293,7 +293,7 @@ async def test_before_the_first_version_there_is_nothing(tmp_path):
     await swarm.stop()
 
 
-async def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
+async def test_versions_beyond_the_retention_are_deleted(tmp_path):
     swarm = await begun(tmp_path, 3, trainers=2)
     before = [len(node.disk.blobs) for node in swarm.nodes]
     for _ in range(9):
@@ -462,7 +462,7 @@ async def test_a_trainer_that_lost_its_weights_gets_them_back(tmp_path):
     await swarm.stop()
 
 
-async def test_nobody_to_ask_is_no_error(tmp_path):
+async def test_missing_source_is_no_error(tmp_path):
     swarm = await begun(tmp_path, followers=0)
     trainer = swarm.trainers[0]
     trainer.ports.files.weights(0).unlink()
@@ -561,7 +561,7 @@ async def test_downloads_end_with_the_library(tmp_path):
     assert one.downloads.cancelled == list(one.downloads.begun) != []
 
 
-async def test_a_download_under_way_is_told_who_comes_and_goes(tmp_path):
+async def test_running_download_follows_the_members(tmp_path):
     swarm = await slow_swarm(tmp_path, 1)
     one = swarm.followers[0]
     await asyncio.sleep(1)

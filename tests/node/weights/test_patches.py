@@ -189,7 +189,7 @@ async def test_a_new_node_takes_the_last_file_from_anybody_and_the_patches_since
     await swarm.stop()
 
 
-async def test_who_missed_versions_takes_their_patches_one_after_another(tmp_path):
+async def test_late_node_fetches_missed_patches_in_order(tmp_path):
     swarm = await begun(tmp_path, 2)
     late = swarm.followers[0]
     await away(late)
@@ -341,7 +341,7 @@ async def test_a_full_disk_keeps_a_version_and_offers_it_to_nobody(tmp_path):
     await swarm.stop()
 
 
-async def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path):
+async def test_partial_file_of_a_killed_process_is_removed(tmp_path):
     swarm = await begun(tmp_path, 1)
     one = swarm.followers[0]
     names = ("v7.safetensors.partial", "v7.encoding")

@@ -56,7 +56,7 @@ def test_a_bounded_dict_does_what_a_list_of_its_entries_does(limit, steps):
         assert list(table.items()) == entries
 
 
-def test_of_tables_with_one_name_the_fullest_is_reported():
+def test_fullest_table_of_a_name_is_reported():
     few, many = BoundedDict[int, int](4, "bans"), BoundedDict[int, int](4, "bans")
     few[0] = many[0] = many[1] = 0
     gauge = SizeGauge("bytes", 10, lambda: 7)
@@ -99,7 +99,7 @@ def test_an_envelope_is_remembered_for_its_run_and_kind_alone():
     assert len(asked) == 2
 
 
-def test_what_is_found_wrong_is_not_remembered():
+def test_faults_are_not_cached():
     opened, asked = Opened(8), []
     bad = forged(COMMIT, signature=bytes(64))
     for _ in range(2):

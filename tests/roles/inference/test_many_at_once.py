@@ -141,7 +141,7 @@ async def test_demand_decides_how_many_are_begun(tmp_path):
     await world.stop()
 
 
-async def test_what_is_wanted_is_shared_with_the_other_workers(tmp_path):
+async def test_demand_is_shared_among_workers(tmp_path):
     """Workers do not see each other's unfinished rollouts, so each would make all of them."""
     engine = Busy(5)
     grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
@@ -153,7 +153,7 @@ async def test_what_is_wanted_is_shared_with_the_other_workers(tmp_path):
     await world.stop()
 
 
-async def test_who_delivers_most_begins_most(tmp_path):
+async def test_fastest_worker_begins_most_slots(tmp_path):
     engine = Busy(5)
     grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
     world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
@@ -170,7 +170,7 @@ async def test_who_delivers_most_begins_most(tmp_path):
     await world.stop()
 
 
-async def test_the_ledger_takes_sixteen_and_a_worker_has_half_of_them_open_at_most(tmp_path):
+async def test_worker_has_at_most_half_of_the_ledgers_slots_open(tmp_path):
     engine = Busy(1)
     world, flow = started(tmp_path, engine, at_once=20, grpo=MORE)
     world.run(flow)
@@ -204,7 +204,7 @@ async def test_a_new_version_waits_for_what_runs_and_nothing_of_the_old_one_is_b
     await world.stop()
 
 
-async def test_what_became_too_old_is_given_up(tmp_path):
+async def test_slots_of_old_versions_are_dropped(tmp_path):
     engine = Busy(1000, 1000, 1)
     world, flow = started(tmp_path, engine, at_once=2, grpo=PLENTY | {"async_level": 1})
     world.run(flow)
@@ -219,7 +219,7 @@ async def test_what_became_too_old_is_given_up(tmp_path):
     await world.stop()
 
 
-async def test_what_is_superseded_or_of_a_slashed_worker_is_given_up(tmp_path):
+async def test_slots_of_superseded_versions_or_slashed_workers_are_dropped(tmp_path):
     engine = Busy(1, 1000)
     world, flow = started(tmp_path, engine, at_once=3)
     world.run(flow)
@@ -235,7 +235,7 @@ async def test_what_is_superseded_or_of_a_slashed_worker_is_given_up(tmp_path):
     await world.stop()
 
 
-async def test_what_breaks_under_several_is_one_failure(tmp_path):
+async def test_failure_of_several_slots_counts_once(tmp_path):
     """The rollouts fail one after another, the last one while the role pauses."""
     engine = Busy(1, 1.5, 2, 2.5, 1)
     engine.errors = [EngineError("CUDA out of memory")] * 4
@@ -254,7 +254,7 @@ async def test_what_breaks_under_several_is_one_failure(tmp_path):
     await world.stop()
 
 
-async def test_what_was_made_is_kept_when_another_one_fails(tmp_path):
+async def test_finished_slots_survive_the_failure_of_another(tmp_path):
     engine = Busy(3, 1)
     generate = engine.generate
 
@@ -274,7 +274,7 @@ async def test_what_was_made_is_kept_when_another_one_fails(tmp_path):
     await world.stop()
 
 
-async def test_what_waits_for_a_slot_that_nobody_makes_any_more_is_given_up(tmp_path):
+async def test_slots_behind_an_abandoned_one_are_dropped(tmp_path):
     """The first one failed, and a new version arrived before its retry."""
     engine = Busy(1, 3, 3, 3, 1000)
     engine.errors = [EngineError("gone")]
@@ -329,7 +329,7 @@ async def test_a_slot_without_a_score_ends_those_after_it_and_none_before(tmp_pa
 
 
 @pytest.mark.parametrize("error", [RefusedError("not now"), StorageFullError("the store")])
-async def test_what_could_not_be_committed_is_kept_for_later(tmp_path, error):
+async def test_uncommitted_slots_are_kept_for_a_retry(tmp_path, error):
     engine = Busy(1, 1, 1, 1, 1000)
     world, flow = started(tmp_path, engine)
     world.network.errors += [error] * 3

@@ -136,7 +136,7 @@ async def test_a_blob_that_is_arriving_is_served_chunk_by_chunk(tmp_path: Path) 
             assert await waiting == part
 
 
-async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Path) -> None:
+async def test_request_without_wait_is_refused_an_arriving_blob(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     index = one_shard(DATA, 100_000)
     await open_one(two.blobs, index)
@@ -152,7 +152,7 @@ async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Pa
         await reading
 
 
-async def test_who_must_not_wait_gets_the_chunks_that_are_here_and_learns_which(
+async def test_request_without_wait_receives_the_stored_chunks_and_their_list(
     tmp_path: Path,
 ) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
@@ -168,7 +168,7 @@ async def test_who_must_not_wait_gets_the_chunks_that_are_here_and_learns_which(
         assert refusal.value.held == 0b10_0000_0011
 
 
-async def test_what_is_told_of_the_chunks_that_are_here_is_bounded(tmp_path: Path) -> None:
+async def test_list_of_stored_chunks_is_bounded(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     index = one_shard(DATA, 100)
     partial = await open_one(two.blobs, index)
@@ -191,7 +191,7 @@ async def test_a_fetch_goes_on_where_the_last_source_broke(tmp_path: Path) -> No
     assert await one.exchange.fetch(DIGEST, len(DATA), [three.peer], 5) is None
 
 
-async def test_who_sends_a_bad_blob_alone_is_named(tmp_path: Path) -> None:
+async def test_single_sender_of_a_corrupt_blob_is_blamed(tmp_path: Path) -> None:
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA, OWNER)
     bad = b"x" + DATA[1:]
@@ -200,7 +200,7 @@ async def test_who_sends_a_bad_blob_alone_is_named(tmp_path: Path) -> None:
     assert one.faults == [(two.peer, "bad-blob")]
 
 
-async def test_of_several_senders_of_a_bad_blob_only_the_liar_is_named(tmp_path: Path) -> None:
+async def test_only_the_corrupting_one_of_several_senders_is_blamed(tmp_path: Path) -> None:
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA, OWNER)
     calls: list[bool] = []
@@ -399,7 +399,7 @@ async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> No
     ("untrusted", "streams_each", "served"),
     [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, UNTRUSTED_MIN)],
 )
-async def test_no_more_untrusted_peers_are_served_than_a_thin_line_carries(
+async def test_slow_upload_limits_the_untrusted_peers_served(
     tmp_path: Path, untrusted: int, streams_each: int, served: int
 ) -> None:
     limits = ExchangeLimits(upload_bytes_per_second=len(DATA))
@@ -499,7 +499,7 @@ async def test_a_blob_larger_than_was_promised_is_not_read(tmp_path: Path) -> No
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 5) == DATA
 
 
-async def test_who_asks_and_does_not_read_costs_one_deadline(tmp_path: Path) -> None:
+async def test_peer_that_does_not_read_its_response_costs_one_deadline(tmp_path: Path) -> None:
     """Nothing is cut and nothing ends: the stream blocks until its other end reads."""
     _, (one, two) = await network(tmp_path, "one", "two")
     large = bytes(8 * streams.WINDOW_BYTES)
@@ -539,7 +539,7 @@ async def test_the_headers_of_full_packets_fit_into_the_line_beside_what_the_cap
     assert ten_seconds > 10.0 * 1514 / 1448
 
 
-async def test_the_line_is_shared_by_reputation(tmp_path: Path) -> None:
+async def test_upload_is_shared_by_reputation(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     digest = await two.blobs.put(DATA, OWNER)
     told: list[bool] = []
@@ -556,9 +556,7 @@ async def test_the_line_is_shared_by_reputation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", [100_000, 5_000_000, None])
-async def test_what_else_leaves_gets_in_between_small_pieces(
-    tmp_path: Path, rate: int | None
-) -> None:
+async def test_other_traffic_is_sent_between_small_pieces(tmp_path: Path, rate: int | None) -> None:
     """A whole one would occupy the line of 5 MB/s for 50 ms."""
     limits = ExchangeLimits(upload_bytes_per_second=rate)
     _, (one, two) = await network(tmp_path, "one", "two", limits=limits)

@@ -12,7 +12,7 @@ def told(*dialled):
     return outcomes
 
 
-def test_who_answered_last_is_tried_first_and_who_failed_most_since_is_the_last():
+def test_addresses_are_dialled_by_last_answer_and_by_failures_since():
     outcomes = told(("a", True), ("b", True), ("c", False), ("d", False), ("d", False))
     assert outcomes.best_first(["d", "c", "new", "a", "b"]) == ["b", "a", "new", "c", "d"]
     assert outcomes.answered() == ["b", "a"]

@@ -200,7 +200,7 @@ async def test_a_new_node_looks_for_reputation_before_it_has_all_its_connections
     running.cancel()
 
 
-async def test_who_is_alone_tries_trusted_peers_among_the_first():
+async def test_node_without_peers_dials_trusted_peers_among_the_first():
     net = Net()
     names = [f"untrusted {n}" for n in range(200)] + ["trusted"]
     ours = net.table(trusted=lambda peer: peer == net.peer("trusted"))
@@ -310,7 +310,7 @@ async def test_an_address_of_somebody_else_is_not_dialled():
     assert net.dials == []
 
 
-async def test_who_lost_everybody_comes_back_without_its_bootstrap_peer():
+async def test_node_that_lost_all_peers_rejoins_without_its_bootstrap_peer():
     net = Net()
     net.add("boot", "member")
     ours = net.table("boot")
@@ -327,7 +327,7 @@ async def test_who_lost_everybody_comes_back_without_its_bootstrap_peer():
     running.cancel()
 
 
-async def test_who_only_was_dialled_finds_members_by_their_records():
+async def test_node_with_inbound_connections_only_dials_members():
     net = Net()
     net.add("boot", "member")
     ours = net.table("boot")
@@ -336,7 +336,7 @@ async def test_who_only_was_dialled_finds_members_by_their_records():
     assert await asyncio.wait_for(ours.reach(), 5) == [net.peer("member")]
 
 
-async def test_who_lost_a_crowd_does_not_dial_all_of_it_at_once():
+async def test_node_that_lost_many_peers_dials_few_at_once():
     net = Net()
     ours = net.table()
     friends = [f"friend {n}" for n in range(20)]
@@ -357,7 +357,7 @@ async def test_who_lost_a_crowd_does_not_dial_all_of_it_at_once():
     reaching.cancel()
 
 
-async def test_what_is_remembered_of_members_is_bounded():
+async def test_memory_of_dialled_members_is_bounded():
     net = Net()
     net.add("boot")
     ours = net.table("boot")
@@ -433,7 +433,7 @@ async def test_chosen_are_bootstrap_peers_and_members_dialled_by_chance_but_nobo
     running.cancel()
 
 
-async def test_who_was_chosen_and_left_is_not_chosen_when_it_comes_by_itself():
+async def test_outbound_peer_that_reconnects_by_itself_is_inbound():
     net = Net()
     net.add("boot", "other")
     ours = net.table("boot")
@@ -479,7 +479,7 @@ async def test_peers_are_located_once_and_again_when_they_come_back():
     running.cancel()
 
 
-async def test_a_member_is_dialled_through_a_relay_by_that_relays_own_word():
+async def test_circuit_addresses_need_the_relays_own_record():
     net = Net()
     net.add("relay", "home")
     table = net.table("relay")
@@ -502,7 +502,7 @@ async def test_a_member_is_dialled_through_a_relay_by_that_relays_own_word():
     assert way not in table.reachable_addresses()
 
 
-async def test_a_swarm_is_local_when_we_join_it_at_a_local_address_or_begin_it_there():
+async def test_swarm_is_local_if_joined_or_started_at_a_local_address():
     net = Net()
     assert not net.table("friend").in_local_swarm
     table = net.table()
@@ -589,7 +589,7 @@ async def test_an_address_that_failed_is_dialled_after_one_that_did_not():
     assert net.dials == [good]
 
 
-async def test_a_later_start_begins_with_who_is_here_and_then_with_who_answered_before():
+async def test_later_start_dials_connected_members_then_earlier_answers():
     net = Net()
     net.add("here", "gone", "boot")
     ours = net.table("boot")
@@ -617,7 +617,7 @@ def beside_a_worker(net, count, *initial, **value):
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_where_there_are_too_many_who_was_chosen_or_meshed_and_a_trusted_peer_stay():
+async def test_pruning_keeps_outbound_meshed_and_trusted_peers():
     net = Net()
     meshed = frozenset({net.peer("meshed")})
     untrusted, ours = beside_a_worker(net, 10, "chosen", meshed=lambda: meshed)
@@ -651,7 +651,7 @@ async def test_connections_of_peers_below_the_gossip_threshold_are_pruned_first(
     assert ours.connected == [net.peer(name) for name in untrusted[2:10]]
 
 
-async def test_untrusted_peers_that_come_at_once_do_not_end_the_connections_of_who_stays():
+async def test_burst_of_untrusted_peers_does_not_displace_kept_connections():
     """More than p2pd's limit arrive before the next scan: it prunes the others."""
     net = Net()
     untrusted = [f"untrusted {number}" for number in range(p2pd.CONNECTIONS_HIGH)]
@@ -676,7 +676,7 @@ async def test_untrusted_peers_that_come_at_once_do_not_end_the_connections_of_w
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_between_two_looks_no_more_are_served_than_may_be_connected():
+async def test_streams_beyond_the_connection_limit_are_not_served():
     net, served = Net(), []
     untrusted, ours = beside_a_worker(net, 20)
 
@@ -716,7 +716,7 @@ async def test_a_stream_beyond_the_connection_limit_starts_pruning_before_the_ne
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_who_is_being_dialled_has_room_when_a_crowd_has_come_meanwhile():
+async def test_dials_in_progress_reserve_connections():
     net = Net()
     untrusted, ours = beside_a_worker(net, 9)
     members = [f"member {number}" for number in range(5)]
@@ -732,7 +732,7 @@ async def test_who_is_being_dialled_has_room_when_a_crowd_has_come_meanwhile():
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_between_two_looks_no_more_are_dialled_than_may_be_connected():
+async def test_dials_beyond_the_connection_limit_are_refused():
     net = Net()
     untrusted, ours = beside_a_worker(net, 20)
     for name in (*untrusted, "worker"):

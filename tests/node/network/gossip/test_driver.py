@@ -153,7 +153,7 @@ async def test_a_message_crosses_a_chain_once():
 
 
 @pytest.mark.parametrize("verdict", [ValidationResult.IGNORE, ValidationResult.REJECT])
-async def test_what_a_validator_does_not_accept_stops_there(verdict):
+async def test_rejected_message_is_not_forwarded(verdict):
     async with swarm(3) as (_, nodes):
 
         async def judge(_author, _data):
@@ -352,7 +352,7 @@ class Pipe:
         return len(self.offered) > 1
 
 
-async def test_nothing_overtakes_what_waits():
+async def test_rpc_does_not_overtake_queued_ones():
     async with swarm(2) as (_, nodes):
         await eventually(lambda: meshed(*nodes))
         links, peer = nodes[0].gossip._links, nodes[1].peer_id
@@ -413,7 +413,7 @@ async def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
 
 
 @pytest.mark.parametrize(("core_seconds", "share"), [(0.0, 1.0), (0.02, 0.2)])
-async def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(core_seconds, share):
+async def test_expensive_reads_of_a_peer_delay_that_peer_only(core_seconds, share):
     """Frames that need five times the allowed CPU per byte are read at a fifth of the rate."""
     flooder = Identity(bytes([200]) * 32).peer_id
     async with swarm(2, trust=Trust(trusted=lambda peer: peer != flooder)) as (hub, nodes):
@@ -599,7 +599,7 @@ async def test_a_disconnected_peer_leaves_no_task_behind():
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_a_link_that_is_ended_twice_closes_its_stream(turns):
+async def test_link_ended_twice_closes_its_stream(turns):
     """Its peer disconnects, and the node stops before the writer has ended."""
     async with swarm(1) as (hub, (node,)):
         raw, ended = RawPeer(hub), []
@@ -744,7 +744,7 @@ async def test_links_are_bounded():
         assert await stream.read(1) == b""
 
 
-async def test_who_leaves_while_its_bytes_wait_makes_room_for_others(monkeypatch):
+async def test_peer_that_leaves_unread_bytes_frees_its_slot(monkeypatch):
     """The end of its stream comes after them."""
     monkeypatch.setattr(links, "IGNORED_SECONDS", 600)
     async with swarm(1, params=Params(peers_max=1)) as (hub, (node,)):
@@ -809,7 +809,7 @@ async def test_a_peer_that_we_chose_comes_into_a_full_mesh():
         assert chosen in node.gossip.mesh_peers(TOPIC)
 
 
-async def test_who_is_in_any_of_the_meshes_is_meshed():
+async def test_peer_of_any_mesh_is_meshed():
     """The two neighbours of the second node share a topic each with it; the fourth is far."""
     async with swarm(4) as (_hub, (first, second, third, _far)):
         for node in (first, second):

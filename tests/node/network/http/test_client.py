@@ -365,7 +365,7 @@ async def test_each_piece_tells_by_which_way_it_came(tmp_path):
         }
 
 
-async def test_what_http_refuses_comes_over_a_stream_and_http_is_left_alone(tmp_path):
+async def test_blob_refused_by_http_is_fetched_by_stream_and_http_avoided(tmp_path):
     async with pair(tmp_path) as (both, served):
         await served.blobs.put(DATA, BODY)
         await served.blobs.release(WEIGHTS)
@@ -376,7 +376,7 @@ async def test_what_http_refuses_comes_over_a_stream_and_http_is_left_alone(tmp_
         assert (both.by_stream, served.sent.total()) == (2 * len(DATA), 0)
 
 
-async def test_what_neither_way_has_is_refused_and_http_still_trusted(tmp_path):
+async def test_blob_refused_by_both_transports_does_not_count_against_http(tmp_path):
     async with pair(tmp_path) as (both, served):
         await served.blobs.release(WEIGHTS)
         with pytest.raises(BlobRefusedError) as caught:

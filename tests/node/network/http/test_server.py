@@ -127,7 +127,7 @@ async def test_a_blob_is_served_for_as_long_as_something_of_the_run_needs_it(tmp
         "/data1.bin/", "/distribution.txt%20", "/v0/shard_00001.bin.partial",
     ],
 )  # fmt: skip
-async def test_nothing_else_is_here(tmp_path, path):
+async def test_other_paths_are_not_found(tmp_path, path):
     async with face(tmp_path) as served:
         await served.blobs.put(DATA, WEIGHTS)
         served.policies[Version(0)] = version_at(tmp_path / "v0", bytes(10))
@@ -160,7 +160,7 @@ async def test_bad_requests_are_answered_exactly(tmp_path):
     [b"GET ", b"HEAD ", BLOB.encode(), b" HTTP/1.1\r\n", b"Host: x\r\n", b"Range: bytes=", b"-",
      b"0", b"\r\n", b"\r\n\r\n", b"Expect: 100-continue\r\n", b"Upgrade: websocket\r\n",
      b"Connection: upgrade\r\n", b"Transfer-Encoding: chunked\r\n"]), max_size=12))  # fmt: skip
-def test_no_bytes_at_all_bring_the_server_down(tmp_path_factory, pieces):
+def test_server_survives_any_bytes(tmp_path_factory, pieces):
     directory = tmp_path_factory.mktemp("fuzz")
 
     async def throw_at_it():
@@ -219,7 +219,7 @@ async def test_a_range_grows_while_it_arrives(tmp_path):
         assert (await get(served.port, BLOB)).body == DATA
 
 
-async def test_what_stops_arriving_or_goes_breaks_off_and_frees_its_place(tmp_path):
+async def test_response_of_a_stalled_or_released_blob_ends_and_frees_its_slot(tmp_path):
     limits = ResponseLimits(stall_seconds=0.3, per_address=1)
     async with face(tmp_path, responses=limits) as served:
         partial, _ = await arriving(served)
@@ -234,7 +234,7 @@ async def test_what_stops_arriving_or_goes_breaks_off_and_frees_its_place(tmp_pa
         assert (await get(served.port, BLOB)).status == 404, "the only slot is free again"
 
 
-async def test_who_leaves_while_waiting_holds_no_place(tmp_path):
+async def test_client_that_leaves_while_waiting_frees_its_slot(tmp_path):
     async with face(tmp_path, responses=ResponseLimits(per_address=1)) as served:
         await arriving(served)
         for _ in range(3):
@@ -405,7 +405,7 @@ async def test_uploads_stay_under_the_cap_that_streams_share(tmp_path):
         assert asyncio.get_running_loop().time() - started > 2 * len(DATA) / 1e6 - 0.8
 
 
-async def test_the_line_is_shared_by_who_is_at_an_address(tmp_path):
+async def test_upload_is_shared_by_trust_of_the_address(tmp_path):
     told = []
 
     class Noting(UploadScheduler):

@@ -70,7 +70,7 @@ async def test_a_peer_and_all_peers_have_so_many_streams_at_once():
     assert table_sizes(server.bounded.tables)["streams_message"] == 0
 
 
-async def test_who_opens_streams_too_often_is_not_served():
+async def test_peer_that_opens_streams_too_often_is_not_served():
     server, served = Server(streams_per_second=0.1, streams_burst=4), []
     for name in ("a", "a", "a", "a", "a", "b", "genesis"):
         served.append(not await server.opened(name))
@@ -96,7 +96,7 @@ async def test_a_stream_that_ends_makes_room(fails):
     server.outcome.cancel()
 
 
-async def test_a_stream_that_loses_its_place_ends_at_once():
+async def test_evicted_stream_ends_at_once():
     server = Server()
     assert await server.opened("a", "b", "c", "genesis") == [0]
     assert server.served == ["a", "b", "c", "genesis"]
@@ -106,7 +106,7 @@ async def test_a_stream_that_loses_its_place_ends_at_once():
     assert table_sizes(server.bounded.tables)["streams_message"] == 0
 
 
-async def test_an_untrusted_peer_that_is_slow_is_let_alone_for_a_moment():
+async def test_stalled_stream_is_not_evicted_for_a_moment():
     server = Server()
     assert await server.opened("a", "b", "c", "d") == [3]
     await asyncio.sleep(UNDISTURBED_SECONDS)
@@ -144,7 +144,7 @@ async def test_a_node_that_stops_ends_what_it_serves():
     assert table_sizes(bounded.tables)["streams_message"] == 0
 
 
-async def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
+async def test_stalled_streams_are_evicted_before_waiting_ones():
     hub, slow, serving = Hub(), {}, set()
 
     async def serve(stream):
