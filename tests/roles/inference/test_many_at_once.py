@@ -153,7 +153,7 @@ async def test_demand_is_shared_among_workers(tmp_path):
     await world.stop()
 
 
-async def test_fastest_worker_begins_most_slots(tmp_path):
+async def test_worker_begins_its_share_of_slots_by_deliveries(tmp_path):
     engine = Busy(5)
     grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
     world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)

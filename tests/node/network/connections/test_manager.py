@@ -589,7 +589,7 @@ async def test_an_address_that_failed_is_dialled_after_one_that_did_not():
     assert net.dials == [good]
 
 
-async def test_later_start_dials_connected_members_then_earlier_answers():
+async def test_reachable_addresses_are_of_connected_members_then_of_earlier_answers():
     net = Net()
     net.add("here", "gone", "boot")
     ours = net.table("boot")

@@ -186,17 +186,17 @@ def test_no_more_rows_than_may_be(decoder):
 
 def test_a_prefill_is_bounded_and_equal_prompts_are_computed_once(decoder, monkeypatch):
     monkeypatch.setattr(batching, "PREFILL_TOKENS_MAX", 10)
-    widths, prefill = [], decoder.prefill
+    rows, empty = [], Cache.empty
 
-    def noted(prompts, room):
-        widths.append((len(prompts), max(map(len, prompts))))
-        return prefill(prompts, room)
+    def noted(layers, heads, head_size, padding, *more):
+        rows.append(len(padding))
+        return empty(layers, heads, head_size, padding, *more)
 
-    monkeypatch.setattr(decoder, "prefill", noted)
+    monkeypatch.setattr(Cache, "empty", noted)
     batch = batch_of(decoder)
     batch.add([Continuation((2 + n // 16, 3, 4), n, 3) for n in range(16 * 7)])
     finish(batch)
-    assert widths == [(3, 3), (3, 3), (1, 3)]
+    assert rows == [3, 3, 1]
 
 
 def test_what_is_dropped_leaves_the_others_as_they_are(model, decoder):
