@@ -43,7 +43,7 @@ _TRUSTED = 2
 
 _SIGNATURE_KIND = "directory-record"
 _SUBKEY_BYTES_MAX = 64
-_VERIFIED_MAX = 4096
+VERIFIED_MAX = 4096
 
 
 def key_id(key: str) -> bytes:
@@ -67,7 +67,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         self._buckets = buckets
         self._keys = {key_id(key): key for key in buckets.keys}
         self._now = now
-        self._verified = LruCache[bytes, bool](_VERIFIED_MAX)
+        self._verified = LruCache[bytes, bool](VERIFIED_MAX)
 
     def validate(self, record: DHTRecord) -> bool:
         """Return whether ``record`` is valid; never raises."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from node.local.errors import ExitCode, NodeError
 from roles.environments.runtime import Interpreter, ask, own_interpreter
 
-_USUAL = ("/usr/local/bin", "/usr/bin")
+USUAL_DIRECTORIES = ("/usr/local/bin", "/usr/bin")
 
 
 def find_interpreter(
@@ -32,9 +32,10 @@ def find_interpreter(
         if found is not None:
             return found
     raise NodeError(
-        f"no Python {python} on this machine: looked for python{python} on PATH, in {_USUAL[0]}, "
-        f"and among the versions of pyenv and uv; install it (pyenv install {python}, "
-        f"uv python install {python}) or name one with --interpreter",
+        f"no Python {python} on this machine: looked for python{python} on PATH, "
+        f"in {USUAL_DIRECTORIES[0]}, and among the versions of pyenv and uv; "
+        f"install it (pyenv install {python}, uv python install {python}) "
+        "or name one with --interpreter",
         ExitCode.CONFIG,
     )
 
@@ -52,7 +53,7 @@ def _candidates(python: str, environment: Mapping[str, str]) -> Iterator[Path]:
     name = f"python{python}"
     directories = [own_interpreter().bare.parent]
     directories += map(Path, filter(None, environment.get("PATH", "").split(os.pathsep)))
-    directories += map(Path, _USUAL)
+    directories += map(Path, USUAL_DIRECTORIES)
     home = Path(environment.get("HOME") or "/nonexistent")
     pyenv = Path(environment.get("PYENV_ROOT") or home / ".pyenv") / "versions"
     directories += [version / "bin" for version in _newest_first(pyenv, f"{python}.*")]

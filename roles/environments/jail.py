@@ -30,7 +30,7 @@ START_SECONDS_MAX = 180.0
 """Importing verifiers takes 10 s on an idle machine (measured)."""
 
 PROBE_SECONDS = 20
-_TOOLS = ("bwrap", "nice", "prlimit", "setarch", "setpriv", "sh", "timeout", "unshare")
+TOOLS = ("bwrap", "nice", "prlimit", "setarch", "setpriv", "sh", "timeout", "unshare")
 _NICENESS = 5
 """Gives the node three times a jail's share of a core."""
 
@@ -124,7 +124,7 @@ class Jail:
         Programs run under ``interpreter``, by default that of this process. With ``libraries`` they
         may import its installed packages, and the packages in ``sources``, by name.
         """
-        tools = {name: shutil.which(name) for name in _TOOLS}
+        tools = {name: shutil.which(name) for name in TOOLS}
         missing = [name for name, path in tools.items() if path is None]
         if missing:
             raise NoJailError(f"no jail for untrusted code: {', '.join(missing)} not installed")

@@ -60,6 +60,17 @@ DRIVERS = (
 NO_NAMES = ("utils", "util", "helpers", "helper", "common", "misc", "lib", "tools", "stuff")
 """Names that do not describe a module's content."""
 
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+PRIVATE_USES_MAX = 140
+"""Uses of private names of the code under test, in all tests; the number may only fall."""
+
+PUBLIC_NAMES = ("_replace", "_asdict", "_fields", "_exit")
+"""Documented names with an underscore: those of ``namedtuple``, and ``os._exit``."""
+
+FOREIGN = ("torch.", "transformers.")
+"""Receivers of other packages."""
+
 ARGUMENTS_MIN = {
     "time.strftime": 2,
     "time.gmtime": 1,
@@ -274,7 +285,84 @@ def resolved(node: ast.expr, known: dict[str, str]) -> str:
     return known.get(first, "") + dot + rest
 
 
+# Tests use public names
+
+
+def test_tests_use_few_private_names():
+    uses = offences(lambda path: private_uses(parsed(path)), TESTS)
+    counts = {name: len(found) for name, found in uses.items()}
+    assert sum(counts.values()) <= PRIVATE_USES_MAX, counts
+
+
+def private_uses(tree: ast.Module) -> list[str]:
+    """Return the uses of private names that the classes of the module do not define.
+
+    They are attributes of anything but ``self`` and ``cls``, imported names, and names that
+    ``setattr``, ``getattr`` and ``delattr`` receive as strings.
+    """
+    own, found = defined_names(tree), []
+    for node in ast.walk(tree):
+        names = []
+        match node:
+            case ast.Attribute(value=value, attr=attr):
+                foreign = f"{name_of(value)}.".startswith(FOREIGN)
+                names = [] if name_of(value) in {"self", "cls"} or foreign else [attr]
+            case ast.ImportFrom():
+                names = [alias.name for alias in node.names]
+            case ast.Call() if called(node).removeprefix(".") in {"setattr", "getattr", "delattr"}:
+                texts = (one.value for one in node.args[:2] if isinstance(one, ast.Constant))
+                names = [text.rpartition(".")[2] for text in texts if isinstance(text, str)]
+        private = [name for name in names if name.startswith("_") and not name.startswith("__")]
+        found += [f"line {node.lineno}: {name}" for name in private if name not in own]
+    return found
+
+
+def defined_names(tree: ast.Module) -> set[str]:
+    """Return the methods and attributes of the module's classes, and documented names."""
+    names = set(PUBLIC_NAMES)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign):
+            names.add(name_of(node.target).removeprefix("self."))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if name_of(node.value) == "self" else set()
+    return names
+
+
 # The checks can fail
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x._y",
+        "x._y = 1",
+        "f(x)._y.z",
+        "from a import _b",
+        "monkeypatch.setattr(x, '_y', 1)",
+        "monkeypatch.setattr('a.b._y', 1)",
+        "getattr(x, '_y')",
+        "class T:\n    def f(self): self.x._y",
+    ],
+)
+def test_a_private_name_in_a_test_is_found(code):
+    assert len(private_uses(ast.parse(code))) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x.y",
+        "x.__class__",
+        "x._replace(y=1)",
+        "torch.ops.aten._to_copy",
+        "class T:\n    def _y(self): self._z = T()._y",
+        "class T:\n    def f(self, other): self._y = other._y",
+    ],
+)
+def test_own_and_documented_names_are_allowed(code):
+    assert private_uses(ast.parse(code)) == []
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,7 @@ from typing import Any, TypeVar
 import structlog
 
 from node.daemon import Daemon
-from node.network.connections.gater import PEERS_MAX
 from node.network.relay.relay import CircuitRelay
-from node.replication.inbox import OTHER_VERSIONS_MAX
-from protocol.core.containers import table_sizes
 from protocol.core.crypto import Signer
 from protocol.core.types import MEMBERS_MAX, PeerId
 from roles.ports.transport import TransportError
@@ -85,7 +82,7 @@ class Swarm:
             if world.ended.done():
                 world.ended.result()
         # The modelled network has no circuits, so the daemon does not start the hop service.
-        await CircuitRelay(relay.daemon._context, relay.daemon.exchange.upload_cap).start()
+        await CircuitRelay(relay.daemon.context, relay.daemon.exchange.upload_cap).start()
         self.signers = {one.signer.peer_id: one.signer for one in world.machines.values()}
         await asyncio.gather(*(world.leave(name) for name in world.running if name != RELAY))
         for _ in range(self.UNTRUSTED):
@@ -111,7 +108,7 @@ class Swarm:
         place = number % len(self.untrusted)
         one, network = self.untrusted[place], self.world.network
         relay = self.world.machines[RELAY].host.peer_id
-        banned = one.signer.peer_id in self.daemon._peers._bans._until
+        banned = one.signer.peer_id in self.daemon.context.peers._bans._until
         if banned or relay not in one.host.connections:
             network.detach(one.name)
             del network.hosts[one.name]
@@ -144,17 +141,11 @@ class Swarm:
     def check(self) -> None:
         """Compare the tables of the daemon with their limits."""
         daemon = self.daemon
-        sizes, bans = table_sizes(daemon._gossip.tables), daemon._peers._bans
-        tables = (
-            ("members", len(daemon.replica.roster), MEMBERS_MAX),
-            ("banned", len(bans._until), PEERS_MAX),
-            ("faults", len(bans._faults), PEERS_MAX),
-            ("other versions", len(daemon._inbox.other_versions), OTHER_VERSIONS_MAX),
-            ("outbox", sizes["outbox_bytes"], 5 << 20),
-        )
-        for name, size, limit in tables:
-            if size > limit:
-                raise BrokenBoundError(f"{name}: {size}, limit {limit}")
+        limits = daemon.context.tables.limits() | {"members": MEMBERS_MAX}
+        sizes = daemon.context.tables.sizes() | {"members": len(daemon.replica.roster)}
+        for name, size in sizes.items():
+            if size > limits[name]:
+                raise BrokenBoundError(f"{name}: {size}, limit {limits[name]}")
         # Tasks of gossip, services and peers' streams; their number must not grow with the inputs.
         tasks = len(asyncio.all_tasks(self._loop))
         if tasks > 40 + 12 * self.UNTRUSTED:

@@ -128,8 +128,9 @@ class _Addresses(Decoder):
             return False
 
     def check(self) -> None:
-        if len(self._dials._silent) > HOSTS_MAX:
-            raise BrokenBoundError(f"{len(self._dials._silent)} hosts")
+        for table in self._dials.tables:
+            if len(table) > HOSTS_MAX:
+                raise BrokenBoundError(f"{len(table)} hosts")
 
 
 def certificate(owner: Identity, extensions: int = 1) -> bytes:

@@ -95,7 +95,7 @@ class Served(StreamSession):
         mine, theirs = self._swarm.open(remote)
         serving = asyncio.ensure_future(self._serve(theirs))
         hearing = asyncio.ensure_future(heard(mine))
-        before = self._swarm.daemon._gossip.counters.received
+        before = self._swarm.daemon.snapshot().gossip_received
         await spoken(mine, data[2:], data[0])
         if self._protocol is GOSSIP:  # which is served while the stream is open
             await asyncio.sleep(0.1)
@@ -111,7 +111,7 @@ class Served(StreamSession):
         serving.result()
         done, _ = await asyncio.wait([hearing], timeout=5.0)
         hearing.cancel()
-        taken = self._swarm.daemon._gossip.counters.received > before
+        taken = self._swarm.daemon.snapshot().gossip_received > before
         return taken or (bool(done) and hearing.result() > 0)
 
     async def _serve(self, stream: Any) -> None:
@@ -162,7 +162,7 @@ class RequestSession(StreamSession):
 
 
 async def _ask_manifest(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
-    found = await fetch_manifest(swarm.daemon._peers, peer, verify)
+    found = await fetch_manifest(swarm.daemon.context.peers, peer, verify)
     return hasattr(found, "manifest")
 
 
@@ -195,7 +195,9 @@ async def _ask_blobs(swarm: Swarm, peer: PeerId, choice: int) -> bool:
 
 
 async def _ask_dial_back(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
-    stream = await swarm.daemon._peers.open_stream(peer, DIAL_BACK.on(swarm.daemon.replica.run_id))
+    stream = await swarm.daemon.context.peers.open_stream(
+        peer, DIAL_BACK.on(swarm.daemon.replica.run_id)
+    )
     try:
         async with asyncio.timeout(DIAL_BACK.exchange_seconds):
             return await dialled_back(stream, ["/sim/relay-0"], 100_000)
@@ -355,7 +357,7 @@ def _said_circuit(swarm: Swarm, rng: Random) -> bytes:
 
 
 async def _ask_hop(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
-    stream = await swarm.daemon._peers.open_stream(peer, HOP.name)
+    stream = await swarm.daemon.context.peers.open_stream(peer, HOP.name)
     try:
         async with asyncio.timeout(HOP.stall_seconds):
             answer = await ask_circuit(stream, CircuitMessage(CircuitKind.RESERVE), HOP_SHAPE)

@@ -50,6 +50,11 @@ class Node:
     def id(self):
         return self.identity.peer_id
 
+    @property
+    def dht(self):
+        """The protocol of its DHT node, whose calls an attacker can make with any argument."""
+        return self.directory._node.protocol
+
     async def address(self) -> str:
         return (await self.transport.addresses())[0]
 
@@ -150,7 +155,7 @@ async def test_a_key_outside_the_run_is_our_mistake(trio):
 def forger(trio):
     """Storage at the first node of forged records, past all local checks."""
     first, middle, _ = trio
-    protocol = middle.directory._node.protocol
+    protocol = middle.dht
     ours = RecordValidator(middle.identity, RUN, BUCKETS, time.time)
 
     async def store(subkey, value: bytes, expires_at: float, key: str = KEYS[4]) -> bool:
@@ -180,7 +185,7 @@ async def test_other_nodes_refuse_what_is_forged_lives_too_long_or_is_too_large(
 
 async def test_calls_that_would_hurt_are_refused_and_forgotten(trio, monkeypatch):
     first, middle, _ = trio
-    find, peer = middle.directory._node.protocol.call_find, PeerID.from_base58(first.id)
+    find, peer = middle.dht.call_find, PeerID.from_base58(first.id)
     blamed = []
     first.directory.trust(Trust(), lambda peer, fault: blamed.append((peer, str(fault.code))))
     many = [DHTID.generate(source=str(number)) for number in range(300)]
@@ -191,9 +196,9 @@ async def test_calls_that_would_hurt_are_refused_and_forgotten(trio, monkeypatch
     assert await find(peer, many[:4]) is None
     monkeypatch.undo()
     assert await find(peer, many[:4]) is not None
-    ping = middle.directory._node.protocol.call_ping
+    ping = middle.dht.call_ping
     assert await ping(peer, validate=True, strict=False) is None
-    store, soon = middle.directory._node.protocol.call_store, time.time() + 600
+    store, soon = middle.dht.call_store, time.time() + 600
     assert await store(peer, [many[0]] * 2, [b"x"] * 2, soon) is None
     assert await store(peer, many[:256], [b"x"] * 256, soon) == [False] * 256
     assert await store(peer, many, [b"x"] * 300, soon) is None
@@ -206,12 +211,12 @@ async def test_an_untrusted_peer_that_calls_all_the_time_is_refused_until_it_sto
     first, middle, last = trio
     place = DHTID.generate(source=KEYS[3])
     for number in range(50):
-        first.directory._storage.store_subkey(place, f"{number}", bytes(4096), time.time() + 600)
-    ask, peer = middle.directory._node.protocol.call_find, PeerID.from_base58(first.id)
+        first.dht.storage.store_subkey(place, f"{number}", bytes(4096), time.time() + 600)
+    ask, peer = middle.dht.call_find, PeerID.from_base58(first.id)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await ask(peer, [place]) is not None:
             pass
-    assert await last.directory._node.protocol.call_find(peer, [place]) is not None
+    assert await last.dht.call_find(peer, [place]) is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await ask(peer, [place]) is None:  # noqa: ASYNC110 - the other node causes it
             await asyncio.sleep(0.5)
@@ -313,7 +318,7 @@ async def test_who_surrounds_a_bucket_hides_its_members_and_no_others(keys):
         honest = [await started(seed) for seed in range(31, 31 + count)]
         liars = [await started(seed) for seed in around]
         for liar in liars:
-            protocol = liar.directory._node.protocol
+            protocol = liar.dht
             protocol.storage = protocol.cache = Hiding()
         nodes = [*honest, *liars]
         addresses = {node.id: await node.address() for node in nodes}

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -110,7 +111,8 @@ async def test_a_node_generates_with_it_what_validators_accept_and_the_builtin_e
                     one.outside for own in extremes for one in compared_extremes(rules, own)
                 )
                 assert beyond(rules, added(one.sums for one in found), 1e-6) is None
-        assert len(list(Path(f"/proc/{processes._server.pid}/task").iterdir())) == 1, "it forks"
+        server = psutil.Process(generator.supervisor.pid).ppid()
+        assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1, "it forks"
         wrong = Policy(policies[0].version, policies[1].digest, policies[0].path)
         with pytest.raises(ValueError, match="does not hold the policy"):
             await generator.load(wrong)

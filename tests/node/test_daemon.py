@@ -5,6 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from node import daemon as daemon_module
+from node.network.connections.manager import PeerValue
+from node.network.gossip.driver import Gossip
 from node.network.streams.protocols import HOP, STREAM_PROTOCOLS
 from tests.worlds.messages import World, all_certified, run_manifest
 from tests.worlds.network import eventually
@@ -47,15 +50,24 @@ async def test_a_swarm_trains_on_certified_rollouts_only():
     assert {member.policy_version for member in status.members} == {5}
 
 
-async def test_a_node_that_has_too_many_connections_asks_gossip_whose_to_end():
+async def test_gossip_names_the_connections_that_are_pruned_first_and_last(monkeypatch):
+    values = []
+
+    def noted(*arguments):
+        values.append(PeerValue(*arguments))
+        return values[-1]
+
+    monkeypatch.setattr(daemon_module, "PeerValue", noted)
     world = Swarm(**SMALL, inference=2, grpo__steps=5)
+    world.start("relay-0")
     world.start_all()
     await world.reach(1, "relay-0")
-    daemon = world.daemon("relay-0")
-    value, gossip, peers = daemon._peers._value, daemon._gossip, daemon._peers.connected
-    assert value.meshed() == gossip.meshed() != frozenset()
+    value, peers = values[0], world.daemon("relay-0").context.peers.connected
+    meshed = value.meshed()
+    assert meshed != frozenset()
+    assert meshed <= set(peers)
     assert value.above_gossip_threshold(peers) == peers
-    gossip.above_gossip_threshold = lambda peers: peers[1:]
+    monkeypatch.setattr(Gossip, "above_gossip_threshold", lambda _, peers: peers[1:])
     assert value.above_gossip_threshold(peers) == peers[1:] != []
     await world.finish()
 
@@ -116,8 +128,8 @@ async def test_a_rollout_whose_worker_dies_is_certified_after_its_return_or_expi
     await world.reach(2, "relay-0")
     worker = world.machines["worker-0"].signer.peer_id
     # The first commit announced and not yet checked: its body is on one machine only.
-    await eventually(lambda: world.ledger("relay-0").commits.in_flight(worker) > 0, 30)
-    commit = world.ledger("relay-0").commits.open_entries(worker)[0].commit.digest
+    await eventually(lambda: world.ledger("relay-0").in_flight(worker) > 0, 30)
+    commit = world.ledger("relay-0").open_entries(worker)[0].commit.digest
     world.crash("worker-0")
     await asyncio.sleep(4)
     if returns:
@@ -170,7 +182,7 @@ async def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(re
     assert why.rollouts[0].verdicts[0].reason == reason
 
 
-async def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as_slashed():
+async def test_late_joiner_learns_of_slashed_workers():
     """A node that joins long after the lie learns of it, also over its own restart."""
     world = Swarm(**SMALL, inference=3, relay=2, committee__expire_after_epochs=8)
     world.machines["worker-2"].behaviour = "forged-proofs"
@@ -217,7 +229,7 @@ async def test_a_daemon_serves_the_stream_protocols_of_the_table_and_no_others()
         await world.finish()
 
 
-async def test_who_leaves_says_so():
+async def test_leaving_node_announces_it():
     world = Swarm()
     for name in ("relay-0", "worker-0"):
         world.start(name)
@@ -230,7 +242,7 @@ async def test_who_leaves_says_so():
     await world.finish()
 
 
-async def test_what_others_said_last_is_stored_at_the_end():
+async def test_batched_messages_are_stored_at_the_end():
     with alone() as (world, machine):
         await asyncio.sleep(1)
         (commit,) = WORLD.chain(WORLD.workers[0], 1)
@@ -250,7 +262,7 @@ async def test_a_service_that_ends_ends_the_node(how):
             if how == "fails":
                 raise KeyError("a defect")
 
-        machine.daemon._policies.run = run
+        machine.daemon.policies.run = run
         with pytest.raises(ExceptionGroup) as caught:
             async with asyncio.timeout(60):
                 await machine.task

@@ -46,7 +46,7 @@ async def test_a_draining_trainer_lets_the_version_under_way_out():
     world = Swarm()
     world.start_all()
     await world.reach(2)
-    policies = world.daemon("trainer-0")._policies
+    policies = world.daemon("trainer-0").policies
     release, begun = policies.release, asyncio.Event()
 
     async def slowly(policy):
@@ -182,7 +182,7 @@ async def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody():
     world = Swarm(unseen=["policy-loaded", *STORAGE_EVENTS])
     world.start_all()
     await world.reach(2)
-    trainer = world.daemon("trainer-0")._policies
+    trainer = world.daemon("trainer-0").policies
     release = trainer.release
 
     async def other(policy):
@@ -199,8 +199,13 @@ async def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody():
     await world.finish()
 
 
+def role_context(world, name):
+    """Return what a role of a node works with."""
+    return world.daemon(name)._role_context()
+
+
 async def commit(world, name, version, slot, previous, body):
-    context = world.daemon(name)._role_context()
+    context = role_context(world, name)
     checkpoint = context.replica.ledger.chain.get(version)
     sampling = world.manifest.manifest.sampling
     return await context.network.publish(
@@ -228,12 +233,12 @@ async def test_commits_for_old_versions_do_not_kill_validators():
     untrusted_peer = world.daemon("relay-1")
     engines, manifest = untrusted_peer._engines, world.manifest.manifest
     flow = InferenceFlow(
-        untrusted_peer._role_context(),
+        role_context(world, "relay-1"),
         engines.generation(manifest),
         engines.environment(manifest),
     )
     for back in (5, 4, 3, 5, 4, 3):
-        policy = untrusted_peer._policies.get(untrusted_peer.replica.ledger.chain.version - back)
+        policy = untrusted_peer.policies.get(untrusted_peer.replica.ledger.chain.version - back)
         assert await flow._load(policy)
         checkpoint = untrusted_peer.replica.ledger.chain.get(policy.version).digest
         slot = flow._next_slot(checkpoint, policy.version)
@@ -344,7 +349,7 @@ async def test_a_slow_directory_costs_nobody_the_place_on_the_roster(monkeypatch
     world = Swarm()
     world.start_all()
     for name in world.machines:
-        directory = world.daemon(name)._context.ports.directory
+        directory = world.daemon(name).context.ports.directory
 
         async def never(*_arguments):
             await asyncio.sleep(3600)

@@ -16,7 +16,7 @@ patch, its blobs, the state's blobs, the version's name, and the manifest."""
 
 async def dies_in_publication(world, name, touch):
     """Crash a trainer at the n-th disk access of its next publication."""
-    policies = world.daemon(name)._policies
+    policies = world.daemon(name).policies
     release = policies.release
 
     async def dying(policy):

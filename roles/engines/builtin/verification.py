@@ -27,7 +27,7 @@ from roles.engines.builtin.head import Head
 from roles.engines.sampling.gumbel_noise import NoiseSource
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
-_SCORES_PER_BLOCK = 1 << 24
+SCORES_PER_BLOCK = 1 << 24
 """Logits (positions x vocabulary) in a GPU's memory at once: 64 MB in float32."""
 
 
@@ -197,7 +197,7 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
         positions = np.concatenate([np.arange(count) for count in counts])
         tokens = torch.tensor([t for r in requests for t in r.tokens], device=self._device)
         logprobs, gaps = [], []
-        rows_per_block = max(1, _SCORES_PER_BLOCK // self._config.vocab_size)
+        rows_per_block = max(1, SCORES_PER_BLOCK // self._config.vocab_size)
         for start in range(0, len(seeds), rows_per_block):
             block = slice(start, start + rows_per_block)
             draws = self._noise.at(seeds[block], positions[block])

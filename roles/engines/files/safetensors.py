@@ -32,7 +32,7 @@ _ELEMENT_BYTES_MAX = 4
 _LENGTH_BYTES = tensor_file.LENGTH_BYTES
 """Length of the header's size field; the header is padded to a multiple of it."""
 
-_PIECE_ELEMENTS = 4 * 2**20
+PIECE_ELEMENTS = 4 * 2**20
 """Elements rounded, copied from the device, hashed and written at once: 16 MB of float32. A
 guess."""
 
@@ -117,8 +117,8 @@ def entries_of(
 def pieces(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[memoryview]:
     """Yield the bytes of a tensor of any device in order, rounded to ``dtype`` if given."""
     flat = tensor.reshape(-1)
-    for begin in range(0, flat.numel(), _PIECE_ELEMENTS):
-        piece = flat[begin : begin + _PIECE_ELEMENTS]
+    for begin in range(0, flat.numel(), PIECE_ELEMENTS):
+        piece = flat[begin : begin + PIECE_ELEMENTS]
         yield piece.to(dtype or tensor.dtype).cpu().contiguous().view(torch.uint8).numpy().data
 
 

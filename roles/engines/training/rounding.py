@@ -18,7 +18,7 @@ from roles.engines.sampling.gumbel_noise import mixed
 Rounding = Callable[[str, Tensor], Tensor]
 """(tensor name, float32 masters) -> the policy's weights."""
 
-_SLICE_WEIGHTS = 2**17
+SLICE_WEIGHTS = 2**17
 """Weights rounded at once: half a megabyte of masters, so intermediates stay in the CPU cache."""
 
 _FRACTION = (1 << THRESHOLD_BITS) - 1
@@ -50,8 +50,8 @@ class Dither:
         policy = torch.empty_like(flat, dtype=torch.bfloat16)
         least, most = map(float, torch.aminmax(flat))
         is_usual = least >= -_LARGEST and most <= _LARGEST
-        for begin in range(0, len(flat), _SLICE_WEIGHTS):
-            part = flat[begin : begin + _SLICE_WEIGHTS]
+        for begin in range(0, len(flat), SLICE_WEIGHTS):
+            part = flat[begin : begin + SLICE_WEIGHTS]
             thresholds = self.thresholds(name, begin, len(part), flat.device)
             if not is_usual:
                 thresholds.masked_fill_((part.abs() <= _LARGEST).logical_not_(), 0)

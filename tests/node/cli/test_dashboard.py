@@ -60,17 +60,22 @@ def test_it_opens_a_browser_where_it_is_asked_to(running, data, monkeypatch, cap
 
 
 @pytest.mark.parametrize("variable", ["SSH_CONNECTION", ""])
-def test_no_browser_starts_where_nobody_would_see_it(variable, monkeypatch):
+def test_no_browser_starts_where_nobody_would_see_it(variable, running, data, monkeypatch):
+    opened = []
+    monkeypatch.setattr(dashboard.webbrowser, "open", opened.append)
+    command = ["dashboard", "--data-dir", str(data.root)]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
     if variable:
         monkeypatch.setenv("DISPLAY", ":0")
         monkeypatch.setenv(variable, "1 2 3 4")
-    assert not dashboard._has_screen()
+    assert cli.main(command) == 0
+    assert opened == []
     if variable:
         monkeypatch.delenv(variable)
-        assert dashboard._has_screen()
+        assert cli.main(command) == 0
+        assert opened == [f"http://127.0.0.1:{running}/"]
 
 
 def test_json_for_programs(running, data, capsys):

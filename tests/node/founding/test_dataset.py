@@ -326,7 +326,7 @@ def test_what_a_row_holds_does_not_reach_the_terminal(prepare, tmp_path):
 
 
 def test_answers_need_a_jail(prepare, tmp_path, monkeypatch):
-    monkeypatch.setattr(jail, "_TOOLS", ("absent-tool",))
+    monkeypatch.setattr(jail, "TOOLS", ("absent-tool",))
     source = write_rows(tmp_path / "rows", [{"prompt": "?", "answer": "1"}])
     with pytest.raises(ValueError, match="absent-tool not installed: answers are scored in a jail"):
         prepare(source, "math/sums")

@@ -120,7 +120,7 @@ def test_a_flipped_bit_anywhere_is_refused(data):
 
 
 def test_the_last_signatures_are_verified_once_and_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(records, "_VERIFIED_MAX", 3)
+    monkeypatch.setattr(records, "VERIFIED_MAX", 3)
     judge, verified = validator(), []
 
     def counting(*signed):

@@ -103,7 +103,7 @@ def nowhere(monkeypatch):
     own = own_interpreter()
     moved = interpreters.own_interpreter().__class__(*[own.executable] * 3, own.version)
     monkeypatch.setattr(interpreters, "own_interpreter", lambda: moved)
-    monkeypatch.setattr(interpreters, "_USUAL", ("/nowhere",))
+    monkeypatch.setattr(interpreters, "USUAL_DIRECTORIES", ("/nowhere",))
     return own.bare
 
 

@@ -60,8 +60,10 @@ class Node:
         self.work, self.conditions = SlowWork(self.clock), Conditions()
         ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, self.work)
         self.replica = Replica(world.manifest, verify)
-        context = NodeContext(signer, self.replica, ports, None, ChangeSignal(), self.conditions)
-        self.admission = OwnAdmission(context, invite)
+        self.context = NodeContext(
+            signer, self.replica, ports, None, ChangeSignal(), self.conditions
+        )
+        self.admission = OwnAdmission(self.context, invite)
 
     async def run(self, seconds=1000.0):
         """Run until the proof is found, or for ``seconds``; return the conditions meanwhile."""
@@ -149,7 +151,7 @@ async def test_nobody_is_announced_who_is_not_admitted(monkeypatch):
 
     node = Node(INVITED)
     announcer = Announcer(
-        node.admission._context,
+        node.context,
         None,
         node.admission,
         About((Role.INFERENCE,), None, reachable=True, software=""),
@@ -220,7 +222,8 @@ async def test_a_restart_remembers_since_when_keys_are_admitted():
     }
     keys = AdmittedKeys(INVITED.manifest, verify)
     for peer, admission in known.items():
-        keys._take(peer, admission)
+        keys.admit(peer, admission)
+        keys.changes[peer] = admission
     log = AdmittedLog(store, keys)
     await log.flush()
     assert not keys.changes
@@ -241,7 +244,7 @@ async def test_a_full_disk_keeps_the_changes_for_later():
             raise StorageFullError("full")
 
     keys = AdmittedKeys(INVITED.manifest, verify)
-    keys._take("one", Admission(b"proof", 3))
+    keys.changes["one"] = Admission(b"proof", 3)
     with pytest.raises(StorageFullError):
         await AdmittedLog(Full(), keys).flush()
     assert keys.changes

@@ -5,12 +5,12 @@ import pytest
 from node.local.config import NodeConfig
 from node.process.runner import live_engines
 from protocol.core.types import Role
+from roles.engines.subprocess import client, process
 from simulations.ports.background import SimBackground
-from tests.roles.engines.subprocess.engine_processes import tiny_manifest
 
 
 @pytest.mark.parametrize("engine", ["builtin", "vllm"])
-def test_what_a_person_chose_reaches_the_engine_process(tmp_path, engine):
+def test_configured_engine_options_reach_the_engine_process(tmp_path, monkeypatch, engine):
     python = Path("/opt/vllm/bin/python")
     config = NodeConfig(
         roles=(Role.INFERENCE,),
@@ -21,8 +21,11 @@ def test_what_a_person_chose_reaches_the_engine_process(tmp_path, engine):
         engine_python=python,
         engine_memory="3GB",
     )
-    engines = live_engines(config, SimBackground())
-    make = engines._make("generation", tiny_manifest())
-    assert (make.engine, make.gpus, make.device) == (engine, config.engine_gpus, "cuda:1")
-    assert make.memory_bytes_max == 3 * 10**9
-    assert (engines._processes._engine, engines._processes._python) == (engine, python)
+    made, processes = [], []
+    monkeypatch.setattr(client, "ChildEngines", lambda *chosen, **more: made.append((chosen, more)))
+    monkeypatch.setattr(process, "EngineProcesses", lambda *chosen: processes.append(chosen))
+    live_engines(config, SimBackground())
+    (((*_, device), options),) = made
+    assert (options["engine"], options["gpus"], device) == (engine, config.engine_gpus, "cuda:1")
+    assert options["memory_bytes_max"] == 3 * 10**9
+    assert processes == [(python, config.engine_server, engine)]

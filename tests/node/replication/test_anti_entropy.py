@@ -19,6 +19,7 @@ from protocol.core.rng import Rng
 from protocol.core.types import PeerId, ValidationResult
 from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX
 from protocol.replica.replica import Replica
+from roles.ports.transport import Trust
 from roles.runtime.context import ChangeSignal, Conditions
 from simulations.network import streams
 from tests.worlds.disks import MemoryStore
@@ -34,6 +35,7 @@ GENESIS = WORLD.genesis()
 NOW = WORLD.at(1)
 OUR_KEY, THEIR_KEY = identity("ours"), identity("theirs")
 OURS, THEIRS = OUR_KEY.peer_id, THEIR_KEY.peer_id
+PROTOCOL = SYNC.on(WORLD.run_id)
 
 
 class Fixed:
@@ -42,7 +44,7 @@ class Fixed:
 
 
 class Node:
-    def __init__(self, hub, signer):
+    def __init__(self, hub, signer, upload=None, trust=None):
         self.transport = hub.transport(signer.peer_id)
         self.replica = Replica(WORLD.manifest, lambda *_: True)
         self.accepted, self.blamed = [], []
@@ -52,14 +54,36 @@ class Node:
         self.peers.blame = lambda peer, fault: self.blamed.append((peer, str(fault.code)))
         ports = Ports(Fixed(), Rng(b"2"), self.transport, None, None, MemoryStore(), None, None)
         self.context = NodeContext(
-            signer, self.replica, ports, self.peers, ChangeSignal(), Conditions()
+            signer,
+            self.replica,
+            ports,
+            self.peers,
+            ChangeSignal(),
+            Conditions(),
+            trust=trust or Trust(),
         )
         self.key_guard = KeyGuard(self.context)
         inbox = MessageIntake(
             self.context, MessageLog(ports.store), self.key_guard, (), ChangeSignal()
         )
         inbox.listen(self.note)
-        self.anti_entropy = AntiEntropy(self.context, inbox, UploadScheduler(None))
+        self.anti_entropy = AntiEntropy(self.context, inbox, upload or UploadScheduler(None))
+
+    def note_pulls(self):
+        """Return the peers that this node opens streams to from now on, with the times."""
+        pulls, open_stream = [], self.peers.open_stream
+
+        async def noted(peer, protocol):
+            pulls.append((peer, LoopClock().now()))
+            return await open_stream(peer, protocol)
+
+        self.peers.open_stream = noted
+        return pulls
+
+    @property
+    def streams(self):
+        """Number of streams that this node serves."""
+        return self.context.tables.sizes()["streams_sync"]
 
     def note(self, received, source):
         assert source in (MessageOrigin.ANTI_ENTROPY, MessageOrigin.WAITED)
@@ -72,9 +96,9 @@ class Node:
 
 
 class Pair:
-    def __init__(self):
+    def __init__(self, **theirs):
         self.hub = Hub()
-        self.ours, self.theirs = Node(self.hub, OUR_KEY), Node(self.hub, THEIR_KEY)
+        self.ours, self.theirs = Node(self.hub, OUR_KEY), Node(self.hub, THEIR_KEY, **theirs)
         self.hub.connect(OURS, THEIRS)
 
     async def pull(self):
@@ -82,9 +106,27 @@ class Pair:
         await self.ours.peers.reach()
         return await self.ours.anti_entropy.pull(THEIRS)
 
+    async def request(self, **request):
+        """Send a request; return the stream and the ids of the answer."""
+        await self.theirs.anti_entropy.start()
+        stream = await self.ours.transport.open_stream(THEIRS, PROTOCOL)
+        await write_frame(stream, encode(request))
+        return stream, decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
+
+    async def listed(self):
+        """Return the ids that their node offers, of all pages."""
+        found = []
+        while True:
+            stream, ids = await self.request(skip=len(found), version=0)
+            await stream.close()
+            await asyncio.sleep(1)
+            if not ids:
+                return found
+            found += ids
+
     async def serve(self, handler):
         """Replace the server's handler by a faulty one."""
-        await self.theirs.transport.handle(self.ours.anti_entropy._protocol, handler)
+        await self.theirs.transport.handle(PROTOCOL, handler)
         await self.ours.peers.reach()
         return await self.ours.anti_entropy.pull(THEIRS)
 
@@ -129,7 +171,7 @@ async def test_a_long_history_comes_page_by_page(monkeypatch, page):
     assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
 
 
-async def test_who_asks_again_at_once_is_not_told_for_ever():
+async def test_repeated_requests_of_a_peer_are_bounded():
     """The list alone takes milliseconds, and a client may request nothing of it and repeat."""
     pair = Pair()
     pair.theirs.take(*validators(), *chain(5), *CHAIN)
@@ -146,7 +188,7 @@ async def test_untrusted_peers_records_come_last(monkeypatch):
     monkeypatch.setattr(synchronise, "IDS_MAX", 16)
     pair = Pair()
     pair.theirs.take(*records(40), *validators(), *chain(2), *CHAIN)
-    listed = [signed.digest for signed in synchronise._current(pair.theirs.replica, 0)]
+    listed = await pair.listed()
     assert {signed.digest for signed in records(40)} == set(listed[-40:])
     assert {signed.digest for signed in validators()} == set(listed[:6])
     assert len(listed) == len(set(listed))
@@ -171,7 +213,7 @@ async def test_old_evidence_against_members_comes_last(monkeypatch):
     pair.theirs.take(*present)
     pair.theirs.replica.advance(NOW)
     assert pair.theirs.replica.ledger.commits.entries == {}
-    listed = [signed.digest for signed in synchronise._current(pair.theirs.replica, 0)]
+    listed = await pair.listed()
     assert listed[-4:] == [one.digest for one in (lie, rejection, *fork)]
     assert await pair.pull()
     slashed = pair.ours.replica.ledger.workers.is_slashed
@@ -184,7 +226,7 @@ async def test_old_evidence_against_members_comes_last(monkeypatch):
 
 
 @pytest.mark.parametrize("page", [1, 2])
-async def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, page):
+async def test_messages_that_cannot_be_taken_do_not_block_the_rest(monkeypatch, page):
     """Two nodes may hold different commits of a worker with too many: each is requested once."""
     monkeypatch.setattr(synchronise, "IDS_MAX", page)
     pair = Pair()
@@ -275,7 +317,7 @@ async def _oversize(stream):
         (_oversize, "oversize"),
     ],
 )
-async def test_who_answers_nonsense_has_told_us_nothing_and_is_blamed(handler, fault):
+async def test_malformed_answer_is_blamed_and_does_not_synchronise(handler, fault):
     pair = Pair()
     clock = LoopClock()
     began = clock.now()
@@ -286,7 +328,7 @@ async def test_who_answers_nonsense_has_told_us_nothing_and_is_blamed(handler, f
     assert pair.ours.blamed == ([] if fault is None else [(THEIRS, fault)])
 
 
-async def test_who_drips_is_left_after_a_while():
+async def test_slow_answer_ends_at_the_deadline():
     async def drip(stream):
         await read_frame(stream, 64)
         await write_frame(stream, encode({"ids": [digest(bytes([n])) for n in range(200)]}))
@@ -320,67 +362,55 @@ async def test_who_drips_is_left_after_a_while():
 async def test_a_malformed_request_is_not_answered(request_):
     pair = Pair()
     await pair.theirs.anti_entropy.start()
-    stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
+    stream = await pair.ours.transport.open_stream(THEIRS, PROTOCOL)
     await write_frame(stream, request_)
     assert await stream.read(1) == b""
     assert [peer for peer, _ in pair.theirs.blamed] == [OURS]
-    assert pair.theirs.anti_entropy._bounded._serving == {}
+    assert pair.theirs.streams == 0
 
 
-async def test_pages_that_are_far_beyond_the_last_are_empty():
+async def test_pages_beyond_the_last_are_empty():
     pair = Pair()
     pair.theirs.take(*records(3))
-    await pair.theirs.anti_entropy.start()
-    stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
-    await write_frame(stream, encode({"skip": 2**53, "version": 2**53}))
-    assert await read_frame(stream, 1024) == encode({"ids": []})
+    _, ids = await pair.request(skip=2**53, version=2**53)
+    assert ids == ()
     assert pair.theirs.blamed == []
 
 
-async def test_who_does_not_read_its_answer_costs_a_deadline(monkeypatch):
+async def test_peer_that_does_not_read_its_answer_costs_a_deadline(monkeypatch):
     monkeypatch.setattr(streams, "WINDOW_BYTES", 1 << 14)
     pair = Pair()
     pair.theirs.take(*records(200))  # more than the window
-    await pair.theirs.anti_entropy.start()
-    stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
-    await write_frame(stream, encode({"skip": 0, "version": 0}))
-    ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
+    stream, ids = await pair.request(skip=0, version=0)
     assert len(ids) == 200
     await write_frame(stream, encode({"ids": ids}))
     await asyncio.sleep(SYNC.stall_seconds - 1)
-    assert [one.peer for one in pair.theirs.anti_entropy._bounded._serving] == [OURS]
+    assert pair.theirs.streams == 1
     await asyncio.sleep(2)
-    assert pair.theirs.anti_entropy._bounded._serving == {}
+    assert pair.theirs.streams == 0
 
 
-async def test_only_what_was_listed_is_sent():
+async def test_only_listed_messages_are_sent():
     pair = Pair()
     pair.theirs.take(GENESIS)
-    await pair.theirs.anti_entropy.start()
-    stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
-    await write_frame(stream, encode({"skip": 0, "version": 0}))
-    ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
+    stream, ids = await pair.request(skip=0, version=0)
     assert ids == (GENESIS.digest,)
     await write_frame(stream, encode({"ids": [digest(b"?"), GENESIS.digest]}))
     assert await stream.read(1) == b""
 
 
-async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
+async def test_answers_respect_the_upload_cap(monkeypatch):
     """A roster full of Sybil keys takes megabytes, too much for a home connection."""
-    pair = Pair()
+    taken, trusted, cap = [], {OURS: False}, UploadScheduler(None)
+    pair = Pair(upload=cap, trust=Trust(trusted=trusted.__getitem__))
     made = records(60)
     pair.theirs.take(*validators(), *made)
-    taken, trusted = [], {OURS: False}
-    cap = pair.theirs.anti_entropy._upload_cap
     cap.piece_bytes_max = 1000
 
     async def take(count, **whose):
         taken.append((count, whose))
 
     cap.take = take
-    context = pair.theirs.context
-    trust = replace(context.trust, trusted=trusted.__getitem__)
-    pair.theirs.anti_entropy._context = replace(context, trust=trust)
     assert await pair.pull()
     assert {str(whose) for _, whose in taken} == {str({"trusted": False, "messages": True})}
     counts = [count for count, _ in taken]
@@ -400,57 +430,37 @@ async def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
     assert all(whose["trusted"] for _, whose in taken)
 
 
-async def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
+async def test_streams_are_limited_per_peer_and_in_total(monkeypatch):
     monkeypatch.setattr(synchronise, "SYNC", replace(SYNC, streams_total=2))
     hub = Hub()
     server = Node(hub, THEIR_KEY)
     await server.anti_entropy.start()
-    protocol = server.anti_entropy._protocol
     streams = []
     for name in ("a", "a", "b", "c"):
         peer = PeerId(name)
         transport = hub.transports.get(peer) or hub.transport(peer)
         hub.connect(peer, THEIRS)
-        streams.append(await transport.open_stream(THEIRS, protocol))
+        streams.append(await transport.open_stream(THEIRS, PROTOCOL))
         await asyncio.sleep(0.1)
     refused = [await asyncio.wait_for(streams[n].read(1), 1) for n in (1, 3)]
     assert refused == [b"", b""]
-    assert [one.peer for one in server.anti_entropy._bounded._serving] == ["a", "b"]
+    assert server.streams == 2
     await asyncio.sleep(SYNC.stall_seconds)  # an idle client makes room again
-    assert server.anti_entropy._bounded._serving == {}
+    assert server.streams == 0
 
 
-class Peers:
-    """Connection manager connected to the peers that the test names."""
-
-    def __init__(self):
-        self.connected, self.followers, self.places = [], [], {}
-
-    def follow(self, follower):
-        self.followers.append(follower)
-
-    async def handle(self, _protocol, _handler):
-        pass
-
-
-async def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_something_is_missed():
-    node = Node(Hub(), OUR_KEY)
-    peers = Peers()
-    anti_entropy = AntiEntropy(replace(node.context, peers=peers), None, UploadScheduler(None))
-    asked, epoch_seconds = [], WORLD.manifest.epochs.seconds
-
-    async def pull(peer):
-        asked.append((peer, LoopClock().now()))
-        anti_entropy._told.set()
-
-    anti_entropy.pull = pull
-    await anti_entropy.start()
-    running = asyncio.create_task(anti_entropy.run())
+async def test_pulls_back_off_until_a_message_is_missing():
+    hub = Hub()
+    node, other = Node(hub, OUR_KEY), Node(hub, THEIR_KEY)
+    await other.anti_entropy.start()
+    await node.anti_entropy.start()
+    asked, epoch_seconds = node.note_pulls(), WORLD.manifest.epochs.seconds
+    running = asyncio.create_task(node.anti_entropy.run())
     await asyncio.sleep(3 * epoch_seconds)
     assert asked == [], "there is nobody"
-    peers.connected = [THEIRS]
+    hub.connect(OURS, THEIRS)
     began = LoopClock().now()
-    peers.followers[0](peers.connected)
+    await node.peers.reach()
     await asyncio.sleep(40 * epoch_seconds)
     assert [round((at - began) / epoch_seconds) for _, at in asked] == [
         0,
@@ -471,7 +481,7 @@ async def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_so
     running.cancel()
 
 
-async def test_a_node_asks_several_and_one_of_the_genesis_before_it_calls_itself_synchronised():
+async def test_node_pulls_from_three_peers_and_a_genesis_node_until_synchronised():
     hub = Hub()
     ours, *others = (
         Node(hub, key)
@@ -483,13 +493,7 @@ async def test_a_node_asks_several_and_one_of_the_genesis_before_it_calls_itself
             WORLD.validators[0],
         )
     )
-    told, pull = [], ours.anti_entropy._pull
-
-    async def noted(peer):
-        told.append(peer)
-        await pull(peer)
-
-    ours.anti_entropy._pull = noted
+    pulls = ours.note_pulls()
     for other in others:
         await other.anti_entropy.start()
     for other in others[:3]:
@@ -497,12 +501,12 @@ async def test_a_node_asks_several_and_one_of_the_genesis_before_it_calls_itself
     validator = WORLD.validators[0]
     at = (f"/sim/{validator.peer_id}/p2p/{validator.peer_id}",)
     others[0].take(WORLD.record(validator, ("validator",), addresses=at))
-    await ours.peers.reach()
     await ours.anti_entropy.start()
+    await ours.peers.reach()
     tasks = [asyncio.create_task(ours.anti_entropy.run())]
-    ours.anti_entropy._connected.set()
     async with asyncio.timeout(WORLD.manifest.epochs.seconds):
         await ours.anti_entropy.wait_until_synchronised()
-    assert validator.peer_id in told
-    assert len(told) >= 3
+    asked = [peer for peer, _ in pulls]
+    assert validator.peer_id in asked
+    assert len(asked) >= 3
     tasks[0].cancel()

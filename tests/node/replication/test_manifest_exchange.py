@@ -62,7 +62,7 @@ async def short(stream):
 
 
 @pytest.mark.parametrize("serve", [silent, short])
-async def test_who_does_not_answer_in_time_is_not_reachable(serve):
+async def test_late_answer_raises_transport_error(serve):
     with pytest.raises(TransportError):
         await ask(serve)
 
@@ -73,28 +73,30 @@ async def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch
     here, there = hub.transport(HERE), hub.transport(THERE)
     hub.connect(HERE, THERE)
     large = sign_manifest(run_manifest(validators=200), identity("creator"))
-    await serve_manifest(there, large, Trust(), TableRegistry())
+    tables = TableRegistry()
+    await serve_manifest(there, large, Trust(), tables)
     stream = await here.open_stream(THERE, MANIFEST.name)
     await asyncio.sleep(1)
-    assert len(there._serving) == 1
+    assert tables.sizes()["streams_manifest"] == 1
     await asyncio.sleep(20)
-    assert there._serving == {}
+    assert tables.sizes()["streams_manifest"] == 0
     await stream.close()
 
 
-async def test_only_so_many_new_nodes_are_served_at_once_each_of_them_once(monkeypatch):
+async def test_manifest_streams_are_limited_in_total_and_per_peer(monkeypatch):
     monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # a reader that reads nothing blocks the writer
     hub = Hub()
     there = hub.transport(THERE)
     large = sign_manifest(run_manifest(validators=200), identity("creator"))
-    await serve_manifest(there, large, Trust(), TableRegistry())
+    tables = TableRegistry()
+    await serve_manifest(there, large, Trust(), tables)
     for number in (0, *range(MANIFEST.streams_total + 5)):
         peer = PeerId(f"peer-{number}")
         here = hub.transports.get(peer) or hub.transport(peer)
         hub.connect(peer, THERE)
         await here.open_stream(THERE, MANIFEST.name)
         await asyncio.sleep(0.01)
-        assert len(there._serving) == min(number + 1, MANIFEST.streams_total)
+        assert tables.sizes()["streams_manifest"] == min(number + 1, MANIFEST.streams_total)
     await asyncio.sleep(20)
     monkeypatch.undo()
     here = hub.transport(HERE)

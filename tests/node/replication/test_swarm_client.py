@@ -107,7 +107,7 @@ async def pair():
     return hub, ours, theirs
 
 
-async def test_what_we_publish_is_stored_applied_and_accepted_elsewhere():
+async def test_published_message_is_stored_applied_and_accepted_by_peers():
     _, ours, theirs = await pair()
     seen = ours.changes.count
     signed = await ours.network.publish(Topic.COMMITS, COMMIT.message)
@@ -124,7 +124,7 @@ async def test_what_we_publish_is_stored_applied_and_accepted_elsewhere():
         await node.stop()
 
 
-async def test_what_is_not_stored_is_not_said():
+async def test_message_that_is_not_stored_is_not_published():
     _, ours, theirs = await pair()
     ours.store.full = True
     with pytest.raises(StorageFullError):
@@ -139,7 +139,7 @@ async def test_what_is_not_stored_is_not_said():
         await node.stop()
 
 
-async def test_what_our_own_replica_refuses_leaves_no_trace():
+async def test_message_rejected_by_own_replica_is_not_stored():
     _, ours, theirs = await pair()
     wrong = COMMIT.message.model_copy(update={"sequences": 9})
     with pytest.raises(RefusedError, match="bad-counts"):
@@ -154,7 +154,7 @@ async def test_what_our_own_replica_refuses_leaves_no_trace():
 
 
 @pytest.mark.parametrize("full", [False, True])
-async def test_what_is_said_twice_at_once_is_said_once_or_not_at_all(full):
+async def test_concurrent_publication_of_a_message_happens_at_most_once(full):
     _, ours, theirs = await pair()
     ours.store.full = full
     both = await asyncio.gather(
@@ -188,9 +188,9 @@ async def test_a_message_is_handed_to_one_peer():
 
 
 @pytest.mark.parametrize("sent", [b"", b"\xff\xff\xff\xff", b"\0\0\x10\0abc"])
-async def test_a_peer_that_says_nothing_sensible_is_left_in_silence(sent):
+async def test_malformed_message_is_not_answered(sent):
     _, ours, theirs = await pair()
-    stream = await ours.transport.open_stream(theirs.peer, ours.network._protocol)
+    stream = await ours.transport.open_stream(theirs.peer, MESSAGE.on(WORLD.run_id))
     await stream.write(sent)
     await asyncio.sleep(SEND_SECONDS + 1)
     assert await stream.read(1) == b""
@@ -202,7 +202,7 @@ async def test_a_peer_that_says_nothing_sensible_is_left_in_silence(sent):
 async def test_a_peer_has_so_many_messages_received_at_once():
     _, ours, theirs = await pair()
     opened = [
-        await ours.transport.open_stream(theirs.peer, ours.network._protocol)
+        await ours.transport.open_stream(theirs.peer, MESSAGE.on(WORLD.run_id))
         for _ in range(MESSAGE.streams_per_peer)
     ]
     theirs.replica.receive(COMMIT.envelope, NOW)
@@ -218,7 +218,7 @@ async def test_a_peer_has_so_many_messages_received_at_once():
 
 async def test_a_peer_that_does_not_read_its_answer_costs_a_deadline():
     hub, ours, theirs = await pair()
-    stream = await ours.transport.open_stream(theirs.peer, ours.network._protocol)
+    stream = await ours.transport.open_stream(theirs.peer, MESSAGE.on(WORLD.run_id))
     await write_frame(stream, COMMIT.envelope)
     hub.stall(ours.peer)
     await asyncio.sleep(SEND_SECONDS + 1)

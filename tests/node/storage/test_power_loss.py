@@ -120,9 +120,10 @@ async def test_a_linked_file_is_old_or_whole_and_survives(root):
 FULL = 2
 
 
-async def test_the_store_waits_for_the_disk_at_every_commit(tmp_path):
+async def test_the_store_waits_for_the_disk_at_every_commit(tmp_path, connections):
     store = SqliteStore(tmp_path / "state.sqlite")
-    for connection in (store._writer, store._reader):
+    assert len(connections) == 2
+    for connection in connections:
         assert connection.execute("PRAGMA synchronous").fetchone() == (FULL,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     store.close()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from node.storage import state
 from node.storage.state import SqliteStore
 from roles.ports.storage import Delete, Put, StorageFullError, Store
 
@@ -43,17 +42,16 @@ async def test_scans_page_in_key_order_and_never_hide_a_later_commit(tmp_path: P
 
 
 async def test_concurrent_commits_share_transactions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, connections: list[sqlite3.Connection]
 ) -> None:
-    transactions = []
-    transact = state._transact
-    monkeypatch.setattr(state, "_transact", lambda c, x: transactions.append(1) or transact(c, x))
+    statements: list[str] = []
     store = SqliteStore(tmp_path / "state.sqlite")
+    connections[0].set_trace_callback(statements.append)
     await asyncio.gather(
         *(store.commit([Put("t", n.to_bytes(2, "big"), b"x")]) for n in range(500))
     )
     assert len(list(store.scan("t"))) == 500
-    assert len(transactions) < 100
+    assert 0 < statements.count("COMMIT") < 100
     store.close()
 
 
@@ -70,15 +68,18 @@ async def test_a_commit_that_fails_takes_no_neighbour_with_it(tmp_path: Path) ->
     store.close()
 
 
-async def test_a_full_database_says_so_and_keeps_what_it_had(tmp_path: Path) -> None:
+async def test_a_full_database_says_so_and_keeps_what_it_had(
+    tmp_path: Path, connections: list[sqlite3.Connection]
+) -> None:
     store = SqliteStore(tmp_path / "state.sqlite")
     await store.commit([Put("t", b"kept", b"x")])
-    pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
-    store._writer.execute(f"PRAGMA max_page_count = {pages + 1}")
+    writer = connections[0]
+    pages = writer.execute("PRAGMA page_count").fetchone()[0]
+    writer.execute(f"PRAGMA max_page_count = {pages + 1}")
     with pytest.raises(StorageFullError):
         await store.commit([Put("t", b"large", bytes(100_000))])
     assert [key for key, _ in store.scan("t")] == [b"kept"]
-    store._writer.execute("PRAGMA max_page_count = 100000")
+    writer.execute("PRAGMA max_page_count = 100000")
     await store.commit([Put("t", b"large", bytes(100_000))])
     store.close()
 

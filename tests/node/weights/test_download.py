@@ -181,8 +181,7 @@ async def test_a_node_that_corrupts_is_named_and_everyone_completes(tmp_path: Pa
         0,
     )
     await world.add("n5")
-    node = world.nodes[liar]
-    node.blobs = node.exchange._blobs = node.files._blobs = CorruptBlobs(tmp_path / liar)
+    await world.add(liar, CorruptBlobs)
     weights, _ = await world.publish()
     await world.run([node for node in world.nodes.values() if node.peer != ROOT], weights)
     blamed = [node.blamed for node in world.nodes.values() if node.blamed]
@@ -196,15 +195,12 @@ async def test_a_parent_that_stalls_is_replaced(tmp_path: Path) -> None:
     for number in range(4):
         await world.add(f"n{number}")
     weights, _ = await world.publish()
-    stalled = world.nodes[feeder_of(world.members, weights, 0)]
-    stalled.blobs = stalled.exchange._blobs = stalled.files._blobs = StalledBlobs(
-        tmp_path / stalled.peer
-    )
+    await world.add(feeder_of(world.members, weights, 0), StalledBlobs)
     await world.run([node for node in world.nodes.values() if node.peer != ROOT], weights)
 
 
 @pytest.mark.parametrize("store", [StalledBlobs, CorruptBlobs])
-async def test_who_failed_once_is_asked_last_for_the_next_version(
+async def test_source_that_failed_is_last_for_the_next_version(
     tmp_path: Path, store: type[FileBlobs]
 ) -> None:
     world = await swarm(tmp_path, 9 * SHARD_BYTES)
@@ -260,9 +256,9 @@ async def test_a_parent_that_holds_every_request_costs_less_untrusted(
         history.begun(0.1)
     members = [*world.members, ForestMember(holder, 10**6, reachable=True, trusted=trusted)]
     download = world.download(node, weights, source_history=history, limits=TransferLimits())
-    download._candidates = ((holder, ROOT),) * 4
+    orders = ((holder, ROOT),) * 4
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(download, "_plan", lambda _members: (download._candidates, ()))
+        patch.setattr(download, "_plan", lambda _members: (orders, ()))
         download.change_members(members)
     now = asyncio.get_running_loop().time
     started_at = now()
@@ -270,7 +266,7 @@ async def test_a_parent_that_holds_every_request_costs_less_untrusted(
     assert seconds[0] <= now() - started_at < seconds[1]
 
 
-async def test_who_was_late_and_delivered_in_the_end_is_not_doubted(tmp_path: Path) -> None:
+async def test_late_source_that_delivered_is_not_doubted(tmp_path: Path) -> None:
     world = await swarm(tmp_path, 600_000)
     node = await world.add("node")
     weights, _ = await world.publish()
@@ -347,20 +343,20 @@ async def test_the_index_goes_down_the_tree_without_asking_in_vain(
     world = await swarm(tmp_path, 600_000)
     nodes = [await world.add(f"n{number}") for number in range(12)]
     weights, _ = await world.publish()
-    exchange = world.nodes[ROOT].exchange
-    serve, open_partials = exchange._answer, WeightsDownload._open_partials
+    stream, open_file = FileBlobs.stream, FileBlobs.open_file
     now, arrivals = asyncio.get_running_loop().time, []
 
-    async def late(stream: Any) -> None:
+    async def late(self: FileBlobs, digest: Digest, offset: int, length: int) -> Any:
         await asyncio.sleep(max(0.0, 0.5 - now()))  # meanwhile every node asks its parent
-        await serve(stream)
+        async for piece in stream(self, digest, offset, length):
+            yield piece
 
-    async def opened(self: WeightsDownload, index: ShardIndex) -> Any:
+    async def opened(self: FileBlobs, index: ShardIndex, *purpose: Purpose) -> Any:
         arrivals.append(now())
-        return await open_partials(self, index)
+        return await open_file(self, index, *purpose)
 
-    monkeypatch.setattr(exchange, "_answer", late)
-    monkeypatch.setattr(WeightsDownload, "_open_partials", opened)
+    monkeypatch.setattr(FileBlobs, "stream", late)
+    monkeypatch.setattr(FileBlobs, "open_file", opened)
     await world.run(nodes, weights)
     assert len(arrivals) == len(nodes)
     assert 0.5 < min(arrivals) <= max(arrivals) < 0.55, "no pause after the root's half second"
@@ -418,7 +414,7 @@ def _together(nodes: Sequence[Node], index: ShardIndex) -> bool:
     return True
 
 
-async def test_what_came_before_a_crash_is_not_fetched_again(tmp_path: Path) -> None:
+async def test_chunks_stored_before_a_crash_are_not_fetched_again(tmp_path: Path) -> None:
     world = await swarm(tmp_path, 4_000_000)
     node = await world.add("n0")
     slow = ExchangeLimits(upload_bytes_per_second=4_000_000)
@@ -450,7 +446,7 @@ async def test_a_full_disk_stops_the_download_which_resumes_when_there_is_room(
     with pytest.raises(StorageFullError):
         await world.download(node, weights).run(node.path)
     assert not node.path.exists()
-    node.blobs._quota_bytes = 2_000_000
+    node = await world.add("n0", quota_bytes=2_000_000)
     await world.run([node], weights)
 
 
@@ -487,7 +483,7 @@ async def test_a_disk_that_fills_in_the_middle_raises_and_resumes(
     await world.run([node], weights)
 
 
-async def test_what_the_publisher_signed_and_cannot_be_is_its_fault(tmp_path: Path) -> None:
+async def test_inconsistent_index_blames_its_publisher(tmp_path: Path) -> None:
     world = await swarm(tmp_path, 600_000)
     node = await world.add("n0")
     weights, index = await world.publish()
@@ -509,17 +505,25 @@ async def test_what_the_publisher_signed_and_cannot_be_is_its_fault(tmp_path: Pa
     assert not node.path.exists()
 
 
-async def test_chunks_that_fit_and_do_not_make_their_shard_are_the_publishers_fault(
+async def test_verified_chunks_of_a_corrupt_shard_blame_the_publisher(
     tmp_path: Path,
 ) -> None:
     world = await swarm(tmp_path, SHARD_BYTES)
     node = await world.add("n0")
     weights, index = await world.publish()
     other = Digest(b"o" * 32)
-    root = world.nodes[ROOT].blobs
-    (tmp_path / ROOT / "complete" / "6f").mkdir()
-    (tmp_path / ROOT / "complete" / "6f" / other.hex()).write_bytes(world.content)
-    root._sizes[other] = SHARD_BYTES
+
+    class Lying(FileBlobs):
+        """Store that serves the shard under another digest, too."""
+
+        def size(self, digest: Digest) -> int | None:
+            return SHARD_BYTES if digest == other else super().size(digest)
+
+        def stream(self, digest: Digest, offset: int, length: int) -> Any:
+            here = index.shards[0].digest if digest == other else digest
+            return super().stream(here, offset, length)
+
+    root = (await world.add(ROOT, Lying)).blobs
     lying = replace(index, shards=(replace(index.shards[0], digest=other),))
     data = shard_index.encode(lying)
     lie = replace(weights, index_digest=await root.put(data, OWNER), index_bytes=len(data))

@@ -113,7 +113,7 @@ async def test_one_lie_in_a_chain_of_patches_costs_a_file_of_each_wanted_version
     count = received(late)
     await late.restart()
     await arrives(late, 4)
-    assert lie.index in late.library._routes.useless
+    assert lie.index in late.downloads.begun
     await eventually(lambda: all(has(late, version) for version in (2, 3, 4)), 60)
     assert received(late) - count < 4 * len(weights(2))
     count = received(late)
@@ -141,7 +141,7 @@ async def test_a_version_of_another_length_than_was_signed_is_fetched_again(tmp_
     await swarm.stop()
 
 
-async def test_what_is_not_announced_yet_has_no_length_to_be_held_to(tmp_path):
+async def test_unannounced_version_survives_a_restart(tmp_path):
     """A trainer that died between release and announcement continues from its files."""
     swarm = await world.begun(tmp_path, 1)
     trainer = swarm.trainers[0]
@@ -150,5 +150,6 @@ async def test_what_is_not_announced_yet_has_no_length_to_be_held_to(tmp_path):
     policy = Policy(Version(1), world.digest(world.weights(1)), path)
     await trainer.library.release(policy)
     await trainer.restart()
-    assert trainer.library._held[1] == policy
+    swarm.tell(await swarm.publish())
+    assert trainer.library.get(1) == policy
     await swarm.stop()

@@ -8,14 +8,15 @@ import pytest
 from node.context import Ports
 from node.network.blobs.exchange import BlobExchange
 from node.network.connections.manager import ConnectionManager
-from node.weights.download_plan import DownloadStep
+from node.weights import downloads
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from protocol.core.crypto import digest
 from protocol.core.rng import Rng
-from protocol.core.types import PeerId, Role, ValidationResult, Version
+from protocol.core.types import Role, ValidationResult, Version
 from protocol.replica.replica import Replica
 from protocol.shardcast import index as shard_index
+from protocol.shardcast.source_history import SourceReputation
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose
 from roles.runtime.context import ChangeSignal, Conditions
@@ -41,6 +42,28 @@ class Blobs(MemoryBlobs):
             await asyncio.Event().wait()
         async for piece in super().stream(digest, offset, length):
             yield piece
+
+
+class NotedDownloads(Downloads):
+    """Downloads, with what was begun and what was cancelled, by index."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.begun, self.cancelled = {}, []
+
+    def make(self, weights, *arguments):
+        download = self.begun[weights.index_digest] = super().make(weights, *arguments)
+        run = download.run
+
+        async def noted(*arguments):
+            try:
+                return await run(*arguments)
+            except asyncio.CancelledError:
+                self.cancelled.append(weights.index_digest)
+                raise
+
+        download.run = noted
+        return download
 
 
 class Node:
@@ -84,7 +107,6 @@ class Node:
         """Restart with the known versions but without a roster, as after a crash."""
         before = self.replica
         self.replica = Replica(before.manifest, lambda *_: True)
-        self.peers._roster = self.replica.roster
         for entry in before.ledger.chain.checkpoints:
             self.replica.receive(entry.manifest.envelope, LoopClock().now())
         await self.restart()
@@ -93,11 +115,12 @@ class Node:
         if self.running is not None:
             self.running.cancel()
             await asyncio.wait([self.running])
+        self.downloads = NotedDownloads(self.ports, self.replica, self.exchange)
         self.library = PolicyLibrary(
             self.ports,
             self.replica,
             self.exchange,
-            Downloads(self.ports, self.replica, self.exchange),
+            self.downloads,
             ChangeSignal(),
             self.conditions,
         )
@@ -107,6 +130,19 @@ class Node:
     def take(self, signed, relay=ValidationResult.ACCEPT):
         assert self.replica.receive(signed.envelope, LoopClock().now()).result is relay
         self.library.news.notify()
+
+    @property
+    def held(self):
+        """The versions that the library holds."""
+        newest = self.replica.ledger.chain.version
+        return [version for version in range(newest + 1) if self.library.get(version)]
+
+    @property
+    def begun(self):
+        """The versions whose files the library has begun to fetch, in order."""
+        entries = (entry.manifest.message for entry in self.replica.ledger.chain.checkpoints)
+        versions = {message.index: message.version for message in entries}
+        return [versions[index] for index in self.downloads.begun if index in versions]
 
     def holds(self, version):
         policy = self.library.get(version)
@@ -233,14 +269,18 @@ async def test_a_version_comes_to_everybody_and_survives_a_restart(tmp_path):
     await swarm.stop()
 
 
-async def test_what_one_version_taught_about_its_sources_serves_the_next(tmp_path):
+async def test_downloads_of_a_node_share_one_source_history(tmp_path, monkeypatch):
+    histories = []
+
+    class Noted(SourceReputation):
+        def __init__(self):
+            super().__init__()
+            histories.append(self)
+
+    monkeypatch.setattr(downloads, "SourceReputation", Noted)
     swarm = await begun(tmp_path, 2)
-    one = swarm.followers[0]
-    history = one.library._downloads._source_history
-    assert history.begin_seconds(15.0) < 15.0
-    leg = DownloadStep(swarm.head)
-    downloads = [one.library._download(leg, PeerId("root"), []) for _ in range(2)]
-    assert {download._source_history for download in downloads} == {history}
+    assert len(histories) == len(swarm.nodes)
+    assert min(history.begin_seconds(15.0) for history in histories) < 15.0
     await swarm.stop()
 
 
@@ -253,7 +293,7 @@ async def test_before_the_first_version_there_is_nothing(tmp_path):
     await swarm.stop()
 
 
-async def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
+async def test_versions_beyond_the_retention_are_deleted(tmp_path):
     swarm = await begun(tmp_path, 3, trainers=2)
     before = [len(node.disk.blobs) for node in swarm.nodes]
     for _ in range(9):
@@ -261,7 +301,7 @@ async def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
         await asyncio.sleep(12)
         swarm.introduce()
     for node, count in zip(swarm.nodes, before, strict=True):
-        held = sorted(node.library._held)
+        held = node.held
         assert held == [8, 9, 10, 11]
         assert [file.name for file in sorted(node.directory.glob("v*.safetensors"))] == sorted(
             f"v{version}.safetensors" for version in held
@@ -288,8 +328,8 @@ async def test_a_version_that_an_engine_reads_is_not_deleted_under_it(tmp_path):
             swarm.introduce()
 
     swarm = await begun(tmp_path, 1)
-    library = swarm.followers[0].library
-    policy = library.newest()
+    one = swarm.followers[0]
+    library, policy = one.library, one.library.newest()
     with library.hold(policy):
         with library.hold(policy):
             await publish_many(swarm, 5)
@@ -298,7 +338,7 @@ async def test_a_version_that_an_engine_reads_is_not_deleted_under_it(tmp_path):
         assert policy.path.read_bytes() == weights(0), "another engine reads it"
     await publish_many(swarm, 1)
     assert not policy.path.exists()
-    assert sorted(library._held) == [5, 6, 7, 8]
+    assert one.held == [5, 6, 7, 8]
     await swarm.stop()
 
 
@@ -328,7 +368,7 @@ async def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tm
     trainer.blobs.withheld.update(dict.fromkeys(largest))
     swarm.tell(old)
     await asyncio.sleep(3)
-    assert one.library._arriving
+    assert old.message.index in one.downloads.begun
     swarm.introduce(trainer, leaving=True)
     new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
     swarm.tell(new)
@@ -422,7 +462,7 @@ async def test_a_trainer_that_lost_its_weights_gets_them_back(tmp_path):
     await swarm.stop()
 
 
-async def test_nobody_to_ask_is_no_error(tmp_path):
+async def test_missing_source_is_no_error(tmp_path):
     swarm = await begun(tmp_path, followers=0)
     trainer = swarm.trainers[0]
     trainer.ports.files.weights(0).unlink()
@@ -506,7 +546,7 @@ async def test_the_newest_version_is_fetched_first(tmp_path):
     begun_with = []
     for _ in range(3):
         await asyncio.sleep(0.1)
-        begun_with.append(list(one.library._arriving))
+        begun_with.append(one.begun)
         one.library.news.notify()
     assert begun_with == [[3], [3, 2], [3, 2, 1]]
     await swarm.stop()
@@ -516,19 +556,18 @@ async def test_downloads_end_with_the_library(tmp_path):
     swarm = await slow_swarm(tmp_path, 1)
     one = swarm.followers[0]
     await asyncio.sleep(1)
-    (arriving,) = one.library._arriving.values()
-    assert not arriving.task.done()
+    assert one.downloads.cancelled == []
     await swarm.stop()
-    assert arriving.task.cancelled()
+    assert one.downloads.cancelled == list(one.downloads.begun) != []
 
 
-async def test_a_download_under_way_is_told_who_comes_and_goes(tmp_path):
+async def test_running_download_follows_the_members(tmp_path):
     swarm = await slow_swarm(tmp_path, 1)
     one = swarm.followers[0]
     await asyncio.sleep(1)
-    (arriving,) = one.library._arriving.values()
+    (download,) = one.downloads.begun.values()
     told = []
-    arriving.weights.change_members = lambda members: told.append(len(members))
+    download.change_members = told.append
     one.library.news.notify()
     await asyncio.sleep(1)
     assert told == [], "nothing has changed"
@@ -537,8 +576,9 @@ async def test_a_download_under_way_is_told_who_comes_and_goes(tmp_path):
     one.replica.receive(record.envelope, LoopClock().now())
     one.library.news.notify()
     await asyncio.sleep(1)
-    assert told == [len(swarm.nodes) + 1]
-    assert untrusted_peer.peer_id in [member.peer for member in arriving.members]
+    (members,) = told
+    assert len(members) == len(swarm.nodes) + 1
+    assert untrusted_peer.peer_id in [member.peer for member in members]
     await swarm.stop()
 
 
@@ -603,10 +643,10 @@ async def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
     swarm.introduce()
     await eventually(lambda: one.holds(7), 60)
     await asyncio.sleep(12)
-    checkpoints = map(one.replica.ledger.chain.get, one.library._held)
+    checkpoints = map(one.replica.ledger.checkpoint, one.held)
     assert stored_for(one, Purpose.WEIGHTS) == {item.message.index for item in checkpoints}
     names = {int.from_bytes(key, "big") for key, _ in one.store.scan("policies")}
-    assert names == set(one.library._held), "also those that the full disk kept"
+    assert names == set(one.held), "also those that the full disk kept"
     await swarm.stop()
 
 
@@ -678,7 +718,8 @@ async def test_a_state_makes_way_for_weights(tmp_path):
     swarm = await begun(tmp_path, 2, trainers=2)
     leader, heir = swarm.trainers
     signed = await swarm.publish(state_content=Rng(b"moments").bytes(40_000))
-    index = shard_index.decode(await leader.blobs.get(signed.message.state))
+    state = signed.message.state
+    index = shard_index.decode(await leader.blobs.get(state))
     assert len(index.shards) > 3
     leader.blobs.withheld.update((shard.digest, None) for shard in index.shards[1:])
     swarm.tell(signed)
@@ -688,7 +729,7 @@ async def test_a_state_makes_way_for_weights(tmp_path):
     leader.blobs.withheld.update((shard.digest, None) for shard in weights_index.shards)
     swarm.tell(signed)
     await asyncio.sleep(5)
-    assert heir.library._states._fetching.locked() is False
+    assert heir.downloads.cancelled == [state]
     leader.blobs.withheld.clear()
     await eventually(lambda: heir.blobs.has_file(signed.message.state), 60)
     assert heir.holds(3)

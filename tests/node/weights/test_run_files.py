@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from node.network.streams.protocols import BLOBS
 from node.storage.sharded_files import index_of
 from node.weights.downloads import Downloads
 from node.weights.run_files import RunFiles
@@ -81,7 +82,7 @@ async def test_a_peer_that_has_them_not_gets_them_and_serves_them(swarm):
     shares = [share for _, reason, *rest in told if "fetching" in reason for share in rest]
     assert shares and all(0 <= share <= 1 for share in shares)
     assert told[-1][1].startswith("fetching the run's dataset, ")
-    await trainer.exchange._transport.handle(trainer.exchange._protocol, _refuse)
+    await trainer.transport.handle(BLOBS.name, _refuse)
     await fetched(swarm, second, 300)
     assert swarm.holds(second)
 
@@ -100,7 +101,7 @@ async def test_a_file_of_another_run_makes_room_for_the_right_one(swarm):
     assert owners == {file.index for file in swarm.world.manifest.genesis.files.values()}
 
 
-async def test_who_comes_first_waits_and_says_for_what(swarm):
+async def test_first_node_waits_and_reports_the_reason(swarm):
     _, follower, _ = swarm.nodes
     task = asyncio.create_task(fetched(swarm, follower, 600))
     await asyncio.sleep(20)
@@ -110,7 +111,7 @@ async def test_who_comes_first_waits_and_says_for_what(swarm):
     assert swarm.holds(follower)
 
 
-async def test_nobody_is_there(swarm):
+async def test_missing_peers_are_reported(swarm):
     _, follower, _ = swarm.nodes
     task = asyncio.create_task(fetched(swarm, follower, 6000))
     await asyncio.sleep(600)  # the records of the others expire
@@ -119,7 +120,7 @@ async def test_nobody_is_there(swarm):
 
 
 @pytest.mark.parametrize("lost", ["index", "shard", "file"])
-async def test_what_was_lost_is_made_again(swarm, lost):
+async def test_lost_files_are_made_again(swarm, lost):
     trainer, follower, _ = swarm.nodes
     await fetched(swarm, trainer)
     await fetched(swarm, follower)

@@ -56,7 +56,7 @@ def test_a_bounded_dict_does_what_a_list_of_its_entries_does(limit, steps):
         assert list(table.items()) == entries
 
 
-def test_of_tables_with_one_name_the_fullest_is_reported():
+def test_fullest_table_of_a_name_is_reported():
     few, many = BoundedDict[int, int](4, "bans"), BoundedDict[int, int](4, "bans")
     few[0] = many[0] = many[1] = 0
     gauge = SizeGauge("bytes", 10, lambda: 7)
@@ -99,7 +99,7 @@ def test_an_envelope_is_remembered_for_its_run_and_kind_alone():
     assert len(asked) == 2
 
 
-def test_what_is_found_wrong_is_not_remembered():
+def test_faults_are_not_cached():
     opened, asked = Opened(8), []
     bad = forged(COMMIT, signature=bytes(64))
     for _ in range(2):
@@ -107,7 +107,6 @@ def test_what_is_found_wrong_is_not_remembered():
         result = open_envelope(bad, RolloutCommit, WORLD.run_id, verify, opened)
         assert isinstance(result, Fault)
     assert len(asked) == 2
-    assert not opened._entries
 
 
 def test_a_gossiped_message_is_decoded_once_and_a_malformed_one_every_time():
@@ -116,4 +115,4 @@ def test_a_gossiped_message_is_decoded_once_and_a_malformed_one_every_time():
     first, second = (decoded.get_or_compute(data, decode_message) for _ in range(2))
     assert first is second
     assert isinstance(decoded.get_or_compute(data[:-1], decode_message), Fault)
-    assert list(decoded._entries) == [data]
+    assert len(decoded) == 1

@@ -3,7 +3,7 @@
 import heapq
 from dataclasses import dataclass, field
 
-from protocol.core.crypto import Identity
+from protocol.core.crypto import Identity, verify
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId, ValidationResult
 from protocol.gossipsub.events import (
@@ -47,12 +47,14 @@ def router(
     chosen=nobody,
     trusted=nobody,
     is_trusted=frozenset(),
+    verifier=verify,
 ) -> Router:
     """Return a router; authors and peers in ``is_trusted`` have reputation."""
     return Router(
         SELF,
         params or Params(),
         Rng(seed),
+        verifier,
         opinions=opinions,
         chosen=chosen,
         trusted=trusted,
@@ -95,9 +97,17 @@ def joined_router(
     chosen=nobody,
     trusted=nobody,
     is_trusted=frozenset(),
+    verifier=verify,
 ) -> Router:
     """Return a router subscribed to TOPIC, with ``count`` subscribed peers in its mesh."""
-    node = router(params, opinions, chosen=chosen, trusted=trusted, is_trusted=is_trusted)
+    node = router(
+        params,
+        opinions,
+        chosen=chosen,
+        trusted=trusted,
+        is_trusted=is_trusted,
+        verifier=verifier,
+    )
     for each in PEERS[:count]:
         node.handle(PeerConnected(each.peer_id), 0)
         node.handle(received(each.peer_id, ENTER), 0)

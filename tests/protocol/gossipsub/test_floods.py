@@ -85,7 +85,7 @@ def test_five_untrusted_peers_that_graft_on_and_on_are_in_a_part_of_our_mesh_and
         assert len(members) <= Params().mesh_high
 
 
-def test_who_grafts_again_and_again_into_a_full_mesh_is_graylisted():
+def test_repeated_grafts_into_a_full_mesh_graylist_the_peer():
     node = joined_router(12)
     for each in PEERS[:12]:
         node.handle(received(each.peer_id, Rpc(graft=(TOPIC,))), 0)
@@ -197,7 +197,7 @@ def test_untrusted_peers_that_offer_what_nobody_has_share_what_is_asked_for():
     assert asked(FLOODER, 5.1) == 100
 
 
-def test_what_is_urgent_is_asked_for_before_what_may_wait():
+def test_urgent_messages_are_requested_before_deferrable_ones():
     node = joined_router(1, Params(iwant_untrusted_ids_max=3), may_wait=True)
     node.handle(Subscribe("urgent"), 0)
     offers = (IHave(TOPIC, unknown_ids(0, 2)), IHave("urgent", unknown_ids(2, 2)))
@@ -245,7 +245,7 @@ def test_a_flood_of_empty_rpcs_is_soon_not_read():
     assert len(found) <= 8, "those after them are not decoded"
 
 
-def test_who_asks_for_all_that_it_was_offered_in_each_heartbeat_is_answered():
+def test_peer_that_requests_all_offered_messages_is_answered():
     node = joined_router(3)
     enter(node, UNTRUSTED[:1], 0)
     offers = tuple(IHave("elsewhere", unknown_ids(0, 5000)) for _ in range(3))
@@ -260,7 +260,7 @@ def test_who_asks_for_all_that_it_was_offered_in_each_heartbeat_is_answered():
 
 
 @pytest.mark.parametrize("author", [UNTRUSTED[0], identity(77)], ids=["its own", "another's"])
-def test_a_flood_of_bad_signatures_is_verified_a_few_times_and_then_not_read(author):
+def test_router_stops_reading_a_peer_after_a_few_bad_signatures(author):
     """A check costs 70 us: four of them, then none for ten minutes, also on new connections."""
     verified = []
 
@@ -268,8 +268,7 @@ def test_a_flood_of_bad_signatures_is_verified_a_few_times_and_then_not_read(aut
         verified.append(signed_by)
         return False
 
-    node = joined_router(3)
-    node._verifier = verifier
+    node = joined_router(3, verifier=verifier)
     enter(node, UNTRUSTED[:1], 0)
     found = []
     for seqno in range(1, 500):
@@ -290,7 +289,7 @@ def test_a_flood_of_bad_signatures_is_verified_a_few_times_and_then_not_read(aut
     assert node.mesh_peers(TOPIC) != []
 
 
-def test_a_bad_signature_does_not_keep_the_message_from_who_brings_it_whole():
+def test_forged_copy_does_not_block_the_genuine_message():
     node = joined_router(3)
     whole = signed(identity(77), b"news", 1)
     forged = whole[:-1] + bytes([whole[-1] ^ 1])

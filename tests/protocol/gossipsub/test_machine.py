@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from protocol.core.containers import table_sizes
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import ValidationResult
 from protocol.gossipsub.events import (
@@ -73,16 +74,12 @@ rpcs = st.builds(
 )
 
 
-def state_of(node) -> tuple:
-    """State that a rejected input must not change (except budgets of a heartbeat)."""
+def state_of(node, now: float) -> tuple:
+    """Return the state that a rejected input must not change (except budgets of a heartbeat)."""
     return (
         {topic: node.mesh_peers(topic) for topic in node.topics},
-        dict(node._mesh.backoffs),
-        dict(node._seen._expires_at),
-        dict(node._pending),
-        dict(node._lazy.cache._entries),
-        {peer: list(node._peers.get(peer).topics) for peer in node._peers.all()},
-        node._seqno,
+        [(report.peer, report.backoff_seconds) for report in node.report(now)],
+        table_sizes(node.tables),
     )
 
 
@@ -97,6 +94,7 @@ class RouterMachine(RuleBasedStateMachine):
         )
         self.now = 1000.0
         self.connected = {}
+        self.seqno = 0
         self.accepted = {}
         self.published = {}
         self.delivered = {}
@@ -106,7 +104,9 @@ class RouterMachine(RuleBasedStateMachine):
 
     def act(self, event: Event) -> list[Effect]:
         backoffs = {
-            key: until for key, until in self.node._mesh.backoffs.items() if self.now < until
+            (topic, report.peer)
+            for report in self.node.report(self.now)
+            for topic in report.backoff_seconds
         }
         before = {topic: self.node.mesh_peers(topic) for topic in self.node.topics}
         effects = self.node.handle(event, self.now)
@@ -127,7 +127,7 @@ class RouterMachine(RuleBasedStateMachine):
         assert last is None or self.latest >= last + LIMITS.seen_seconds
         self.delivered[message_id] = self.seen_at[message_id]
 
-    def check_send(self, effect: Send, backoffs: dict) -> None:
+    def check_send(self, effect: Send, backoffs: set) -> None:
         assert effect.peer in self.connected
         rpc = rpc_of(effect)
         for topic in rpc.graft:
@@ -144,7 +144,7 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(peer=peers)
     def connect(self, peer):
         if peer in self.connected or len(self.connected) < LIMITS.peers_max:
-            self.connected[peer] = None
+            self.connected.setdefault(peer, {})
         self.act(PeerConnected(peer))
 
     @rule(peer=peers)
@@ -163,34 +163,42 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(topic=topics)
     def publish(self, topic):
         source = decode_message(signed(SELF, b"", 0)).source
-        seqno = max(self.node._seqno + 1, int(self.now * 10**9))
-        self.published[source + seqno.to_bytes(8, "big")] = None
+        self.seqno = max(self.seqno + 1, int(self.now * 10**9))
+        self.published[source + self.seqno.to_bytes(8, "big")] = None
         self.act(Publish(topic, b"own"))
-        assert self.node._seqno == seqno
 
     @rule(peer=peers, rpc=rpcs)
     def receive(self, peer, rpc):
-        for effect in self.act(RpcReceived(peer, encode_rpc(rpc))):
+        is_read = self.node.score(peer) >= LIMITS.graylist_score_min
+        effects = self.act(RpcReceived(peer, encode_rpc(rpc)))
+        for effect in effects:
+            is_read = is_read and not isinstance(effect, PeerFault)
             if isinstance(effect, Validate):
                 self.waiting[effect.message_id] = None
                 self.seen_at[effect.message_id] = self.now
+        if peer in self.connected:
+            for entry in rpc.subscriptions:
+                if entry.subscribe:
+                    self.connected[peer][entry.topic] = None
+                elif is_read:
+                    self.connected[peer].pop(entry.topic, None)
 
     @rule(peer=peers, data=st.binary(min_size=1, max_size=30).map(lambda each: each + b"\x07"))
     def receive_garbage(self, peer, data):
-        before = state_of(self.node)
+        before = state_of(self.node, self.now)
         effects = self.act(RpcReceived(peer, data))
         if [type(effect) for effect in effects] == [PeerFault]:
-            assert state_of(self.node) == before
+            assert state_of(self.node, self.now) == before
 
     @rule(peer=peers, topic=topics)
     def receive_forged(self, peer, topic):
-        before = state_of(self.node)
+        before = state_of(self.node, self.now)
         forged = signed(PEERS[9], b"x", 1, topic)[:-1] + b"\x00"
         for effect in self.act(RpcReceived(peer, encode_rpc(Rpc(publish=(forged,))))):
             allowed = [Fault(FaultCode.MESSAGE_SIGNATURE, "does not verify")]
-            pending_full = len(self.node._pending) == LIMITS.pending_max
+            pending_full = table_sizes(self.node.tables)["pending"] == LIMITS.pending_max
             assert pending_full or (isinstance(effect, PeerFault) and effect.fault in allowed)
-        assert state_of(self.node) == before
+        assert state_of(self.node, self.now) == before
 
     @rule(data=st.data(), verdict=st.sampled_from(ValidationResult))
     def answer(self, data, verdict):
@@ -217,27 +225,16 @@ class RouterMachine(RuleBasedStateMachine):
         for topic in self.node.topics:
             members = self.node.mesh_peers(topic)
             assert set(members) <= set(self.connected)
-            assert set(members) <= set(self.node._peers.subscribers(topic))
+            assert all(topic in self.connected[peer] for peer in members)
             assert len(members) <= LIMITS.mesh_high
 
     @invariant()
     def every_table_is_bounded(self):
-        node = self.node
-        assert node._peers.all() == [peer for peer in node._peers.all() if peer in self.connected]
-        assert len(node._peers.all()) <= LIMITS.peers_max
-        for peer in node._peers.all():
-            state = node._peers.get(peer)
-            assert len(state.topics) <= LIMITS.topics_per_peer_max
-            assert state.ids_asked <= LIMITS.ihave_ids_max
-        assert sum(len(each) for each in node._peers._subscribers.values()) == sum(
-            len(node._peers.get(peer).topics) for peer in node._peers.all()
-        )
-        assert len(node.topics) <= LIMITS.topics_max
-        assert len(node._pending) <= LIMITS.pending_max
-        assert len(node._seen) <= LIMITS.seen_max
-        assert node._lazy.cache.size_bytes <= LIMITS.cache_bytes_max
-        assert len(node._mesh.backoffs) <= LIMITS.backoffs_max
-        assert len(node._lazy._asked) <= LIMITS.asked_max
+        peers = [report.peer for report in self.node.report(self.now)]
+        assert set(peers) == set(self.connected)
+        assert len(peers) <= LIMITS.peers_max
+        assert len(self.node.topics) <= LIMITS.topics_max
+        assert all(len(table) <= table.limit for table in self.node.tables)
 
 
 TestRouterMachine = RouterMachine.TestCase

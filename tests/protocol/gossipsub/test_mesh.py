@@ -87,7 +87,7 @@ class World:
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(steps, st.integers(0, 6)), min_size=5, max_size=40))
-def test_a_mesh_is_looked_at_when_it_is_due_and_no_less(given_steps):
+def test_skipped_maintenance_changes_no_decision(given_steps):
     lazy, eager = World(), World()
     saved = 0
     for step, heartbeats in [(("join", "one"), 1), (("join", "two"), 3), *given_steps]:

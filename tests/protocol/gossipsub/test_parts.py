@@ -49,7 +49,7 @@ def test_a_message_is_advertised_then_only_served_then_gone():
     assert cache.serve(b"a", PEER, serves_max=2) == b"message"
     cache.shift()
     assert cache.serve(b"a", PEER, serves_max=2) is None
-    assert (cache._entries, cache.size_bytes) == ({}, 0)
+    assert cache.size_bytes == 0
 
 
 def test_a_message_is_served_to_a_peer_a_few_times_only():
@@ -273,14 +273,14 @@ def asked_at(params, seconds, leave_it_out):
     return asked
 
 
-def test_of_trusted_peers_two_are_asked_and_less_and_less_often():
+def test_two_trusted_peers_are_grafted_with_growing_backoff():
     """A hundred nodes want two of the same few: without backoff this would never end."""
     params = Params(prune_backoff_seconds=60, seek_seconds_max=240)
     asked = asked_at(params, 1000, lambda _now: True)
     assert asked == [1, 61, 181, 421, 661, 901]
 
 
-def test_who_loses_trusted_peers_that_it_had_for_long_does_not_wait_longer_than_at_first():
+def test_losing_old_trusted_peers_resets_the_backoff():
     params = Params(prune_backoff_seconds=60, seek_seconds_max=240)
     asked = asked_at(params, 1100, lambda now: now < 200 or now in (1000, 1001))
     assert asked == [1, 61, 181, 421, 1001, 1061]

@@ -251,9 +251,10 @@ async def test_a_step_is_that_of_hugging_face_and_adamw(published):
     await engine.load_policy(published.policy)
     batch = await engine.recompute(published.policy, batch_of())
     await engine.begin_step(batch)
-    ours = {name: one.grad.clone() for name, one in engine._held.model.named_parameters()}
+    model = engine._held.model
+    ours = {name: one.grad.clone() for name, one in model.named_parameters()}
     await engine.end_step()
-    stepped = {name: one.detach().clone() for name, one in engine._held.model.named_parameters()}
+    stepped = {name: one.detach().clone() for name, one in model.named_parameters()}
     engine.close()
 
     plain = AutoModelForCausalLM.from_pretrained(published.directory, dtype=torch.float32)

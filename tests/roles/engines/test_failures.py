@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from roles.engines.builtin import generation, verification
+from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
@@ -87,7 +88,7 @@ async def test_generation_that_breaks_is_told_and_goes_on(engines, policies, fre
     await generator.load(policies[0])
     before = await generator.generate(REQUESTS, 1.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generator._decoder, "_forward", raising(error))
+        patch.setattr(Decoder, "step", raising(error))
         with pytest.raises(EngineError) as raised:
             await generator.generate(REQUESTS, 1.0)
     assert str(raised.value) == told(error)
@@ -126,12 +127,10 @@ async def test_a_step_that_breaks_leaves_nothing_half_learned(
     expected = await trainer.step(batch_of(1))
     expected_policy = await trainer.write_policy(tmp_path / "next")
     await trainer.load_state(state, policy)
-    holder, name = (
-        (trainer._held.model.model, "forward")
-        if where == "forward"
-        else (trainer._held.optimizer, "step")
-    )
-    model_left = weakref.ref(trainer._held.model)
+    held = trainer._held
+    holder, name = (held.model.model, "forward") if where == "forward" else (held.optimizer, "step")
+    model_left = weakref.ref(held.model)
+    del held
     with pytest.MonkeyPatch.context() as patch:
         second_breaks = preceded(raising(error, after=1), getattr(holder, name))
         patch.setattr(holder, name, second_breaks)
@@ -164,7 +163,7 @@ async def test_what_a_failed_call_held_is_free_when_the_cache_is_emptied(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(held[0]() is not None))
-    monkeypatch.setattr(generator._decoder, "_forward", fail)
+    monkeypatch.setattr(Decoder, "step", fail)
     with pytest.raises(EngineError):
         await generator.generate(REQUESTS, 1.0)
     assert alive == [False]

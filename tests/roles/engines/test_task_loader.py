@@ -67,7 +67,7 @@ async def test_tasks_in_text_are_made_of_the_files_of_the_run(
         answers = [Answer(3, tokenizer.encode_chat(text)[1:-1]) for text in (right, "0", right)]
         assert await made.score_batch(answers) == [1.0, 0.0, 1.0]
     if kind is not Code:
-        await made._checker.close()
+        await made.close()
 
 
 @needs_jail
@@ -91,7 +91,7 @@ async def test_options_reach_the_generator(data):
     for seed in range(5):
         question = await made.question(seed)
         assert re.match(r"Calculate \d \+ \d\.\n", question), question
-    await made._checker.close()
+    await made.close()
 
 
 @needs_jail

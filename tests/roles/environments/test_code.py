@@ -121,7 +121,7 @@ async def test_memory_between_the_limits_has_no_score(jail, tokenizer):
     assert await asked.grade(1, fenced(grow.format(500))) == 0.0
 
 
-async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer):
+async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer, monkeypatch):
     draw = (
         "import os, random, secrets, uuid\nrandom.seed()\n"
         "print(random.random(), random.Random().random(), os.urandom(4), secrets.token_hex(4))\n"
@@ -133,18 +133,15 @@ async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer):
         Code("code/draws", lambda: rows, lambda: tokenizer, background, jail, SHORT)
     )
     outputs = []
-    original = asked._jail.run
+    original = jail.run
 
     async def noted(*arguments):
         outputs.append(await original(*arguments))
         return outputs[-1]
 
-    asked._jail.run = noted
-    try:
-        for _ in range(3):
-            assert await asked.grade(1, fenced(draw)) == 0.0
-    finally:
-        del asked._jail.run
+    monkeypatch.setattr(jail, "run", noted)
+    for _ in range(3):
+        assert await asked.grade(1, fenced(draw)) == 0.0
     assert len({ended.output for ended in outputs}) == 1
     assert b"0." in outputs[0].output
 
@@ -191,7 +188,7 @@ async def test_recursion_ends_where_python_ends_it(jail, tokenizer, plain_depth,
 async def test_answers_are_scored_after_the_thoughts_and_in_order(jail, tokenizer):
     asked = await task(jail, tokenizer, *SUMS)
     texts = [f"{fenced(ADD)}</think>so", f"hm</think>{fenced(ADD)}", fenced(ADD)]
-    answers = [Answer(5, tuple(tokenizer._tokenizer.encode(text))) for text in texts]
+    answers = [Answer(5, tokenizer.encode(text)) for text in texts]
     assert await asked.score_batch(answers) == [0.0, 1.0, 1.0]
 
 
@@ -210,7 +207,7 @@ async def test_a_row_that_cannot_be_read_is_no_ones_fault(jail, tokenizer):
     )
     with pytest.raises(ValueError, match="1 to 64"):
         await asked.grade(1, fenced(ADD))
-    answer = Answer(1, tuple(tokenizer._tokenizer.encode(fenced(ADD))))
+    answer = Answer(1, tokenizer.encode(fenced(ADD)))
     with pytest.raises(EngineError, match="1 to 64"):
         await asked.score_batch([answer])
 

@@ -190,8 +190,8 @@ async def test_problems_and_scores_are_those_of_the_package(monkeypatch, tmp_pat
     answers = [Answer(seed, tokenizer.encode_chat(text)[1:-1]) for text in said]
     assert await task.score_batch(answers) == [*said.values()]
     assert await other.score_batch(answers[::-1]) == [*said.values()][::-1]
-    await task._checker.close()
-    await other._checker.close()
+    await task.close()
+    await other.close()
 
 
 HOSTILE = """
@@ -271,7 +271,7 @@ async def test_hostile_answers_do_no_harm_and_cost_nobody_else_a_score(
     (first,), (again, between, last) = await scores("random"), await scores("random", "1", "random")
     assert first == again == last != between
     assert 0 < first < 1
-    await task._checker.close()
+    await task.close()
 
 
 @needs_verifiers
@@ -285,7 +285,7 @@ async def test_between_the_limits_there_is_no_score(monkeypatch, tmp_path, token
     task._count = 5
     (given,) = await task.grade_all([0], ["2"])
     assert isinstance(given, Unscorable) and "MiB of memory" in given.reason
-    await task._checker.close()
+    await task.close()
 
 
 # Missing parts
@@ -383,4 +383,4 @@ async def test_a_node_does_not_open_a_package_that_is_refused(monkeypatch, tmp_p
     with pytest.raises(ValueError, match=r"verifiers/tooled: .*needs tools") as raised:
         await opened(task)
     assert "\n" not in str(raised.value)
-    await task._checker.close()
+    await task.close()

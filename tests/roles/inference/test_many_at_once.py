@@ -8,7 +8,9 @@ import pytest
 from protocol.ledger.worker_stats import CREDIT_MAX
 from protocol.rollout.assignment import assign
 from protocol.rollout.body import decode_body
+from roles.inference import flow as flow_module
 from roles.inference.flow import InferenceFlow
+from roles.inference.slots import RolloutPipeline
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
@@ -53,12 +55,23 @@ class Busy(Engine):
                 self.ended += 1
 
 
+def flow_of(world, engine, task=None, at_once=4):
+    """Return a flow that begins so many slots at once; its slots are ``world.making``."""
+
+    def noted(*arguments):
+        world.making = RolloutPipeline(*arguments)
+        world.making.concurrency.limit = at_once
+        return world.making
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flow_module, "RolloutPipeline", noted)
+        return InferenceFlow(world.context, engine, task or world.asked(Task()))
+
+
 def started(tmp_path, engine, at_once=4, task=None, **options):
     options.setdefault("grpo", PLENTY)
     world = FlowWorld(tmp_path, "worker 0", **options)
-    flow = InferenceFlow(world.context, engine, task or world.asked(Task()))
-    flow._making.concurrency.limit = at_once
-    return world, flow
+    return world, flow_of(world, engine, task, at_once)
 
 
 def slots(world):
@@ -128,7 +141,7 @@ async def test_demand_decides_how_many_are_begun(tmp_path):
     await world.stop()
 
 
-async def test_what_is_wanted_is_shared_with_the_other_workers(tmp_path):
+async def test_demand_is_shared_among_workers(tmp_path):
     """Workers do not see each other's unfinished rollouts, so each would make all of them."""
     engine = Busy(5)
     grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
@@ -140,7 +153,7 @@ async def test_what_is_wanted_is_shared_with_the_other_workers(tmp_path):
     await world.stop()
 
 
-async def test_who_delivers_most_begins_most(tmp_path):
+async def test_worker_begins_its_share_of_slots_by_deliveries(tmp_path):
     engine = Busy(5)
     grpo = {"rollouts_per_step": 8, "rollouts_ahead": 1}
     world, flow = started(tmp_path, engine, at_once=50, grpo=grpo)
@@ -159,7 +172,7 @@ async def test_who_delivers_most_begins_most(tmp_path):
     await world.stop()
 
 
-async def test_the_ledger_takes_sixteen_and_a_worker_has_half_of_them_open_at_most(tmp_path):
+async def test_worker_has_at_most_half_of_the_ledgers_slots_open(tmp_path):
     engine = Busy(1)
     world, flow = started(tmp_path, engine, at_once=20, grpo=MORE)
     world.run(flow)
@@ -170,7 +183,7 @@ async def test_the_ledger_takes_sixteen_and_a_worker_has_half_of_them_open_at_mo
     await world.rest(5)
     assert len(slots(world)) - made <= CREDIT_MAX
     assert world.replica.ledger.commits.in_flight(world.signer.peer_id) == CREDIT_MAX
-    assert len(flow._making) == 19
+    assert len(world.making) == 19
     await world.stop()
 
 
@@ -193,7 +206,7 @@ async def test_a_new_version_waits_for_what_runs_and_nothing_of_the_old_one_is_b
     await world.stop()
 
 
-async def test_what_became_too_old_is_given_up(tmp_path):
+async def test_slots_of_old_versions_are_dropped(tmp_path):
     engine = Busy(1000, 1000, 1)
     world, flow = started(tmp_path, engine, at_once=2, grpo=PLENTY | {"async_level": 1})
     world.run(flow)
@@ -208,7 +221,7 @@ async def test_what_became_too_old_is_given_up(tmp_path):
     await world.stop()
 
 
-async def test_what_is_superseded_or_of_a_slashed_worker_is_given_up(tmp_path):
+async def test_slots_of_superseded_versions_or_slashed_workers_are_dropped(tmp_path):
     engine = Busy(1, 1000)
     world, flow = started(tmp_path, engine, at_once=3)
     world.run(flow)
@@ -224,7 +237,7 @@ async def test_what_is_superseded_or_of_a_slashed_worker_is_given_up(tmp_path):
     await world.stop()
 
 
-async def test_what_breaks_under_several_is_one_failure(tmp_path):
+async def test_failure_of_several_slots_counts_once(tmp_path):
     """The rollouts fail one after another, the last one while the role pauses."""
     engine = Busy(1, 1.5, 2, 2.5, 1)
     engine.errors = [EngineError("CUDA out of memory")] * 4
@@ -232,19 +245,18 @@ async def test_what_breaks_under_several_is_one_failure(tmp_path):
     world.run(flow)
     await world.rest(4)
     assert engine.ended == 4
-    assert flow._failures.count == 1
     assert "CUDA out of memory; trying again" in str(world.conditions)
     assert engine.begun == 4, "nothing is begun meanwhile"
     await settling(world, 0.5 * EPOCH_SECONDS + 1)
-    assert flow._failures.count == 0
-    assert flow._making.concurrency.limit == 2, "it may have been too much at once"
+    assert str(world.conditions) == "", "one pause"
+    assert world.making.concurrency.limit == 2, "it may have been too much at once"
     await settling(world, 5)
     assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
     assert engine.loads == [0, 0]
     await world.stop()
 
 
-async def test_what_was_made_is_kept_when_another_one_fails(tmp_path):
+async def test_finished_slots_survive_the_failure_of_another(tmp_path):
     engine = Busy(3, 1)
     generate = engine.generate
 
@@ -260,11 +272,11 @@ async def test_what_was_made_is_kept_when_another_one_fails(tmp_path):
     world.run(flow)
     await settling(world, 20)
     assert slots(world)[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert engine.begun == len(slots(world)) + len(flow._making) + 1
+    assert engine.begun == len(slots(world)) + len(world.making) + 1
     await world.stop()
 
 
-async def test_what_waits_for_a_slot_that_nobody_makes_any_more_is_given_up(tmp_path):
+async def test_slots_behind_an_abandoned_one_are_dropped(tmp_path):
     """The first one failed, and a new version arrived before its retry."""
     engine = Busy(1, 3, 3, 3, 1000)
     engine.errors = [EngineError("gone")]
@@ -275,7 +287,7 @@ async def test_what_waits_for_a_slot_that_nobody_makes_any_more_is_given_up(tmp_
     await world.rest(2 * EPOCH_SECONDS)
     assert slots(world) == []
     assert engine.loads == [0, 1]
-    assert {making.version for making in flow._making} == {1}
+    assert {making.version for making in world.making} == {1}
     await world.stop()
 
 
@@ -284,10 +296,9 @@ async def test_a_restart_uses_no_slot_twice_and_skips_none(tmp_path):
     world.run(flow)
     await settling(world, 5)
     assert slots(world) == [(0, 0), (0, 1)]
-    assert len(flow._making) >= 3
+    assert len(world.making) >= 3
     await world.stop()
-    again = InferenceFlow(world.context, Busy(1), world.asked(Task()))
-    again._making.concurrency.limit = 4
+    again = flow_of(world, Busy(1))
     world.run(again)
     await settling(world, 10)
     assert slots(world)[:8] == [(0, slot) for slot in range(8)]
@@ -304,13 +315,12 @@ async def test_a_slot_without_a_score_ends_those_after_it_and_none_before(tmp_pa
     head = world.replica.ledger.chain.head.digest
     items = assign(world.manifest, head, world.signer.peer_id, unsure, 0)
     task.unsure[items[1].problem_seed] = None
-    flow = InferenceFlow(world.context, engine, task)
-    flow._making.concurrency.limit = 4
+    flow = flow_of(world, engine, task)
     world.run(flow)
     await settling(world, 60)
     assert slots(world) == [(0, slot) for slot in range(unsure)]
     assert f"no score for slot {unsure}" in str(world.conditions)
-    assert len(flow._making) == 0
+    assert len(world.making) == 0
     begun = engine.begun
     await settling(world, 60)
     assert engine.begun == begun
@@ -321,7 +331,7 @@ async def test_a_slot_without_a_score_ends_those_after_it_and_none_before(tmp_pa
 
 
 @pytest.mark.parametrize("error", [RefusedError("not now"), StorageFullError("the store")])
-async def test_what_could_not_be_committed_is_kept_for_later(tmp_path, error):
+async def test_uncommitted_slots_are_kept_for_a_retry(tmp_path, error):
     engine = Busy(1, 1, 1, 1, 1000)
     world, flow = started(tmp_path, engine)
     world.network.errors += [error] * 3
@@ -361,6 +371,6 @@ async def test_a_worker_learns_how_much_its_engine_is_worth(tmp_path):
     world, flow = started(tmp_path, engine, at_once=1, grpo=MORE)
     world.run(flow)
     await settling(world, 200)
-    assert flow._making.concurrency.limit >= 4
+    assert world.making.concurrency.limit >= 4
     assert engine.most >= 4
     await world.stop()

@@ -18,6 +18,7 @@ from node.network.resources.rate_limiter import Rate, RateLimiter
 from node.network.resources.stream_slots import StreamSlots
 from node.replication.anti_entropy import AntiEntropy
 from protocol.core.types import Role
+from protocol.gossipsub.events import RpcReceived
 from protocol.gossipsub.router import Router
 from protocol.gossipsub.rpc import Rpc, decode_rpc
 from roles.validator.flow import UNTRUSTED_CHECKS, ValidatorFlow
@@ -165,15 +166,16 @@ def run(plan, patch):
 
 
 def watch_routers(seen, patch):
-    honest = Router._on_rpc
+    honest = Router.handle
 
-    def on_rpc(self, peer, data, now):
-        at, untrusted = seen.world.loop.time(), seen.untrusted()
-        if peer in untrusted and self._signer.peer_id not in untrusted:
-            seen.rpcs.append((at, peer, self._signer.peer_id, data))
-        return honest(self, peer, data, now)
+    def handle(self, event, now):
+        if isinstance(event, RpcReceived):
+            at, untrusted = seen.world.loop.time(), seen.untrusted()
+            if event.peer in untrusted and self._signer.peer_id not in untrusted:
+                seen.rpcs.append((at, event.peer, self._signer.peer_id, event.rpc))
+        return honest(self, event, now)
 
-    patch.setattr(Router, "_on_rpc", on_rpc)
+    patch.setattr(Router, "handle", handle)
 
 
 def watch_places(seen, patch):

@@ -202,16 +202,3 @@ def test_a_dishonest_node_keeps_what_it_likes():
     own(run, "liar", BODY, run.digest(commit))
     release(run, "liar", BODY, run.digest(commit))
     assert run.rules_broken == []
-
-
-def test_what_is_forgotten_by_all_is_forgotten_here():
-    run = small_run()
-    commit = run.certified("worker-0")
-    storage = next(
-        handler.__self__
-        for handler in run.watch._events["blob-owned"]
-        if type(handler.__self__).__name__ == "Storage"
-    )
-    assert run.digest(commit) in storage._settled
-    run.wait(200)
-    assert storage._settled == storage._learned == {}

@@ -13,6 +13,7 @@ from node.network.resources.upload_scheduler import BURST_SECONDS, PAYLOAD_SHARE
 from node.network.streams.protocols import BLOBS
 from node.storage.blobs import FileBlobs
 from protocol.core import codec, crypto
+from protocol.core.containers import table_sizes
 from protocol.core.types import PeerId, RunId
 from roles.ports.storage import Owner, Purpose
 from roles.ports.transport import Stream, TransportError, Trust
@@ -36,6 +37,7 @@ class Node:
         self.peer = PeerId(name)
         self.faults: list[tuple[PeerId, str]] = []
         self.worth: list[PeerId] = []
+        self.trusted: set[PeerId] = set()
         self.transport = hub.transport(self.peer)
         self.blobs = FileBlobs(directory / name)
         self.exchange = BlobExchange(
@@ -43,7 +45,7 @@ class Node:
             self.blobs,
             protocol=PROTOCOL,
             limits=limits,
-            trust=Trust(member=lambda _peer: True),
+            trust=Trust(lambda peer: peer in self.trusted, member=lambda _peer: True),
             on_fault=lambda peer, fault: self.faults.append((peer, fault.code)),
             on_worth=self.worth.append,
         )
@@ -134,7 +136,7 @@ async def test_a_blob_that_is_arriving_is_served_chunk_by_chunk(tmp_path: Path) 
             assert await waiting == part
 
 
-async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Path) -> None:
+async def test_request_without_wait_is_refused_an_arriving_blob(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     index = one_shard(DATA, 100_000)
     await open_one(two.blobs, index)
@@ -150,7 +152,7 @@ async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Pa
         await reading
 
 
-async def test_who_must_not_wait_gets_the_chunks_that_are_here_and_learns_which(
+async def test_request_without_wait_receives_the_stored_chunks_and_their_list(
     tmp_path: Path,
 ) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
@@ -166,7 +168,7 @@ async def test_who_must_not_wait_gets_the_chunks_that_are_here_and_learns_which(
         assert refusal.value.held == 0b10_0000_0011
 
 
-async def test_what_is_told_of_the_chunks_that_are_here_is_bounded(tmp_path: Path) -> None:
+async def test_list_of_stored_chunks_is_bounded(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     index = one_shard(DATA, 100)
     partial = await open_one(two.blobs, index)
@@ -189,7 +191,7 @@ async def test_a_fetch_goes_on_where_the_last_source_broke(tmp_path: Path) -> No
     assert await one.exchange.fetch(DIGEST, len(DATA), [three.peer], 5) is None
 
 
-async def test_who_sends_a_bad_blob_alone_is_named(tmp_path: Path) -> None:
+async def test_single_sender_of_a_corrupt_blob_is_blamed(tmp_path: Path) -> None:
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA, OWNER)
     bad = b"x" + DATA[1:]
@@ -198,7 +200,7 @@ async def test_who_sends_a_bad_blob_alone_is_named(tmp_path: Path) -> None:
     assert one.faults == [(two.peer, "bad-blob")]
 
 
-async def test_of_several_senders_of_a_bad_blob_only_the_liar_is_named(tmp_path: Path) -> None:
+async def test_only_the_corrupting_one_of_several_senders_is_blamed(tmp_path: Path) -> None:
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA, OWNER)
     calls: list[bool] = []
@@ -312,7 +314,7 @@ async def test_an_oversize_request_is_a_fault_and_a_silent_one_is_dropped(tmp_pa
     assert two.faults == [(one.peer, "oversize")]
     silent = await one.transport.open_stream(two.peer, PROTOCOL)
     assert await silent.read(1) == b""
-    assert len(two.exchange._bounded._serving) == 0
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 0
 
 
 async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(
@@ -328,9 +330,9 @@ async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(
     for pieces in stalled:
         await anext(pieces)
     assert b"".join(await pull(three, two.peer, 0, len(DATA))) == DATA
-    assert len(two.exchange._bounded._serving) == 2
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 2
     await asyncio.sleep(0.5)
-    assert len(two.exchange._bounded._serving) == 0
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 0
     for pieces in stalled:
         with pytest.raises(TransportError):
             [piece async for piece in pieces]
@@ -397,7 +399,7 @@ async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> No
     ("untrusted", "streams_each", "served"),
     [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, UNTRUSTED_MIN)],
 )
-async def test_no_more_untrusted_peers_are_served_than_a_thin_line_carries(
+async def test_slow_upload_limits_the_untrusted_peers_served(
     tmp_path: Path, untrusted: int, streams_each: int, served: int
 ) -> None:
     limits = ExchangeLimits(upload_bytes_per_second=len(DATA))
@@ -410,7 +412,7 @@ async def test_no_more_untrusted_peers_are_served_than_a_thin_line_carries(
         for _ in range(streams_each)
     ]
     await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
-    assert len(one.exchange._bounded._serving) == served
+    assert table_sizes(one.exchange.tables)["streams_blobs"] == served
     for task in pulls:
         task.cancel()
     refused = await asyncio.gather(*pulls, return_exceptions=True)
@@ -497,7 +499,7 @@ async def test_a_blob_larger_than_was_promised_is_not_read(tmp_path: Path) -> No
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 5) == DATA
 
 
-async def test_who_asks_and_does_not_read_costs_one_deadline(tmp_path: Path) -> None:
+async def test_peer_that_does_not_read_its_response_costs_one_deadline(tmp_path: Path) -> None:
     """Nothing is cut and nothing ends: the stream blocks until its other end reads."""
     _, (one, two) = await network(tmp_path, "one", "two")
     large = bytes(8 * streams.WINDOW_BYTES)
@@ -507,9 +509,9 @@ async def test_who_asks_and_does_not_read_costs_one_deadline(tmp_path: Path) -> 
     data = codec.encode(wanted)
     await stream.write(len(data).to_bytes(2, "big") + data)
     await asyncio.sleep(LIMITS.stall_seconds / 2)
-    assert len(two.exchange._bounded._serving) == 1
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 1
     await asyncio.sleep(3 * LIMITS.stall_seconds)
-    assert len(two.exchange._bounded._serving) == 0
+    assert table_sizes(two.exchange.tables)["streams_blobs"] == 0
     await stream.close()
 
 
@@ -537,7 +539,7 @@ async def test_the_headers_of_full_packets_fit_into_the_line_beside_what_the_cap
     assert ten_seconds > 10.0 * 1514 / 1448
 
 
-async def test_the_line_is_shared_by_reputation(tmp_path: Path) -> None:
+async def test_upload_is_shared_by_reputation(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     digest = await two.blobs.put(DATA, OWNER)
     told: list[bool] = []
@@ -546,18 +548,15 @@ async def test_the_line_is_shared_by_reputation(tmp_path: Path) -> None:
         told.append(trusted)
 
     two.exchange.upload_cap.take = note  # type: ignore[method-assign]
-    nobody, somebody = Trust(), Trust(lambda peer: peer == one.peer)
-    for trust in (nobody, somebody):
-        two.exchange._trust = trust
+    for trusted in (set[PeerId](), {one.peer}):
+        two.trusted = trusted
         told.clear()
         assert await one.exchange.fetch(digest, len(DATA), [two.peer], 60.0) == DATA
-        assert set(told) == {trust is somebody}
+        assert set(told) == {one.peer in trusted}
 
 
 @pytest.mark.parametrize("rate", [100_000, 5_000_000, None])
-async def test_what_else_leaves_gets_in_between_small_pieces(
-    tmp_path: Path, rate: int | None
-) -> None:
+async def test_other_traffic_is_sent_between_small_pieces(tmp_path: Path, rate: int | None) -> None:
     """A whole one would occupy the line of 5 MB/s for 50 ms."""
     limits = ExchangeLimits(upload_bytes_per_second=rate)
     _, (one, two) = await network(tmp_path, "one", "two", limits=limits)

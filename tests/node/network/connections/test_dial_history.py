@@ -12,7 +12,7 @@ def told(*dialled):
     return outcomes
 
 
-def test_who_answered_last_is_tried_first_and_who_failed_most_since_is_the_last():
+def test_addresses_are_dialled_by_last_answer_and_by_failures_since():
     outcomes = told(("a", True), ("b", True), ("c", False), ("d", False), ("d", False))
     assert outcomes.best_first(["d", "c", "new", "a", "b"]) == ["b", "a", "new", "c", "d"]
     assert outcomes.answered() == ["b", "a"]
@@ -31,7 +31,8 @@ def test_addresses_that_only_failed_never_take_the_places_of_those_that_answered
     for host, _ in dialled * 8:
         outcomes.note(str(host), 1.0, answered=False)
     assert outcomes.answered() == ["good"]
-    assert len(outcomes._failures) <= FAILED_MAX
+    (table,) = outcomes.tables
+    assert len(table) <= FAILED_MAX
 
 
 class Dialled(RuleBasedStateMachine):

@@ -28,7 +28,7 @@ def test_local_addresses_are_dialled_in_swarms_of_their_network_only(initial, ow
     assert DialPolicy(initial).allowed(ALL, own, 0.0) == dialled
 
 
-def test_what_a_person_gave_is_always_dialled():
+def test_configured_addresses_are_always_dialled():
     dials = DialPolicy([PUBLIC])
     for _ in range(9):
         dials.note(PUBLIC, 0.0, answered=False)
@@ -72,7 +72,7 @@ def test_only_a_relay_that_says_so_is_a_way_to_somebody():
     assert DialPolicy([THROUGH]).allowed([THROUGH], [], 0.0) == [THROUGH]
 
 
-def test_who_is_not_behind_a_relay_does_not_make_it_silent():
+def test_failed_circuit_does_not_count_against_its_relay():
     dials = DialPolicy([PUBLIC], lambda _address: True)
     for _ in range(SILENT_DIALS_MAX):
         dials.note(THROUGH, 0.0, answered=False)
@@ -81,13 +81,14 @@ def test_who_is_not_behind_a_relay_does_not_make_it_silent():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.booleans()), max_size=400))
-def test_what_is_remembered_is_bounded(dialled):
+def test_failed_hosts_are_bounded(dialled):
     dials = DialPolicy([])
     for number, (host, answered) in enumerate(dialled * 8):
         address = f"/ip4/9.{host >> 8}.{host & 255}.{number % 5}/tcp/1/p2p/a"
         dials.note(address, float(number), answered=answered)
-    assert len(dials._silent) <= HOSTS_MAX
-    assert all(len(times) <= SILENT_SECONDS + 1 for times in dials._silent.values())
+    (table,) = dials.tables
+    assert len(table) <= HOSTS_MAX
+    assert all(len(times) <= SILENT_SECONDS + 1 for times in table.values())
 
 
 def test_dials_on_their_way_count_as_those_that_were_in_vain():

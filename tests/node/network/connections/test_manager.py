@@ -5,6 +5,7 @@ import pytest
 from node.live import p2pd
 from node.local.addresses import peer_of
 from node.network.connections import manager as module
+from node.network.connections.address_book import AddressBook
 from node.network.connections.dialer import CONNECT_SECONDS, HEAD_START_SECONDS
 from node.network.connections.manager import (
     BOOTSTRAP_NETWORKS,
@@ -21,6 +22,7 @@ from node.network.connections.peer_selection import (
     LOOK_SECONDS,
     TARGET,
     UNTRUSTED_TARGET,
+    Candidates,
 )
 from protocol.core.crypto import verify
 from protocol.core.rng import Rng
@@ -198,7 +200,7 @@ async def test_a_new_node_looks_for_reputation_before_it_has_all_its_connections
     running.cancel()
 
 
-async def test_who_is_alone_tries_trusted_peers_among_the_first():
+async def test_node_without_peers_dials_trusted_peers_among_the_first():
     net = Net()
     names = [f"untrusted {n}" for n in range(200)] + ["trusted"]
     ours = net.table(trusted=lambda peer: peer == net.peer("trusted"))
@@ -308,7 +310,7 @@ async def test_an_address_of_somebody_else_is_not_dialled():
     assert net.dials == []
 
 
-async def test_who_lost_everybody_comes_back_without_its_bootstrap_peer():
+async def test_node_that_lost_all_peers_rejoins_without_its_bootstrap_peer():
     net = Net()
     net.add("boot", "member")
     ours = net.table("boot")
@@ -325,7 +327,7 @@ async def test_who_lost_everybody_comes_back_without_its_bootstrap_peer():
     running.cancel()
 
 
-async def test_who_only_was_dialled_finds_members_by_their_records():
+async def test_node_with_inbound_connections_only_dials_members():
     net = Net()
     net.add("boot", "member")
     ours = net.table("boot")
@@ -334,7 +336,7 @@ async def test_who_only_was_dialled_finds_members_by_their_records():
     assert await asyncio.wait_for(ours.reach(), 5) == [net.peer("member")]
 
 
-async def test_who_lost_a_crowd_does_not_dial_all_of_it_at_once():
+async def test_node_that_lost_many_peers_dials_few_at_once():
     net = Net()
     ours = net.table()
     friends = [f"friend {n}" for n in range(20)]
@@ -355,7 +357,7 @@ async def test_who_lost_a_crowd_does_not_dial_all_of_it_at_once():
     reaching.cancel()
 
 
-async def test_what_is_remembered_of_members_is_bounded():
+async def test_memory_of_dialled_members_is_bounded():
     net = Net()
     net.add("boot")
     ours = net.table("boot")
@@ -431,7 +433,7 @@ async def test_chosen_are_bootstrap_peers_and_members_dialled_by_chance_but_nobo
     running.cancel()
 
 
-async def test_who_was_chosen_and_left_is_not_chosen_when_it_comes_by_itself():
+async def test_outbound_peer_that_reconnects_by_itself_is_inbound():
     net = Net()
     net.add("boot", "other")
     ours = net.table("boot")
@@ -460,7 +462,7 @@ async def test_peers_are_located_once_and_again_when_they_come_back():
             raise TransportError("p2pd is not there")
         return ["/ip4/93.184.216.34/tcp/1", "/ip4/93.184.216.34/tcp/2", "/ip4/127.0.0.1/tcp/3"]
 
-    ours._transport.remote_addresses = remote_addresses
+    net.hub.transports[net.peer("ours")].remote_addresses = remote_addresses
     running = asyncio.create_task(ours.run())
     net.hub.connect(guest, net.peer("ours"))
     await asyncio.sleep(0.5 * POLL_SECONDS)
@@ -477,7 +479,7 @@ async def test_peers_are_located_once_and_again_when_they_come_back():
     running.cancel()
 
 
-async def test_a_member_is_dialled_through_a_relay_by_that_relays_own_word():
+async def test_circuit_addresses_need_the_relays_own_record():
     net = Net()
     net.add("relay", "home")
     table = net.table("relay")
@@ -488,10 +490,10 @@ async def test_a_member_is_dialled_through_a_relay_by_that_relays_own_word():
     net.tell("relay")
     assert await table.ensure(home)
     assert net.dials == [way]
-    net.dials.clear()
     await asyncio.sleep(1000)
     net.hub.disconnect(net.peer("ours"), home)
-    await table._look()
+    await table.reach()
+    net.dials.clear()
     net.tell("home", at=(f"/sim/elsewhere/p2p/{relay}/p2p-circuit/p2p/{home}",))
     net.tell("relay")
     assert not await table.ensure(home)
@@ -500,18 +502,18 @@ async def test_a_member_is_dialled_through_a_relay_by_that_relays_own_word():
     assert way not in table.reachable_addresses()
 
 
-async def test_a_swarm_is_local_when_we_join_it_at_a_local_address_or_begin_it_there():
+async def test_swarm_is_local_if_joined_or_started_at_a_local_address():
     net = Net()
     assert not net.table("friend").in_local_swarm
     table = net.table()
-    await table._look()
+    await table.reach()
     assert not table.in_local_swarm, "names of a simulation are global"
 
     async def at_home():
         return ["/ip4/192.168.1.2/tcp/1"]
 
-    table._transport.addresses = at_home
-    await table._look()
+    net.hub.transports[net.peer("ours")].addresses = at_home
+    await table.reach()
     assert table.in_local_swarm
 
 
@@ -520,28 +522,29 @@ async def test_members_to_dial_are_spread_over_networks_and_kept_before_those_th
     table = net.table("near 0")
     crowd = [f"near {number}" for number in range(20)]
     net.add(*crowd, "apart", "visitor")
+    await table.reach()
     for number, name in enumerate(crowd):
         peer = net.peer(name)
         net.tell(name, at=(f"/ip4/9.9.{number}.1/tcp/1/p2p/{peer}",))
     apart, visitor = net.peer("apart"), net.peer("visitor")
     net.tell("apart", at=(f"/ip4/8.8.8.8/tcp/1/p2p/{apart}",))
     net.tell("visitor", at=(f"/ip4/7.7.7.7/tcp/1/p2p/{visitor}",), reachable=False)
-    for name in crowd[:2]:
-        net.hub.connect(net.peer("ours"), net.peer(name))
-        table._chosen[net.peer(name)] = None
-    net.hub.connect(visitor, net.peer("ours"))
-    await table._look()
+    book = AddressBook(net.roster, LoopClock())
+    candidates = Candidates(net.peer("ours"), net.roster, book, LoopClock(), Rng(b"1"))
+    chosen = [net.peer(name) for name in crowd[:2]]
 
     def drawn():
-        return table._candidates.draw(0.0, table.connected, table.chosen, lambda _peer: True)
+        return candidates.draw(0.0, [*chosen, visitor], chosen, lambda _peer: True)
 
     assert drawn() == apart
     others = {drawn() for _ in range(18)}
     assert others == {net.peer(name) for name in crowd[2:]}, "better than nobody"
     assert drawn() is None
+    for name in ("near 1", "visitor"):
+        net.hub.connect(net.peer("ours"), net.peer(name))
+    await table.reach()
     hosts = [kept.split("/")[2] for kept in table.reachable_addresses()]
-    assert hosts[1] == "7.7.7.7", "one of each network first"
-    assert sorted(hosts) == ["7.7.7.7", "9.9.0.1", "9.9.1.1"]
+    assert hosts[:3] == ["9.9.0.1", "7.7.7.7", "9.9.1.1"], "one of each network first"
 
 
 async def test_a_node_joins_through_bootstrap_peers_of_several_networks_and_then_no_more():
@@ -576,15 +579,17 @@ async def test_an_address_that_failed_is_dialled_after_one_that_did_not():
     net.add("member")
     ours, peer = net.table(), net.peer("member")
     bad, good = f"/sim/nowhere/p2p/{peer}", address(peer)
-    net.tell("member", at=(bad, good))
-    assert not await ours._dialler.any([bad])
+    net.tell("member", at=(bad,))
+    assert not await ours.ensure(peer)
     net.dials.clear()
+    await asyncio.sleep(1)
+    net.tell("member", at=(bad, good))
     assert await ours.ensure(peer)
     await asyncio.sleep(2 * HEAD_START_SECONDS)
     assert net.dials == [good]
 
 
-async def test_a_later_start_begins_with_who_is_here_and_then_with_who_answered_before():
+async def test_reachable_addresses_are_of_connected_members_then_of_earlier_answers():
     net = Net()
     net.add("here", "gone", "boot")
     ours = net.table("boot")
@@ -592,7 +597,7 @@ async def test_a_later_start_begins_with_who_is_here_and_then_with_who_answered_
         net.tell(name)
         assert await ours.ensure(net.peer(name))
     await ours.disconnect(net.peer("gone"))
-    await ours._look()
+    await ours.reach()
     there = [address(net.peer(name)) for name in ("here", "gone")]
     assert ours.reachable_addresses() == there
 
@@ -604,28 +609,28 @@ def at_most_ten(monkeypatch):
     monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
 
 
-def beside_a_worker(net, count, **value):
+def beside_a_worker(net, count, *initial, **value):
     """Add untrusted peers and one trusted worker; return them and the connection manager."""
     untrusted = [f"untrusted {number}" for number in range(count)]
     net.add(*untrusted, "worker")
-    return untrusted, net.table(trusted=lambda peer: peer == net.peer("worker"), **value)
+    return untrusted, net.table(*initial, trusted=lambda peer: peer == net.peer("worker"), **value)
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_where_there_are_too_many_who_was_chosen_or_meshed_and_a_trusted_peer_stay():
+async def test_pruning_keeps_outbound_meshed_and_trusted_peers():
     net = Net()
     meshed = frozenset({net.peer("meshed")})
-    untrusted, ours = beside_a_worker(net, 10, meshed=lambda: meshed)
+    untrusted, ours = beside_a_worker(net, 10, "chosen", meshed=lambda: meshed)
     net.add("chosen", "meshed")
-    for name in untrusted:
+    await ours.reach()
+    for name in untrusted[:9]:
         net.hub.connect(net.peer(name), net.peer("ours"))
-    await ours._look()
+    await ours.reach()
     assert len(ours.connected) == 10, "as many as there may be"
-    ours._chosen[net.peer("chosen")] = None
-    for name in ("chosen", "worker", "meshed"):
+    for name in ("untrusted 9", "worker", "meshed"):
         net.hub.connect(net.peer(name), net.peer("ours"))
-    await ours._look()
-    stayed = [net.peer(name) for name in (*untrusted[:5], "chosen", "worker", "meshed")]
+    await ours.reach()
+    stayed = [net.peer(name) for name in ("chosen", *untrusted[:5], "worker", "meshed")]
     assert ours.connected == stayed, "of the others, the first that came"
     assert not connected(net, "untrusted 9")
 
@@ -642,11 +647,11 @@ async def test_connections_of_peers_below_the_gossip_threshold_are_pruned_first(
     floods |= {net.peer(name) for name in untrusted[:2]}
     for name in untrusted:
         net.hub.connect(net.peer(name), net.peer("ours"))
-    await ours._look()
+    await ours.reach()
     assert ours.connected == [net.peer(name) for name in untrusted[2:10]]
 
 
-async def test_untrusted_peers_that_come_at_once_do_not_end_the_connections_of_who_stays():
+async def test_burst_of_untrusted_peers_does_not_displace_kept_connections():
     """More than p2pd's limit arrive before the next scan: it prunes the others."""
     net = Net()
     untrusted = [f"untrusted {number}" for number in range(p2pd.CONNECTIONS_HIGH)]
@@ -671,7 +676,7 @@ async def test_untrusted_peers_that_come_at_once_do_not_end_the_connections_of_w
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_between_two_looks_no_more_are_served_than_may_be_connected():
+async def test_streams_beyond_the_connection_limit_are_not_served():
     net, served = Net(), []
     untrusted, ours = beside_a_worker(net, 20)
 
@@ -687,11 +692,31 @@ async def test_between_two_looks_no_more_are_served_than_may_be_connected():
     expected = [net.peer(name) for name in (*untrusted[:11], "untrusted 0", "worker")]
     assert served == expected
     assert ours.connected == [*expected[:11], expected[-1]]
-    assert ours._look_now.is_set(), "the rest is not kept waiting"
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_who_is_being_dialled_has_room_when_a_crowd_has_come_meanwhile():
+async def test_a_stream_beyond_the_connection_limit_starts_pruning_before_the_next_poll():
+    net = Net()
+    untrusted, ours = beside_a_worker(net, 12)
+
+    async def serve(_stream):
+        pass
+
+    await ours.handle("p", serve)
+    running = asyncio.create_task(ours.run())
+    await asyncio.sleep(POLL_SECONDS / 4)
+    for name in untrusted:
+        net.hub.connect(net.peer(name), net.peer("ours"))
+    transports = [net.hub.transports[net.peer(name)] for name in untrusted]
+    opened = (transport.open_stream(net.peer("ours"), "p") for transport in transports)
+    await asyncio.gather(*opened, return_exceptions=True)
+    await asyncio.sleep(POLL_SECONDS / 4)
+    assert len(ours.connected) == 8
+    running.cancel()
+
+
+@pytest.mark.usefixtures("at_most_ten")
+async def test_dials_in_progress_reserve_connections():
     net = Net()
     untrusted, ours = beside_a_worker(net, 9)
     members = [f"member {number}" for number in range(5)]
@@ -701,13 +726,13 @@ async def test_who_is_being_dialled_has_room_when_a_crowd_has_come_meanwhile():
     await asyncio.sleep(0)
     for name in untrusted:
         net.hub.connect(net.peer(name), net.peer("ours"))
-    await ours._look()
+    await ours.reach()
     assert ours.connected == [net.peer(name) for name in untrusted[:3]], "three and five: eight"
     assert not any(await asyncio.gather(*asked))
 
 
 @pytest.mark.usefixtures("at_most_ten")
-async def test_between_two_looks_no_more_are_dialled_than_may_be_connected():
+async def test_dials_beyond_the_connection_limit_are_refused():
     net = Net()
     untrusted, ours = beside_a_worker(net, 20)
     for name in (*untrusted, "worker"):
@@ -717,7 +742,5 @@ async def test_between_two_looks_no_more_are_dialled_than_may_be_connected():
     assert len(ours.connected) == 12
     assert await ours.ensure(net.peer("untrusted 0")), "it is connected"
     assert not await ours.ensure(net.peer("untrusted 19"))
-    assert ours._look_now.is_set(), "the rest is not kept waiting"
-    await ours._look()
+    await ours.reach()
     assert await ours.ensure(net.peer("untrusted 19"))
-    assert ours._dialler.dialling == 0

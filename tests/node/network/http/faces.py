@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,10 +45,11 @@ async def face(
     connections: ConnectionLimits | None = None,
     responses: ResponseLimits | None = None,
     cap: UploadScheduler | None = None,
+    trusted: Callable[[str], bool] = lambda _address: False,
 ):
     blobs, policies, sent = FileBlobs(directory / "blobs"), {}, TrafficStats()
     catalogue = Catalogue(blobs, lambda: policies)
-    application = Application(catalogue, cap or UploadScheduler(None), sent, responses)
+    application = Application(catalogue, cap or UploadScheduler(None), sent, responses, trusted)
     listener = socket.create_server((HOST, 0))
     server = WeightsServer(listener, application, connections)
     await server.start()

@@ -45,12 +45,25 @@ WHOLE = (
 GOOD = OK + b"\r\n\r\n" + DATA[100:1100]
 
 
+class Requests(list):
+    """Received requests, with the server's ends of all connections."""
+
+    def __init__(self):
+        super().__init__()
+        self.connections = []
+
+    @property
+    def open(self):
+        return [each for each in self.connections if not each.is_closing()]
+
+
 @asynccontextmanager
 async def impostor(answer, *, hang=False, chunks=None):
     """Server that sends ``answer`` to any request."""
-    asked = []
+    asked = Requests()
 
     async def serve(reader, writer):
+        asked.connections.append(writer)
         try:
             while True:
                 asked.append(await reader.readuntil(b"\r\n\r\n"))
@@ -93,19 +106,19 @@ async def test_a_range_is_taken_and_its_connection_used_again():
         http = client()
         for _ in range(3):
             assert await take(http, port) == DATA[100:1100]
-        assert len(http._idle[HOST, port]) == 1
+        assert len(asked.connections) == len(asked.open) == 1
         lines = asked[0].decode().split("\r\n")
         assert lines[0] == f"GET /blobs/{DIGEST.hex()} HTTP/1.1"
         assert "Range: bytes=100-1099" in lines and "Prefer: wait" not in lines
         http.close()
-        assert not http._idle
+        await eventually(lambda: not asked.open, 60)
 
 
 async def test_a_connection_that_was_closed_meanwhile_costs_nothing():
-    async with impostor(GOOD) as (port, _):
+    async with impostor(GOOD) as (port, asked):
         http = client()
         await take(http, port)
-        http._idle[HOST, port][0]._transport.abort()
+        asked.connections[0].transport.abort()
         assert await take(http, port) == DATA[100:1100]
         http.close()
 
@@ -138,7 +151,7 @@ async def test_any_other_answer_is_a_broken_transport(answer):
         with pytest.raises(TransportError) as caught:
             await take(http, port)
         assert not isinstance(caught.value, BlobRefusedError)
-        assert len(asked) == 1 and not http._idle
+        assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -158,7 +171,6 @@ async def test_a_connection_that_brought_a_refusal_is_used_again(tmp_path):
         for _ in range(3):
             with pytest.raises(BlobRefusedError):
                 await take(http, served.port)
-            assert len(http._idle[HOST, served.port]) == 1
         assert served.server.rate_limiter.connections[HOST] == 1
         http.close()
 
@@ -181,11 +193,11 @@ async def test_a_silent_server_costs_its_deadline(monkeypatch):
 async def test_ports_of_the_system_and_peers_without_a_host_are_not_dialled(monkeypatch):
     dialled = []
 
-    async def connect(address):
+    async def connect(_protocol, *address):
         dialled.append(address)
-        raise TransportError("nobody is there")
+        raise ConnectionRefusedError
 
-    monkeypatch.setattr(http_client, "_connect", connect)
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
     for peer, port in [(PEER, 0), (PEER, 22), (PEER, 1023), (PeerId("unknown"), 8000)]:
         with pytest.raises(TransportError):
             await client().open(peer, port, DIGEST, 0, 1, wait=False)
@@ -197,14 +209,18 @@ async def test_ports_of_the_system_and_peers_without_a_host_are_not_dialled(monk
 
 
 async def test_few_idle_connections_are_kept():
-    async with impostor(GOOD) as (port, _):
+    async with impostor(GOOD) as (port, asked):
         http = client()
         opened = [http.open(PEER, port, DIGEST, 100, 1000, wait=False) for _ in range(20)]
         bodies = await asyncio.gather(*opened)
         for body in bodies:
             await body.read_exactly(1000)
             await body.close()
-        assert len(http._idle[HOST, port]) == http_client.IDLE_PER_ADDRESS
+        assert len(asked.connections) == 20
+        await eventually(lambda: len(asked.open) <= http_client.IDLE_PER_ADDRESS, 60)
+        for _ in range(3):
+            await take(http, port)
+        assert len(asked.open) == http_client.IDLE_PER_ADDRESS
         http.close()
 
 
@@ -255,7 +271,7 @@ def test_few_peers_are_remembered():
     seen = TransportChooser()
     for number in range(transport_choice.PEERS_MAX + 10):
         seen.choose(PeerId(str(number)), 0.0)
-    assert len(seen._peers) == transport_choice.PEERS_MAX
+    assert [len(table) for table in seen.tables] == [transport_choice.PEERS_MAX]
 
 
 # Through the exchange: a stream delivers the bytes that HTTP does not
@@ -264,15 +280,17 @@ def test_few_peers_are_remembered():
 class Pair:
     """One fetching node, and one with a blob store behind streams and an HTTP port."""
 
-    def __init__(self, directory, blobs, port):
+    def __init__(self, directory, blobs, port, mine=None):
         self.directory = directory
         self.http = client()
-        self.one = self.exchange(PeerId("one"), None, port)
+        self.transports = {}
+        self.one = self.exchange(PeerId("one"), mine, port)
         self.two = self.exchange(PEER, blobs, 0)
 
     def exchange(self, peer, blobs, port):
+        self.transports[peer] = SocketStreams(self.directory, peer)
         return BlobExchange(
-            SocketStreams(self.directory, peer),
+            self.transports[peer],
             blobs,
             protocol=BLOBS.on(RunId(b"run")),
             limits=ExchangeLimits(open_seconds=1.0, stall_seconds=1.0),
@@ -292,22 +310,25 @@ class Pair:
         async with aclosing(pieces):
             return b"".join([bytes(piece) async for piece in pieces])
 
+    async def stop(self):
+        await self.transports[PEER].stop()
+
     @property
     def by_stream(self):
         return self.two.sent.total()
 
 
 @asynccontextmanager
-async def pair(directory, port=None, **options):
+async def pair(directory, port=None, mine=None, **options):
     async with face(directory, **options) as served:
         await served.blobs.put(DATA, WEIGHTS)
-        both = Pair(directory, served.blobs, served.port if port is None else port)
+        both = Pair(directory, served.blobs, served.port if port is None else port, mine)
         await both.two.start()
         try:
             yield both, served
         finally:
             both.http.close()
-            await both.two._transport.stop()
+            await both.stop()
             await asyncio.sleep(0.05)
 
 
@@ -344,7 +365,7 @@ async def test_each_piece_tells_by_which_way_it_came(tmp_path):
         }
 
 
-async def test_what_http_refuses_comes_over_a_stream_and_http_is_left_alone(tmp_path):
+async def test_blob_refused_by_http_is_fetched_by_stream_and_http_avoided(tmp_path):
     async with pair(tmp_path) as (both, served):
         await served.blobs.put(DATA, BODY)
         await served.blobs.release(WEIGHTS)
@@ -355,7 +376,7 @@ async def test_what_http_refuses_comes_over_a_stream_and_http_is_left_alone(tmp_
         assert (both.by_stream, served.sent.total()) == (2 * len(DATA), 0)
 
 
-async def test_what_neither_way_has_is_refused_and_http_still_trusted(tmp_path):
+async def test_blob_refused_by_both_transports_does_not_count_against_http(tmp_path):
     async with pair(tmp_path) as (both, served):
         await served.blobs.release(WEIGHTS)
         with pytest.raises(BlobRefusedError) as caught:
@@ -425,14 +446,13 @@ async def serve_wrong_bytes(reader, writer):
 
 async def test_a_face_that_sends_wrong_bytes_is_named_and_nothing_of_it_stays(tmp_path):
     hostile = await asyncio.start_server(serve_wrong_bytes, HOST, 0)
-    async with pair(tmp_path, hostile.sockets[0].getsockname()[1]) as (both, served):
-        blobs = FileBlobs(tmp_path / "mine")
+    blobs = FileBlobs(tmp_path / "mine")
+    async with pair(tmp_path, hostile.sockets[0].getsockname()[1], blobs) as (both, served):
         files = PolicyDirectory(tmp_path / "ours", tmp_path / "g", tmp_path / "t", blobs)
         source = tmp_path / "source"
         source.write_bytes(DATA)
         stored = await served.blobs.put_file(source, LENGTH, 100_000, Purpose.WEIGHTS)
         sizes = stored.index_bytes, stored.total_bytes
-        both.one._blobs = blobs
         blamed = asyncio.get_running_loop().create_future()
         download = WeightsDownload(
             both.one,

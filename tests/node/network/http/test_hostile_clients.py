@@ -191,7 +191,7 @@ async def test_thousands_of_connections_from_many_hosts_are_cut_and_peers_go_on(
         finally:
             crowding.cancel()
             both.http.close()
-            await both.two._transport.stop()
+            await both.stop()
             for end in ends:
                 end.close()
             await asyncio.sleep(0.05)

@@ -119,7 +119,6 @@ async def test_a_relay_that_refuses_is_left_alone_for_a_while():
         asked.append(asyncio.get_running_loop().time())
         await stream.close()
 
-    node.transport._handlers.clear()
     world.hub.disconnect(node.peer, world.home.peer)
     await node.transport.handle("/libp2p/circuit/relay/0.2.0/hop", refuse)
     await asyncio.sleep(3 * RETRY_SECONDS)

@@ -27,7 +27,7 @@ class Server:
 
     def __init__(self, **changes):
         self.hub = Hub()
-        self.served = []
+        self.served, self.serving = [], []
         limits = replace(MESSAGE, **{"streams_per_peer": 2, "streams_total": 3, **changes})
         self.bounded = StreamLimiter(
             self.serve, limits, Trust(lambda peer: peer == "genesis", lambda peer: peer[0])
@@ -36,7 +36,11 @@ class Server:
 
     async def serve(self, stream):
         self.served.append(stream.peer)
-        await asyncio.shield(self.outcome)
+        self.serving.append(stream.peer)
+        try:
+            await asyncio.shield(self.outcome)
+        finally:
+            self.serving.remove(stream.peer)
 
     async def opened(self, *names):
         """Open a stream for each name; return those that were reset at once."""
@@ -68,7 +72,7 @@ async def test_a_peer_and_all_peers_have_so_many_streams_at_once():
     assert table_sizes(server.bounded.tables)["streams_message"] == 0
 
 
-async def test_who_opens_streams_too_often_is_not_served():
+async def test_peer_that_opens_streams_too_often_is_not_served():
     server, served = Server(streams_per_second=0.1, streams_burst=4), []
     for name in ("a-1", "a-2", "a-1", "a-2", "a-1", "b", *["genesis"] * 4 * TRUSTED_FACTOR):
         served.append(not await server.opened(name))
@@ -89,27 +93,27 @@ async def test_a_stream_that_ends_makes_room(fails):
     else:
         server.outcome.set_result(None)
     await asyncio.sleep(0.1)
-    assert not server.bounded._serving
+    assert table_sizes(server.bounded.tables)["streams_message"] == 0
     assert await server.opened("d", "a", "b", "c") == [3]
     server.outcome.cancel()
 
 
-async def test_a_stream_that_loses_its_place_ends_at_once():
+async def test_evicted_stream_ends_at_once():
     server = Server()
     assert await server.opened("a", "b", "c", "genesis") == [0]
     assert server.served == ["a", "b", "c", "genesis"]
-    assert [place.peer for place in server.bounded._serving] == ["b", "c", "genesis"]
+    assert server.serving == ["b", "c", "genesis"]
     server.outcome.set_result(None)
     await asyncio.sleep(0.1)
-    assert not server.bounded._serving
+    assert table_sizes(server.bounded.tables)["streams_message"] == 0
 
 
-async def test_an_untrusted_peer_that_is_slow_is_let_alone_for_a_moment():
+async def test_stalled_stream_is_not_evicted_for_a_moment():
     server = Server()
     assert await server.opened("a", "b", "c", "d") == [3]
     await asyncio.sleep(UNDISTURBED_SECONDS)
     assert await server.opened("d") == []
-    assert [place.peer for place in server.bounded._serving] == ["b", "c", "d"]
+    assert server.serving == ["b", "c", "d"]
     server.outcome.cancel()
 
 
@@ -120,7 +124,7 @@ async def test_a_fault_of_ours_is_not_lost():
     bounded = StreamLimiter(broken, MESSAGE, Trust())
     with pytest.raises(RuntimeError, match="our own fault"):
         await bounded(Silent())
-    assert not bounded._serving
+    assert table_sizes(bounded.tables)["streams_message"] == 0
 
 
 async def test_a_node_that_stops_ends_what_it_serves():
@@ -139,15 +143,19 @@ async def test_a_node_that_stops_ends_what_it_serves():
     await asyncio.sleep(0.1)
     assert ended == [True]
     assert serving.cancelled()
-    assert not bounded._serving
+    assert table_sizes(bounded.tables)["streams_message"] == 0
 
 
-async def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
-    hub, slow = Hub(), {}
+async def test_stalled_streams_are_evicted_before_waiting_ones():
+    hub, slow, serving = Hub(), {}, set()
 
     async def serve(stream):
         bounded.note_slow(stream, slow=slow[stream.peer])
-        await asyncio.sleep(1000)
+        serving.add(stream.peer)
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            serving.remove(stream.peer)
 
     bounded = StreamLimiter(serve, replace(MESSAGE, streams_total=3), Trust(), untrusted=2)
     transport = hub.transport(SERVER)
@@ -159,7 +167,7 @@ async def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
         hub.connect(PeerId(name), SERVER)
         await other.open_stream(SERVER, "p")
         await asyncio.sleep(0.1)
-        return sorted(place.peer for place in bounded._serving)
+        return sorted(serving)
 
     assert await comes("waits", is_slow=False) == ["waits"]
     assert await comes("slow", is_slow=True) == ["slow", "waits"]
@@ -168,6 +176,5 @@ async def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
     assert await comes("next", is_slow=False) == ["next", "waits"]
     await asyncio.sleep(UNDISTURBED_SECONDS)
     assert await comes("late", is_slow=False) == ["next", "waits"]
-    assert len(bounded._place_of) == 2
     await asyncio.sleep(SERVED_TIMES * UNDISTURBED_SECONDS)
     assert await comes("last", is_slow=False) == ["last", "next"]

@@ -62,12 +62,16 @@ def finish(batch, watch=lambda: None):
     return tokens
 
 
+def cohorts_of(batch):
+    return batch._cohorts
+
+
 def running(batch):
-    return sum(len(cohort.rows) for cohort in batch._cohorts)
+    return sum(len(cohort.rows) for cohort in cohorts_of(batch))
 
 
 def held(batch):
-    return sum(cohort.cache.held for cohort in batch._cohorts)
+    return sum(cohort.cache.held for cohort in cohorts_of(batch))
 
 
 @torch.no_grad()
@@ -100,7 +104,7 @@ def test_sequences_join_others_at_any_step(model, decoder, monkeypatch, cohorts_
         batch.add(wave)
         batch.advance(1.0)
         batch.advance(1.0)
-        cohorts.append(len(batch._cohorts))
+        cohorts.append(len(cohorts_of(batch)))
     finish(batch)
     check(model, [one for wave in waves for one in wave])
     assert max(cohorts) == cohorts_max or steps > 1
@@ -182,18 +186,17 @@ def test_no_more_rows_than_may_be(decoder):
 
 def test_a_prefill_is_bounded_and_equal_prompts_are_computed_once(decoder, monkeypatch):
     monkeypatch.setattr(batching, "PREFILL_TOKENS_MAX", 10)
-    widths, prefill = [], decoder._forward
+    rows, empty = [], Cache.empty
 
-    def noted(tokens, caches):
-        if tokens.shape[1] > 1:
-            widths.append(tuple(tokens.shape))
-        return prefill(tokens, caches)
+    def noted(layers, heads, head_size, padding, *more):
+        rows.append(len(padding))
+        return empty(layers, heads, head_size, padding, *more)
 
-    monkeypatch.setattr(decoder, "_forward", noted)
+    monkeypatch.setattr(Cache, "empty", noted)
     batch = batch_of(decoder)
     batch.add([Continuation((2 + n // 16, 3, 4), n, 3) for n in range(16 * 7)])
     finish(batch)
-    assert widths == [(3, 3), (3, 3), (1, 3)]
+    assert rows == [3, 3, 1]
 
 
 def test_what_is_dropped_leaves_the_others_as_they_are(model, decoder):

@@ -113,13 +113,13 @@ async def test_calls_that_run_together_give_what_they_give_alone(engine, policie
 async def test_calls_share_their_steps(engine, policies, monkeypatch):
     """Two concurrent calls of four rows are computed as eight rows."""
     await engine.load(policies[0])
-    rows, step = [], engine._decoder.step
+    rows, step = [], Decoder.step
 
-    def noted(tokens, caches):
+    def noted(decoder, tokens, caches):
         rows.append(len(tokens))
-        return step(tokens, caches)
+        return step(decoder, tokens, caches)
 
-    monkeypatch.setattr(engine._decoder, "step", noted)
+    monkeypatch.setattr(Decoder, "step", noted)
     slow = threading.Event()
     engine._executor.submit(slow.wait)  # both are queued when it begins
     calls = [asyncio.create_task(engine.generate(requests(4), 1.0)) for _ in range(2)]
@@ -167,7 +167,7 @@ async def test_what_breaks_fails_every_call_once_and_the_next_one_works(engine, 
     await engine.load(policies[0])
     expected = await engine.generate(requests(4), 1.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine._decoder, "step", raising(torch.OutOfMemoryError("out of memory")))
+        patch.setattr(Decoder, "step", raising(torch.OutOfMemoryError("out of memory")))
         calls = [engine.generate(requests(4), 1.0) for _ in range(3)]
         results = await asyncio.gather(*calls, return_exceptions=True)
     assert [str(one) for one in results] == ["OutOfMemoryError: out of memory"] * 3

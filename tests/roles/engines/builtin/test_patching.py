@@ -28,11 +28,16 @@ def engine_of(precision="fp32", architecture="qwen2", head="fp32", **config):
     return TransformersGenerationEngine(section, toploc(precision), device="cpu")
 
 
+def places_of(engine):
+    """Return the tensors in use, by name in the policy's file."""
+    return engine._decoder.places()
+
+
 def bits_of(engine):
     """Return the bits of all tensors in use, by name and position."""
     return {
         (name, number): place.contiguous().view(BITS[place.dtype]).clone()
-        for name, places in engine._decoder.places().items()
+        for name, places in places_of(engine).items()
         for number, place in enumerate(places)
     }
 
@@ -80,7 +85,7 @@ async def test_places_are_those_of_all_tensors(tmp_path, architecture):
     policies = chain(tmp_path, architecture=architecture, count=1)
     engine = engine_of(architecture=architecture)
     await engine.load(policies[0])
-    tensors, places = load_file(policies[0].path), engine._decoder.places()
+    tensors, places = load_file(policies[0].path), places_of(engine)
     assert places.keys() == tensors.keys()
     for name, tensor in tensors.items():
         for place in places[name]:

@@ -233,7 +233,7 @@ async def test_a_prefill_holds_no_more_tokens_than_it_may(policies):
 async def test_blocks_of_scores_do_not_change_the_result(policies, verifier, monkeypatch):
     """The noise of a token depends on its position in its sequence, not on the block."""
     claimed = await honest_claims(policies[0])
-    monkeypatch.setattr(verification, "_SCORES_PER_BLOCK", 7 * CONFIG["vocab_size"])
+    monkeypatch.setattr(verification, "SCORES_PER_BLOCK", 7 * CONFIG["vocab_size"])
     _, mantissa, logprob, gap = worst(await verifier.measure(Version(0), claimed, 1.0))
     assert mantissa < 8
     assert max(logprob, gap) < 2e-5

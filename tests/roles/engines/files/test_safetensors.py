@@ -76,7 +76,7 @@ def test_every_thread_holds_one_rounded_piece(tmp_path, monkeypatch, threads):
             del piece
 
     monkeypatch.setattr(safetensors, "pieces", watched)
-    monkeypatch.setattr(safetensors, "_PIECE_ELEMENTS", 3)
+    monkeypatch.setattr(safetensors, "PIECE_ELEMENTS", 3)
     monkeypatch.setattr(safetensors, "THREADS", threads)
     weights = {str(number): torch.randn(10) for number in range(20)}
     digest = write_policy(weights, tmp_path / "f", torch.bfloat16)

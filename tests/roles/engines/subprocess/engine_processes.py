@@ -54,6 +54,11 @@ async def eventually(condition, seconds: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
+def calls_of(engine) -> int:
+    """Return the number of calls that an engine process has not answered."""
+    return len(engine.supervisor._conversation._pending)
+
+
 class Played:
     """The engine's side of a connection, played by a test."""
 
@@ -74,12 +79,12 @@ class Played:
             errors,
         )
         played.reader, played.writer = await asyncio.open_unix_connection(sock=channel)
-        played._leash = await asyncio.open_unix_connection(sock=leash)
-        played._watching = asyncio.create_task(played._watch())
+        played.leash = await asyncio.open_unix_connection(sock=leash)
+        played.watching = asyncio.create_task(played._watch())
         return played, process
 
     async def _watch(self) -> None:
-        reader, writer = self._leash
+        reader, writer = self.leash
         self.killed = await reader.readline() == b"kill\n"
         writer.write(b"-9\n")
         await writer.drain()
@@ -88,9 +93,9 @@ class Played:
 
     def die(self, how: bytes) -> None:
         """End like a process: the lifeline carries the reason, and the channel closes."""
-        self._watching.cancel()
-        self._leash[1].write(how)
-        self._leash[1].close()
+        self.watching.cancel()
+        self.leash[1].write(how)
+        self.leash[1].close()
         self.writer.close()
 
     def say(self, message: wire.EngineMessage) -> None:
@@ -105,9 +110,9 @@ class Played:
             return await wire.read(self.reader, wire.QUESTIONS, wire.QUESTION_BYTES_MAX)
 
     async def close(self) -> None:
-        self._watching.cancel()
+        self.watching.cancel()
         self.writer.close()
-        self._leash[1].close()
+        self.leash[1].close()
         await asyncio.sleep(0)
 
 

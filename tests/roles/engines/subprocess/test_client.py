@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
 from protocol.core.types import Digest
@@ -25,6 +26,7 @@ from simulations.ports.background import SimBackground
 from tests.roles.engines.patches import chain, only_header
 from tests.roles.engines.subprocess.engine_processes import (
     BRISK,
+    calls_of,
     eventually,
     exists,
     tiny_manifest,
@@ -65,7 +67,7 @@ async def stopped(engine):
 
 
 async def in_flight(engine, count=1):
-    await eventually(lambda: len(engine.supervisor._conversation._pending) == count)
+    await eventually(lambda: calls_of(engine) == count)
 
 
 async def test_generation_and_verification_are_those_of_our_own_engines(made, ours, policies):
@@ -291,7 +293,7 @@ async def test_the_process_has_a_clean_environment_and_ignores_the_terminal(secr
         assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) > int(
             Path("/proc/self/oom_score_adj").read_text()
         )
-        server = processes._server.pid
+        server = psutil.Process(pid).ppid()
         os.kill(pid, signal.SIGSTOP)  # so it cannot notice that its socket is closed
         os.kill(server, signal.SIGKILL)
         try:
@@ -430,7 +432,7 @@ async def test_a_process_that_keeps_dying_is_replaced_after_pauses(made, policie
         with pytest.raises(EngineError):
             await call
         started_at = loop.time()
-        again = asyncio.create_task(generator.supervisor._alive())
+        again = asyncio.create_task(generator.supervisor.start())
         await again
         times.append(loop.time() - started_at)
     assert times[1] >= PAUSE_SECONDS_MIN and times[2] >= 2 * PAUSE_SECONDS_MIN

@@ -102,15 +102,15 @@ async def test_an_engine_that_cannot_be_made_is_told():
 
 async def test_a_kill_that_is_cancelled_lets_go_of_the_leash_and_the_channel():
     played, process = await Played.begin()
-    played._watching.cancel()  # it does not end
-    await asyncio.wait([played._watching])
+    played.watching.cancel()  # it does not end
+    await asyncio.wait([played.watching])
     killing = asyncio.create_task(process.kill())
     await asyncio.sleep(0)
     killing.cancel()
     await asyncio.wait([killing])
     assert killing.cancelled()
     async with asyncio.timeout(60):
-        assert await played._leash[0].read() == await played.reader.read() == b""
+        assert await played.leash[0].read() == await played.reader.read() == b""
     await played.close()
 
 

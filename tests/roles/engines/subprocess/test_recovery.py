@@ -10,7 +10,7 @@ import pytest
 from protocol.messages import RolloutCommit
 from protocol.rollout.body import decode_body
 from roles.inference.flow import InferenceFlow
-from tests.roles.engines.subprocess.engine_processes import BRISK, PROOFS, eventually
+from tests.roles.engines.subprocess.engine_processes import BRISK, PROOFS, calls_of, eventually
 from tests.roles.engines.tiny import CONFIG
 from tests.worlds.flow_world import FlowWorld, Task
 from tests.worlds.messages import found
@@ -73,8 +73,7 @@ async def stopped_in_mid_rollout(worker) -> int:
         )
         worker._settled += 1
     worker.world.changes.notify()
-    talk = worker.engine.supervisor._conversation
-    await eventually(lambda: talk._pending or talk.reason)
+    await eventually(lambda: calls_of(worker.engine) or worker.engine.supervisor.pid != pid)
     return pid
 
 

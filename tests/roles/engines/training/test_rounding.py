@@ -49,7 +49,7 @@ def expected(name, values):
 @given(st.lists(patterns, min_size=1, max_size=40), st.sampled_from([2, 6, 2**17]))
 def test_tensors_are_rounded_as_the_reference_does_in_any_slices(values, slice_weights):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounding, "_SLICE_WEIGHTS", slice_weights)
+        patch.setattr(rounding, "SLICE_WEIGHTS", slice_weights)
         policy = Dither(RUN)("model.norm.weight", floats(values))
     assert policy.dtype == torch.bfloat16
     assert words(policy) == expected("model.norm.weight", values)
