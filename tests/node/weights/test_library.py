@@ -643,7 +643,7 @@ async def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
     swarm.introduce()
     await eventually(lambda: one.holds(7), 60)
     await asyncio.sleep(12)
-    checkpoints = map(one.replica.ledger.checkpoint, one.held)
+    checkpoints = map(one.replica.ledger.chain.get, one.held)
     assert stored_for(one, Purpose.WEIGHTS) == {item.message.index for item in checkpoints}
     names = {int.from_bytes(key, "big") for key, _ in one.store.scan("policies")}
     assert names == set(one.held), "also those that the full disk kept"
