@@ -8,11 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from node.founding.sizes import number_of, weights_in
-from node.weights.library import STATES_KEPT
-from node.weights.publish import ENCODING_PAYS
 from protocol.core.types import Role
 from protocol.run.manifest import RunManifest
-from protocol.run.recipe import ModelSection, ShardcastSection
+from protocol.run.recipe import STATES_KEPT, ModelSection, ShardcastSection
+from protocol.shardcast.encodings import ENCODING_PAYS
 from roles.engines.factory import policies_kept
 
 GIB = 2**30

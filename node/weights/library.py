@@ -30,15 +30,12 @@ from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId, Version
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica.replica import Replica
+from protocol.run.recipe import STATES_KEPT
 from protocol.shardcast.forest import ForestMember
 from roles.ports.engines import Patch, Policy
 from roles.ports.storage import Blobs, Delete, Owner, Purpose, Put, StorageFullError
 from roles.ports.swarm import Policies, Release
 from roles.runtime.context import ChangeSignal, Conditions
-
-STATES_KEPT = 2
-"""The newest optimiser state, and the one before it, which becomes the newest when a later term
-supersedes. Each is several times as large as a policy."""
 
 
 class WeightsRetention:
@@ -440,8 +437,7 @@ class PolicyLibrary(Policies):
         for version in [version for version in old if version not in read]:
             await self._ports.files.delete(self._held.pop(version).path)
             await self._ports.files.delete(self._ports.files.encoding(version))
-        every = self._replica.manifest.shardcast.state_every
-        states_from = newest - newest % every - (STATES_KEPT - 1) * every
+        states_from = self._replica.manifest.shardcast.states_kept_from(newest)
         for version in range(self._states_from, states_from):
             await self._ports.files.delete(self._ports.files.state(version))
         self._states_from = max(self._states_from, states_from)

@@ -19,7 +19,7 @@ LIMITS = {
     "protocol": (11, 30),
     "roles": (7, 11),
     "roles/engines": (13, 36),
-    "node": (15, 57),
+    "node": (15, 54),
     "node/network": (8, 16),
     "simulations": (11, 25),
 }

@@ -11,3 +11,6 @@ encoding.
 and ``stream`` writes and reads a whole encoding. All input is untrusted: counts, positions and
 sizes are checked before use.
 """
+
+ENCODING_PAYS = 0.9
+"""Largest ratio of encoding to file that is worth publishing; a guess."""
