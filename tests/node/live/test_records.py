@@ -148,13 +148,13 @@ def test_an_owner_beyond_the_limit_finds_no_room_and_a_known_one_does(monkeypatc
 
 def trusting() -> BoundedStorage:
     """Return a storage in which ``p`` is trusted, ``m`` is a member, and the digit is a block."""
-    storage = BoundedStorage()
-    storage.trust = Trust(
-        lambda owner: owner.startswith("p"),
-        lambda owner: owner if owner.endswith("?") else owner[-1],
-        lambda owner: owner[0] in "pm",
+    return BoundedStorage(
+        Trust(
+            lambda owner: owner.startswith("p"),
+            lambda owner: owner if owner.endswith("?") else owner[-1],
+            lambda owner: owner[0] in "pm",
+        )
     )
-    return storage
 
 
 def takes(storage: BoundedStorage, owners: str) -> str:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from node.local.config import NodeConfig
-from node.process.runner import live_engines
+from node.process.factories import live_engines
 from protocol.core.types import Role
 from simulations.ports.background import SimBackground
 from tests.roles.engines.subprocess.engine_processes import tiny_manifest
