@@ -7,7 +7,7 @@ from pathlib import Path
 from node.api.local_server import guarded, local_server, web_routes
 from node.api.v1.recording import Recording, read_recording
 from node.local.datadir import API_HOST
-from node.local.ports import listen
+from node.local.sockets import listen
 
 
 async def serve_recording(directory: Path, port: int, told: Callable[[int], None]) -> None:

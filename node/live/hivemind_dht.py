@@ -15,9 +15,9 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 from typing_extensions import override
 
-from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, harden, node_id
+from node.local.system import SystemClock
 from node.network.resources.dht_call_limiter import DhtCallLimiter
 from protocol.core.containers import SizeGauge, Table
 from protocol.core.crypto import Identity

@@ -12,11 +12,10 @@ from node.daemon import Daemon
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
 from node.local.addresses import store_cached_peers
-from node.local.background import ThreadBackground
 from node.local.config import NodeConfig
-from node.local.datadir import DataDir
+from node.local.datadir import DataDir, machine_fingerprint
 from node.local.errors import ExitCode, NodeError
-from node.local.place import machine_fingerprint
+from node.local.system import ThreadBackground
 from node.membership.announcer import About
 from node.process.factories import MakeEngines, MakePorts
 from node.process.http_service import HttpService

@@ -108,7 +108,7 @@ class LiveNode:
     async def run(self) -> ExitCode:
         """Run until drained."""
         from node.api.server import ControlServer  # noqa: PLC0415
-        from node.live.clock import SystemClock  # noqa: PLC0415
+        from node.local.system import SystemClock  # noqa: PLC0415
 
         clock = SystemClock()
         self._started_at = clock.now()
@@ -189,7 +189,7 @@ class LiveNode:
         initial_peers: list[str],
         source: "NodeSource",
     ) -> None:
-        from node.process.disk_space import require_room  # noqa: PLC0415
+        from node.founding.needs import require_room  # noqa: PLC0415
         from node.process.live_run import LiveRun  # noqa: PLC0415
 
         await asyncio.to_thread(require_room, manifest.manifest, self._config, self._datadir)

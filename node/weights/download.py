@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from node.context import background_task
 from node.network.blobs.exchange import BlobExchange
 from node.network.blobs.wire import BlobKind, BlobRefusedError, BlobStatus
 from node.network.streams.deadline import loop_time
-from node.weights.background_task import background_task
 from node.weights.download_progress import DownloadLog, Label
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId

@@ -18,9 +18,8 @@ from pathlib import Path
 import structlog
 from typing_extensions import override
 
-from node.context import Ports
+from node.context import Ports, background_task
 from node.network.blobs.exchange import BlobExchange
-from node.weights.background_task import background_task
 from node.weights.download import RemoteWeights, WeightsDownload
 from node.weights.download_plan import DownloadPlanner, DownloadStep
 from node.weights.downloads import Downloads

@@ -7,8 +7,7 @@ joined or left, which ``committee.VIEW_SLACK`` absorbs.
 from protocol.consensus.equivocation import EquivocationTracker
 from protocol.core.types import Digest, PeerId, Role
 from protocol.membership.roster import Roster
-from protocol.run.beacon import EPOCHS_KEPT, beacon
-from protocol.run.manifest import RunManifest
+from protocol.run.manifest import EPOCHS_KEPT, RunManifest, beacon
 
 
 class LocalElectorate:

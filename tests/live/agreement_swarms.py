@@ -19,10 +19,9 @@ import pytest
 
 from node.context import Ports
 from node.daemon import Daemon
-from node.live.clock import SystemClock
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
-from node.local.background import ThreadBackground
+from node.local.system import SystemClock, ThreadBackground
 from node.membership.announcer import About
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory

@@ -5,7 +5,7 @@ import pytest
 from node.local.config import NodeConfig
 from node.process.factories import live_engines
 from protocol.core.types import Role
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.roles.engines.subprocess.engine_processes import tiny_manifest
 
 

@@ -21,10 +21,10 @@ from protocol.core.types import ValidationResult
 from protocol.membership.measured_capacity import forest_members
 from protocol.rollout.body import RolloutSequence, encode_body
 from protocol.run.manifest import sign_manifest
-from roles.environments.arithmetic import Arithmetic
+from roles.environments.characters import Arithmetic
 from roles.environments.threaded import InBackground
 from roles.ports.storage import Owner, Purpose
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.node.api.test_observer import NOW, WORKER, WORLD, observer
 from tests.worlds.messages import identity
 
