@@ -150,5 +150,5 @@ async def test_what_is_not_announced_yet_has_no_length_to_be_held_to(tmp_path):
     policy = Policy(Version(1), world.digest(world.weights(1)), path)
     await trainer.library.release(policy)
     await trainer.restart()
-    assert trainer.library._held[1] == policy
+    assert trainer.library._held._held[1] == policy
     await swarm.stop()

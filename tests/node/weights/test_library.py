@@ -261,7 +261,7 @@ async def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
         await asyncio.sleep(12)
         swarm.introduce()
     for node, count in zip(swarm.nodes, before, strict=True):
-        held = sorted(node.library._held)
+        held = sorted(node.library._held._held)
         assert held == [8, 9, 10, 11]
         assert [file.name for file in sorted(node.directory.glob("v*.safetensors"))] == sorted(
             f"v{version}.safetensors" for version in held
@@ -298,7 +298,7 @@ async def test_a_version_that_an_engine_reads_is_not_deleted_under_it(tmp_path):
         assert policy.path.read_bytes() == weights(0), "another engine reads it"
     await publish_many(swarm, 1)
     assert not policy.path.exists()
-    assert sorted(library._held) == [5, 6, 7, 8]
+    assert sorted(library._held._held) == [5, 6, 7, 8]
     await swarm.stop()
 
 
@@ -603,10 +603,10 @@ async def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
     swarm.introduce()
     await eventually(lambda: one.holds(7), 60)
     await asyncio.sleep(12)
-    checkpoints = map(one.replica.ledger.checkpoint, one.library._held)
+    checkpoints = map(one.replica.ledger.checkpoint, one.library._held._held)
     assert stored_for(one, Purpose.WEIGHTS) == {item.message.index for item in checkpoints}
     names = {int.from_bytes(key, "big") for key, _ in one.store.scan("policies")}
-    assert names == set(one.library._held), "also those that the full disk kept"
+    assert names == set(one.library._held._held), "also those that the full disk kept"
     await swarm.stop()
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from node.weights.library import WeightsRetention
+from node.weights.retention import WeightsRetention
 from protocol.core.crypto import digest
 from protocol.messages import Encoding
 from protocol.run.recipe import STATES_KEPT
