@@ -35,8 +35,9 @@ from roles.ports.swarm import RefusedError
 from simulations.adversaries.passthrough import OtherEngines
 from simulations.adversaries.testnet import edited_tokens, forged_rewards
 from simulations.cluster.world import SHORT_NAMES, World
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.engines import SimEngines
-from simulations.ports.storage import Disk, Session, SimBlobs
+from simulations.ports.storage import Disk, Session
 from simulations.ports.sums import policy_seed
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, run_virtual
