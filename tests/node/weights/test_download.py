@@ -182,7 +182,9 @@ async def test_a_node_that_corrupts_is_named_and_everyone_completes(tmp_path: Pa
     )
     await world.add("n5")
     node = world.nodes[liar]
-    node.blobs = node.exchange._blobs = node.files._blobs = CorruptBlobs(tmp_path / liar)
+    node.blobs = node.exchange._blobs = node.exchange._server._blobs = node.files._blobs = (
+        CorruptBlobs(tmp_path / liar)
+    )
     weights, _ = await world.publish()
     await world.run([node for node in world.nodes.values() if node.peer != ROOT], weights)
     blamed = [node.blamed for node in world.nodes.values() if node.blamed]
@@ -197,7 +199,7 @@ async def test_a_parent_that_stalls_is_replaced(tmp_path: Path) -> None:
         await world.add(f"n{number}")
     weights, _ = await world.publish()
     stalled = world.nodes[feeder_of(world.members, weights, 0)]
-    stalled.blobs = stalled.exchange._blobs = stalled.files._blobs = StalledBlobs(
+    stalled.blobs = stalled.exchange._server._blobs = stalled.files._blobs = StalledBlobs(
         tmp_path / stalled.peer
     )
     await world.run([node for node in world.nodes.values() if node.peer != ROOT], weights)
@@ -347,8 +349,8 @@ async def test_the_index_goes_down_the_tree_without_asking_in_vain(
     world = await swarm(tmp_path, 600_000)
     nodes = [await world.add(f"n{number}") for number in range(12)]
     weights, _ = await world.publish()
-    exchange = world.nodes[ROOT].exchange
-    serve, open_partials = exchange._answer, WeightsDownload._open_partials
+    server = world.nodes[ROOT].exchange._server
+    serve, open_partials = server._answer, WeightsDownload._open_partials
     now, arrivals = asyncio.get_running_loop().time, []
 
     async def late(stream: Any) -> None:
@@ -359,7 +361,7 @@ async def test_the_index_goes_down_the_tree_without_asking_in_vain(
         arrivals.append(now())
         return await open_partials(self, index)
 
-    monkeypatch.setattr(exchange, "_answer", late)
+    monkeypatch.setattr(server, "_answer", late)
     monkeypatch.setattr(WeightsDownload, "_open_partials", opened)
     await world.run(nodes, weights)
     assert len(arrivals) == len(nodes)

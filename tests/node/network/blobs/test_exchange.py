@@ -312,7 +312,7 @@ async def test_an_oversize_request_is_a_fault_and_a_silent_one_is_dropped(tmp_pa
     assert two.faults == [(one.peer, "oversize")]
     silent = await one.transport.open_stream(two.peer, PROTOCOL)
     assert await silent.read(1) == b""
-    assert len(two.exchange._bounded._serving) == 0
+    assert len(two.exchange._server._bounded._serving) == 0
 
 
 async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(
@@ -328,9 +328,9 @@ async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(
     for pieces in stalled:
         await anext(pieces)
     assert b"".join(await pull(three, two.peer, 0, len(DATA))) == DATA
-    assert len(two.exchange._bounded._serving) == 2
+    assert len(two.exchange._server._bounded._serving) == 2
     await asyncio.sleep(0.5)
-    assert len(two.exchange._bounded._serving) == 0
+    assert len(two.exchange._server._bounded._serving) == 0
     for pieces in stalled:
         with pytest.raises(TransportError):
             [piece async for piece in pieces]
@@ -394,7 +394,7 @@ async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("untrusted peers", "streams_each", "served"),
+    ("untrusted", "streams_each", "served"),
     [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, UNTRUSTED_MIN)],
 )
 async def test_no_more_untrusted_peers_are_served_than_a_thin_line_carries(
@@ -410,7 +410,7 @@ async def test_no_more_untrusted_peers_are_served_than_a_thin_line_carries(
         for _ in range(streams_each)
     ]
     await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
-    assert len(one.exchange._bounded._serving) == served
+    assert len(one.exchange._server._bounded._serving) == served
     for task in pulls:
         task.cancel()
     refused = await asyncio.gather(*pulls, return_exceptions=True)
@@ -507,9 +507,9 @@ async def test_who_asks_and_does_not_read_costs_one_deadline(tmp_path: Path) -> 
     data = codec.encode(wanted)
     await stream.write(len(data).to_bytes(2, "big") + data)
     await asyncio.sleep(LIMITS.stall_seconds / 2)
-    assert len(two.exchange._bounded._serving) == 1
+    assert len(two.exchange._server._bounded._serving) == 1
     await asyncio.sleep(3 * LIMITS.stall_seconds)
-    assert len(two.exchange._bounded._serving) == 0
+    assert len(two.exchange._server._bounded._serving) == 0
     await stream.close()
 
 
@@ -548,7 +548,7 @@ async def test_the_line_is_shared_by_reputation(tmp_path: Path) -> None:
     two.exchange.upload_cap.take = note  # type: ignore[method-assign]
     nobody, somebody = Trust(), Trust(lambda peer: peer == one.peer)
     for trust in (nobody, somebody):
-        two.exchange._trust = trust
+        two.exchange._server._trust = trust
         told.clear()
         assert await one.exchange.fetch(digest, len(DATA), [two.peer], 60.0) == DATA
         assert set(told) == {trust is somebody}
