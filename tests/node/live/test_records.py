@@ -189,6 +189,17 @@ def test_who_is_known_finds_room_among_untrusted_peers_and_these_share_it_by_blo
     assert takes(trusting(), owners) == listed
 
 
+def test_a_storage_follows_a_trust_that_is_made_later(monkeypatch):
+    monkeypatch.setattr(records, "OWNERS_PER_KEY_MAX", 2)
+    current = Trust()
+    storage = BoundedStorage(Trust.of(lambda: current))
+    assert takes(storage, "sa1 sb2 pa3") == "sa1 sb2"
+    current = Trust(lambda owner: owner == "pa3", lambda owner: owner[-1], lambda _owner: True)
+    assert takes(storage, "pa3") == "pa3 sb2"
+    current = Trust(lambda _owner: False, lambda owner: owner[-1], lambda owner: owner == "mc4")
+    assert takes(storage, "mc4") == "mc4 pa3"
+
+
 def test_older_or_expired_records_change_nothing():
     storage, now = BoundedStorage(), get_dht_time()
     assert not storage.store_subkey(KEY_ID, "a", b"0", now - 1)
