@@ -31,8 +31,8 @@ from pathlib import Path
 
 import uvloop
 
-from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
+from node.local.system import SystemClock
 from node.network.connections.manager import ConnectionManager
 from node.network.gossip.driver import Gossip
 from protocol.core.crypto import Identity

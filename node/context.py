@@ -6,10 +6,11 @@ registers every table that remote peers can fill.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from node.storage.evaluation_curve import EvaluationCurve
 from protocol.core.containers import Table, table_sizes
@@ -27,6 +28,8 @@ from roles.runtime.context import ChangeSignal, Conditions
 from roles.runtime.metrics import PolicySwapLatency, RolloutHistograms
 from roles.runtime.training_steps import TrainingSteps
 
+T = TypeVar("T")
+
 
 async def run_service(name: str, service: Coroutine[Any, Any, None]) -> None:
     """Run a service that must not return; raises ``RuntimeError`` when it does.
@@ -41,6 +44,17 @@ async def run_service(name: str, service: Coroutine[Any, Any, None]) -> None:
         if task is not None and task.cancelling():
             raise
     raise RuntimeError(f"the service {name} has ended by itself")
+
+
+@asynccontextmanager
+async def background_task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Run ``work`` as a task during the block; at its end, cancel the task and wait for it."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class TableRegistry:

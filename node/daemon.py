@@ -52,7 +52,7 @@ from roles.ports.engines import Engine, EngineError, Engines, Environment
 from roles.ports.storage import StorageFullError
 from roles.ports.transport import TransportError, Trust
 from roles.runtime.context import ChangeSignal, Conditions, RoleContext
-from roles.runtime.startup import fill
+from roles.runtime.retry import fill
 from roles.trainer.flow import TrainerFlow
 from roles.validator.flow import ValidatorFlow
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import structlog
 
-from node.local.background import ThreadBackground
+from node.local.system import ThreadBackground
 from node.process.loop_lag import LoopLagMonitor
 from roles.environments.checker import LIMITS as MATH_LIMITS
 from roles.environments.checker import Checker

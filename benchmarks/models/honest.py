@@ -24,8 +24,8 @@ from typing import Any
 import msgpack
 import torch
 
-from node.local.background import ThreadBackground
 from node.local.run_pin import load_run
+from node.local.system import ThreadBackground
 from protocol.core.crypto import Identity, digest
 from protocol.core.types import PeerId, Version
 from protocol.messages import RolloutCommit

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from typing_extensions import override
 
-from node.local.background import ThreadBackground
 from node.local.run_pin import load_run
+from node.local.system import ThreadBackground
 from protocol.core.crypto import Identity, digest
 from protocol.core.types import Version
 from protocol.messages import RolloutCommit

@@ -31,9 +31,9 @@ from roles.engines.calibration.calibrate import (
     kept,
     measured_on,
 )
+from roles.engines.calibration.measurement import ClaimRecording
 from roles.engines.calibration.picture import draw
 from roles.engines.calibration.proposal import propose
-from roles.engines.calibration.recording import ClaimRecording
 from roles.engines.calibration.workbench import honest_pairs, lies
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "intellect2.toml"

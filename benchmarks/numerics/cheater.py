@@ -40,7 +40,7 @@ from roles.ports.engines import (
     claims_of,
 )
 from simulations.adversaries.adaptive import AdaptiveGeneration, RememberedProblems
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
 WORKER, CREATOR = Identity(bytes(32)), Identity(bytes([1] * 32))

@@ -47,7 +47,7 @@ from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.generation import SampledSequence, TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.calibrate import measured_on
-from roles.engines.calibration.recording import ClaimRecording
+from roles.engines.calibration.measurement import ClaimRecording
 from roles.engines.calibration.workbench import Bench, honest_pairs
 from roles.engines.files.policy import write_policy
 from roles.engines.sampling.gumbel_noise import Draws, NoiseSource

@@ -38,7 +38,7 @@ from protocol.core.types import Version
 from protocol.rollout.statistics import Recomputed, Sums, added, beyond, compared, measured
 from protocol.run.recipe import ModelSection, Recipe, ToplocSection
 from protocol.run.toml import load_recipe
-from protocol.toploc.results import ChunkResult
+from protocol.toploc import ChunkResult
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.generation import TransformersGenerationEngine

@@ -36,8 +36,8 @@ from children import Child, heard, itself, say
 from lines import Host, alone, make_host
 from transport import PROTOCOL, commit, reach, transport, write_random
 
-from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
+from node.local.system import SystemClock
 from node.network.blobs.config import ExchangeLimits
 from node.network.blobs.exchange import BlobExchange
 from node.network.connections.manager import ConnectionManager

@@ -25,8 +25,9 @@ from roles.ports.transport import Stream, StreamHandler, Streams
 from simulations.network.connections import Host, LinkConditions
 from simulations.network.network import SimNetwork
 from simulations.network.transport import SimTransport, address_of
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.policy_files import SimPolicyFiles
-from simulations.ports.storage import Disk, Session, SimBlobs
+from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import VirtualLoop, run_virtual
 from simulations.scenario.scenario import NetworkSection

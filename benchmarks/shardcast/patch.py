@@ -43,8 +43,7 @@ from node.storage import encodings
 from protocol.core.crypto import digest
 from protocol.core.types import Version
 from protocol.shardcast.encodings import stream
-from protocol.shardcast.encodings.planes import Words
-from protocol.shardcast.encodings.positions import Positions
+from protocol.shardcast.encodings.planes import Positions, Words
 from roles.engines.files.policy import write_policy
 from roles.ports.engines import Policy
 

@@ -32,8 +32,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from typing_extensions import override
 
-from node.local.background import ThreadBackground
 from node.local.run_pin import load_run
+from node.local.system import ThreadBackground
 from protocol.core.crypto import Identity, digest
 from protocol.core.types import Digest, Version
 from protocol.rollout.assignment import assign

@@ -21,7 +21,7 @@ from node.api.v1.source import DataSource
 from node.api.why import Why
 from node.local.datadir import API_HOST, DataDir, last_api_port, store_api_endpoint
 from node.local.errors import NodeError
-from node.local.ports import listen
+from node.local.sockets import listen
 
 log = logging.getLogger(__name__)
 

@@ -4,19 +4,24 @@ Heavy modules are imported after the command line is parsed, so help and usage e
 once. A usage error is one line on standard error; a traceback is a bug.
 """
 
+import codecs
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from node.cli import options
 from node.cli.loading import CommandGroup
 from node.local.errors import ExitCode, NodeError
-from node.local.plain_text import tolerate_encoding
 
 NAME = "prime-node"
+
+_REPLACE = "prime-node-plain"
+_ASCII = {"…": "...", "·": "-", "✓": "+", "✗": "x", "●": "*", "◆": "*", "→": "->", "█": "#"}
+"""ASCII for the characters that commands print, where standard output lacks them."""
 
 EPILOG = """\
 Every option is also a key of the config file and an environment variable:
@@ -136,6 +141,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Abort:
         return ExitCode.INTERRUPTED
     return int(result or ExitCode.OK)
+
+
+def tolerate_encoding(stream: TextIO) -> None:
+    """Print ASCII for characters that the stream's encoding lacks, instead of raising."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors=_REPLACE)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character, "?") for character in lacking), error.end
+
+
+codecs.register_error(_REPLACE, _replace)
 
 
 def _usage(error: typer.TyperException) -> str:

@@ -6,15 +6,15 @@ Engines take seconds to import; configuration errors appear before that.
 from importlib.util import find_spec
 
 from node.api.step_logs.base import require_libraries
+from node.founding.needs import require_room
 from node.local.addresses import load_cached_peers
 from node.local.config import NodeConfig, flag
 from node.local.datadir import API_HOST, load_or_create_identity, locked, open_data_dir
 from node.local.devices import why_no_device
 from node.local.errors import ExitCode, NodeError
-from node.local.ports import listen
 from node.local.run_pin import local_run
-from node.local.scoring import scoring_digest
-from node.process.disk_space import require_room
+from node.local.scoring_runtime import scoring_digest
+from node.local.sockets import listen
 from protocol.core.types import Role
 
 

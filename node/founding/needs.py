@@ -1,18 +1,24 @@
-"""Estimate of the memory, disk and compute that a run needs, from its manifest alone.
+"""Estimate of the memory, disk and compute that a run needs, and the check of a node's disk.
+
+The estimate is from the manifest alone.
 
 Figures without a source are sums of the built-in engines' allocations.
 """
 
 import math
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from node.founding.sizes import number_of, weights_in
-from node.weights.library import STATES_KEPT
-from node.weights.publish import ENCODING_PAYS
+from node.local.config import NodeConfig
+from node.local.datadir import DataDir, bytes_under
+from node.local.errors import ExitCode, NodeError
+from node.local.units import bytes_text
 from protocol.core.types import Role
 from protocol.run.manifest import RunManifest
-from protocol.run.recipe import ModelSection, ShardcastSection
+from protocol.run.recipe import STATES_KEPT, ModelSection, ShardcastSection
+from protocol.shardcast.encodings import ENCODING_PAYS
 from roles.engines.factory import policies_kept
 
 GIB = 2**30
@@ -159,3 +165,29 @@ def _pass_bytes(model: ModelSection) -> int:
     hidden, inner = number_of(model, "hidden_size"), number_of(model, "intermediate_size")
     layers = number_of(model, "num_hidden_layers")
     return PASS_TOKENS * (layers * hidden + 12 * hidden + 4 * inner)
+
+
+def require_room(manifest: RunManifest, config: NodeConfig, datadir: DataDir) -> None:
+    """Raise ``NodeError`` when the quota or the disk is too small for the run.
+
+    Otherwise the node becomes ready, and stops at the first version that does not fit.
+    """
+    needs = estimate(manifest)
+    if needs is None:
+        return
+    needed = needs.blobs_of(config.roles)
+    if config.blob_quota is not None and config.blob_quota < needed:
+        raise NodeError(
+            f"--blob-quota {bytes_text(config.blob_quota)} is too small for run {manifest.name!r}: "
+            f"it needs {bytes_text(needed)} for weights and rollouts; raise it, or leave it out",
+            ExitCode.CONFIG,
+        )
+    needed = needs.disk_of(config.roles)
+    here = bytes_under(datadir.blobs) + bytes_under(datadir.weights)
+    free = shutil.disk_usage(datadir.root).free
+    if free + here < needed:
+        raise NodeError(
+            f"{bytes_text(free)} free at {datadir.root}, run {manifest.name!r} needs "
+            f"{bytes_text(needed - here)} more there; free some, or choose another --data-dir",
+            ExitCode.CONFIG,
+        )

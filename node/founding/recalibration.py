@@ -11,12 +11,24 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
+from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
 
-from protocol.core.types import Digest, PeerId
+from node.storage.state import stored_messages
+from protocol.core.crypto import verify
+from protocol.core.faults import Fault
+from protocol.core.types import Digest, PeerId, RunId
 from protocol.ledger.commits import agreed_reason
-from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
+from protocol.messages import (
+    Certificate,
+    MessageT,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    envelope_kind,
+    open_envelope,
+)
 from protocol.rollout.audit import UNRELATED_SHARE
 from protocol.rollout.fit import IMPROBABLE
 from protocol.rollout.statistics import PER_CHUNK, SCALE, STATISTICS, Extremes
@@ -70,6 +82,22 @@ class Recalibration:
     tokens: int
 
 
+def stored_samples(run_id: RunId, store: Path) -> list[MeasuredRollout]:
+    """Return the measurements in a node's store; raises ``ValueError`` if it cannot be read."""
+    commits: list[Signed[RolloutCommit]] = []
+    certificates: list[tuple[Signed[Certificate], list[Signed[Verdict]]]] = []
+    for envelope in stored_messages(store):
+        kind = envelope_kind(envelope)
+        if kind == RolloutCommit.kind:
+            commits += _opened([envelope], RolloutCommit, run_id)
+        elif kind == Certificate.kind:
+            certificates += [
+                (signed, _opened(signed.message.verdicts, Verdict, run_id))
+                for signed in _opened([envelope], Certificate, run_id)
+            ]
+    return samples(commits, certificates)
+
+
 def samples(
     commits: Iterable[Signed[RolloutCommit]],
     certificates: Iterable[tuple[Signed[Certificate], Sequence[Signed[Verdict]]]],
@@ -96,6 +124,13 @@ def samples(
                     MeasuredRollout(commit.digest, commit.signer, verdict.signer, *sizes, values)
                 )
     return [one for one in found if one.worker not in liars]
+
+
+def _opened(
+    envelopes: Iterable[bytes], kind: type[MessageT], run_id: RunId
+) -> list[Signed[MessageT]]:
+    opened = (open_envelope(one, kind, run_id, verify) for one in envelopes)
+    return [one for one in opened if not isinstance(one, Fault)]
 
 
 def recalibrated(

@@ -15,9 +15,9 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 from typing_extensions import override
 
-from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, harden, node_id
+from node.local.system import SystemClock
 from node.network.resources.dht_call_limiter import DhtCallLimiter
 from protocol.core.containers import SizeGauge, Table
 from protocol.core.crypto import Identity
@@ -43,14 +43,15 @@ class HivemindDirectory(Directory):
         transport: HivemindTransport,
         validator: RecordValidator,
         buckets: Buckets,
+        calls: DhtCallLimiter,
         hidden: bool,
     ) -> None:
         self._transport = transport
         self._hidden = hidden
         self._validator = validator
         self._keys = frozenset(buckets.keys)
-        self._storage = BoundedStorage()
-        self._calls = DhtCallLimiter()
+        self._storage = BoundedStorage(calls.trust)
+        self._calls = calls
         self.tables: tuple[Table, ...] = (
             *self._calls.tables,
             SizeGauge("directory_records", OWNERS_PER_KEY_MAX, self._storage.fullest),
@@ -66,24 +67,23 @@ class HivemindDirectory(Directory):
         run_id: RunId,
         buckets: Buckets,
         *,
+        trust: Trust | None = None,
+        blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
         hidden: bool = False,
         now: Callable[[], float] | None = None,
     ) -> "HivemindDirectory":
         """Join through the connected peers; without any, start alone and join later.
 
-        ``buckets`` are the keys in use and the peers listed under each. A ``hidden`` node (behind
-        NAT) only queries, and stores no records. Raises ``TransportError`` without p2pd.
+        ``buckets`` are the keys in use and the peers listed under each. ``trust`` decides evictions
+        and call budgets; ``blame`` receives floods. A ``hidden`` node (behind NAT) only queries,
+        and stores no records. Raises ``TransportError`` without p2pd.
         """
         validator = RecordValidator(identity, run_id, buckets, now or SystemClock().now)
-        directory = cls(transport, validator, buckets, hidden)
+        calls = DhtCallLimiter(trust=trust, blame=blame)
+        directory = cls(transport, validator, buckets, calls, hidden)
         await directory._rebuild()
         transport.on_restart(directory._rebuild)
         return directory
-
-    def trust(self, trust: Trust, blame: Callable[[PeerId, Fault], None]) -> None:
-        """Set the trust that decides evictions and call budgets; report floods to ``blame``."""
-        self._storage.trust = self._calls.trust = trust
-        self._calls.blame = blame
 
     @property
     def neighbours(self) -> int:

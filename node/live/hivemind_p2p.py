@@ -26,7 +26,7 @@ from node.live.control import (
 )
 from node.live.p2pd import P2pd, P2pdOptions
 from node.live.tls_probe import key_at
-from node.local.socket_directory import SocketDirectory
+from node.local.sockets import SocketDirectory
 from node.network.streams.deadline import loop_time
 from protocol.core.containers import BoundedDict
 from protocol.core.crypto import Identity, public_key_from_peer_id

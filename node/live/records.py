@@ -124,9 +124,9 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
     keys. Among equals, a record from a smaller address block displaces one of the largest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trust: Trust | None = None) -> None:
         super().__init__()
-        self.trust = Trust()
+        self._trust = trust or Trust()
 
     def get(self, key: DHTID) -> ValueWithExpiration | None:
         """Return a copy, into which lookups may merge."""
@@ -177,13 +177,13 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         return next(owner for owner, block in blocks.items() if crowd[block] == most)
 
     def _rank(self, owner: PeerId) -> int:
-        if self.trust.trusted(owner):
+        if self._trust.trusted(owner):
             return _TRUSTED
-        return int(self.trust.member(owner))
+        return int(self._trust.member(owner))
 
     def _block(self, owner: PeerId) -> Hashable:
         """Return the address block of ``owner``; None for all owners that are not connected."""
-        block = self.trust.block(owner)
+        block = self._trust.block(owner)
         return None if block == owner else block
 
 

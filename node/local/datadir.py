@@ -27,11 +27,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.local.errors import ExitCode, NodeError
-from protocol.core.crypto import Identity
+from protocol.core.crypto import Identity, digest
 
 LAYOUT_VERSION = 1
 API_HOST = "127.0.0.1"
 _SMALL_FILE_BYTES_MAX = 4096
+
+_FILES_MAX = 200_000
+"""Limit of scanned files; further files are not counted."""
+
+_MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
 class DataDir:
@@ -220,3 +225,34 @@ def _read_small(path: Path) -> bytes | None:
             return file.read(_SMALL_FILE_BYTES_MAX)
     except FileNotFoundError:
         return None
+
+
+def machine_fingerprint(datadir: DataDir) -> bytes:
+    """Return a fingerprint of machine and directory.
+
+    It is stable over a rename, a reboot, and another container on the same volume.
+    """
+    machine = b""
+    for file in _MACHINE_IDS:
+        with suppress(OSError):
+            machine = file.read_bytes().strip()
+            break
+    return digest(b"prime-node/place" + machine + b"/%d" % datadir.root.stat().st_ino)[:8]
+
+
+def bytes_under(directory: Path) -> int:
+    """Return the disk usage of a directory; hard links count once."""
+    seen: dict[int, int] = {}
+    folders = [str(directory)]
+    while folders and len(seen) < _FILES_MAX:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        stat = entry.stat(follow_symlinks=False)
+                        seen[stat.st_ino] = stat.st_blocks * 512
+        except OSError:  # deleted during the scan
+            continue
+    return sum(seen.values())

@@ -43,11 +43,8 @@ class CharacterDialogue(Dialogue):
     """Independent questions in the characters of a task."""
 
     def __init__(self, name: str) -> None:
-        from roles.environments.base import (  # noqa: PLC0415 - for a task over characters alone
-            END,
-            CharacterTask,
-            environment,
-        )
+        from roles.environments.base import END, environment  # noqa: PLC0415 - for characters alone
+        from roles.environments.characters import CharacterTask  # noqa: PLC0415 - the same
 
         task = environment(name)
         assert isinstance(task, CharacterTask)

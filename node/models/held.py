@@ -9,8 +9,8 @@ from pathlib import Path
 from node.local.datadir import DataDir
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run, pinned_run
-from node.replication.message_log import stored_messages
 from node.storage.sharded_files import index_of
+from node.storage.state import stored_messages
 from protocol.core.crypto import digest, verify
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId, Version

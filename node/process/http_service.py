@@ -5,7 +5,7 @@ from functools import partial
 
 from node.context import NodeContext
 from node.daemon import Daemon
-from node.local.ports import listen
+from node.local.sockets import listen
 from node.network.http.application import Application
 from node.network.http.catalog import Catalogue
 from node.network.http.client import HttpClient

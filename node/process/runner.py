@@ -4,11 +4,11 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -16,15 +16,15 @@ from node.api.status import NodeStatus, Stage
 from node.api.v1.answers import NodeSummary
 from node.api.v1.machine import MachineReader
 from node.api.why import Why
-from node.local.addresses import load_cached_peers, store_cached_peers
-from node.local.config import NodeConfig, runtime_directories
+from node.local.addresses import load_cached_peers
+from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
 from node.local.errors import ExitCode, NodeError
 from node.local.log_tail import LogTail
 from node.local.logs import adopt_hivemind_logs, configure_logging
-from node.local.place import machine_fingerprint
 from node.local.run_pin import local_run, pin_run
 from node.local.status_line import StatusLine
+from node.process.factories import MakeEngines, MakePorts, live_engines, live_ports
 from node.process.loop_lag import LoopLagMonitor
 from node.process.sd_notify import ServiceManager
 from node.process.signals import watch_signals
@@ -32,55 +32,24 @@ from node.process.startup_log import StartupLog
 from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
 from protocol.run.manifest import SignedManifest
-from roles.ports.background import Background
-from roles.ports.engines import Engines
 from roles.ports.transport import TransportError
+
+if TYPE_CHECKING:
+    from node.api.v1.node_source import NodeSource
+    from node.daemon import Daemon
+    from node.live.hivemind_p2p import HivemindTransport
+    from node.network.connections.manager import ConnectionManager
+    from roles.ports.clock import Clock
 
 log = structlog.get_logger()
 
-CACHE_PEERS_SECONDS = 10.0
+T = TypeVar("T")
 
 MODULES = (
-    "node.daemon",
-    "node.local.background",
-    "node.live.hivemind_dht",
-    "node.live.hivemind_p2p",
-    "node.process.http_service",
-    "node.local.hardware",
-    "node.api.step_logs.writer",
-    "node.storage.policy_files",
-    "node.storage.state",
+    "node.process.live_run",
     "roles.engines.subprocess.client",
 )
 """Slow imports: deferred, so that argument errors and health requests do not wait for them."""
-
-MakeEngines = Callable[[NodeConfig, Background], Engines]
-
-
-MakePorts = Callable[[Any, Identity, Callable[[], Any]], Any]
-"""``(ports, identity, replica)`` -> ports of the daemon; ``replica`` returns None at first."""
-
-
-def live_ports(ports: Any, _identity: Identity, _replica: Callable[[], Any]) -> Any:
-    """Return the live ports unchanged."""
-    return ports
-
-
-def live_engines(config: NodeConfig, background: Background) -> Engines:
-    """Return engines that compute in their own processes."""
-    from roles.engines.subprocess.client import ChildEngines  # noqa: PLC0415 - not for a relay's start
-    from roles.engines.subprocess.process import EngineProcesses  # noqa: PLC0415 - the same
-
-    return ChildEngines(
-        EngineProcesses(config.engine_python, config.engine_server, config.engine),
-        background,
-        DataDir(config.data_dir).task,
-        config.device,
-        engine=config.engine,
-        gpus=config.engine_gpus,
-        memory_bytes_max=config.engine_memory,
-        runtimes=runtime_directories(os.environ),
-    )
 
 
 def run_node(
@@ -108,7 +77,7 @@ def run_node(
 
 
 class LiveNode:
-    """Opens the live ports, finds the run, and starts the daemon."""
+    """Life of the process: finds the run, opens it, and reports its stage."""
 
     def __init__(
         self,
@@ -125,14 +94,13 @@ class LiveNode:
         self._make_engines = make_engines
         self._make_ports = make_ports
         self._line = line
-        self._daemon: Any = None
-        self._joining: Any = None
+        self._daemon: Daemon | None = None
+        self._joining: ConnectionManager | None = None
         self._started_at = 0.0
         self._stopping = asyncio.Event()
         self._addresses: tuple[str, ...] = ()
         self._loop_watch = LoopLagMonitor()
         self._log_tail = LogTail()
-        self._source: Any = None
         self._before = Stage("starting", "loading libraries")
         self._start_log = StartupLog(self._stage, line)
         self._supervisor = ServiceManager(self._stage, os.environ)
@@ -143,29 +111,29 @@ class LiveNode:
     async def run(self) -> ExitCode:
         """Run until drained."""
         from node.api.server import ControlServer  # noqa: PLC0415
-        from node.live.clock import SystemClock  # noqa: PLC0415
+        from node.local.system import SystemClock  # noqa: PLC0415
 
         clock = SystemClock()
         self._started_at = clock.now()
         watch_signals(self._stopping, self._stop)
         self._loop_watch.start()
         self._log_tail.install()
-        self._source = self._make_source(clock)
+        source = self._make_source(clock)
         control = ControlServer(
             self._status,
             self._why,
             self._config.api_port,
             datadir=self._datadir,
-            source=self._source,
+            source=source,
         )
         await control.start()
-        work = (self._start_log.run(), self._supervisor.run(), self._source.watch())
+        work = (self._start_log.run(), self._supervisor.run(), source.watch())
         beside = list(map(asyncio.create_task, work))
         try:
             # Imports take seconds: run them in a thread, so that the loop responds.
             await asyncio.to_thread(_import_all)
             adopt_hivemind_logs()
-            return await self._connect(clock)
+            return await self._connect(clock, source)
         finally:
             for task in beside:
                 task.cancel()
@@ -174,7 +142,7 @@ class LiveNode:
             self._loop_watch.stop()
             self._log_tail.remove()
 
-    async def _connect(self, clock: Any) -> ExitCode:
+    async def _connect(self, clock: "Clock", source: "NodeSource") -> ExitCode:
         from node.network.connections.manager import ConnectionManager  # noqa: PLC0415
         from node.process.setup import open_transport  # noqa: PLC0415
 
@@ -190,18 +158,17 @@ class LiveNode:
         try:
             self._addresses = tuple(await transport.addresses())
             log.info("listening", peer_id=self._identity.peer_id, addresses=self._addresses)
-            self._joining = ConnectionManager(transport, clock, rng.child("joining"), initial)
+            peers = ConnectionManager(transport, clock, rng.child("joining"), initial)
+            self._joining = peers
             self._before = Stage("joining", "looking for peers")
-            manifest = known or await self._until_stopped(self._find_run(transport))
+            manifest = known or await self._until_stopped(self._find_run(transport, peers))
             if manifest is not None:
-                await self._live(transport, clock, rng, manifest, initial)
-                if self._daemon.refusal:
-                    raise NodeError(self._daemon.refusal, ExitCode.LOCKED)
+                await self._live(manifest, transport, clock, rng, initial, source)
         finally:
             await transport.close()
         return ExitCode.OK
 
-    def _make_source(self, clock: Any) -> Any:
+    def _make_source(self, clock: "Clock") -> "NodeSource":
         """Return the data source of the HTTP API; before joining it has only the summary."""
         from node.api.v1.node_source import NodeSource  # noqa: PLC0415
 
@@ -209,110 +176,39 @@ class LiveNode:
 
     async def _live(
         self,
-        transport: Any,
-        clock: Any,
-        rng: Rng,
         manifest: SignedManifest,
+        transport: "HivemindTransport",
+        clock: "Clock",
+        rng: Rng,
         initial_peers: list[str],
+        source: "NodeSource",
     ) -> None:
-        from node.context import Ports  # noqa: PLC0415
-        from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
-        from node.local.background import ThreadBackground  # noqa: PLC0415
-        from node.process.disk_space import require_room  # noqa: PLC0415
-        from node.process.http_service import HttpService  # noqa: PLC0415
-        from node.process.setup import about_us, open_store  # noqa: PLC0415
-        from node.storage.blobs import FileBlobs  # noqa: PLC0415
-        from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
-        from protocol.membership.directory_buckets import Buckets  # noqa: PLC0415
+        from node.founding.needs import require_room  # noqa: PLC0415
+        from node.process.live_run import LiveRun  # noqa: PLC0415
 
-        run, run_id = manifest.manifest, manifest.manifest.run_id
-        await asyncio.to_thread(require_room, run, self._config, self._datadir)
+        await asyncio.to_thread(require_room, manifest.manifest, self._config, self._datadir)
         self._before, self._joining = Stage("starting", "reading stored messages"), None
-        # All of these read or sync files.
-        store = await asyncio.to_thread(
-            open_store, self._config, self._datadir, self._identity, manifest, clock.now()
-        )
-        log.info("run", name=run.name, run_id=run_id.hex(), creator=run.genesis.creator)
-        directory = await HivemindDirectory.create(
-            transport, self._identity, run_id, Buckets(run_id), hidden=transport.hidden
-        )
-        data = self._datadir
-        blobs = await asyncio.to_thread(FileBlobs, data.blobs, self._config.blob_quota)
-        policy_files = await asyncio.to_thread(
-            PolicyDirectory, data.weights, data.genesis, data.task, blobs
-        )
-        about = await asyncio.to_thread(about_us, self._config, manifest)
-        background = ThreadBackground()
-        http = HttpService(self._config.host, self._config.http_port, transport.host_of)
-        about = replace(about, http_port=http.port)
-        ports = Ports(
-            clock=clock,
-            rng=rng,
-            transport=transport,
-            directory=directory,
-            blobs=blobs,
-            store=store,
-            files=policy_files,
-            background=background,
-            http=http.client,
-        )
+        makers = self._make_engines, self._make_ports
+        run = LiveRun(self._config, self._datadir, self._identity, *makers)
         try:
-            self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
-            context = self._daemon.context
-            directory.trust(context.trust, context.peers.blame)
-            context.tables.register(*directory.tables)
+            daemon = await run.open(manifest, transport, clock, rng, initial_peers)
+            self._daemon = daemon
+            source.join(daemon.reader)
             if self._stopping.is_set():
-                self._daemon.stop()
-            await http.serve(self._daemon, blobs)
-            await self._run_daemon(context)
+                daemon.stop()
+            await run.run(daemon)
         finally:
-            await http.close()
-            background.close()
-            await directory.close()
-            store.close()
+            await run.close()
+        if daemon.refusal:
+            raise NodeError(daemon.refusal, ExitCode.LOCKED)
 
-    async def _run_daemon(self, context: Any) -> None:
-        from node.api.step_logs.writer import StepLogWriter, step_logs  # noqa: PLC0415
-
-        caching = asyncio.create_task(self._cache_peers())
-        kept = step_logs(self._config.log_to, self._datadir.training, context)
-        logs = StepLogWriter(context, kept)
-        logs.start()
-        try:
-            await self._daemon.run()
-        finally:
-            caching.cancel()
-            await logs.close()
-
-    def _make_daemon(
-        self, manifest: SignedManifest, about: Any, ports: Any, initial_peers: list[str]
-    ) -> Any:
-        from node.daemon import Daemon  # noqa: PLC0415
-
-        try:
-            daemon = Daemon(
-                manifest,
-                self._identity,
-                about,
-                self._make_ports(
-                    ports, self._identity, lambda: self._daemon and self._daemon.replica
-                ),
-                self._make_engines(self._config, ports.background),
-                initial_peers,
-                upload_bytes_per_second=self._config.upload_limit,
-                machine=machine_fingerprint(self._datadir),
-                p2pd_pid=lambda: ports.transport.p2pd_pid,
-            )
-        except ValueError as error:  # for example a missing dependency of the task
-            raise NodeError(str(error), ExitCode.CONFIG) from None
-        self._source.join(daemon.reader)
-        return daemon
-
-    async def _find_run(self, transport: Any) -> SignedManifest | None:
+    async def _find_run(
+        self, transport: "HivemindTransport", peers: "ConnectionManager"
+    ) -> SignedManifest | None:
         """Find the peers' run and pin it; None when the operator declines to join."""
         from node.process.join import find_run  # noqa: PLC0415
 
-        manifest = await find_run(transport, self._joining, self._config, self._tell, self._line)
+        manifest = await find_run(transport, peers, self._config, self._tell, self._line)
         if manifest is not None:
             await asyncio.to_thread(pin_run, self._datadir, manifest)
         return manifest
@@ -320,7 +216,7 @@ class LiveNode:
     def _tell(self, stage: Stage) -> None:
         self._before = stage
 
-    async def _until_stopped(self, work: Any) -> Any:
+    async def _until_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of ``work``, or None when a signal comes first."""
         task = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._stopping.wait())
@@ -333,22 +229,13 @@ class LiveNode:
             await task
         return None
 
-    async def _cache_peers(self) -> None:
-        """Store reachable addresses, so that a start without bootstrap peers finds the swarm."""
-        while True:
-            await asyncio.sleep(CACHE_PEERS_SECONDS)
-            addresses = self._daemon.reachable_addresses()
-            if addresses:
-                await asyncio.to_thread(store_cached_peers, self._datadir, addresses)
-
     def _stop(self) -> None:
         if self._daemon is not None:
             self._daemon.stop()
 
     def _stage(self) -> Stage:
         if self._daemon is not None:
-            stage: Stage = self._daemon.stage()
-            return stage
+            return self._daemon.stage()
         if self._stopping.is_set():
             return Stage("draining")
         unreachable = "" if self._joining is None else self._joining.unreachable
@@ -356,7 +243,7 @@ class LiveNode:
 
     def _status(self) -> NodeStatus:
         if self._daemon is not None:
-            status: NodeStatus = self._daemon.status()
+            status = self._daemon.status()
             machine = self._machine.status(status.p2pd_pid, self._start_log.seconds)
             return replace(status, loop=self._loop_watch.status(), machine=machine)
         return NodeStatus.of(
@@ -382,8 +269,7 @@ class LiveNode:
 
     def _why(self) -> Why:
         if self._daemon is not None:
-            why: Why = self._daemon.why()
-            return why
+            return self._daemon.why()
         stage = self._stage()
         return Why(stage.state, stage.reason, False, (), ())
 

@@ -10,7 +10,7 @@ from node.local.config import NodeConfig
 from node.local.datadir import DataDir
 from node.local.errors import ExitCode, NodeError
 from node.local.hardware import probe_hardware
-from node.local.scoring import scoring_digest
+from node.local.scoring_runtime import scoring_digest
 from node.local.software import SOFTWARE
 from node.membership.admission import stored_proof, why_not
 from node.membership.announcer import About

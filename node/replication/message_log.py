@@ -7,26 +7,15 @@ replica no longer needs, so the log grows only with the replica.
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import structlog
 
-from node.storage.state import read_table
+from node.storage.state import MESSAGES_TABLE
 from protocol.messages import ENVELOPE_BYTES_MAX
 from protocol.replica.replica import Replica
 from roles.ports.storage import Delete, Put, StorageFullError, Store
 
 log = structlog.get_logger()
-
-_TABLE = "messages"
-
-
-def stored_messages(path: Path) -> list[bytes]:
-    """Return the envelopes in the store at ``path`` without writing; its node may be running.
-
-    Raises ``ValueError`` if the file is no store.
-    """
-    return [value for _, value in read_table(path, _TABLE) if len(value) <= ENVELOPE_BYTES_MAX]
 
 
 class MessageLog:
@@ -41,7 +30,7 @@ class MessageLog:
 
     def replay(self) -> Iterator[bytes]:
         """Yield the envelopes in the order of writing."""
-        for key, envelope in self._store.scan(_TABLE):
+        for key, envelope in self._store.scan(MESSAGES_TABLE):
             self._written[envelope] = key
             self._next = int.from_bytes(key, "big") + 1
             if len(envelope) <= ENVELOPE_BYTES_MAX:
@@ -75,7 +64,9 @@ class MessageLog:
         async with self._writing:  # one at a time, or a later message could be here alone
             batch = dict(self._pending)
             if batch:
-                await self._store.commit([Put(_TABLE, key, data) for data, key in batch.items()])
+                await self._store.commit(
+                    [Put(MESSAGES_TABLE, key, data) for data, key in batch.items()]
+                )
             for envelope, key in batch.items():
                 self._pending.pop(envelope, None)
                 self._written[envelope] = key
@@ -98,7 +89,7 @@ class MessageLog:
         rows = {item: self._written.pop(item) for item in envelopes}
         try:
             if rows:
-                await self._store.commit([Delete(_TABLE, key) for key in rows.values()])
+                await self._store.commit([Delete(MESSAGES_TABLE, key) for key in rows.values()])
         except StorageFullError as error:  # SQLite writes before it frees; the next call retries
             log.warning("old messages not deleted", error=str(error))
             self._written = rows | self._written

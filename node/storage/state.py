@@ -17,9 +17,13 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from protocol.messages import ENVELOPE_BYTES_MAX
 from roles.ports.storage import Delete, Put, StorageFullError, Store
 
 SCHEMA_VERSION = 1
+
+MESSAGES_TABLE = "messages"
+"""Table of the message log: an envelope in each row."""
 
 BATCH_COMMITS_MAX = 256
 """Commits per transaction; bounds the wait of the first one. A guess."""
@@ -131,17 +135,18 @@ class SqliteStore(Store):
             commit.resolve(error)
 
 
-def read_table(path: Path, table: str) -> list[tuple[bytes, bytes]]:
-    """Return a table of the database at ``path``, which another process may have open.
+def stored_messages(path: Path) -> list[bytes]:
+    """Return the envelopes in the store at ``path`` without writing; its node may be running.
 
-    Raises ``ValueError`` when it cannot be read.
+    Raises ``ValueError`` if the file is no store.
     """
-    query = "SELECT key, value FROM entries WHERE name = ? ORDER BY key"
+    query = "SELECT value FROM entries WHERE name = ? ORDER BY key"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            return database.execute(query, (table,)).fetchall()
+            rows = database.execute(query, (MESSAGES_TABLE,)).fetchall()
     except sqlite3.Error as error:
         raise ValueError(str(error)) from None
+    return [envelope for (envelope,) in rows if len(envelope) <= ENVELOPE_BYTES_MAX]
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -12,7 +12,8 @@ import typer
 
 from node.local.config import load_config
 from node.local.errors import ExitCode, NodeError
-from node.process.runner import MakePorts, live_engines, live_ports, run_node
+from node.process.factories import MakePorts, live_engines, live_ports
+from node.process.runner import run_node
 from node.testnet.child import BEHAVIOUR_GROUP, dishonest
 from protocol.core.crypto import Identity
 from protocol.core.types import Role

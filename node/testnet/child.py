@@ -15,7 +15,8 @@ from typing import Any
 from node.local.config import NodeConfig
 from node.local.errors import NodeError
 from node.local.memory import peak_rss_bytes
-from node.process.runner import MakeEngines, live_engines, run_node
+from node.process.factories import MakeEngines, live_engines
+from node.process.runner import run_node
 from roles.ports.engines import Engines
 
 BEHAVIOUR_GROUP = "prime_node.behaviours"

@@ -4,9 +4,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from node.local.background import ThreadBackground
 from node.local.config import runtime_directories
 from node.local.run_pin import load_run
+from node.local.system import ThreadBackground
 from node.testnet.plan import SwarmLayout
 from protocol.core.rng import Rng
 from protocol.core.types import Version

@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 from node.local.memory import is_running
-from node.local.socket_directory import SocketDirectory
+from node.local.sockets import SocketDirectory
 from node.testnet import launcher
 from node.testnet.child import DRAIN_SECONDS, node_main
 from node.testnet.plan import NodePlan, Options, SwarmLayout

@@ -12,11 +12,11 @@ from node.founding.found import create_member, found, give, manifest_toml
 from node.founding.model import import_model
 from node.founding.recipes import read_recipe
 from node.founding.task import give_task, import_task, pin_task
-from node.local.background import ThreadBackground
 from node.local.config import runtime_directories
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
+from node.local.system import ThreadBackground
 from node.testnet.plan import STEPS, NodePlan, Options, SwarmLayout
 from protocol.core.types import Role
 from protocol.run.manifest import RunFile, RunFileName, SignedManifest

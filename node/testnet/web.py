@@ -18,7 +18,7 @@ from node.api.local_server import guarded, local_server
 from node.api.pages import pages
 from node.api.v1.answers import Meta, NodeLink
 from node.local.datadir import API_HOST, DataDir, load_api_endpoint
-from node.local.ports import listen
+from node.local.sockets import listen
 from node.testnet.record import Observation, SwarmRecord
 
 ANSWER_SECONDS = 8.0

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from node.context import background_task
 from node.network.blobs.exchange import BlobExchange
 from node.network.blobs.wire import BlobKind, BlobRefusedError, BlobStatus
 from node.network.streams.deadline import loop_time
-from node.weights.background_task import background_task
 from node.weights.download_progress import DownloadLog, Label
+from node.weights.index_fetch import IndexFetch
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
 from protocol.shardcast import forest
-from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import (
     Ask,
     BadSource,
@@ -46,14 +46,6 @@ from roles.ports.transport import TransportError
 
 TICK_SECONDS = 0.1
 """Resolution of deadlines; the shortest one, of repeated requests, is as long."""
-
-INDEX_SECONDS_MIN = 2.0
-INDEX_SECONDS_MAX = 60.0
-INDEX_BYTES_PER_SECOND_MIN = 100_000
-INDEX_PAUSE_SECONDS_MIN = 0.1
-INDEX_PAUSE_SECONDS_MAX = 5.0
-"""Guesses. A holder of the index sends it at once, but 2 MB take a while on a slow link; a parent
-receives it only a moment before this node."""
 
 
 Decode = Callable[[AsyncIterator[bytes], Path], Coroutine[Any, Any, None]]
@@ -202,52 +194,18 @@ class WeightsDownload:
         return tuple(orders), self._source_history.ordered(helpers)
 
     async def _index(self) -> ShardIndex | Fault:
-        """Fetch the index: first from the parent, then from one more candidate per round.
-
-        It is small, so trusted peers are asked before untrusted ones.
-        """
+        """Fetch the index; it is small, so trusted peers are asked before untrusted ones."""
         weights = self._weights
-        if not 0 < weights.index_bytes <= shard_index.INDEX_BYTES_MAX:
-            return Fault(FaultCode.INDEX_OVERSIZE, f"{weights.index_bytes} bytes")
-        pause, sources_max = INDEX_PAUSE_SECONDS_MIN, 1
-        patience = INDEX_SECONDS_MIN + weights.index_bytes / INDEX_BYTES_PER_SECOND_MIN
-        slow: dict[PeerId, None] = {}
-        while True:
-            sources = sorted(self._candidates[0], key=self._untrusted.__contains__)[:sources_max]
-            if all(peer in slow for peer in sources):
-                slow.clear()
-                patience = min(patience * 2, INDEX_SECONDS_MAX)
-            fast = [peer for peer in sources if peer not in slow]
-            if (data := await self._index_from(fast, patience, slow)) is not None:
-                break
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, INDEX_PAUSE_SECONDS_MAX)
-            sources_max += 1
-        index = shard_index.decode(data)
+        fetch = IndexFetch(
+            self._exchange, weights.index_digest, weights.index_bytes, self._late.setdefault
+        )
+        index = await fetch.run(
+            lambda: sorted(self._candidates[0], key=self._untrusted.__contains__)
+        )
         if not isinstance(index, Fault) and index.total_bytes != weights.total_bytes:
             reason = f"a file of {index.total_bytes} bytes, {weights.total_bytes} were signed"
             return Fault(FaultCode.INDEX_INCONSISTENT, reason)
         return index
-
-    async def _index_from(
-        self, sources: Sequence[PeerId], patience_seconds: float, slow: dict[PeerId, None]
-    ) -> bytes | None:
-        """Ask the sources in turn; add those that used up the patience to ``slow``."""
-        weights = self._weights
-        for peer in sources:
-            asked_at = loop_time()
-            data = await self._exchange.fetch(
-                weights.index_digest,
-                weights.index_bytes,
-                [peer],
-                patience_seconds,
-                kind=BlobKind.WEIGHTS,
-            )
-            if data is not None:
-                return data
-            if loop_time() - asked_at >= patience_seconds:
-                slow[peer] = self._late[peer] = None
-        return None
 
     def _learn(self) -> None:
         self._source_history.ended(

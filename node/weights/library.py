@@ -1,16 +1,12 @@
-"""Policy store of this machine: fetch over the forest, keep, delete.
+"""Policy library of this machine: publication, and download over the forest, newest first.
 
-Every worker and relay holds the newest versions, because every node serves others. A policy is held
-when its file is complete and its name is in the store. The engine that loads a policy checks its
-tensors; a rejected policy is fetched again (``discard``).
-
-``WeightsRetention`` releases the blobs of versions that are no longer needed.
+Every worker and relay holds the newest versions, because every node serves others. The engine that
+loads a policy checks its tensors; a rejected policy is fetched again (``discard``).
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +14,13 @@ from pathlib import Path
 import structlog
 from typing_extensions import override
 
-from node.context import Ports
+from node.context import Ports, background_task
 from node.network.blobs.exchange import BlobExchange
-from node.weights.background_task import background_task
 from node.weights.download import RemoteWeights, WeightsDownload
 from node.weights.download_plan import DownloadPlanner, DownloadStep
 from node.weights.downloads import Downloads
-from node.weights.optimizer_states import TrainerStates, published_states
+from node.weights.held_policies import HeldPolicies
+from node.weights.optimizer_states import TrainerStates
 from node.weights.publish import offer_file, publish_encoding
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId, Version
@@ -32,76 +28,14 @@ from protocol.messages import CheckpointManifest, Signed
 from protocol.replica.replica import Replica
 from protocol.shardcast.forest import ForestMember
 from roles.ports.engines import Patch, Policy
-from roles.ports.storage import Blobs, Delete, Owner, Purpose, Put, StorageFullError
+from roles.ports.storage import Purpose, StorageFullError
 from roles.ports.swarm import Policies, Release
 from roles.runtime.context import ChangeSignal, Conditions
-
-STATES_KEPT = 2
-"""The newest optimiser state, and the one before it, which becomes the newest when a later term
-supersedes. Each is several times as large as a policy."""
-
-
-class WeightsRetention:
-    """Retention of the blobs of versions, by the versions that are needed."""
-
-    def __init__(self, replica: Replica, blobs: Blobs) -> None:
-        self._replica = replica
-        self._blobs = blobs
-        self._unnamed_since: dict[Owner, int] = {}
-        """Newest version when an owner without a version was first seen; -1 after a version needed
-        it."""
-
-    async def sweep(self, weights_kept: Iterable[int]) -> None:
-        """Release old states, and the weights of all versions but ``weights_kept``.
-
-        This includes weights that a later term replaced. An owner without a version is being
-        published, or its manifest is not yet back after a restart. It is kept until a new version
-        comes without it.
-        """
-        await self._release_all_but(Purpose.WEIGHTS, self._indexes(weights_kept))
-        states = published_states(self._replica, self._replica.ledger.chain.version, STATES_KEPT)
-        needed = [Digest(checkpoint.message.state) for checkpoint in states]
-        await self._release_all_but(Purpose.OPTIMISER_STATE, needed)
-
-    async def drop(self, checkpoint: CheckpointManifest, others: Iterable[int]) -> None:
-        """Release the weights of a version, except those that one of ``others`` shares."""
-        needed = self._indexes(others)
-        for index in indexes_of(checkpoint):
-            if index not in needed:
-                await self._blobs.release(Owner(Purpose.WEIGHTS, index))
-
-    async def _release_all_but(self, purpose: Purpose, indexes: Iterable[Digest]) -> None:
-        newest, here = self._replica.ledger.chain.version, self._blobs.owners(purpose)
-        needed = {Owner(purpose, index): -1 for index in indexes}
-        since = {owner: self._unnamed_since.get(owner, newest) for owner in here} | needed
-        for owner in here:
-            if owner not in needed and since[owner] < newest:
-                await self._blobs.release(owner)
-                del since[owner]
-        others = {key: at for key, at in self._unnamed_since.items() if key.purpose is not purpose}
-        self._unnamed_since = others | since
-
-    def _indexes(self, versions: Iterable[int]) -> dict[Digest, None]:
-        checkpoints = map(self._replica.ledger.chain.get, versions)
-        return {
-            index: None
-            for item in checkpoints
-            if item is not None
-            for index in indexes_of(item.message)
-        }
-
-
-def indexes_of(checkpoint: CheckpointManifest) -> list[Digest]:
-    """Return the indexes under which a version is stored: its file and each encoding."""
-    return [Digest(checkpoint.index), *(Digest(form.index) for form in checkpoint.encodings)]
-
 
 log = structlog.get_logger()
 
 REFUSALS_MAX = 3
 """Rejections of one version by engines: the first copy, a second one, and one from the file."""
-
-_TABLE = "policies"
 
 
 @dataclass(slots=True)
@@ -135,61 +69,35 @@ class PolicyLibrary(Policies):
         self.saved_bytes = 0
         """Total bytes saved by encodings."""
         self._conditions = conditions
-        self._retention = WeightsRetention(replica, ports.blobs)
-        self._held: dict[int, Policy] = {}
-        self._in_use: Counter[int] = Counter()
+        self._held = HeldPolicies(ports, replica)
         self._arriving: dict[int, _Arriving] = {}
         self._routes = DownloadPlanner(replica.ledger.chain, replica.manifest.shardcast, self.get)
         self._bases: set[int] = set()
         """Versions needed as bases of wanted versions."""
         self._refusals: dict[Digest, int] = {}
         self._states = TrainerStates(ports, replica, downloads, lambda: not self._arriving)
-        self._states_from = 0
 
     # Held policies
 
     @override
     def get(self, version: int) -> Policy | None:
-        policy = self._held.get(version)
-        checkpoint = self._replica.ledger.chain.get(version)
-        if policy is None or checkpoint is None or checkpoint.message.policy != policy.digest:
-            return None
-        return policy
+        return self._held.get(version)
 
     @override
     def newest(self) -> Policy | None:
-        return next(filter(None, map(self.get, sorted(self._held, reverse=True))), None)
+        return self._held.newest()
 
     @override
-    @contextmanager
-    def hold(self, policy: Policy) -> Iterator[None]:
-        self._in_use[policy.version] += 1
-        try:
-            yield
-        finally:
-            self._in_use -= Counter([policy.version])  # removes a count of 0
+    def hold(self, policy: Policy) -> AbstractContextManager[None]:
+        return self._held.in_use(policy)
 
     def newest_version(self) -> int:
         """Return the newest held version, -1 before the first."""
         return -1 if (policy := self.newest()) is None else policy.version
 
     async def restore(self) -> None:
-        """Load the policies held before a restart.
-
-        A file that has not its signed length is deleted: a relay loads no file, and would serve it
-        for ever.
-        """
-        for key, digest in self._ports.store.scan(_TABLE):
-            version = _version(key)
-            path = self._ports.files.weights(version)
-            here_bytes = self._ports.files.size(path)
-            checkpoint = self._replica.ledger.chain.get(version)
-            signed = checkpoint is not None and checkpoint.message.policy == digest
-            if checkpoint is not None and signed and here_bytes != checkpoint.message.total_bytes:
-                await self._ports.files.delete(path)
-            elif here_bytes is not None:
-                self._held[version] = Policy(Version(version), Digest(digest), path)
-        self._states_from = min(self._held, default=0)
+        """Load the policies held before a restart."""
+        await self._held.restore()
 
     @override
     async def discard(self, policy: Policy) -> None:
@@ -198,16 +106,13 @@ class PolicyLibrary(Policies):
         The second copy comes in the same form, with every chunk verified; the third is the file. If
         an engine rejects that too, the trainer published other tensors than it signed.
         """
-        version = policy.version
-        checkpoint = self._replica.ledger.chain.get(version)
-        if self._held.get(version) is not policy or checkpoint is None:
+        checkpoint = self._held.remove(policy)
+        if checkpoint is None:
             return
-        del self._held[version]
         refusals = self._refusals.get(checkpoint.digest, 0) + 1
         self._refusals[checkpoint.digest] = refusals
-        log.error("policy rejected by an engine", version=version, times=refusals)
-        others = {*self._held, *self._wanted()} - {version}
-        await self._retention.drop(checkpoint.message, others)
+        log.error("policy rejected by an engine", version=policy.version, times=refusals)
+        await self._held.release(checkpoint.message, self._wanted())
         if refusals > 1:
             self._routes.useless |= dict.fromkeys(
                 Digest(encoding.index) for encoding in checkpoint.message.encodings
@@ -236,7 +141,7 @@ class PolicyLibrary(Policies):
         finally:  # a retry must start after its end
             await asyncio.gather(encoding, return_exceptions=True)
         published = await encoding
-        await self._hold(replace(policy, patch=published.patch))
+        await self._held.add(replace(policy, patch=published.patch))
         encodings = () if published.encoding is None else (published.encoding,)
         return Release(stored, encodings, state)
 
@@ -260,7 +165,7 @@ class PolicyLibrary(Policies):
                     seen = self.news.count
                     await self._end_downloads()
                     self._start_download()
-                    await self._forget_old()
+                    await self._held.forget_old(self._all_bases(), self._wanted)
                     await self.news.wait(self._replica.manifest.epochs.seconds, since=seen)
             finally:
                 await self._cancel(list(self._arriving.values()))
@@ -269,6 +174,11 @@ class PolicyLibrary(Policies):
         """Return the versions that rollouts may still use."""
         newest = self._replica.ledger.chain.version
         return range(max(0, newest - self._replica.manifest.grpo.async_level), newest + 1)
+
+    def _all_bases(self) -> set[int]:
+        """Return the bases of wanted versions and of running downloads."""
+        legs = [arriving.leg for arriving in self._arriving.values()]
+        return self._bases | {leg.base.version for leg in legs if leg.base is not None}
 
     async def _end_downloads(self) -> None:
         """Remove finished downloads; cancel those that are no longer wanted."""
@@ -367,7 +277,7 @@ class PolicyLibrary(Policies):
             policy = Policy(Version(message.version), Digest(message.policy), path)
             if decoded:
                 policy = replace(policy, patch=await self._patch_of(leg, decoded[0]))
-            await self._hold(policy)
+            await self._held.add(policy)
         except ValueError as error:  # from the decoder
             self._give_up(leg, str(error))
             return
@@ -421,45 +331,3 @@ class PolicyLibrary(Policies):
             self._refusals[leg.checkpoint.digest] = REFUSALS_MAX
         else:
             self._routes.useless[Digest(leg.encoding.index)] = None
-
-    async def _hold(self, policy: Policy) -> None:
-        name = Put(_TABLE, _key(policy.version), policy.digest)
-        await self._ports.store.commit([name])
-        self._held[policy.version] = policy
-
-    # Retention
-
-    async def _forget_old(self) -> None:
-        """Delete versions beyond the retention, and leftovers of interrupted downloads."""
-        newest = self._replica.ledger.chain.version
-        kept_from = newest - self._replica.manifest.shardcast.versions_kept
-        old = [version for version in self._held if version <= kept_from]
-        legs = [arriving.leg for arriving in self._arriving.values()]
-        read = self._bases | {leg.base.version for leg in legs if leg.base is not None}
-        read |= self._in_use.keys()
-        for version in [version for version in old if version not in read]:
-            await self._ports.files.delete(self._held.pop(version).path)
-            await self._ports.files.delete(self._ports.files.encoding(version))
-        every = self._replica.manifest.shardcast.state_every
-        states_from = newest - newest % every - (STATES_KEPT - 1) * every
-        for version in range(self._states_from, states_from):
-            await self._ports.files.delete(self._ports.files.state(version))
-        self._states_from = max(self._states_from, states_from)
-        kept = self._replica.manifest.shardcast.forms_kept(newest)
-        await self._retention.sweep({*self._held, *self._wanted(), *kept})
-        old = [_version(key) for key, _ in self._ports.store.scan(_TABLE)]
-        old = [version for version in old if version <= kept_from]
-        gone = [Delete(_TABLE, _key(version)) for version in old if version not in self._held]
-        try:
-            if gone:
-                await self._ports.store.commit(gone)
-        except StorageFullError as error:  # a row without its file has no effect
-            log.warning("old policy rows not deleted", error=str(error))
-
-
-def _key(version: int) -> bytes:
-    return version.to_bytes(8, "big")
-
-
-def _version(key: bytes) -> int:
-    return int.from_bytes(key, "big")

@@ -8,13 +8,11 @@ from node.context import Ports
 from protocol.core.types import Digest
 from protocol.messages import Encoding
 from protocol.run.recipe import ShardcastSection
+from protocol.shardcast.encodings import ENCODING_PAYS
 from roles.ports.engines import Patch, Policy
 from roles.ports.storage import Owner, Purpose, StorageFullError
 
 log = structlog.get_logger()
-
-ENCODING_PAYS = 0.9
-"""Largest ratio of encoding to file that is worth publishing; a guess."""
 
 
 class Published(NamedTuple):

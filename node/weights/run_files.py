@@ -9,9 +9,8 @@ from pathlib import Path
 
 import structlog
 
-from node.context import Ports
+from node.context import Ports, background_task
 from node.network.streams.deadline import loop_time
-from node.weights.background_task import background_task
 from node.weights.download import RemoteWeights, WeightsDownload
 from node.weights.download_progress import Label
 from node.weights.downloads import Downloads, TransferProgress

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from protocol.consensus.equivocation import EquivocationTracker
 from protocol.core.types import Digest, PeerId, Role
 from protocol.membership.roster import Roster
-from protocol.run.beacon import EPOCHS_KEPT, beacon
-from protocol.run.manifest import RunManifest
+from protocol.run.manifest import EPOCHS_KEPT, RunManifest, beacon
 
 
 @dataclass(frozen=True, slots=True)

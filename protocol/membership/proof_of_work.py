@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from protocol.core.crypto import digest, memory_hard
 from protocol.core.types import PeerId, RunId
-from protocol.run.beacon import beacon
+from protocol.run.manifest import beacon
 from protocol.run.sections import AdmissionSection
 
 WORK_BYTES = 16

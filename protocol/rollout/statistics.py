@@ -18,7 +18,7 @@ from typing import NamedTuple
 from protocol.messages import Verdict
 from protocol.run.recipe import ToplocSection
 from protocol.run.sections import HonestSection, HonestValue
-from protocol.toploc.results import ChunkResult
+from protocol.toploc import ChunkResult
 
 STATISTICS = tuple(HonestSection.model_fields)
 PER_CHUNK = frozenset({"exponent_mismatches", "mantissa_error"})

@@ -6,6 +6,7 @@ nodes of different runs cannot mix.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -17,6 +18,9 @@ from protocol.core.types import Digest, Epoch, PeerId, RunId
 from protocol.run.recipe import Recipe
 from protocol.run.sections import Count, HexDigest, RecipeModel
 from protocol.run.toml import ManifestError, first_error, parsed, validated
+
+EPOCHS_KEPT = 256
+"""Cached epochs: every message about a commit needs a beacon."""
 
 MANIFEST_BYTES_MAX = 256 * 1024
 
@@ -187,3 +191,12 @@ def decode_manifest(data: bytes) -> RunManifest | Fault:
     except ValidationError as error:
         return Fault(FaultCode.BAD_MANIFEST, first_error(error))
     return manifest if manifest.encoded() == data else Fault(FaultCode.NOT_CANONICAL)
+
+
+@lru_cache(maxsize=EPOCHS_KEPT)
+def beacon(run_id: RunId, epoch: int) -> Digest:
+    """Return the randomness of an epoch, ``H(run || epoch)``: without a message, and predictable.
+
+    A verifiable beacon would replace it.
+    """
+    return digest(b"prime-node/beacon" + run_id + epoch.to_bytes(8, "big"))

@@ -329,6 +329,11 @@ class EpochSection(RecipeModel):
     """Epochs after which a node signs and publishes a new record."""
 
 
+STATES_KEPT = 2
+"""The newest optimiser state, and the one before it, which becomes the newest when a later term
+supersedes. Each is several times as large as a policy."""
+
+
 class ShardcastSection(RecipeModel):
     """Distribution of weights: shards, the trees that carry them, and retention."""
 
@@ -356,6 +361,10 @@ class ShardcastSection(RecipeModel):
         """Return the versions of which every node keeps its file or patch for others."""
         full = newest - newest % self.full_every
         return range(max(0, min(full, newest - self.versions_kept + 1)), newest + 1)
+
+    def states_kept_from(self, newest: int) -> int:
+        """Return the oldest version of which trainers keep the optimiser state."""
+        return newest - newest % self.state_every - (STATES_KEPT - 1) * self.state_every
 
     @model_validator(mode="after")
     def _check(self) -> Self:

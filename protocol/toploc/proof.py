@@ -28,9 +28,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.toploc import NO_EQUAL_EXPONENT, ChunkResult
 from protocol.toploc.field import PRIME, evaluate, interpolate
 from protocol.toploc.layout import CHUNK_TOKENS, TOP_K, ProofFault, ProofLayout, Variant, Words
-from protocol.toploc.results import NO_EQUAL_EXPONENT, ChunkResult
 from protocol.toploc.selection import Bits, Selection, find_moduli, select_top
 
 _T = TypeVar("_T")

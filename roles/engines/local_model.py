@@ -17,10 +17,10 @@ from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import shapes_of
 from roles.engines.bootstrap.huggingface_import import read_directory
 from roles.engines.builtin.batching import Continuation, DecodeBatch, Lengths, Noise
+from roles.engines.builtin.cache import cache_bytes
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import prepare_thread
 from roles.engines.builtin.generation import STEPS_PER_LOOK, STEPS_PER_LOOK_ELSEWHERE
-from roles.engines.builtin.memory import cache_bytes
 from roles.engines.factory import device_of
 from roles.engines.files.policy import DTYPES, Precision, read_policy
 from roles.engines.files.safetensors import THREADS

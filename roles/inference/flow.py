@@ -7,7 +7,6 @@ finish in any order. Commits are in slot order, and each names its predecessor.
 
 import asyncio
 import math
-from itertools import count
 
 import structlog
 
@@ -15,9 +14,9 @@ from protocol.core import crypto
 from protocol.core.types import Digest, Role, Topic, Version
 from protocol.ledger.commits import window_epochs
 from protocol.messages import RolloutCommit, message_id
-from protocol.rollout.assignment import is_evaluation
 from protocol.rollout.body import RolloutSequence, encode_body
 from roles.inference.policy_staging import Staging
+from roles.inference.slot_choice import SlotChoice
 from roles.inference.slots import RolloutPipeline, RolloutTask
 from roles.ports.engines import (
     EngineError,
@@ -34,10 +33,6 @@ from roles.runtime.scoring import Task
 
 log = structlog.get_logger()
 
-UNSETTLED_MIN = 2
-"""Own commits that may always be without an outcome: one in verification while the next is
-generated. A worker with more concurrent rollouts and enough credit may have more."""
-
 REPEAT_EPOCHS = 1.0
 """Interval at which a commit without an outcome is announced again, while it can be judged: the
 first announcement may have reached no peer."""
@@ -52,12 +47,11 @@ class InferenceFlow:
         self._context = context
         self._engine = engine
         self._making = RolloutPipeline(context, engine, Task(context.manifest, environment))
+        self._choice = SlotChoice(context, self._making)
         self._staging = Staging(context.policies, engine)
         self._failures = Failures(context, "inference")
         self._rest_until = -math.inf
         self._loaded: Digest | None = None
-        self._unscorable: tuple[Digest, int, str] | None = None
-        """Checkpoint, own first slot with an answer without a score, and the reason."""
         self._announced_at: dict[Digest, float] = {}
 
     async def run(self) -> None:
@@ -133,100 +127,6 @@ class InferenceFlow:
 
     # Beginning slots
 
-    def _policy_to_use(self) -> Policy | None:
-        """Return the newest policy if a rollout of it from this worker could be used."""
-        context = self._context
-        ledger = context.replica.ledger
-        policy = context.policies.newest()
-        checkpoint = None if policy is None else ledger.chain.get(policy.version)
-        usable = (
-            policy is not None
-            and checkpoint is not None
-            and context.network.synchronised  # else a slot used before a restart could be reused
-            and policy.version >= ledger.chain.version - context.manifest.grpo.async_level
-            and not ledger.workers.is_slashed(context.peer_id)
-            and self._can_be_checked()
-            and self._slots_are_known(policy.version)
-            and self._has_scores(checkpoint.digest, policy.version)
-            and self._counts_for(policy.version)
-        )
-        return policy if usable else None
-
-    def _is_wanted(self, slot: int, checkpoint: Digest, version: Version) -> bool:
-        """Return whether a slot should be begun now, if the engine has room for it."""
-        if any(one.checkpoint == checkpoint and one.slot > slot for one in self._making):
-            return True  # it failed before, and later slots wait for it
-        ledger, me = self._context.replica.ledger, self._context.peer_id
-        uncommitted, unsettled = len(self._making), ledger.commits.in_flight(me)
-        limit = self._making.concurrency.limit
-        if uncommitted + unsettled >= self._unsettled_max() + limit - 1:
-            return False  # skip ``wanted``, an expensive scan of all pending commits
-        if is_evaluation(self._context.manifest, version, slot):
-            return True  # no version waits for it, and the last version is evaluated too
-        # ``wanted`` counts own unsettled commits only up to the credit; here all of them count.
-        wanted = ledger.backpressure.wanted(ledger.epoch) - max(0, unsettled - self._credit())
-        return wanted > 0 and (not uncommitted or uncommitted + 1 <= self._share() * wanted)
-
-    def _unsettled_max(self) -> int:
-        return max(UNSETTLED_MIN, min(self._credit(), 1 + self._making.concurrency.limit))
-
-    def _credit(self) -> int:
-        counts = self._context.replica.ledger.workers.counts.get(self._context.peer_id)
-        return 0 if counts is None else counts.credit
-
-    def _share(self) -> float:
-        """Return this worker's share of the demand: equal, or its share of past deliveries if more.
-
-        Workers do not see each other's unfinished slots, so each would begin all of the demand.
-        """
-        context = self._context
-        workers = context.replica.roster.live(context.clock.now(), Role.INFERENCE)
-        return max(1 / max(1, len(workers)), context.replica.ledger.commits.share(context.peer_id))
-
-    def _counts_for(self, version: Version) -> bool:
-        """Tell whether validators judge this worker's rollouts of a version: not for a new key."""
-        context = self._context
-        if context.replica.counts(context.peer_id, version, context.epoch()):
-            return True
-        reason = f"this key is too new for version {version}; waiting for a newer one"
-        context.conditions.set("inference", reason)
-        return False
-
-    def _slots_are_known(self, version: Version) -> bool:
-        """Return whether the ledger has all own slots of a version: reusing one is slashable."""
-        if not self._context.network.may_have_used(version):
-            return True
-        self._context.conditions.set("inference", "the disk was lost; waiting for a newer version")
-        return False
-
-    def _has_scores(self, checkpoint: Digest, version: Version) -> bool:
-        """Return whether the next own slot of a checkpoint is before the first one without a score.
-
-        A retry would fail again: problem and noise follow from the slot. Slots are used in order,
-        else workers could skip slots at will, and a commit without a score would only expire. So
-        the worker waits for a newer version and loses its later slots of this one.
-        """
-        if self._unscorable is None or self._unscorable[0] != checkpoint:
-            return True
-        _, first, why = self._unscorable
-        if self._next_slot(checkpoint, version) < first:
-            return True
-        reason = f"no score for slot {first}, {why}; waiting for a newer version"
-        self._context.conditions.set("inference", reason)
-        return False
-
-    def _next_slot(self, checkpoint: Digest, version: Version) -> int:
-        """Return the first own slot that is neither used nor in progress."""
-        first, _ = self._context.replica.ledger.commits.next_slot(self._context.peer_id, version)
-        begun = {making.slot for making in self._making if making.checkpoint == checkpoint}
-        return next(slot for slot in count(first) if slot not in begun)
-
-    def _can_be_checked(self) -> bool:
-        """Return whether there are enough validators: without a committee a commit expires."""
-        context = self._context
-        validators = context.replica.verdicts.electorate.at_epoch(context.epoch()).validators
-        return len(validators) >= context.manifest.committee.roster_min
-
     async def _begin_more(self) -> None:
         """Begin slots up to the limit; swap to a new policy when the old one's slots have ended."""
         if (newest := self._context.policies.newest()) is not None:
@@ -237,12 +137,12 @@ class InferenceFlow:
                 return
             self._staging.begin(newest)
         while self._making.generating < self._making.concurrency.limit:
-            policy = self._policy_to_use()
+            policy = self._choice.policy_to_use()
             checkpoint = policy and self._context.replica.ledger.chain.get(policy.version)
             if policy is None or not checkpoint or checkpoint.message.policy != policy.digest:
                 return  # no usable policy, or superseded while it was loaded
-            slot = self._next_slot(checkpoint.digest, policy.version)
-            if not self._is_wanted(slot, checkpoint.digest, policy.version):
+            slot = self._choice.next_slot(checkpoint.digest, policy.version)
+            if not self._choice.is_wanted(slot, checkpoint.digest, policy.version):
                 return
             if self._loaded == policy.digest:
                 self._making.begin(policy.version, checkpoint.digest, slot)
@@ -308,21 +208,21 @@ class InferenceFlow:
                 or making.version < oldest
                 or making.slot < ledger.commits.next_slot(me, making.version)[0]
                 # An earlier slot failed, and its version is no longer generated.
-                or (newest is not None and making.version < newest.version and self._waits(making))
+                or (
+                    newest is not None
+                    and making.version < newest.version
+                    and self._choice.waits(making)
+                )
                 or ledger.workers.is_slashed(me)
                 or context.network.may_have_used(making.version)
             ):
                 self._making.drop(making)
 
-    def _waits(self, making: RolloutTask) -> bool:
-        """Return whether an earlier slot is neither used nor in progress."""
-        return self._next_slot(making.checkpoint, making.version) < making.slot
-
     async def _commit_made(self) -> None:
         """Commit to finished slots, in slot order."""
         context, ledger = self._context, self._context.replica.ledger
         for making in self._making:
-            if ledger.commits.in_flight(context.peer_id) >= self._unsettled_max():
+            if ledger.commits.in_flight(context.peer_id) >= self._choice.unsettled_max():
                 return
             slot, previous = ledger.commits.next_slot(context.peer_id, making.version)
             if making not in self._making or not making.work.done() or making.slot != slot:
@@ -337,7 +237,7 @@ class InferenceFlow:
 
     def _end_at(self, making: RolloutTask, unscorable: Unscorable) -> None:
         """Drop a slot without a score and all later ones: slots are used in order."""
-        self._unscorable = making.checkpoint, making.slot, unscorable.reason
+        self._choice.end_at(making, unscorable.reason)
         log.warning(
             "rollout not committed",
             version=making.version,

@@ -134,3 +134,12 @@ class Trust:
     """Address block of a peer, if known: peers of one block probably have one operator."""
     member: Callable[[PeerId], bool] = lambda _peer: False
     """True for an admitted peer, whose record is stored here."""
+
+    @classmethod
+    def of(cls, current: Callable[[], "Trust"]) -> "Trust":
+        """Return the trust that ``current`` returns at each call, for a node that is made later."""
+        return cls(
+            lambda peer: current().trusted(peer),
+            lambda peer: current().block(peer),
+            lambda peer: current().member(peer),
+        )

@@ -8,10 +8,13 @@ of the new policy. The first policy of an engine is excluded: it belongs to the 
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
+
+from protocol.core.types import Version
+from roles.ports.engines import FirstToken
 
 GENERATION_BOUNDS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0, 1800.0)
 """Seconds: a testnet rollout takes about 1 s, one with long answers on a GPU takes minutes."""
@@ -127,3 +130,21 @@ class PolicySwapLatency:
         total = newest.swapped_seconds + seconds
         self._last[-1] = replace(newest, first_token_seconds=total)
         self.durations.add(total)
+
+
+class FirstTokenWatch:
+    """Timer, called from any thread; ``found`` is the result for the last load."""
+
+    def __init__(self) -> None:
+        self.found: FirstToken | None = None
+        self._awaited: tuple[Version, float, Callable[[], float]] | None = None
+
+    def loaded(self, version: Version, now: Callable[[], float]) -> None:
+        """Record a load that ends now."""
+        self.found, self._awaited = None, (version, now(), now)
+
+    def sampled(self) -> None:
+        """Record that the loaded policy has produced tokens."""
+        if self._awaited is not None:
+            version, loaded_at, now = self._awaited
+            self.found, self._awaited = FirstToken(version, now() - loaded_at), None

@@ -1,14 +1,17 @@
-"""Retries of a role after engine failures, with exponential backoff.
+"""Start of a role's engine, and retries after its failures, with exponential backoff.
 
 A failure may be temporary (memory that another process frees) or permanent (a wrong driver), and a
 node cannot tell which. So the role reports the reason, pauses and retries; the node keeps running.
 """
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 
-from roles.ports.engines import EngineError
+from protocol.core.types import Role
+from roles.ports.engines import Engine, EngineError
 from roles.runtime.context import RoleContext
 
 log = structlog.get_logger()
@@ -52,3 +55,31 @@ class Failures:
             log.info("role resumed", role=self._role, failures=self.count)
         self.count = 0
         self._context.conditions.clear(self._role)
+
+
+async def fill(
+    context: RoleContext, role: Role, engine: Engine, flow: Coroutine[Any, Any, None]
+) -> None:
+    """Run the flow of a role, and start its engine meanwhile.
+
+    The role is prepared when its engine has started. An inference role also needs a loaded version;
+    its flow reports that.
+    """
+    context.conditions.prepare(role, "starting the engine")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_start(context, role, engine))
+        group.create_task(flow)
+
+
+async def _start(context: RoleContext, role: Role, engine: Engine) -> None:
+    failures = Failures(context, f"{role} engine")
+    while True:
+        try:
+            await engine.start()
+        except EngineError as error:
+            await failures.pause(error)
+        else:
+            break
+    failures.end()
+    if role is not Role.INFERENCE:
+        context.conditions.prepared(role)

@@ -4,8 +4,10 @@ Each breaks one rule and is honest otherwise, so that each measures one defence.
 ``simulations.scenario.plans`` lists the roles of each.
 """
 
+from functools import reduce
+
+from protocol.core.rng import Rng
 from simulations.adversaries import (
-    covert,
     flooding,
     grinding,
     joining,
@@ -20,9 +22,30 @@ from simulations.adversaries import (
 )
 from simulations.adversaries.rpcs import RPC_FLOODS
 from simulations.adversaries.workers import WORKER_BEHAVIOURS
-from simulations.ports.parts import Behaviour
+from simulations.ports.parts import Behaviour, Parts
 
-__all__ = ["BEHAVIOURS"]
+__all__ = ["BEHAVIOURS", "covert_flash"]
+
+AT_ONCE: tuple[Behaviour, ...] = (
+    streams.slow_streams,
+    records.record_spam,
+    RPC_FLOODS["graft-flood"],
+    RPC_FLOODS["ihave-flood"],
+    RPC_FLOODS["iwant-flood"],
+    RPC_FLOODS["slow-rpc"],
+)
+"""Without certain protocol violations, which would soon end the other attacks."""
+
+
+def covert_flash(parts: Parts, rng: Rng) -> Parts:
+    """Run several attacks from the scenario's start time on, and none before."""
+    return reduce(lambda done, behaviour: behaviour(done, rng), AT_ONCE, parts)
+
+
+def cold_boot(parts: Parts, rng: Rng) -> Parts:
+    """Do the same, and answer synchronisation requests with nothing."""
+    return covert_flash(joining.false_sync(parts, rng), rng)
+
 
 BEHAVIOURS: dict[str, Behaviour] = {
     **{name: modelled.modelled(behaviour) for name, behaviour in WORKER_BEHAVIOURS.items()},
@@ -53,6 +76,6 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "address-reflection": keys.address_reflection,
     "false-sync": joining.false_sync,
     "eclipse": joining.eclipse,
-    "covert-flash": covert.covert_flash,
-    "cold-boot": covert.cold_boot,
+    "covert-flash": covert_flash,
+    "cold-boot": cold_boot,
 }

@@ -10,7 +10,8 @@ from typing import Any
 from node.context import Ports
 from protocol.core.crypto import Signer
 from protocol.replica.replica import Replica
-from simulations.adversaries import covert, records, streams, unverifiable
+from simulations import adversaries
+from simulations.adversaries import records, streams, unverifiable
 from simulations.adversaries.rpcs import RPC_FLOODS
 from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.storage import Disk, Session
@@ -35,7 +36,7 @@ junk_commits = _live(unverifiable.junk_commits)
 slow_streams = _live(streams.slow_streams)
 stream_flood = _live(streams.stream_flood)
 record_spam = _live(records.record_spam)
-covert_flash = _live(covert.covert_flash)
+covert_flash = _live(adversaries.covert_flash)
 graft_flood = _live(RPC_FLOODS["graft-flood"])
 ihave_flood = _live(RPC_FLOODS["ihave-flood"])
 iwant_flood = _live(RPC_FLOODS["iwant-flood"])

@@ -10,8 +10,9 @@ from protocol.core.types import DIGEST_BYTES, Digest
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose
 from simulations.adversaries.workers import PolicyCopies, WorkerBehaviour
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.parts import Behaviour, Parts
-from simulations.ports.storage import Disk, SimBlobs
+from simulations.ports.storage import Disk
 from simulations.runtime.content import Extent, policy_digest
 
 

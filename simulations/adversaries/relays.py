@@ -11,8 +11,9 @@ from protocol.core.rng import Rng
 from protocol.core.types import Digest
 from roles.ports.transport import Stream, StreamHandler
 from simulations.adversaries.passthrough import PassingTransport, while_acting, word_of
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.parts import Parts
-from simulations.ports.storage import Disk, Session, SimBlobs
+from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import Extent
 
 STALLING = ("blobs", "manifest", "sync")

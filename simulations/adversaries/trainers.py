@@ -12,8 +12,8 @@ from protocol.messages import BATCH_MAX, CheckpointManifest, Signed
 from protocol.replica.replica import Replica
 from roles.ports.storage import Purpose, StoredFile
 from simulations.adversaries.gossiping import GossipingTransport
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.parts import Behaviour, Parts
-from simulations.ports.storage import SimBlobs
 
 TERM_MAX = 2**53
 """The largest integer in a message."""

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from simulations.checkers.backoff import Backoff
 from simulations.checkers.certificates import Certificates
 from simulations.checkers.convergence import Convergence, Progress
-from simulations.checkers.durability import Durability
 from simulations.checkers.excluded import Excluded
 from simulations.checkers.history import Violation
 from simulations.checkers.limits import TableLimits
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.slots import Slots
-from simulations.checkers.storage import Storage
+from simulations.checkers.storage import Durability, Storage
 from simulations.checkers.verdicts import Verdicts
 from simulations.checkers.versions import Versions
 from simulations.checkers.watch import Watch

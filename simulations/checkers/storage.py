@@ -1,4 +1,6 @@
-"""Retention rules: a blob stays while a purpose lasts, and needed blobs keep their purpose.
+"""Storage rules: messages are stored before they are sent, and blobs stay while a purpose lasts.
+
+A node that sends only stored messages never equivocates after a crash.
 
 A node may delete a blob only after it released every purpose. It must not release what the run
 needs, as far as stored messages prove the need. Needed are:
@@ -8,7 +10,7 @@ needs, as far as stored messages prove the need. Needed are:
 - the optimiser state of the newest version.
 
 A node that restarts may have lost its last messages, and with them the reason to keep a blob. Blobs
-stored before the present start are held to the first rule only.
+stored before the present start are held only to the release of every purpose.
 """
 
 from dataclasses import dataclass, field
@@ -161,3 +163,21 @@ def _bytes(event: Event, fact: str) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(f"{fact} of {event.kind} is a digest")
     return value
+
+
+class Durability:
+    """No node stores a message of an honest author before that author has stored it."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        watch.on_message("*", self._on_message)
+
+    def _on_message(self, event: Event, member: TracedNode, message: Opened) -> None:
+        if message.signer == member.peer or message.stored_by_author or not message.well_signed:
+            return
+        if not self._watch.swarm.honest(message.signer):
+            return
+        author = self._watch.swarm.name(message.signer)
+        what = f"holds a {message.kind} that {author} sent before storing it"
+        subject = message.commit
+        self._watch.report("stored-first", event.node, what, () if subject is None else (subject,))

@@ -26,18 +26,17 @@ from simulations.network.links import SimClock
 from simulations.network.meshsight import mesh_pipes
 from simulations.network.network import SimNetwork
 from simulations.network.transport import address_of
-from simulations.ports.background import SimBackground
-from simulations.ports.decoding import charged
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.directory import SharedDirectory
 from simulations.ports.engines import SimEngines
 from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.policy_files import SimPolicyFiles
 from simulations.ports.signing import Scheme, TracedSigner, traced
-from simulations.ports.storage import Session, SimBlobs, SimStore
+from simulations.ports.storage import Session, SimStore
 from simulations.ports.sums import policy_seed
 from simulations.runtime.content import Extent, policy_digest
-from simulations.runtime.cores import Core
-from simulations.runtime.loop import START, VirtualLoop
+from simulations.runtime.cores import Core, charged
+from simulations.runtime.loop import START, SimBackground, VirtualLoop
 from simulations.runtime.trace import Emit, Trace
 from simulations.scenario.plans import ALL_ROLES, RoleName
 from simulations.scenario.scenario import Scenario

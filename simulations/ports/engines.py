@@ -17,7 +17,7 @@ from protocol.core.rng import Rng
 from protocol.core.types import Digest, Version
 from protocol.rollout.statistics import Measurement, Recomputed, measured
 from protocol.run.manifest import RunManifest
-from protocol.toploc.results import ChunkResult
+from protocol.toploc import ChunkResult
 from roles.environments.threaded import InBackground
 from roles.ports.engines import (
     Engines,
@@ -33,7 +33,6 @@ from roles.ports.engines import (
     VerificationRequest,
 )
 from roles.runtime.shared_lock import SharedLock
-from simulations.ports.background import SimBackground
 from simulations.ports.rounding import Rounding, recorded
 from simulations.ports.storage import Disk, Session
 from simulations.ports.sums import (
@@ -47,6 +46,7 @@ from simulations.ports.sums import (
 )
 from simulations.ports.throughput import SharedThroughput
 from simulations.runtime.content import Extent, policy_digest
+from simulations.runtime.loop import SimBackground
 from simulations.runtime.trace import Emit
 from simulations.scenario.scenario import Compute, Workload
 

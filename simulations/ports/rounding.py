@@ -12,7 +12,7 @@ from importlib import resources
 
 from protocol.core.rng import Rng
 from protocol.rollout.statistics import Recomputed
-from protocol.toploc.results import ChunkResult
+from protocol.toploc import ChunkResult
 
 CHUNK_TOKENS = 32
 """Chunk length of the recordings."""

@@ -9,6 +9,8 @@ cores of their own.
 
 from collections import deque
 
+from protocol.core.faults import Fault
+from protocol.gossipsub.rpc import Rpc, RpcDecoder, decode_rpc
 from simulations.runtime.loop import VirtualLoop
 
 READ_SECONDS = 30e-6
@@ -21,6 +23,9 @@ BYTE_SECONDS = 3.5e-9
 OPEN_SECONDS = 200e-6
 """A stream opened by a peer. ``benchmarks/opening.py`` measured 190 us in batches of fifty and 350
 us one at a time. p2pd takes half as much again, on cores of its own here."""
+
+FIELD_BYTES_MIN = 2
+"""A tag and a value: a malformed RPC is charged for at most this many fields."""
 
 FIELD_SECONDS = 0.8e-6
 """Per field of gossip control; ``benchmarks/handling.py`` measured 0.8 us."""
@@ -86,3 +91,19 @@ class Core:
 
 def _worth_waiting(seconds: float) -> float:
     return seconds if seconds > LATE_SECONDS_MIN else 0.0
+
+
+def charged(core: Core) -> RpcDecoder:
+    """Return the RPC decoder of one node, which charges its core for each field.
+
+    The charge falls at the time of reading, so bytes that wait in a stream cost nothing yet. The
+    node's clock shows it which peers send slow RPCs.
+    """
+
+    def decode(data: bytes) -> Rpc | Fault:
+        rpc = decode_rpc(data)
+        fields = len(data) // FIELD_BYTES_MIN if isinstance(rpc, Fault) else rpc.fields_read
+        core.spend(FIELD_SECONDS * fields)
+        return rpc
+
+    return decode

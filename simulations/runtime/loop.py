@@ -16,6 +16,10 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, NoReturn, TypeVar
 
+from typing_extensions import override
+
+from roles.ports.background import Background
+
 T = TypeVar("T")
 
 START = 1_700_000_000.0
@@ -265,3 +269,11 @@ def _cancel_all(loop: VirtualLoop) -> None:
     if left:
         with suppress(DeadlockError):  # the error that ended the run explains more
             loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+
+class SimBackground(Background):
+    """Runs work at once and without duration, so the order of events depends on the seed only."""
+
+    @override
+    async def run(self, function: Callable[[], T]) -> T:
+        return function()

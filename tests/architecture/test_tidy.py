@@ -38,10 +38,10 @@ DRIVERS = (
     "node/cli/commands/progress.py",  # time of the last printed line
     "node/cli/commands/status.py",  # age of events
     "node/network/resources/dht_call_limiter.py",  # duration of calls
-    "node/live/clock.py",
     "node/process/loop_lag.py",  # delay of the loop
     "node/process/runner.py",  # the seed of a daemon's random generators
     "node/local/datadir.py",  # the key
+    "node/local/system.py",  # the clock
     "node/testnet/display.py",
     "node/founding/creation.py",  # start of the run
     "node/founding/found.py",

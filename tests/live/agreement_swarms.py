@@ -19,10 +19,9 @@ import pytest
 
 from node.context import Ports
 from node.daemon import Daemon
-from node.live.clock import SystemClock
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
-from node.local.background import ThreadBackground
+from node.local.system import SystemClock, ThreadBackground
 from node.membership.announcer import About
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
@@ -36,8 +35,9 @@ from roles.ports.swarm import RefusedError
 from simulations.adversaries.passthrough import OtherEngines
 from simulations.adversaries.testnet import edited_tokens, forged_rewards
 from simulations.cluster.world import SHORT_NAMES, World
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.engines import SimEngines
-from simulations.ports.storage import Disk, Session, SimBlobs
+from simulations.ports.storage import Disk, Session
 from simulations.ports.sums import policy_seed
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, run_virtual

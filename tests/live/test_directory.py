@@ -20,7 +20,6 @@ from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
 from protocol.core.types import RunId
 from protocol.membership.directory_buckets import MEMBERS_PER_BUCKET, BucketReader, Buckets
-from roles.ports.transport import Trust
 from tests.live.waiting import PATIENCE_SECONDS, eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]
@@ -45,6 +44,10 @@ class Node:
         self.identity = identity
         self.transport = transport
         self.directory: HivemindDirectory
+        self.blamed: list[tuple[str, str]] = []
+
+    def blame(self, peer, fault) -> None:
+        self.blamed.append((peer, str(fault.code)))
 
     @property
     def id(self):
@@ -71,7 +74,9 @@ async def start(directory: Path, seed: int, *, with_directory: bool = True) -> N
     path.write_bytes(identity.to_protobuf())
     node = Node(identity, await HivemindTransport.create(identity, path))
     if with_directory:
-        node.directory = await HivemindDirectory.create(node.transport, identity, RUN, BUCKETS)
+        node.directory = await HivemindDirectory.create(
+            node.transport, identity, RUN, BUCKETS, blame=node.blame
+        )
     return node
 
 
@@ -186,8 +191,7 @@ async def test_other_nodes_refuse_what_is_forged_lives_too_long_or_is_too_large(
 async def test_calls_that_would_hurt_are_refused_and_forgotten(trio, monkeypatch):
     first, middle, _ = trio
     find, peer = middle.dht.call_find, PeerID.from_base58(first.id)
-    blamed = []
-    first.directory.trust(Trust(), lambda peer, fault: blamed.append((peer, str(fault.code))))
+    first.blamed.clear()
     many = [DHTID.generate(source=str(number)) for number in range(300)]
     assert await find(peer, many[:5]) is None
     assert await find(peer, [many[0]] * 2) is None
@@ -203,7 +207,7 @@ async def test_calls_that_would_hurt_are_refused_and_forgotten(trio, monkeypatch
     assert await store(peer, many[:256], [b"x"] * 256, soon) == [False] * 256
     assert await store(peer, many, [b"x"] * 300, soon) is None
     assert not first.transport.p2p._client.control._handler_tasks
-    assert blamed == [(middle.id, "directory-call")] * 5
+    assert first.blamed == [(middle.id, "directory-call")] * 5
 
 
 async def test_an_untrusted_peer_that_calls_all_the_time_is_refused_until_it_stops(trio):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
+from node.local.system import SystemClock
 from node.network.connections.manager import ConnectionManager
 from node.network.gossip.driver import Gossip
 from node.network.streams.protocols import GOSSIP

@@ -9,10 +9,10 @@ import pytest_asyncio
 
 from node.context import NodeContext, Ports
 from node.live import p2pd
-from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pdOptions, binary_path
 from node.local.addresses import CIRCUIT, is_circuit
+from node.local.system import SystemClock
 from node.network.relay.relay import CircuitRelay
 from node.network.relay.wire import HOP_SHAPE, CircuitMessage, CircuitMessageKind, ask
 from node.network.resources.upload_scheduler import UploadScheduler

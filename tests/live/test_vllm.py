@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from node.cli.doctor import FindingLevel
 from node.cli.doctor.engine import check_engine
-from node.cli.doctor.finding import FindingLevel
 from protocol.core.types import Version
 from protocol.rollout.statistics import added, beyond, compared_extremes
 from roles.engines.architectures.configuration import configuration
@@ -30,7 +30,7 @@ from roles.engines.subprocess.client import ChildEngines
 from roles.engines.subprocess.connection import CallTimeouts
 from roles.engines.subprocess.process import EngineProcesses
 from roles.ports.engines import GenerationRequest, Policy, claims_of
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.roles.engines.subprocess.engine_processes import exists, wait_until
 from tests.roles.engines.tiny import CONFIG
 from tests.worlds.messages import run_manifest

@@ -9,7 +9,7 @@ from protocol.core.crypto import digest
 from protocol.core.types import Topic
 from protocol.messages import RolloutCommit
 from roles.inference.flow import InferenceFlow
-from simulations.ports.storage import SimIncomingFile
+from simulations.ports.incoming_file import SimIncomingFile
 from simulations.runtime.content import Extent
 from tests.worlds.messages import all_certified
 from tests.worlds.network import eventually

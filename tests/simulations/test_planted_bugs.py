@@ -15,7 +15,7 @@ from node.replication.rollout_bodies import RolloutBodies
 from protocol.consensus.committee import Outcome, VerdictPool
 from protocol.gossipsub.mesh import Mesh
 from protocol.ledger.backpressure import Backpressure
-from simulations.ports.storage import SimIncomingFile
+from simulations.ports.incoming_file import SimIncomingFile
 from simulations.runtime.content import joined
 from simulations.study.study import RunPlan, run_plan
 

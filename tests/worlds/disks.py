@@ -4,7 +4,8 @@ from pathlib import Path
 
 from node.storage.policy_files import PolicyDirectory
 from protocol.core.types import Digest
-from simulations.ports.storage import Disk, Session, SimBlobs, SimStore
+from simulations.ports.blobs import SimBlobs
+from simulations.ports.storage import Disk, Session, SimStore
 
 
 class MemoryStore(SimStore):

@@ -17,7 +17,7 @@ from roles.ports.engines import Generation, Policy, StepMetrics, Unscorable
 from roles.ports.storage import StorageFullError, StoredFile
 from roles.ports.swarm import RefusedError, Release
 from roles.runtime.context import ChangeSignal, Conditions, RoleContext
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
 from tests.worlds.network import LoopClock

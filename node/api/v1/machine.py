@@ -11,7 +11,7 @@ import psutil
 
 from node.api.status import LOOP_DELAY_BOUNDS, LoopStatus, MachineStatus
 from node.api.v1.answers import MachineGpu, MachinePage, NodeSummary, Usage
-from node.local.datadir import DataDir
+from node.local.datadir import DataDir, bytes_under
 from node.local.hardware import Gpu, gpus
 from node.local.log_tail import LogTail
 from node.local.software import SOFTWARE, VERSION
@@ -22,9 +22,6 @@ USAGE_SECONDS = 5.0
 
 SCAN_SECONDS = 10.0
 """Minimum interval of disk scans: a data directory has thousands of files."""
-
-FILES_MAX = 200_000
-"""Limit of scanned files; further files are not counted."""
 
 
 _QUEUES: Mapping[str, str] = {
@@ -139,24 +136,6 @@ def _bytes_of(path: Path) -> int:
         return path.stat().st_blocks * 512
     except OSError:
         return 0
-
-
-def bytes_under(directory: Path) -> int:
-    """Return the disk usage of a directory; hard links count once."""
-    seen: dict[int, int] = {}
-    folders = [str(directory)]
-    while folders and len(seen) < FILES_MAX:
-        try:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    else:
-                        stat = entry.stat(follow_symlinks=False)
-                        seen[stat.st_ino] = stat.st_blocks * 512
-        except OSError:  # deleted during the scan
-            continue
-    return sum(seen.values())
 
 
 def queues(sizes: Mapping[str, int], limits: Mapping[str, int]) -> tuple[Usage, ...]:

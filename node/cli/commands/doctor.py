@@ -11,7 +11,7 @@ import typer
 
 from node.cli import options
 from node.cli.commands.context import print_json, print_rich
-from node.cli.doctor.finding import Finding, FindingLevel
+from node.cli.doctor import Finding, FindingLevel
 from node.cli.options import Json
 from node.founding.model import needs_of_run
 from node.local.datadir import DataDir, load_identity
@@ -83,10 +83,9 @@ def doctor(
 
 def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
     """Return the findings of all checks but the engine's, and the run if it is known."""
-    from node.cli.doctor.jail import check_jail  # noqa: PLC0415 - slow
     from node.cli.doctor.machine import check_clock, check_devices, check_disk  # noqa: PLC0415 - slow
     from node.cli.doctor.network import check_p2pd, check_peers, check_reachable  # noqa: PLC0415 - same
-    from node.cli.doctor.scoring import check_scoring  # noqa: PLC0415 - same
+    from node.cli.doctor.task import check_jail, check_scoring  # noqa: PLC0415 - same
 
     async def network() -> list[Finding]:
         return [

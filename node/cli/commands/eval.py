@@ -74,7 +74,7 @@ def evaluate(
     """
     if not (greedy or samples):
         raise NodeError("--no-greedy needs --samples", ExitCode.USAGE)
-    from node.local.background import ThreadBackground  # noqa: PLC0415 - not for help
+    from node.local.system import ThreadBackground  # noqa: PLC0415 - not for help
     from node.models.choice import subjects_of, tasks_of  # noqa: PLC0415 - the same
     from node.models.evaluation import Decoding, Evaluation, EvaluationPlan  # noqa: PLC0415
     from node.models.evaluation_report import notes_of, table_of, values_of  # noqa: PLC0415

@@ -14,8 +14,7 @@ from node.founding.recipes import read_recipe
 from node.local.config import runtime_directories
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run, pinned_run
-from node.local.runtime_venv import install_runtime, installed_runtimes
-from node.local.scoring import run_options
+from node.local.scoring_runtime import install_runtime, installed_runtimes, run_options
 from protocol.run.recipe import EnvironmentSection
 from protocol.run.sections import RuntimeSection
 from roles.environments.runtime import (

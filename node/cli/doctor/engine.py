@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from node.cli.doctor.finding import Finding, FindingLevel
+from node.cli.doctor import Finding, FindingLevel
 
 ENGINE_SECONDS = 180.0
 """Importing torch takes 6 s, and several times that from a cold disk; the rest is a guess."""

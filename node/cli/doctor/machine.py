@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from node.cli.doctor.finding import Finding, FindingLevel
+from node.cli.doctor import Finding, FindingLevel
 from node.founding.needs import Needs
 from node.local.hardware import gpus
 from node.local.units import bytes_text

@@ -5,10 +5,10 @@ import os
 import time
 from dataclasses import replace
 
-from node.cli.doctor.finding import Finding, FindingLevel
+from node.cli.doctor import Finding, FindingLevel
 from node.live.p2pd import P2pd, P2pdError, P2pdOptions
 from node.local.datadir import load_or_create_identity
-from node.local.socket_directory import SocketDirectory
+from node.local.sockets import SocketDirectory
 
 CONNECT_SECONDS = 5.0
 """Five times the usual connect time to another continent."""

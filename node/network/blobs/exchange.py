@@ -1,42 +1,32 @@
-"""Blob exchange: serves and fetches ranges of content-addressed blobs, one per stream.
+"""Blob exchange: fetches ranges of content-addressed blobs, one per stream, and serves ours.
 
-Ranges of weights are also available over HTTP from peers that offer it (``node.network.http``). A
-node that is still downloading a blob forwards each verified chunk at once. The receiver verifies:
-``fetch`` against the digest of the blob, ``node.weights`` against the digest of every chunk.
-``node.network.blobs.wire`` defines the messages.
+Ranges of weights are also available over HTTP from peers that offer it (``node.network.http``). The
+receiver verifies: ``fetch`` against the digest of the blob, ``node.weights`` against the digest of
+every chunk. ``node.network.blobs.wire`` defines the messages, ``server`` answers them.
 """
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from node.network.blobs.config import WORTH_BYTES, ExchangeLimits
+from node.network.blobs.config import ExchangeLimits
+from node.network.blobs.server import BlobServer
 from node.network.blobs.traffic_stats import TrafficStats
 from node.network.blobs.transport_choice import BlobTransport, TransportChooser
 from node.network.blobs.wire import (
     BlobKind,
     BlobRefusedError,
     BlobRequest,
-    BlobStatus,
     ask,
-    read_request,
-    reply,
 )
-from node.network.resources.stream_limiter import StreamLimiter
-from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.deadline import loop_time, within
-from node.network.streams.protocols import BLOBS, REQUEST_SECONDS
+from node.network.streams.protocols import BLOBS
 from protocol.core import crypto
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
 from roles.ports.storage import Blobs
 from roles.ports.transport import HttpRanges, RangeBody, Stream, Streams, TransportError, Trust
-
-EXPECTED_SECONDS = 1.0
-"""Maximum wait of a requester for a blob that this node expects; a guess. Shorter than any
-requester's timeout, which would otherwise blame this node for its own source's delay."""
 
 
 @dataclass(slots=True)
@@ -82,22 +72,14 @@ class BlobExchange:
         self._limits = limits or ExchangeLimits()
         self._protocol = protocol
         self.on_fault = on_fault
-        self._on_worth = on_worth
-        self.upload_cap = UploadScheduler(self._limits.upload_bytes_per_second)
-        """Scheduler of all blob uploads."""
-        self._expected: dict[Digest, asyncio.Event] = {}
-        self._trust = trust or Trust()
-        self._bounded = StreamLimiter(
-            self._serve,
-            self._limits,
-            self._trust,
-            self._refuse,
-            untrusted=self._limits.untrusted,
-            turns=self._limits.turns,
+        self._server = BlobServer(
+            blobs, self._limits, trust or Trust(), on_fault=on_fault, on_worth=on_worth
         )
-        self.tables = (*self._bounded.tables, *self._ways.tables)
-        self.sent = TrafficStats()
+        self.upload_cap = self._server.upload_cap
+        """Scheduler of all blob uploads."""
+        self.sent = self._server.sent
         """Blob bytes sent since the start."""
+        self.tables = (*self._server.tables, *self._ways.tables)
         self.received = TrafficStats()
         """Blob bytes received since the start, valid or not."""
 
@@ -108,23 +90,11 @@ class BlobExchange:
 
     async def start(self) -> None:
         """Serve the protocol from now on."""
-        await self._transport.handle(self._protocol, self._bounded)
+        await self._transport.handle(self._protocol, self._server.handler)
 
-    @contextmanager
-    def expecting(self, digest: Digest) -> Iterator[None]:
-        """Within this context, hold requests with ``wait`` for a blob that is about to arrive.
-
-        In a tree, small blobs pass level by level: without this, the first request of each level
-        would fail and repeat after a pause.
-        """
-        arrived = self._expected.setdefault(digest, asyncio.Event())
-        try:
-            yield
-        finally:
-            arrived.set()
-            self._expected.pop(digest, None)
-
-    # Fetching
+    def expecting(self, digest: Digest) -> AbstractContextManager[None]:
+        """Within this context, hold requests with ``wait`` for a blob that is about to arrive."""
+        return self._server.expecting(digest)
 
     async def fetch(
         self,
@@ -293,58 +263,3 @@ class BlobExchange:
         except BaseException:
             await stream.close()
             raise
-
-    # Serving
-
-    async def _serve(self, stream: Stream) -> None:
-        with suppress(TransportError, LookupError):  # the peer left, or the blob was deleted
-            await self._answer(stream)
-
-    async def _refuse(self, stream: Stream) -> None:
-        with suppress(TransportError):
-            await within(self._limits.open_seconds, reply(stream, BlobStatus.BUSY, 0))
-
-    async def _answer(self, stream: Stream) -> None:
-        limits = self._limits
-        request = await within(min(limits.open_seconds, REQUEST_SECONDS), read_request(stream))
-        if isinstance(request, Fault):
-            self.on_fault(stream.peer, request)
-            return
-        expected = self._expected.get(request.digest)
-        if request.wait and expected is not None:
-            with suppress(TransportError):
-                await within(EXPECTED_SECONDS, expected.wait())
-        total_bytes = self._blobs.size(request.digest)
-        if total_bytes is None or request.offset > total_bytes:
-            await within(limits.open_seconds, reply(stream, BlobStatus.UNKNOWN, 0))
-            return
-        length = min(request.length, total_bytes - request.offset)
-        holding = None if request.wait else self._blobs.holding(request.digest)
-        if holding is not None and not holding.covers(request.offset, length):
-            await within(limits.open_seconds, reply(stream, BlobStatus.UNKNOWN, 0, holding.mask))
-            return
-        await within(limits.open_seconds, reply(stream, BlobStatus.OK, total_bytes))
-        await self._send_range(stream, request, length)
-        if length >= WORTH_BYTES:
-            self._on_worth(stream.peer)
-
-    async def _send_range(self, stream: Stream, request: BlobRequest, length: int) -> None:
-        stall_seconds = self._limits.stall_seconds
-        pieces = self._blobs.stream(request.digest, request.offset, length)
-        part_bytes = min(self._limits.piece_bytes, self.upload_cap.piece_bytes_max)
-        trusted = self._trust.trusted(stream.peer)
-        self._bounded.note_slow(stream, slow=False)
-        while length:
-            piece = await within(stall_seconds, anext(pieces, b""))
-            if not piece:
-                raise LookupError("the blob ended early")
-            length -= len(piece)
-            for start in range(0, len(piece), part_bytes):
-                part = piece[start : start + part_bytes]
-                await self.upload_cap.take(len(part), trusted=trusted)
-                if not stream.offer(part):  # a deadline costs more than most writes do
-                    self._bounded.note_slow(stream, slow=True)
-                    await within(stall_seconds, stream.write(part))
-                    self._bounded.note_slow(stream, slow=False)
-                now = loop_time()
-                self.sent.note(stream.peer, request.kind, BlobTransport.STREAM, len(part), now)

@@ -49,9 +49,14 @@ class DhtCallLimiter:
     ``trust`` decides which callers are trusted; ``blame`` receives the faults of callers.
     """
 
-    def __init__(self, timer: Callable[[], float] = time.perf_counter) -> None:
-        self.trust = Trust()
-        self.blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None
+    def __init__(
+        self,
+        timer: Callable[[], float] = time.perf_counter,
+        trust: Trust | None = None,
+        blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
+    ) -> None:
+        self.trust = trust or Trust()
+        self.blame = blame
         self._timer = timer
         self._accounts = RateLimiter("directory_callers", RATES, self._is_trusted)
         self._refused = BoundedDict[PeerId, int](KEYS_MAX, "directory_callers")

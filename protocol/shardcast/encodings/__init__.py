@@ -6,8 +6,10 @@ full as *byte planes*. Blocks are independent, so a node decodes while the bytes
 one block in memory. The digest of the decoded tensors identifies the result, independent of the
 encoding.
 
-``tensor_file`` locates the tensors of a file. ``steps`` and ``planes`` are the two codes, and
-``positions`` finds set bits. ``block`` combines them, ``framing`` separates blocks as they arrive,
-and ``stream`` writes and reads a whole encoding. All input is untrusted: counts, positions and
-sizes are checked before use.
+``tensor_file`` locates the tensors of a file. ``steps`` and ``planes`` are the two codes. ``block``
+combines them, ``framing`` separates blocks as they arrive, and ``stream`` writes and reads a whole
+encoding. All input is untrusted: counts, positions and sizes are checked before use.
 """
+
+ENCODING_PAYS = 0.9
+"""Largest ratio of encoding to file that is worth publishing; a guess."""

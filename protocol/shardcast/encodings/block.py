@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from protocol.shardcast.encodings import steps
-from protocol.shardcast.encodings.planes import Plane, PlaneReader, PlaneWriter, Words
-from protocol.shardcast.encodings.positions import Positions
+from protocol.shardcast.encodings.planes import Plane, PlaneReader, PlaneWriter, Positions, Words
 from protocol.shardcast.encodings.tensor_file import EncodingError
 
 SAME, PATCH, FULL, DENSE = range(4)

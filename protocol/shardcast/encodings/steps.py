@@ -7,9 +7,7 @@ positions is needed for any share of changed elements.
 
 import numpy as np
 
-from protocol.shardcast.encodings import positions
-from protocol.shardcast.encodings.planes import Plane, Words
-from protocol.shardcast.encodings.positions import Positions
+from protocol.shardcast.encodings.planes import Plane, Positions, Words, ones
 from protocol.shardcast.encodings.tensor_file import EncodingError
 
 _DOWN, _FARTHER, _UP = 1, 2, 3
@@ -69,9 +67,9 @@ def differences(told: Plane, count: int, width: int) -> Words:
 
 def moved(told: Plane) -> Positions:
     """Return the positions of changed elements."""
-    return positions.ones((told | told + told) & _FIRST) >> 1
+    return ones((told | told + told) & _FIRST) >> 1
 
 
 def moved_farther(told: Plane) -> Positions:
     """Return the positions of elements that move by more than one value."""
-    return positions.ones(told & ~(told + told) & _FIRST) >> 1
+    return ones(told & ~(told + told) & _FIRST) >> 1

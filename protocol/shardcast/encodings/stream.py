@@ -16,8 +16,7 @@ from protocol.core.crypto import policy_digest
 from protocol.core.types import Digest
 from protocol.shardcast.encodings import block, framing, tensor_file
 from protocol.shardcast.encodings.framing import BlockReader, EncodedBlock, Piece
-from protocol.shardcast.encodings.planes import Words
-from protocol.shardcast.encodings.positions import Positions
+from protocol.shardcast.encodings.planes import Positions, Words
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
 
 BLOCK_BYTES = 1 << 21

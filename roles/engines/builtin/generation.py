@@ -15,6 +15,7 @@ from protocol.run.recipe import ModelSection, ToplocSection
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.toploc.proof import States, build_proofs_batch
 from roles.engines.builtin.batching import Continuation, DecodeBatch, Lengths
+from roles.engines.builtin.cache import cache_bytes
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import (
     BuiltinEngine,
@@ -22,10 +23,8 @@ from roles.engines.builtin.engine import (
     guarded,
     prepare_thread,
 )
-from roles.engines.builtin.memory import cache_bytes
 from roles.engines.builtin.patching import PatchedWeights
 from roles.engines.files.safetensors import read_layout
-from roles.engines.sampling.first_token import FirstTokenWatch
 from roles.engines.sampling.gumbel_noise import NoiseSource
 from roles.ports.engines import (
     EngineError,
@@ -35,6 +34,7 @@ from roles.ports.engines import (
     GenerationRequest,
     Policy,
 )
+from roles.runtime.metrics import FirstTokenWatch
 from roles.runtime.shared_lock import SharedLock
 
 STEPS_PER_LOOK = {"cpu": 1}

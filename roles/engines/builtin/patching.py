@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.core.types import Digest
-from protocol.shardcast.encodings.planes import Words
-from protocol.shardcast.encodings.positions import Positions
+from protocol.shardcast.encodings.planes import Positions, Words
 from protocol.shardcast.encodings.stream import PatchReader
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
 from roles.engines.files.safetensors import DTYPES, read_layout

@@ -14,10 +14,9 @@ from protocol.core.types import Version
 from protocol.run.recipe import ModelSection, Recipe, ToplocSection
 from roles.engines.bootstrap.huggingface_import import import_pretrained, section_of
 from roles.engines.calibration.honest import Progress, Prompts, TimeBudget, measure
-from roles.engines.calibration.measurement import MeasuredEngine, MeasurementFile
+from roles.engines.calibration.measurement import ClaimRecording, MeasuredEngine, MeasurementFile
 from roles.engines.calibration.power import Power, power
 from roles.engines.calibration.proposal import propose
-from roles.engines.calibration.recording import ClaimRecording
 from roles.engines.calibration.workbench import LIAR_SEQUENCES, Bench, Say, lies
 from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy

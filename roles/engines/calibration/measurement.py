@@ -7,21 +7,49 @@ may come from another machine.
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from protocol.core.types import Digest
-from protocol.rollout.statistics import Recomputed
-from protocol.run.recipe import Recipe
-from protocol.toploc.results import ChunkResult
-from roles.engines.calibration.recording import ClaimRecording
+from protocol.rollout.statistics import Measurement, Recomputed, measured
+from protocol.run.recipe import Recipe, ToplocSection
+from protocol.toploc import ChunkResult
 
 FORMAT = "prime-node-calibration/1"
 
 FILE_BYTES_MAX = 1 << 30
 """A million tokens with four validators take about 400 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecording:
+    """Claimed log-probabilities of sequences, and their recomputation."""
+
+    name: str
+    claimed: Sequence[Sequence[float]]
+    recomputed: Sequence[Recomputed]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return sum(map(len, self.claimed))
+
+    def by_chunk(self, rules: ToplocSection) -> list[list[Measurement]]:
+        """Return the measurement of every chunk of every sequence."""
+        return [
+            [measured(rules, *part) for part in _chunks(claimed, own, rules.chunk_tokens)]
+            for claimed, own in zip(self.claimed, self.recomputed, strict=True)
+        ]
+
+
+def _chunks(
+    claimed: Sequence[float], own: Recomputed, chunk_tokens: int
+) -> Iterator[tuple[Sequence[float], Recomputed]]:
+    for number, chunk in enumerate(own.chunks):
+        part = slice(number * chunk_tokens, (number + 1) * chunk_tokens)
+        yield claimed[part], Recomputed([chunk], own.logprobs[part], own.gaps[part])
 
 
 @dataclass(frozen=True, slots=True)

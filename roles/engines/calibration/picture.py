@@ -7,7 +7,7 @@ import numpy as np
 
 from protocol.rollout.statistics import STATISTICS, Sums, added, compared
 from roles.engines.calibration.calibrate import Calibration
-from roles.engines.calibration.recording import ClaimRecording
+from roles.engines.calibration.measurement import ClaimRecording
 
 WIDTH, LABEL_WIDTH, ROW, TOP = 980, 230, 16, 34
 HONEST, LIE, BOUND = "#2f7d4f", "#b3402e", "#333333"

@@ -18,7 +18,7 @@ from protocol.rollout.statistics import (
     compared_extremes,
 )
 from protocol.run.recipe import ToplocSection
-from roles.engines.calibration.recording import ClaimRecording
+from roles.engines.calibration.measurement import ClaimRecording
 
 TOKENS = tuple(32 << doubling for doubling in range(14))
 """Tested rollout lengths: 32 to 262,144 tokens."""

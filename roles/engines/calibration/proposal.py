@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from protocol.rollout.statistics import PER_CHUNK, STATISTICS, bound, surprise
 from protocol.run.recipe import ToplocSection
 from protocol.run.sections import HonestSection, HonestValue
-from protocol.toploc.results import ChunkResult
-from roles.engines.calibration.recording import ClaimRecording
+from protocol.toploc import ChunkResult
+from roles.engines.calibration.measurement import ClaimRecording
 
 EXTREME_MARGIN = 2.0
 """Factor on the worst single values: these limits are loose, the statistics detect lies."""

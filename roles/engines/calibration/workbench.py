@@ -24,7 +24,7 @@ from roles.engines.builtin.cache import Cache
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
-from roles.engines.calibration.recording import ClaimRecording
+from roles.engines.calibration.measurement import ClaimRecording
 from roles.engines.files.policy import read_policy, write_policy
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import (

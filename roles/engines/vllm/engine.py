@@ -18,7 +18,6 @@ from protocol.toploc.layout import Variant
 from protocol.toploc.proof import build_covered_proofs
 from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
 from roles.engines.builtin.generation import check_requests
-from roles.engines.sampling.first_token import FirstTokenWatch
 from roles.engines.vllm.launch import launch
 from roles.engines.vllm.probe import TEMPERATURE, Probe
 from roles.engines.vllm.records import Record
@@ -31,6 +30,7 @@ from roles.ports.engines import (
     GenerationRequest,
     Policy,
 )
+from roles.runtime.metrics import FirstTokenWatch
 
 SWAPS_MAX = 2
 """Attempts to load a policy before the engine fails; the second one is the repair."""

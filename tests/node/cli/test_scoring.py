@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.cli.doctor.finding import FindingLevel
-from node.cli.doctor.scoring import check_scoring
+from node.cli.doctor import FindingLevel
+from node.cli.doctor.task import check_scoring
 from node.cli.main import main
 from node.founding.found import manifest_toml
 from node.local.config import load_config

@@ -16,7 +16,7 @@ from roles.engines.task_loader import task_of
 from roles.environments import jail
 from roles.environments.rows import ParquetRows, chat_of
 from roles.environments.runtime import PACKAGES
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds import runtimes
 from tests.worlds.messages import RECIPE, run_manifest
 from tests.worlds.text import byte_tokenizer, exchange, needs_jail, program_row, write_rows

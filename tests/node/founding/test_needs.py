@@ -1,17 +1,16 @@
 """Estimate of a run's resource needs, made by a node before it joins."""
 
 import math
+import shutil
 
 import pytest
 
-from node.founding.needs import estimate, needs_of
+from node.founding.needs import estimate, needs_of, require_room
 from node.founding.recipes import read_recipe, recipe_names
 from node.founding.sizes import weights_in
 from node.local.config import NodeConfig
 from node.local.datadir import open_data_dir
 from node.local.errors import ExitCode, NodeError
-from node.process import disk_space
-from node.process.disk_space import require_room
 from protocol.core.types import Role
 from protocol.run.recipe import ModelSection
 from tests.worlds.messages import run_manifest
@@ -91,8 +90,8 @@ def test_a_quota_that_is_too_small_is_refused_with_the_need(datadir, role):
 
 def test_a_disk_that_is_too_small_is_refused_and_what_is_here_counts(datadir, monkeypatch):
     needed = estimate(RUN).disk_bytes
-    free = disk_space.shutil.disk_usage(datadir.root)._replace(free=needed - 8192)
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: free)
+    free = shutil.disk_usage(datadir.root)._replace(free=needed - 8192)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     with pytest.raises(NodeError, match=r"free at .* needs .* more there") as caught:
         require_room(RUN, config(datadir, Role.INFERENCE), datadir)
     assert caught.value.exit_code is ExitCode.CONFIG

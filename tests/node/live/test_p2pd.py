@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from node.live import p2pd
-from node.live.clock import SystemClock
 from node.live.p2pd import P2pd, P2pdError, P2pdOptions, StartFault
+from node.local.system import SystemClock
 
 
 @pytest.fixture(autouse=True)

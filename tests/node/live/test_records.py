@@ -148,13 +148,13 @@ def test_an_owner_beyond_the_limit_finds_no_room_and_a_known_one_does(monkeypatc
 
 def trusting() -> BoundedStorage:
     """Return a storage in which ``p`` is trusted, ``m`` is a member, and the digit is a block."""
-    storage = BoundedStorage()
-    storage.trust = Trust(
-        lambda owner: owner.startswith("p"),
-        lambda owner: owner if owner.endswith("?") else owner[-1],
-        lambda owner: owner[0] in "pm",
+    return BoundedStorage(
+        Trust(
+            lambda owner: owner.startswith("p"),
+            lambda owner: owner if owner.endswith("?") else owner[-1],
+            lambda owner: owner[0] in "pm",
+        )
     )
-    return storage
 
 
 def takes(storage: BoundedStorage, owners: str) -> str:
@@ -187,6 +187,17 @@ def test_who_is_known_finds_room_among_untrusted_peers_and_these_share_it_by_blo
 ):
     monkeypatch.setattr(records, "OWNERS_PER_KEY_MAX", 3)
     assert takes(trusting(), owners) == listed
+
+
+def test_a_storage_follows_a_trust_that_is_made_later(monkeypatch):
+    monkeypatch.setattr(records, "OWNERS_PER_KEY_MAX", 2)
+    current = Trust()
+    storage = BoundedStorage(Trust.of(lambda: current))
+    assert takes(storage, "sa1 sb2 pa3") == "sa1 sb2"
+    current = Trust(lambda owner: owner == "pa3", lambda owner: owner[-1], lambda _owner: True)
+    assert takes(storage, "pa3") == "pa3 sb2"
+    current = Trust(lambda _owner: False, lambda owner: owner[-1], lambda owner: owner == "mc4")
+    assert takes(storage, "mc4") == "mc4 pa3"
 
 
 def test_older_or_expired_records_change_nothing():

@@ -3,15 +3,15 @@ import json
 import pytest
 
 from node.cli.main import main
-from node.local.background import ThreadBackground
+from node.local.system import ThreadBackground
 from node.models.evaluation import Decoding, Evaluation, EvaluationPlan
 from node.models.evaluation_report import notes_of, table_of, values_of
 from node.models.subject import EvaluatedModel
 from node.models.tasks import own_task, problem_seeds
 from protocol.core.types import Digest, PeerId
 from protocol.rollout.assignment import assign
-from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import END
+from roles.environments.characters import Arithmetic
 from tests.worlds.held_runs import TEXT, held_run
 from tests.worlds.messages import run_manifest
 from tests.worlds.text import needs_jail, write_rows

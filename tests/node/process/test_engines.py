@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from node.local.config import NodeConfig
-from node.process.runner import live_engines
+from node.process.factories import live_engines
 from protocol.core.types import Role
 from roles.engines.subprocess import client, process
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 
 
 @pytest.mark.parametrize("engine", ["builtin", "vllm"])

@@ -9,8 +9,9 @@ from protocol.core.types import Digest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.index import Shard, ShardIndex, chunk_digests
 from roles.ports.storage import Owner, Purpose
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.policy_files import SimPolicyFiles
-from simulations.ports.storage import Disk, Session, SimBlobs
+from simulations.ports.storage import Disk, Session
 
 
 def one_shard(data: bytes, chunk_bytes: int, of: Digest | None = None) -> ShardIndex:

@@ -1,8 +1,9 @@
 import pytest
 
-from node.weights.library import STATES_KEPT, WeightsRetention
+from node.weights.retention import WeightsRetention
 from protocol.core.crypto import digest
 from protocol.messages import Encoding
+from protocol.run.recipe import STATES_KEPT
 from roles.ports.storage import Owner, Purpose
 from tests.worlds.disks import MemoryBlobs
 from tests.worlds.messages import World, run_manifest

@@ -7,7 +7,7 @@ from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Role
 from protocol.membership import roster as membership
 from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX, Roster
-from protocol.run.beacon import EPOCHS_KEPT
+from protocol.run.manifest import EPOCHS_KEPT
 from tests.worlds.messages import World, identity, run_manifest
 
 WORLD = World(run_manifest())

@@ -27,7 +27,7 @@ from protocol.rollout.statistics import (
     measured,
     unmeasured,
 )
-from protocol.toploc.results import ChunkResult
+from protocol.toploc import ChunkResult
 from tests.worlds.messages import World, run_manifest
 
 MANIFEST = run_manifest()

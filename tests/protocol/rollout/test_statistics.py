@@ -26,7 +26,7 @@ from protocol.rollout.statistics import (
     surprise,
 )
 from protocol.run.sections import HonestValue
-from protocol.toploc.results import ChunkResult
+from protocol.toploc import ChunkResult
 from tests.worlds.messages import run_manifest
 
 RULES = run_manifest().toploc

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.toploc import NO_EQUAL_EXPONENT, ChunkResult
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import (
     build_proofs_batch,
@@ -15,7 +16,6 @@ from protocol.toploc.proof import (
     variant_of,
     verify_proofs_batch,
 )
-from protocol.toploc.results import NO_EQUAL_EXPONENT, ChunkResult
 from tests.protocol.toploc.single import build_proofs, verify_proofs
 from tests.vectors import toploc_reference as reference
 

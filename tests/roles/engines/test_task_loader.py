@@ -10,7 +10,7 @@ from roles.environments.math import Math
 from roles.environments.reasoning_gym import ReasoningGym
 from roles.environments.threaded import InBackground
 from roles.ports.engines import Answer
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.messages import run_manifest
 from tests.worlds.text import byte_tokenizer, exchange, needs_jail, program_row, write_rows
 

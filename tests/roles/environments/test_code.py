@@ -15,7 +15,7 @@ from roles.environments.code import (
 )
 from roles.environments.jail import Jail
 from roles.ports.engines import Answer, EngineError, Unscorable
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.text import MemoryRows, byte_tokenizer, exchange, needs_jail, opened, program_row
 
 pytestmark = needs_jail

@@ -8,7 +8,7 @@ from protocol.rollout.assignment import HELD_OUT_SEED
 from roles.environments.held_out import HeldOutRows, HoldOut, SplitRows, TrainingRows
 from roles.environments.text import RowTask
 from roles.environments.usable_rows import PromptRoom, RowRule, UsableRows
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 
 
 class Numbered:

@@ -15,7 +15,7 @@ from roles.environments.reasoning_gym import ADMITTED, INSTRUCTION, ReasoningGym
 from roles.environments.registry import require_task
 from roles.environments.text import ANSWER_CHARACTERS_MAX
 from roles.ports.engines import EngineError, Unscorable
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.text import MemoryRows, byte_tokenizer, needs_jail, opened
 
 CASES = Path(__file__).parents[2] / "cases"

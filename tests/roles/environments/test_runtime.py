@@ -21,7 +21,7 @@ from roles.environments.runtime import (
     required,
 )
 from roles.environments.usable_rows import PromptRoom
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.runtimes import OTHER, OWN, other_python, pretend_installed, section
 from tests.worlds.text import byte_tokenizer, exchange, needs_jail, program_row, write_rows
 

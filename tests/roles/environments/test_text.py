@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 from roles.ports.engines import Answer, Unscorable
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.text import byte_tokenizer, opened
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"

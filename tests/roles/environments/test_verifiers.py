@@ -12,7 +12,7 @@ from roles.environments import verifiers
 from roles.environments.jailed.installed import package_digest, package_files
 from roles.environments.verifiers import Verifiers, pinned
 from roles.ports.engines import Answer, Unscorable
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.packages import SUMS, install, needs_verifiers
 from tests.worlds.text import byte_tokenizer, needs_jail, opened
 

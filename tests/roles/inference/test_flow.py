@@ -8,11 +8,8 @@ from protocol.membership.proof_of_work import work_proof
 from protocol.messages import RolloutCommit
 from protocol.rollout.assignment import assign
 from protocol.rollout.body import decode_body
-from roles.inference.flow import (
-    REPEAT_EPOCHS,
-    UNSETTLED_MIN,
-    InferenceFlow,
-)
+from roles.inference.flow import REPEAT_EPOCHS, InferenceFlow
+from roles.inference.slot_choice import UNSETTLED_MIN
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError

@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from node.local.background import ThreadBackground
+from node.local.system import ThreadBackground
 from protocol.rollout.assignment import SequenceAssignment
 from roles.environments.threaded import InBackground
 from roles.ports.engines import EngineError
 from roles.runtime.scoring import Task as AskedTask
 from roles.runtime.scoring import reward
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.flow_world import ANSWER, END, FlowWorld, Task
 from tests.worlds.messages import run_manifest
 from tests.worlds.network import run_virtual

@@ -7,7 +7,7 @@ import pytest
 from protocol.core.types import Role
 from roles.inference.flow import InferenceFlow
 from roles.ports.engines import EngineError
-from roles.runtime.startup import fill
+from roles.runtime.retry import fill
 from tests.worlds.flow_world import Engine, FlowWorld, Task
 
 pytestmark = pytest.mark.virtual

@@ -3,12 +3,12 @@ import pytest
 from protocol.core.rng import Rng
 from protocol.core.types import Digest, Version
 from protocol.rollout.statistics import Recomputed, measured
-from protocol.toploc.results import ChunkResult
-from roles.environments.arithmetic import Arithmetic
+from protocol.toploc import ChunkResult
+from roles.environments.characters import Arithmetic
 from roles.environments.threaded import InBackground
 from roles.ports.engines import Answer, Generation, GenerationRequest, Policy
 from simulations.adversaries.adaptive import AdaptiveGeneration, RememberedProblems
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.messages import run_manifest
 
 LIMIT = 1e-3

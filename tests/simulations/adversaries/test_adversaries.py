@@ -20,10 +20,10 @@ from simulations.adversaries import BEHAVIOURS, trainers, validators
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import WrongBytes
 from simulations.adversaries.validators import CredulousEnvironment
-from simulations.ports.background import SimBackground
 from simulations.ports.storage import Disk, Session
 from simulations.ports.sums import SumTask
 from simulations.runtime.content import Extent, digest_of, joined
+from simulations.runtime.loop import SimBackground
 from simulations.scenario import plans
 from simulations.study.study import RunPlan, run_plan
 from tests.worlds.messages import World as Worlds

@@ -8,15 +8,15 @@ from node.testnet.plan import CHEATER_KINDS
 from protocol.core.crypto import digest, policy_digest
 from protocol.core.types import Version
 from protocol.toploc.proof import Variant, build_proofs_batch, proof_fault
-from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import END
+from roles.environments.characters import Arithmetic
 from roles.environments.threaded import InBackground
 from roles.ports.engines import Answer, Generation, GenerationRequest, Policy
 from roles.ports.swarm import RefusedError
 from simulations.adversaries import testnet
 from simulations.adversaries.testnet import WEIGHT_NOISE, perturb_policy
 from simulations.adversaries.workers import WORKER_BEHAVIOURS
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.worlds.messages import run_manifest
 
 HIDDEN = 16

@@ -9,9 +9,10 @@ from protocol.core.crypto import digest
 from protocol.core.rng import Rng
 from protocol.shardcast.index import encode
 from roles.ports.storage import Owner, Purpose, Put, StorageFullError
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.engines import SimEngines
 from simulations.ports.policy_files import SimPolicyFiles
-from simulations.ports.storage import Disk, Session, SimBlobs, SimStore
+from simulations.ports.storage import Disk, Session, SimStore
 from simulations.runtime.loop import VirtualLoop
 from simulations.scenario.scenario import Compute, Workload
 from tests.node.storage.blob_stores import name_of, one_shard

@@ -11,9 +11,10 @@ from protocol.core.rng import Rng
 from protocol.core.types import Digest, Version
 from roles.ports.engines import Policy
 from roles.ports.storage import Purpose
+from simulations.ports.blobs import SimBlobs
 from simulations.ports.engines import SimEngines
 from simulations.ports.policy_files import SimPolicyFiles
-from simulations.ports.storage import COMMIT_SECONDS, Disk, Session, SimBlobs
+from simulations.ports.storage import COMMIT_SECONDS, Disk, Session
 from simulations.runtime.content import Extent, patch_of, policy_digest
 from simulations.runtime.loop import run_virtual
 from simulations.scenario.scenario import Compute, Workload

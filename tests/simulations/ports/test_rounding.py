@@ -5,7 +5,7 @@ import pytest
 from protocol.core.rng import Rng
 from protocol.rollout.statistics import Recomputed, beyond, measured
 from protocol.run.toml import load_recipe
-from protocol.toploc.results import ChunkResult
+from protocol.toploc import ChunkResult
 from simulations.ports.rounding import CHUNK_TOKENS, RecordedChunk, Rounding, recorded
 from simulations.scenario.scenario import load_scenario
 

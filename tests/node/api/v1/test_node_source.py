@@ -22,10 +22,10 @@ from protocol.core.crypto import digest
 from protocol.core.types import ValidationResult
 from protocol.membership.measured_capacity import forest_members
 from protocol.rollout.body import RolloutSequence, encode_body
-from roles.environments.arithmetic import Arithmetic
+from roles.environments.characters import Arithmetic
 from roles.environments.threaded import InBackground
 from roles.ports.storage import Owner, Purpose
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.node.api.test_observer import NOW, WORKER, WORLD, reader
 
 OTHER = WORLD.workers[1]

@@ -8,12 +8,11 @@ import pytest
 from node.api.status import NodeStatus
 from node.cli import api_client
 from node.cli.commands.doctor import _look_at_daemon
-from node.cli.doctor import engine, machine
+from node.cli.doctor import FindingLevel, engine, machine
 from node.cli.doctor.engine import check_engine
-from node.cli.doctor.finding import FindingLevel
-from node.cli.doctor.jail import check_jail
 from node.cli.doctor.machine import check_clock, check_devices, check_disk
 from node.cli.doctor.network import check_p2pd, check_peers, check_reachable
+from node.cli.doctor.task import check_jail
 from node.cli.main import main
 from node.founding.found import found as found_run
 from node.founding.found import manifest_toml

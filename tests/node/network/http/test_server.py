@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.local.errors import NodeError
-from node.local.ports import listen
+from node.local.sockets import listen
 from node.network.blobs.transport_choice import BlobTransport
 from node.network.blobs.wire import BlobKind
 from node.network.http.application import ResponseLimits

@@ -17,12 +17,11 @@ from protocol.core.types import Digest
 from protocol.shardcast.encodings import (
     block,
     framing,
-    positions,
     steps,
     stream,
     tensor_file,
 )
-from protocol.shardcast.encodings.planes import SPARSE_BYTES_MIN, PlaneReader, PlaneWriter
+from protocol.shardcast.encodings.planes import SPARSE_BYTES_MIN, PlaneReader, PlaneWriter, ones
 from protocol.shardcast.encodings.stream import Base, ByteReader, PatchReader, StreamDecoder
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from tests.worlds.tensor_files import file_of, policy_of
@@ -524,4 +523,4 @@ def test_noise_planes_are_not_compressed():
 @given(st.integers(0, 2**32), st.integers(0, 4000), st.floats(0, 1))
 def test_what_is_meant_is_found_however_much_it_is(seed, length, share):
     meant = np.random.default_rng(seed).random(length) < share
-    assert positions.ones(np.packbits(meant)).tolist() == np.flatnonzero(meant).tolist()
+    assert ones(np.packbits(meant)).tolist() == np.flatnonzero(meant).tolist()

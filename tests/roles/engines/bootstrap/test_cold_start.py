@@ -3,8 +3,8 @@ import pytest
 from protocol.core.types import Version
 from roles.engines.bootstrap.cold_start import cold_start
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import environment, solved
+from roles.environments.characters import Arithmetic
 from roles.ports.engines import GenerationRequest, Policy
 from tests.roles.engines.tiny import model, toploc
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from roles.engines.architectures.configuration import configuration
-from roles.engines.builtin import generation, memory
+from roles.engines.builtin import cache, generation
 from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
@@ -210,14 +210,14 @@ async def test_a_small_budget_takes_longer_and_gives_the_same(policies):
 
 
 def test_the_memory_for_caches_is_a_share_of_what_there_is(monkeypatch):
-    whole = memory.cache_bytes("cpu")
+    whole = cache.cache_bytes("cpu")
     available = psutil.virtual_memory().available
     assert 0.3 * available < whole < 0.7 * available
     used = psutil.Process().memory_info().rss
     monkeypatch.setattr(resource, "getrlimit", lambda _: (used + 10_000_000, -1))
-    assert memory.cache_bytes("cpu") < 10_000_000
+    assert cache.cache_bytes("cpu") < 10_000_000
     monkeypatch.setattr(resource, "getrlimit", lambda _: (used // 2, -1))
-    assert memory.cache_bytes("cpu") == 1
+    assert cache.cache_bytes("cpu") == 1
 
 
 async def test_the_first_token_of_a_policy_is_timed_from_its_load(engine, policies):

@@ -3,8 +3,8 @@
 import numpy as np
 
 from protocol.rollout.statistics import Recomputed
-from protocol.toploc.results import ChunkResult
-from roles.engines.calibration.recording import ClaimRecording
+from protocol.toploc import ChunkResult
+from roles.engines.calibration.measurement import ClaimRecording
 
 CHUNK = 32
 

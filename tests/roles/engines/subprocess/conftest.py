@@ -7,7 +7,7 @@ import pytest
 
 from roles.engines.subprocess.client import ChildEngines
 from roles.engines.subprocess.process import EngineProcesses
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.roles.engines.subprocess.engine_processes import BRISK
 
 

@@ -22,7 +22,7 @@ from roles.engines.subprocess.process import EngineProcesses
 from roles.engines.subprocess.supervisor import PAUSE_SECONDS_MIN
 from roles.ports.engines import EngineError, GenerationRequest, Policy, VerificationRequest
 from roles.ports.storage import StorageFullError
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.roles.engines.patches import chain, only_header
 from tests.roles.engines.subprocess.engine_processes import (
     BRISK,
@@ -368,7 +368,7 @@ import asyncio, sys
 from pathlib import Path
 from roles.engines.subprocess.client import ChildEngines
 from roles.engines.subprocess.process import EngineProcesses
-from simulations.ports.background import SimBackground
+from simulations.runtime.loop import SimBackground
 from tests.roles.engines.subprocess.engine_processes import tiny_manifest
 
 async def main():

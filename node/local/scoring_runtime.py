@@ -1,4 +1,7 @@
-"""Atomic installation of scoring runtimes as virtual environments, one per combination."""
+"""Scoring runtimes: lookup of the one that a run needs, and atomic installation.
+
+A runtime is a virtual environment, one per combination of packages.
+"""
 
 import fcntl
 import os
@@ -6,21 +9,60 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from node.local.config import NodeConfig, default_data_dir, runtime_directories
 from node.local.errors import ExitCode, NodeError
 from node.local.interpreters import find_interpreter
+from protocol.core.types import Role
+from protocol.run.manifest import RunManifest
 from protocol.run.sections import RuntimeSection
-from roles.environments.runtime import PACKAGES, Interpreter, ask, executable_in, name_of
+from roles.environments.runtime import (
+    PACKAGES,
+    Interpreter,
+    NoRuntimeError,
+    ask,
+    executable_in,
+    interpreter_of,
+    name_of,
+)
 
 _HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 """Environment variables with which an interpreter would import foreign packages."""
 
 _UMASK = 0o022
 """The jail runs as another user, which must be able to read the runtime."""
+
+
+def scoring_digest(manifest: RunManifest, config: NodeConfig) -> bytes:
+    """Return the digest of the node's scoring runtime; empty for roles that do not score.
+
+    Raises ``NodeError`` if the runtime is missing. Blocks for a fraction of a second.
+    """
+    if not manifest.environment.in_text or not scores(config.roles):
+        return b""
+    try:
+        return interpreter_of(manifest.environment, runtime_directories(os.environ)).digest
+    except NoRuntimeError as error:
+        options = run_options(config.run, config.data_dir)
+        raise NodeError(error.told(options), ExitCode.CONFIG) from None
+    except ValueError as error:
+        raise NodeError(str(error), ExitCode.CONFIG) from None
+
+
+def scores(roles: Collection[Role]) -> bool:
+    """Return whether one of these roles scores answers: all but the relay do."""
+    return bool(set(roles) - {Role.RELAY})
+
+
+def run_options(run: Path | None, data_dir: Path) -> str:
+    """Return the command-line options that select a node's run."""
+    if run is not None:
+        return f"--run {run}"
+    return "" if data_dir == default_data_dir(os.environ) else f"--data-dir {data_dir}"
 
 
 def install_runtime(

@@ -1,6 +1,6 @@
 import io
 
-from node.local.plain_text import tolerate_encoding
+from node.cli.main import tolerate_encoding
 
 
 def written(text, encoding, errors="strict"):

@@ -2,11 +2,11 @@ import os
 
 import pytest
 
-from node.local import interpreters, runtime_venv
+from node.local import interpreters, scoring_runtime
 from node.local.config import runtime_directories
 from node.local.errors import ExitCode, NodeError
 from node.local.interpreters import find_interpreter
-from node.local.runtime_venv import install_runtime, installed_runtimes
+from node.local.scoring_runtime import install_runtime, installed_runtimes
 from protocol.run.sections import RuntimeSection
 from roles.environments.runtime import executable_in, name_of, own_interpreter
 from tests.worlds.runtimes import OWN, pretend_installed, section
@@ -74,8 +74,8 @@ def test_other_versions_than_asked_for_are_no_runtime(tmp_path, monkeypatch):
             return
         pretend_installed(command[-1], wanted.packages | {"mpmath": "9.8"})
 
-    run = runtime_venv._run
-    monkeypatch.setattr(runtime_venv, "_run", installed)
+    run = scoring_runtime._run
+    monkeypatch.setattr(scoring_runtime, "_run", installed)
     with pytest.raises(NodeError, match=r"^what was installed is not Python"):
         install(wanted, tmp_path)
     assert names(tmp_path) == []

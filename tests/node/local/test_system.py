@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from node.local.background import ThreadBackground
+from node.local.system import ThreadBackground
 
 
 @pytest.fixture

@@ -1,12 +1,27 @@
-"""Check of the scoring runtime of a run: its Python and the packages that decide scores."""
+"""Checks for the task of a run: the jail, and the runtime that decides scores."""
 
 import os
 
-from node.cli.doctor.finding import Finding, FindingLevel
+from node.cli.doctor import Finding, FindingLevel
 from node.local.config import NodeConfig, runtime_directories
-from node.local.scoring import run_options, scores
+from node.local.scoring_runtime import run_options, scores
 from protocol.run.manifest import RunManifest
 from roles.environments.runtime import NoRuntimeError, interpreter_of
+
+
+def check_jail(manifest: RunManifest | None) -> Finding:
+    """Create a jail and test its isolation; a character-level run needs no jail."""
+    from roles.environments.jail import Jail, NoJailError  # noqa: PLC0415 - beside the protocol
+
+    needed = manifest is not None and "/" in manifest.environment.name
+    try:
+        Jail(libraries=False)
+    except NoJailError as error:
+        advice = "install bubblewrap, and allow user namespaces; only tasks in text need it"
+        return Finding(
+            "jail", FindingLevel.FAILURE if needed else FindingLevel.WARNING, str(error), advice
+        )
+    return Finding("jail", FindingLevel.OK, "bubblewrap isolates untrusted code")
 
 
 def check_scoring(config: NodeConfig, manifest: RunManifest | None) -> list[Finding]:

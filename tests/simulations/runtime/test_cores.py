@@ -6,8 +6,7 @@ import pytest
 
 from protocol.gossipsub.rpc import Rpc, decode_rpc, encode_rpc
 from simulations.network.links import SimClock
-from simulations.ports.decoding import charged
-from simulations.runtime.cores import FIELD_SECONDS, Core
+from simulations.runtime.cores import FIELD_SECONDS, Core, charged
 from simulations.runtime.loop import VirtualLoop
 
 pytestmark = pytest.mark.virtual(loop=VirtualLoop)

@@ -1,17 +1,40 @@
-"""Private directory of the unix sockets between the daemon and p2pd."""
+"""Listening TCP sockets, and a private directory of unix sockets for p2pd."""
 
+import errno
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from node.local.errors import ExitCode, NodeError
 
 SOCKET_PATH_BYTES_MAX = 107
 """Linux's ``sun_path`` without its final zero byte; p2pd rejects longer paths."""
 
 _DIRECTORY_PREFIX = "prime-p2p-"
 _LONGEST_NAME = "xxxxxxxx/control.sock"
+
+
+def listen(host: str, port: int, *, failure: str, remedy: str) -> socket.socket:
+    """Return a listening socket on a port, 0 for a free one; raises ``NodeError``.
+
+    A port in use may be free later (``RETRY``). A foreign host or a port that only root may use
+    needs another configuration (``CONFIG``).
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()  # only this fails when another socket listens with SO_REUSEADDR
+    except OSError as error:
+        listener.close()
+        code = ExitCode.RETRY if error.errno == errno.EADDRINUSE else ExitCode.CONFIG
+        reason = f"{failure} on {host}:{port}: {(error.strerror or str(error)).lower()}; {remedy}"
+        raise NodeError(reason, code) from None
+    return listener
 
 
 class SocketDirectory:

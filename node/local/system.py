@@ -1,6 +1,7 @@
-"""Background thread for long computations."""
+"""Adapters of the operating system: clocks, and a thread for long computations."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -8,8 +9,21 @@ from typing import TypeVar
 from typing_extensions import override
 
 from roles.ports.background import Background
+from roles.ports.clock import Clock
 
 T = TypeVar("T")
+
+
+class SystemClock(Clock):
+    """Unix time and CPU time of this thread."""
+
+    @override
+    def now(self) -> float:
+        return time.time()
+
+    @override
+    def core_seconds(self) -> float:
+        return time.thread_time()
 
 
 class ThreadBackground(Background):

@@ -2,7 +2,7 @@ import fcntl
 import os
 import tempfile
 
-from node.local.socket_directory import SOCKET_PATH_BYTES_MAX, SocketDirectory
+from node.local.sockets import SOCKET_PATH_BYTES_MAX, SocketDirectory
 
 
 def test_a_socket_directory_is_private_and_goes_at_close(tmp_path, monkeypatch):

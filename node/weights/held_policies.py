@@ -1,0 +1,127 @@
+"""Policies held on this machine: files of versions, and their names in the store.
+
+A policy is held when its file is complete and its name is in the store.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from node.context import Ports
+from node.weights.retention import WeightsRetention
+from protocol.core.types import Digest, Version
+from protocol.messages import CheckpointManifest, Signed
+from protocol.replica.replica import Replica
+from roles.ports.engines import Policy
+from roles.ports.storage import Delete, Put, StorageFullError
+
+log = structlog.get_logger()
+
+_TABLE = "policies"
+
+
+class HeldPolicies:
+    """Policies of which this machine has the file."""
+
+    def __init__(self, ports: Ports, replica: Replica) -> None:
+        self._ports = ports
+        self._replica = replica
+        self._retention = WeightsRetention(replica, ports.blobs)
+        self._held: dict[int, Policy] = {}
+        self._in_use: Counter[int] = Counter()
+        self._states_from = 0
+
+    def get(self, version: int) -> Policy | None:
+        """Return the held policy of a version, as the ledger has it; None if it is not here."""
+        policy = self._held.get(version)
+        checkpoint = self._replica.ledger.chain.get(version)
+        if policy is None or checkpoint is None or checkpoint.message.policy != policy.digest:
+            return None
+        return policy
+
+    def newest(self) -> Policy | None:
+        """Return the newest held policy; None before the first."""
+        return next(filter(None, map(self.get, sorted(self._held, reverse=True))), None)
+
+    @contextmanager
+    def in_use(self, policy: Policy) -> Iterator[None]:
+        """Keep the files of a policy within this context."""
+        self._in_use[policy.version] += 1
+        try:
+            yield
+        finally:
+            self._in_use -= Counter([policy.version])  # removes a count of 0
+
+    async def restore(self) -> None:
+        """Load the policies held before a restart.
+
+        A file that has not its signed length is deleted: a relay loads no file, and would serve it
+        for ever.
+        """
+        for key, digest in self._ports.store.scan(_TABLE):
+            version = _version(key)
+            path = self._ports.files.weights(version)
+            here_bytes = self._ports.files.size(path)
+            checkpoint = self._replica.ledger.chain.get(version)
+            signed = checkpoint is not None and checkpoint.message.policy == digest
+            if checkpoint is not None and signed and here_bytes != checkpoint.message.total_bytes:
+                await self._ports.files.delete(path)
+            elif here_bytes is not None:
+                self._held[version] = Policy(Version(version), Digest(digest), path)
+        self._states_from = min(self._held, default=0)
+
+    async def add(self, policy: Policy) -> None:
+        """Hold a policy whose file is complete; raises ``StorageFullError``."""
+        name = Put(_TABLE, _key(policy.version), policy.digest)
+        await self._ports.store.commit([name])
+        self._held[policy.version] = policy
+
+    def remove(self, policy: Policy) -> Signed[CheckpointManifest] | None:
+        """Forget a policy and return its manifest; None if it is no longer held."""
+        checkpoint = self._replica.ledger.chain.get(policy.version)
+        if self._held.get(policy.version) is not policy or checkpoint is None:
+            return None
+        del self._held[policy.version]
+        return checkpoint
+
+    async def release(self, checkpoint: CheckpointManifest, wanted: Iterable[int]) -> None:
+        """Release the blobs of a version that it shares with no held or ``wanted`` version."""
+        others = {*self._held, *wanted} - {checkpoint.version}
+        await self._retention.drop(checkpoint, others)
+
+    async def forget_old(self, bases: Iterable[int], wanted: Callable[[], Iterable[int]]) -> None:
+        """Delete versions beyond the retention, and leftovers of interrupted downloads.
+
+        ``bases`` stay, as do versions in use, and the blobs of ``wanted`` versions.
+        """
+        newest = self._replica.ledger.chain.version
+        kept_from = newest - self._replica.manifest.shardcast.versions_kept
+        old = [version for version in self._held if version <= kept_from]
+        read = {*bases, *self._in_use}
+        for version in [version for version in old if version not in read]:
+            await self._ports.files.delete(self._held.pop(version).path)
+            await self._ports.files.delete(self._ports.files.encoding(version))
+        states_from = self._replica.manifest.shardcast.states_kept_from(newest)
+        for version in range(self._states_from, states_from):
+            await self._ports.files.delete(self._ports.files.state(version))
+        self._states_from = max(self._states_from, states_from)
+        kept = self._replica.manifest.shardcast.forms_kept(newest)
+        await self._retention.sweep({*self._held, *wanted(), *kept})
+        old = [_version(key) for key, _ in self._ports.store.scan(_TABLE)]
+        old = [version for version in old if version <= kept_from]
+        gone = [Delete(_TABLE, _key(version)) for version in old if version not in self._held]
+        try:
+            if gone:
+                await self._ports.store.commit(gone)
+        except StorageFullError as error:  # a row without its file has no effect
+            log.warning("old policy rows not deleted", error=str(error))
+
+
+def _key(version: int) -> bytes:
+    return version.to_bytes(8, "big")
+
+
+def _version(key: bytes) -> int:
+    return int.from_bytes(key, "big")
