@@ -192,7 +192,8 @@ def watch_worth(seen, patch):
 
     def worth(self, peer, cost):
         honest(self, peer, cost)
-        seen.worth[peer] += cost < 0
+        if cost < 0:
+            seen.worth[peer] += 1
 
     patch.setattr(RateLimiter, "adjust", worth)
 
