@@ -34,14 +34,15 @@ PEERS_MAX = 4096
 a new key for every three faults also needs a new connection."""
 
 
-OPEN_RATES = Rates(untrusted=Rate(64, burst=29), shared=Rate(64, burst=320), share_min=2)
+OPEN_RATES = Rates(untrusted=Rate(64, burst=20), shared=Rate(64, burst=128), share_min=2)
 """Streams opened by untrusted peers, over all protocols. Accepting one costs time even if it is not
 served, so only a ban of the opener bounds that cost.
 
 64 per second: 1/20 of a core, as for gossip. A stream costs 0.2 to 0.35 ms, and half as much again
 in p2pd (``benchmarks/opening.py``). A share is at least 2 per second, so that a retrying peer is
 not at fault for being one of many: none of 800 untrusted peers that waited for weights reached half
-of it. A burst of 29 allows the 16 streams of two downloads, and more; 320 is 5 s of the rate."""
+of it. A burst of 20 allows the 16 streams of two downloads; 128, two seconds of the rate, is lent
+to peers that open more at once. With larger bursts attackers are banned later."""
 
 
 class Bans:

@@ -194,7 +194,8 @@ def watch_worth(seen, patch):
 
     def worth(self, peer, cost):
         honest(self, peer, cost)
-        seen.worth[peer] += cost < 0
+        if cost < 0:
+            seen.worth[peer] += 1
 
     patch.setattr(RateLimiter, "adjust", worth)
 
@@ -525,7 +526,7 @@ def test_every_attack_of_the_catalogue_begins_and_ends_and_leaves_time_to_recove
     for name in attacks:
         scenario = load_scenario(name)
         (plan,) = scenario.adversaries
-        assert name in (f"attack-{plan.behaviour}", f"attack-{plan.behaviour}-new node")
+        assert name in (f"attack-{plan.behaviour}", f"attack-{plan.behaviour}-joining")
         assert plan.per_node == 1
         began, ended = scenario.attack_seconds
         assert began >= 60 or plan.behaviour == "cold-boot", name
