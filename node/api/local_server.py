@@ -16,7 +16,7 @@ from node.api.v1.routes import api_v1
 from node.api.v1.source import DataSource
 from node.local.datadir import API_HOST
 from node.local.http_server import EmbeddedServer
-from node.local.ports import listen
+from node.local.sockets import listen
 
 HOST_NAMES = [API_HOST, "localhost"]
 """Accepted Host headers, against DNS rebinding by a web page."""
