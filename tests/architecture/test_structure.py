@@ -37,7 +37,7 @@ SMALL = (
 )
 """Modules that may be smaller: entry points and interfaces."""
 
-CRUMBS_MAX = 15
+CRUMBS_MAX = 9
 """Modules below ``LINES_MIN`` lines that are neither; the number may only fall."""
 
 

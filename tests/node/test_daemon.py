@@ -128,8 +128,8 @@ async def test_a_rollout_whose_worker_dies_is_certified_after_its_return_or_expi
     await world.reach(2, "relay-0")
     worker = world.machines["worker-0"].signer.peer_id
     # The first commit announced and not yet checked: its body is on one machine only.
-    await eventually(lambda: world.ledger("relay-0").in_flight(worker) > 0, 30)
-    commit = world.ledger("relay-0").open_entries(worker)[0].commit.digest
+    await eventually(lambda: world.ledger("relay-0").commits.in_flight(worker) > 0, 30)
+    commit = world.ledger("relay-0").commits.open_entries(worker)[0].commit.digest
     world.crash("worker-0")
     await asyncio.sleep(4)
     if returns:
