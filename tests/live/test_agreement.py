@@ -91,7 +91,7 @@ def version_1(side, node):
     """Return the version's manifest, and its batch by worker and slot."""
     replica = side.replicas[node].ledger
     message = replica.chain.get(1).message
-    entries = [replica.entries[commit] for commit in message.batch]
+    entries = [replica.commits.entries[commit] for commit in message.batch]
     return message, {
         (side.names[entry.commit.signer], entry.commit.message.slot) for entry in entries
     }
@@ -167,9 +167,9 @@ def test_validators_sign_the_same_verdicts(live, repeated):
 
 def test_certificates_and_the_version_after_them_are_the_same(live, repeated):
     ours, theirs = (side.replicas["trainer-0"].ledger for side in (live, repeated))
-    assert ours.entries.keys() == theirs.entries.keys()
-    for digest, entry in ours.entries.items():
-        known = theirs.entries[digest].certificate.message
+    assert ours.commits.entries.keys() == theirs.commits.entries.keys()
+    for digest, entry in ours.commits.entries.items():
+        known = theirs.commits.entries[digest].certificate.message
         assert known.accepted == entry.certificate.message.accepted
         if known.accepted:
             assert known == entry.certificate.message

@@ -241,7 +241,7 @@ async def test_commits_for_old_versions_do_not_kill_validators():
         policy = untrusted_peer.policies.get(untrusted_peer.replica.ledger.chain.version - back)
         assert await flow._load(policy)
         checkpoint = untrusted_peer.replica.ledger.chain.get(policy.version).digest
-        slot = flow._next_slot(checkpoint, policy.version)
+        slot = flow._choice.next_slot(checkpoint, policy.version)
         flow._making.begin(policy.version, checkpoint, slot)
         while len(flow._making):
             await asyncio.sleep(1)

@@ -176,7 +176,7 @@ async def test_repeated_requests_of_a_peer_are_bounded():
     pair = Pair()
     pair.theirs.take(*validators(), *chain(5), *CHAIN)
     told = 0
-    for _ in range(3 * SYNC.streams_burst):
+    for _ in range(2 * SYNC.streams_burst):
         told += await pair.pull()
     assert SYNC.streams_burst <= told <= SYNC.streams_burst + 4, "pulling takes time, too"
     await asyncio.sleep(1)

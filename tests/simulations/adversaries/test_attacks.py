@@ -476,8 +476,8 @@ def test_a_new_node_that_is_told_that_there_is_nothing_asks_somebody_else(play):
     assert len(lies) > 3
     assert 0 in lies, "an empty page"
     assert max(lies) <= len(seen.world.machines), "or one of records alone"
-    untrusted_peer, other = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
-    assert untrusted_peer.version == other.version
+    ours, others = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
+    assert ours.chain.version == others.chain.version
     honest_work_went_on(seen)
 
 
@@ -497,8 +497,8 @@ def test_untrusted_peers_keep_to_one_worker_and_it_still_hears_of_everything(pla
     ]
     assert len(others) <= UNTRUSTED / 2
     assert untrusted <= set(seen.connections["worker-0"])
-    untrusted_peer, other = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
-    assert untrusted_peer.version == other.version
+    ours, others = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
+    assert ours.chain.version == others.chain.version
     honest_work_went_on(seen)
 
 
