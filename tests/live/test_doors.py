@@ -144,8 +144,8 @@ def test_a_start_is_never_silent(run_file, tmp_path):
             time.sleep(0.02)
         own = status["loop"]["own_delay_seconds_max"]
         assert stages[0] == ("starting", "loading libraries"), stages
-        # Waits for a core excluded: 0.02 s on an idle machine, 0.22 s at a load of 13 (measured). An
-        # import of the libraries in the loop takes 2 s.
+        # Waits for a core excluded: 0.02 s on an idle machine, 0.22 s at a load of 13 (measured).
+        # An import of the libraries in the loop takes 2 s.
         assert own < 1.0, f"the loop stood still for {own} s"
         while "looking for peers" not in (text := log.read_text()):
             time.sleep(0.02)  # the log follows the stage within a second
