@@ -245,10 +245,8 @@ class Replica:
         """
         checkpoint = self.ledger.chain.get(version)
         made_at = 0.0 if checkpoint is None else checkpoint.message.created_at / 1000
-        made, judged = (
-            self.manifest.epoch_at(made_at),
-            self.ledger.workers.was_judged(worker, version),
-        )
+        made = self.manifest.epoch_at(made_at)
+        judged = self.ledger.workers.was_judged(worker, version)
         return self.roster.admitted.counts(worker, made, epoch, judged=judged)
 
     def leader(self, now: float) -> PeerId | None:
