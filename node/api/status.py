@@ -206,5 +206,8 @@ class NodeStatus(NodeSummary):
 
     def peers_json(self) -> dict[str, Any]:
         """Return the fields about peers."""
-        values = self.to_json()
-        return {key: values[key] for key in ("peers_connected", "members", "gossip_peers")}
+        return {
+            "peers_connected": self.peers_connected,
+            "members": [asdict(one) for one in self.members],
+            "gossip_peers": [asdict(one) for one in self.gossip_peers],
+        }

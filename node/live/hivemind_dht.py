@@ -44,13 +44,14 @@ class HivemindDirectory(Directory):
         validator: RecordValidator,
         buckets: Buckets,
         calls: DhtCallLimiter,
+        trust: Trust,
         hidden: bool,
     ) -> None:
         self._transport = transport
         self._hidden = hidden
         self._validator = validator
         self._keys = frozenset(buckets.keys)
-        self._storage = BoundedStorage(calls.trust)
+        self._storage = BoundedStorage(trust)
         self._calls = calls
         self.tables: tuple[Table, ...] = (
             *self._calls.tables,
@@ -79,8 +80,9 @@ class HivemindDirectory(Directory):
         and stores no records. Raises ``TransportError`` without p2pd.
         """
         validator = RecordValidator(identity, run_id, buckets, now or SystemClock().now)
+        trust = trust or Trust()
         calls = DhtCallLimiter(trust=trust, blame=blame)
-        directory = cls(transport, validator, buckets, calls, hidden)
+        directory = cls(transport, validator, buckets, calls, trust, hidden)
         await directory._rebuild()
         transport.on_restart(directory._rebuild)
         return directory

@@ -7,7 +7,7 @@ from dataclasses import replace
 import structlog
 
 from node.api.step_logs.writer import StepLogWriter, step_logs
-from node.context import Ports
+from node.context import Ports, background_task
 from node.daemon import Daemon
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
@@ -111,14 +111,13 @@ class LiveRun:
 
     async def run(self, daemon: Daemon) -> None:
         """Run the daemon until it has drained; store its addresses and its training steps."""
-        caching = asyncio.create_task(self._cache_peers(daemon))
         kept = step_logs(self._config.log_to, self._datadir.training, daemon.context)
         logs = StepLogWriter(daemon.context, kept)
         logs.start()
         try:
-            await daemon.run()
+            async with background_task(self._cache_peers(daemon)):
+                await daemon.run()
         finally:
-            caching.cancel()
             await logs.close()
 
     async def close(self) -> None:

@@ -7,7 +7,6 @@ import structlog
 from node.context import NodeContext
 from node.replication.rollout_bodies import RolloutBodies
 from protocol.ledger.commits import CommitState, Entry
-from protocol.rollout.assignment import is_evaluation
 from protocol.rollout.audit import AuditResult, read_body
 
 log = structlog.get_logger()
@@ -38,15 +37,15 @@ class EvaluationCollector:
     def _due(self) -> list[Entry]:
         """Return the certified evaluation rollouts of versions that are taken and kept."""
         replica = self._context.replica
-        manifest, ledger = replica.manifest, replica.ledger
-        oldest = ledger.chain.version - manifest.shardcast.versions_kept
+        ledger = replica.ledger
+        oldest = ledger.chain.version - replica.manifest.shardcast.versions_kept
         return [
             entry
             for entry in ledger.commits.entries.values()
             if entry.state is CommitState.CERTIFIED
             and entry.version > oldest
-            and is_evaluation(manifest, entry.version, entry.commit.message.slot)
-            and ledger.chain.is_taken(entry.commit.message.checkpoint)
+            and entry.is_evaluation
+            and ledger.chain.is_taken(entry.checkpoint)
         ]
 
     async def _read(self, entry: Entry) -> None:

@@ -124,12 +124,13 @@ def _labelled() -> Table:
 
 def _reward(record: SwarmRecord, versions: int, width: int) -> Text:
     """Return the first and the last reward, and the curve with a dot for each missing version."""
-    if not record.rewards:
+    points = record.rewards
+    if not points:
         return Text("no training step yet")
-    ends = " → ".join(f"{reward:.2f}" for _, reward in (record.rewards[0], record.rewards[-1]))
+    ends = " → ".join(f"{reward:.2f}" for _, reward in (points[0], points[-1]))
     cells = min(versions, max(_CURVE_WIDTH_MIN, width - _LABEL_WIDTH - len(ends) - 4))
     rewards = defaultdict(list)
-    for version, reward in record.rewards:
+    for version, reward in points:
         rewards[(version - 1) * cells // versions].append(reward)
     curve = "".join(reward_bars([fmean(rewards[n])]) if n in rewards else "·" for n in range(cells))
     return Text.assemble(ends, "  ", (curve, GOOD), no_wrap=True)

@@ -4,7 +4,7 @@ A policy is held when its file is complete and its name is in the store.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -86,15 +86,20 @@ class HeldPolicies:
         del self._held[policy.version]
         return checkpoint
 
-    async def release(self, checkpoint: CheckpointManifest, wanted: Iterable[int]) -> None:
-        """Release the blobs of a version that it shares with no held or ``wanted`` version."""
-        others = {*self._held, *wanted} - {checkpoint.version}
+    def wanted(self) -> range:
+        """Return the versions that rollouts may still use."""
+        newest = self._replica.ledger.chain.version
+        return range(max(0, newest - self._replica.manifest.grpo.async_level), newest + 1)
+
+    async def release(self, checkpoint: CheckpointManifest) -> None:
+        """Release the blobs of a version that it shares with no held or wanted version."""
+        others = {*self._held, *self.wanted()} - {checkpoint.version}
         await self._retention.drop(checkpoint, others)
 
-    async def forget_old(self, bases: Iterable[int], wanted: Callable[[], Iterable[int]]) -> None:
+    async def forget_old(self, bases: Iterable[int]) -> None:
         """Delete versions beyond the retention, and leftovers of interrupted downloads.
 
-        ``bases`` stay, as do versions in use, and the blobs of ``wanted`` versions.
+        ``bases`` stay, as do versions in use, and the blobs of wanted versions.
         """
         newest = self._replica.ledger.chain.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
@@ -108,7 +113,7 @@ class HeldPolicies:
             await self._ports.files.delete(self._ports.files.state(version))
         self._states_from = max(self._states_from, states_from)
         kept = self._replica.manifest.shardcast.forms_kept(newest)
-        await self._retention.sweep({*self._held, *wanted(), *kept})
+        await self._retention.sweep({*self._held, *self.wanted(), *kept})
         old = [_version(key) for key, _ in self._ports.store.scan(_TABLE)]
         old = [version for version in old if version <= kept_from]
         gone = [Delete(_TABLE, _key(version)) for version in old if version not in self._held]

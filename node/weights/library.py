@@ -112,7 +112,7 @@ class PolicyLibrary(Policies):
         refusals = self._refusals.get(checkpoint.digest, 0) + 1
         self._refusals[checkpoint.digest] = refusals
         log.error("policy rejected by an engine", version=policy.version, times=refusals)
-        await self._held.release(checkpoint.message, self._wanted())
+        await self._held.release(checkpoint.message)
         if refusals > 1:
             self._routes.useless |= dict.fromkeys(
                 Digest(encoding.index) for encoding in checkpoint.message.encodings
@@ -165,15 +165,10 @@ class PolicyLibrary(Policies):
                     seen = self.news.count
                     await self._end_downloads()
                     self._start_download()
-                    await self._held.forget_old(self._all_bases(), self._wanted)
+                    await self._held.forget_old(self._all_bases())
                     await self.news.wait(self._replica.manifest.epochs.seconds, since=seen)
             finally:
                 await self._cancel(list(self._arriving.values()))
-
-    def _wanted(self) -> range:
-        """Return the versions that rollouts may still use."""
-        newest = self._replica.ledger.chain.version
-        return range(max(0, newest - self._replica.manifest.grpo.async_level), newest + 1)
 
     def _all_bases(self) -> set[int]:
         """Return the bases of wanted versions and of running downloads."""
@@ -188,7 +183,7 @@ class PolicyLibrary(Policies):
             if arriving.task.done():
                 del self._arriving[version]
                 arriving.task.result()
-            elif version not in {*self._wanted(), *self._bases} or self._has_changed(arriving):
+            elif version not in {*self._held.wanted(), *self._bases} or self._has_changed(arriving):
                 del self._arriving[version]
                 ended.append(arriving)
             elif members != arriving.members:
@@ -211,7 +206,8 @@ class PolicyLibrary(Policies):
     def _start_download(self) -> None:
         """Start one download, of the newest missing version: the newest has the bandwidth first."""
         self._conditions.clear("policy")
-        missing = [version for version in reversed(self._wanted()) if self.get(version) is None]
+        wanted = reversed(self._held.wanted())
+        missing = [version for version in wanted if self.get(version) is None]
         ways = [route.legs for version in missing if (route := self._routes.to(version))]
         # Bases of all routes: a running download needs its base too.
         legs = [leg for way in ways for leg in way]

@@ -204,15 +204,6 @@ class VerdictTable:
         """Draw the committee of a commit from this node's roster."""
         return draw(self._manifest, self.electorate, commit)
 
-    def fault(
-        self,
-        certificate: Certificate,
-        verdicts: Sequence[Signed[Verdict]],
-        commit: Signed[RolloutCommit],
-    ) -> Fault | None:
-        """Check a certificate about ``commit``, with its opened verdicts."""
-        return check_certificate(certificate, verdicts, self.committee(commit))
-
     def add(self, verdict: Signed[Verdict], commit: Signed[RolloutCommit]) -> Fault | bool:
         """Add a verdict on ``commit``; an equivocation becomes evidence to publish."""
         pool, validator = self.pool(commit.digest), verdict.signer

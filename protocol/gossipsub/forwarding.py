@@ -190,7 +190,7 @@ class _PeerQueue:
 class Forwarder:
     """Queues of waiting messages; a sent message enters ``cache`` and is advertised from then on.
 
-    Waiting messages of authors without ``is_trusted`` are never advertised.
+    Waiting messages of untrusted authors are never advertised.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class Chain:
         return self._places.get(digest)
 
     def is_taken(self, digest: bytes) -> bool:
-        """Return whether the version with this manifest digest is accepted."""
+        """Return whether the version with this manifest digest is accepted; true for ``b""``."""
         return digest in self._places
 
     def is_current(self, version: int, digest: bytes) -> bool:
@@ -102,7 +102,7 @@ class Chain:
         fault = self._form_fault(manifest)
         if fault is not None:
             return fault
-        if manifest.digest in self._places or manifest.message.parent not in self._places:
+        if self.is_taken(manifest.digest) or not self.is_taken(manifest.message.parent):
             return False
         return self.branch_fault([manifest]) or True
 

@@ -304,7 +304,7 @@ class CommitTable:
         """Check the known commits of a batch: policies recent enough, and no evaluation."""
         oldest = manifest.message.version - 1 - self._manifest.grpo.async_level
         for commit in manifest.message.batch:
-            entry = self._known(Digest(commit))
+            entry = self.known(Digest(commit))
             if entry is None:
                 continue
             used = entry.version
@@ -317,7 +317,7 @@ class CommitTable:
 
     def has_outcomes(self, manifest: Signed[CheckpointManifest]) -> bool:
         """Return whether certificates of all commits in a batch are known."""
-        entries = (self._known(Digest(commit)) for commit in manifest.message.batch)
+        entries = (self.known(Digest(commit)) for commit in manifest.message.batch)
         return all(entry is not None and entry.certificate is not None for entry in entries)
 
     def follow(
@@ -343,7 +343,7 @@ class CommitTable:
     ) -> Iterable[CommitChange]:
         """Record which version learned from a batch; None: it was removed."""
         for commit in map(Digest, manifest.message.batch):
-            if (entry := self._known(commit)) is None:
+            if (entry := self.known(commit)) is None:
                 continue
             before = entry.status
             entry.trained_in = version
@@ -356,7 +356,7 @@ class CommitTable:
         """Commits that a version has learned from and that are rejected, perhaps later."""
         return [
             entry
-            for entry in (*self.kept.values(), *self.entries.values())
+            for entry in self.all_entries()
             if entry.state is CommitState.REJECTED and entry.trained_in is not None
         ]
 
@@ -364,12 +364,17 @@ class CommitTable:
         """Return a worker's share of the commits in the newest versions' batches."""
         versions = self._chain.checkpoints[-SHARE_VERSIONS:]
         commits = [commit for entry in versions for commit in entry.manifest.message.batch]
-        known = map(self._known, map(Digest, commits))
+        known = map(self.known, map(Digest, commits))
         signers = [entry.commit.signer for entry in known if entry is not None]
         return signers.count(worker) / max(1, len(signers))
 
-    def _known(self, commit: Digest) -> Entry | None:
+    def known(self, commit: Digest) -> Entry | None:
+        """Return a commit that is held, old or not."""
         return self.entries.get(commit) or self.kept.get(commit)
+
+    def all_entries(self) -> list[Entry]:
+        """Return the commits that are held, the old ones first."""
+        return [*self.kept.values(), *self.entries.values()]
 
     # Slots and pending commits
 

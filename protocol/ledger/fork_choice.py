@@ -50,7 +50,7 @@ class ForkChoice(PendingPool):
     def forked(self) -> bool:
         """True if the parent of a pending version is neither accepted nor pending."""
         return any(
-            self._chain.place(item.message.parent) is None
+            not self._chain.is_taken(item.message.parent)
             and Digest(item.message.parent) not in self
             for item in self._manifests()
         )
@@ -129,7 +129,7 @@ class ForkChoice(PendingPool):
             manifest, _ = self.entries[digest]
             branch.append(manifest)
             digest = Digest(manifest.message.parent)
-        return branch[::-1] if self._chain.place(digest) is not None else []
+        return branch[::-1] if self._chain.is_taken(digest) else []
 
     def _is_newer(self, record: Signed[NodeRecord], first: Signed[CheckpointManifest]) -> bool:
         """Return whether a record is newer than our own version in the place of ``first``."""

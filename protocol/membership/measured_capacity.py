@@ -32,9 +32,10 @@ def forest_members(
     trusted: Callable[[PeerId], bool],
     counts: Callable[[PeerId], bool],
 ) -> ForestMembers:
-    """Return the live members with their measured capacity; ``trusted`` tells a trusted peer.
+    """Return the live members with their measured capacity.
 
-    ``counts`` tells whether a key's probation is over; a key on probation has no children.
+    ``trusted`` tells whether a peer has reputation, ``counts`` whether a key's probation is over; a
+    key on probation has no children.
 
     A member may have children if it has enough reports and more than half of them reached it. Its
     rate is the upper quartile of those reports, at most the manifest's maximum and its own limit. A
@@ -42,12 +43,12 @@ def forest_members(
     """
     reputable = {member.peer: trusted(member.peer) for member in live}
     said = _said(live, reputable)
-    witnesses = sum(reputable.values())
+    observers = sum(reputable.values())
     most = manifest.shardcast.upload_bytes_per_second_max
     found = []
     for member in live:
         peer, message = member.peer, member.record.message
-        enough = min(OBSERVERS_MIN, witnesses - reputable[peer])
+        enough = min(OBSERVERS_MIN, observers - reputable[peer])
         classes = said[peer]
         if enough and len(classes) >= enough:
             reached = sorted(number for number in classes if number)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from protocol.consensus.committee import VerdictTable
+from protocol.consensus.committee import VerdictTable, check_certificate
 from protocol.core.containers import Table
 from protocol.core.crypto import Verifier
 from protocol.core.faults import Blame, Fault, FaultCode
@@ -41,7 +41,7 @@ from protocol.run.manifest import RunManifest
 WAITING_MAX = 1024
 """Messages of one kind that may wait for another message."""
 
-UNTRUSTED_MAX = 256
+UNKNOWN_KEYS_MAX = 256
 """Workers without a known admission that may have pending commits. These are not checked here;
 certificates prove the admission of workers that have left. A guess."""
 
@@ -52,6 +52,8 @@ TOPIC_KINDS: dict[Topic, type[Message]] = {
     Topic.ROSTER: NodeRecord,
     Topic.EVIDENCE: Evidence,
 }
+
+_KINDS_BY_TOPIC = {topic: {kind.kind: kind} for topic, kind in TOPIC_KINDS.items()}
 
 _Take = Callable[[Any, float], "Received"]
 
@@ -86,6 +88,7 @@ class Replica:
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._validators = frozenset(manifest.genesis.validators)
+        """For ``manifest.is_validator`` in constant time: every verdict is asked about."""
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._early_certificates = PendingPool(WAITING_MAX, "waiting")
@@ -129,7 +132,7 @@ class Replica:
         ``topic``: the message was gossiped, and must be of this topic's kind. ``anti_entropy``: it
         was requested in a synchronisation, so a commit may be older.
         """
-        kinds = self._kinds if topic is None else {TOPIC_KINDS[topic].kind: TOPIC_KINDS[topic]}
+        kinds = self._kinds if topic is None else _KINDS_BY_TOPIC[topic]
         signed = open_any(envelope, kinds, self.run_id, self._verify, self._opened)
         if isinstance(signed, Fault):
             misplaced = topic is not None and signed.code is FaultCode.WRONG_KIND
@@ -225,7 +228,7 @@ class Replica:
 
     def envelopes(self) -> list[bytes]:
         """Return the envelopes that a restart needs, in the order in which to restore them."""
-        entries = (*self.ledger.commits.kept.values(), *self.ledger.commits.entries.values())
+        entries = self.ledger.commits.all_entries()
         commits = [entry for entry in entries if entry.timely or entry.certificate is not None]
         return [
             *(evidence.envelope for evidence in self.verdicts.equivocators.evidence),
@@ -290,8 +293,8 @@ class Replica:
     def _has_room_for_unknown(self, worker: PeerId) -> bool:
         """Return whether commits of a key may wait for the outcome that proves its admission."""
         knows = self.roster.admitted.knows
-        untrusted = [one for one in self.ledger.commits.unsettled if not knows(one)]
-        return worker in untrusted or len(untrusted) < UNTRUSTED_MAX
+        unknown = [one for one in self.ledger.commits.unsettled if not knows(one)]
+        return worker in unknown or len(unknown) < UNKNOWN_KEYS_MAX
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         entry = self.ledger.commits.entries.get(Digest(verdict.message.commit))
@@ -317,7 +320,8 @@ class Replica:
             return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
         if entry is None:
             return _received(certificate, self._late.offer_certificate(certificate, verdicts))
-        fault = self.verdicts.fault(certificate.message, verdicts, entry.commit)
+        committee = self.verdicts.committee(entry.commit)
+        fault = check_certificate(certificate.message, verdicts, committee)
         if fault is not None and fault.code is not FaultCode.OTHER_COMMITTEE:
             return _received(certificate, fault)
         news = tuple(one for one in verdicts if self.verdicts.add(one, entry.commit) is True)

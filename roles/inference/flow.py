@@ -198,14 +198,11 @@ class InferenceFlow:
         """Drop slots that would not count: superseded, too old, already used, or slashed worker."""
         context = self._context
         ledger, me = context.replica.ledger, context.peer_id
-        oldest = ledger.chain.version - context.manifest.grpo.async_level
         newest = context.policies.newest()
         for making in list(self._making):
-            checkpoint = ledger.chain.get(making.version)
             if (
-                checkpoint is None
-                or checkpoint.digest != making.checkpoint
-                or making.version < oldest
+                ledger.chain.get(making.version) is None
+                or not ledger.chain.is_current(making.version, making.checkpoint)
                 or making.slot < ledger.commits.next_slot(me, making.version)[0]
                 # An earlier slot failed, and its version is no longer generated.
                 or (

@@ -36,7 +36,7 @@ class SlotChoice:
             policy is not None
             and checkpoint is not None
             and context.network.synchronised  # else a slot used before a restart could be reused
-            and policy.version >= ledger.chain.version - context.manifest.grpo.async_level
+            and ledger.chain.is_current(policy.version, checkpoint.digest)
             and not ledger.workers.is_slashed(context.peer_id)
             and self._can_be_checked()
             and self._slots_are_known(policy.version)

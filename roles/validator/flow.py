@@ -162,7 +162,7 @@ class ValidatorFlow:
             return
         wide = self._escalated(entry, committee)
         members = committee.escalated if wide else committee.first
-        verdict = context.replica.verdicts.pool(entry.commit.digest).verdicts.get(context.peer_id)
+        verdict = self._own_verdict(entry)
         if verdict is not None:
             self._deliver(entry, verdict, members)
         elif context.peer_id in members and digest not in self._unscorable:
@@ -262,10 +262,11 @@ class ValidatorFlow:
 
     def _is_settled(self, entry: Entry) -> bool:
         """Return whether this node's verdict is stored or an outcome is known."""
-        own = self._context.replica.verdicts.pool(entry.commit.digest).verdicts.get(
-            self._context.peer_id
-        )
-        return own is not None or entry.state is not CommitState.COMMITTED
+        return self._own_verdict(entry) is not None or entry.state is not CommitState.COMMITTED
+
+    def _own_verdict(self, entry: Entry) -> Signed[Verdict] | None:
+        pool = self._context.replica.verdicts.pool(entry.commit.digest)
+        return pool.verdicts.get(self._context.peer_id)
 
     async def _give_verdict(self, commit: Signed[RolloutCommit], finding: AuditResult) -> bool:
         """Sign and store the verdict; False when that was not possible."""

@@ -44,7 +44,7 @@ class Junk:
             self._oversize,
             self._no_envelope,
             self._impossible_commit,
-            self._certificate_of_an_untrusted_peer,
+            self._certificate_of_no_validator,
             self._repeated_envelope,
             self._subscriptions,
             self._control,
@@ -92,7 +92,7 @@ class Junk:
         envelope = seal(commit, self._replica.run_id, self._signer).envelope
         return _published(self._signed(Topic.COMMITS, envelope))
 
-    def _certificate_of_an_untrusted_peer(self) -> bytes:
+    def _certificate_of_no_validator(self) -> bytes:
         """Return a certificate of a known commit, signed by a key that is no validator."""
         waiting = self._replica.ledger.commits.open_entries()
         commit = waiting[0].commit.digest if waiting else self._rng.bytes(DIGEST_BYTES)

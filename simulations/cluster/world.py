@@ -113,7 +113,7 @@ class World:
     def add(self, role: RoleName, *, untrusted_peer: bool = False) -> str:
         """Make a machine without starting it; return its name.
 
-        Nodes never receive the address of a ``untrusted_peer`` as a bootstrap peer.
+        Nodes never receive the address of an ``untrusted_peer`` as a bootstrap peer.
         """
         name = f"{SHORT_NAMES[role]}-{self._counts[role]}"
         self._counts[role] += 1

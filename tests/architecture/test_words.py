@@ -6,11 +6,12 @@
 import ast
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.architecture.test_tidy import ROOT, parsed
+
+pytestmark = pytest.mark.xdist_group("tidy")
 
 WORDS = (
     r"\w*strangers?\w*",
@@ -88,7 +89,7 @@ def test_no_class_has_a_private_name():
         f"{name}:{node.lineno}"
         for name in tracked()
         if name.endswith(".py") and (ROOT / name).is_file()
-        for node in ast.walk(ast.parse((ROOT / name).read_text()))
+        for node in ast.walk(parsed(ROOT / name))
         if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in CLASSES
     }
     assert not named, "names of classes for which the field has another one"

@@ -31,7 +31,7 @@ from protocol.messages import (
     Signed,
     Verdict,
 )
-from protocol.replica.replica import UNTRUSTED_MAX, Replica
+from protocol.replica.replica import UNKNOWN_KEYS_MAX, Replica
 from tests.fuzz.documents import fields, rpcs
 from tests.fuzz.mutation import mutated_bytes
 from tests.fuzz.signed import UNTRUSTED, Correspondence
@@ -129,7 +129,7 @@ class ReplicaSession:
         unknown = [worker for worker in workers if not admitted.knows(worker)]
         tables = (
             *((table.name, len(table), table.limit) for table in replica.tables),
-            ("untrusted", len(unknown), UNTRUSTED_MAX),
+            ("unknown", len(unknown), UNKNOWN_KEYS_MAX),
             ("admitted", len(admitted._known), KEYS_MAX),
             ("refused", len(admitted._refused), REFUSED_MAX),
             ("tallies", len(replica.verdicts.pools), len(replica.ledger.commits.entries) + 1),

@@ -2,19 +2,10 @@
 
 import subprocess
 
-import pytest
-
 from node.local.errors import ExitCode
-from tests.live.test_founded_run import PRIME_NODE, Node, beginning, founded
-from tests.worlds.text import needs_jail
+from tests.live.test_founded_run import PRIME_NODE, WITH_SHARED_ENGINES, Node, beginning, founded
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    needs_jail,
-    pytest.mark.xdist_group("founded"),
-    pytest.mark.usefixtures("shared_engines"),
-]
+pytestmark = WITH_SHARED_ENGINES
 
 WORK = {
     "rule": "open",
@@ -46,11 +37,11 @@ def test_an_untrusted_peer_works_its_way_in_and_its_rollouts_are_certified(tmp_p
 def test_an_untrusted_peer_is_told_to_get_an_invite_and_comes_with_it(tmp_path, nodes):
     run = founded(tmp_path, admission={"rule": "invite"})
     address = beginning(run, nodes)
-    untrusted_peer = tmp_path / "untrusted"
+    data_dir = tmp_path / "untrusted"
     command = [PRIME_NODE, "--role", "relay", "--initial-peers", address]
     command += [
         "--data-dir",
-        str(untrusted_peer),
+        str(data_dir),
         "--host",
         "127.0.0.1",
         "--log-level",
@@ -65,13 +56,13 @@ def test_an_untrusted_peer_is_told_to_get_an_invite_and_comes_with_it(tmp_path, 
         done = subprocess.run([PRIME_NODE, *arguments], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    own = tool("id", "--data-dir", str(untrusted_peer))
+    own = tool("id", "--data-dir", str(data_dir))
     key = ("--run", str(run / "run.toml"), "--key", str(run / "creator.key"))
     (tmp_path / "invite").write_text(tool("invite", own, *key))
     joining = ("--role", "relay", "--initial-peers", address)
-    nodes.append(Node(untrusted_peer, *joining, "--invite", str(tmp_path / "invite")))
+    nodes.append(Node(data_dir, *joining, "--invite", str(tmp_path / "invite")))
     nodes[0].until(lambda status: own in {member["peer_id"] for member in status["members"]})
     nodes[-1].stop()
     (tmp_path / "invite").unlink()
-    nodes.append(Node(untrusted_peer, *joining))
+    nodes.append(Node(data_dir, *joining))
     nodes[-1].until(lambda status: status["state"] == "ready")

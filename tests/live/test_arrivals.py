@@ -7,16 +7,9 @@ import pytest
 
 from node.cli.main import main
 from node.testnet.fleet import free_port
-from tests.live.test_founded_run import Node, founded
-from tests.worlds.text import needs_jail
+from tests.live.test_founded_run import WITH_SHARED_ENGINES, Node, founded
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    needs_jail,
-    pytest.mark.xdist_group("founded"),
-    pytest.mark.usefixtures("shared_engines"),
-]
+pytestmark = WITH_SHARED_ENGINES
 
 LIMIT_BYTES_PER_SECOND = 400_000
 """The weights have 3 MB: the download takes seven seconds."""

@@ -332,10 +332,10 @@ async def test_who_surrounds_a_bucket_hides_its_members_and_no_others(keys):
         for node, home in zip(honest, homes, strict=True):
             await publishes(node, home, node.id.encode())
 
-        untrusted_peer = await started(59)
-        await joins(untrusted_peer, [addresses[liars[0].id]])
+        new_node = await started(59)
+        await joins(new_node, [addresses[liars[0].id]])
         found, reader = set(), BucketReader(BUCKETS, Rng(b"new node"))
         for _ in range(60):
             key = reader.next(MEMBERS_PER_BUCKET << bits)
-            found |= (await untrusted_peer.directory.lookup(key)).keys()
+            found |= (await new_node.directory.lookup(key)).keys()
         assert found == {node.id for node in honest[1:]}

@@ -20,6 +20,8 @@ from tests.worlds.messages import RECIPE
 from tests.worlds.text import byte_tokenizer, needs_jail, write_rows
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, needs_jail, pytest.mark.xdist_group("founded")]
+WITH_SHARED_ENGINES = [*pytestmark, pytest.mark.usefixtures("shared_engines")]
+"""Marks of tests whose nodes share one fork server."""
 
 PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
 PATIENCE_SECONDS = 180.0

@@ -4,18 +4,16 @@ import shutil
 import subprocess
 import time
 
-import pytest
+from tests.live.test_founded_run import (
+    PATIENCE_SECONDS,
+    PRIME_NODE,
+    WITH_SHARED_ENGINES,
+    Node,
+    beginning,
+    founded,
+)
 
-from tests.live.test_founded_run import PATIENCE_SECONDS, PRIME_NODE, Node, beginning, founded
-from tests.worlds.text import needs_jail
-
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    needs_jail,
-    pytest.mark.xdist_group("founded"),
-    pytest.mark.usefixtures("shared_engines"),
-]
+pytestmark = WITH_SHARED_ENGINES
 
 REFRESH_EPOCHS = 3
 LISTEN_SECONDS = 10.0

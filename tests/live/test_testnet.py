@@ -277,6 +277,7 @@ def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
         testnet.advances()
         after = digests(testnet)
         listed = {version: digest for version, digest in before.items() if version in after}
+        assert listed, "the lists have a version in common"
         assert listed.items() <= after.items(), "a version was published twice"
         assert list(after) == list(range(min(after), max(after) + 1))
         points = testnet.status("validator-2")["checkpoints"]

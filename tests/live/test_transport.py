@@ -106,7 +106,7 @@ async def test_only_plain_tcp_over_ipv4_tells_a_host(address, host):
     assert control.ipv4_of(Multiaddr(address).to_bytes()) == host
 
 
-async def test_an_address_is_tried_a_peer_that_is_connected_already(pair):
+async def test_an_address_is_tried_although_its_peer_is_connected(pair):
     """Only a handshake proves the key at an address; an open connection does not."""
     left, right = pair
     (address,) = await right.addresses()

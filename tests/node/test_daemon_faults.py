@@ -230,24 +230,25 @@ async def test_commits_for_old_versions_do_not_kill_validators():
     world.start_all()
     await world.reach(7, "relay-1")
     await asyncio.sleep(1)
-    untrusted_peer = world.daemon("relay-1")
-    engines, manifest = untrusted_peer._engines, world.manifest.manifest
+    daemon = world.daemon("relay-1")
+    engines, manifest = daemon._engines, world.manifest.manifest
     flow = InferenceFlow(
         role_context(world, "relay-1"),
         engines.generation(manifest),
         engines.environment(manifest),
     )
     for back in (5, 4, 3, 5, 4, 3):
-        policy = untrusted_peer.policies.get(untrusted_peer.replica.ledger.chain.version - back)
+        policy = daemon.policies.get(daemon.replica.ledger.chain.version - back)
         assert await flow._load(policy)
-        checkpoint = untrusted_peer.replica.ledger.chain.get(policy.version).digest
+        checkpoint = daemon.replica.ledger.chain.get(policy.version).digest
         slot = flow._choice.next_slot(checkpoint, policy.version)
-        flow._making.begin(policy.version, checkpoint, slot)
-        while len(flow._making):
+        making = flow._making
+        making.begin(policy.version, checkpoint, slot)
+        while len(making):
             await asyncio.sleep(1)
             await flow._commit_made()
     await world.more(3)
-    own = untrusted_peer.status().own_rollouts
+    own = daemon.status().own_rollouts
     assert (own.rejected, own.committed) == (0, 6)
     await world.finish()
 

@@ -10,7 +10,7 @@ from typing import Any
 from node.api.forks import contradictions
 from node.api.status import Stage
 from node.api.v1.answers import EventKind, RunEvent
-from node.api.v1.event_log import EventLog
+from node.api.v1.event_log import ROUTINE, EventLog
 from node.replication.inbox import MessageOrigin
 from protocol.core.types import Digest, ValidationResult
 from protocol.ledger.commits import CommitState, Entry
@@ -41,12 +41,12 @@ class EventRecorder:
         """Add the events that follow from the replica."""
         ledger = self._replica.ledger
         found = [*self._leaders(), *self._excluded(now)]
-        entries = [*ledger.commits.kept.values(), *ledger.commits.entries.values()]
+        entries = ledger.commits.all_entries()
         for worker, commits in ledger.workers.forks.items():
             found.append(self._fork(worker, commits, now))
         outcomes = [one for entry in entries for one in self._outcome(entry, None)]
-        rare = [one for one in outcomes if one.kind != "escalated"]
-        escalated = [one for one in outcomes if one.kind == "escalated"][-RESTORED_MAX:]
+        rare = [one for one in outcomes if one.kind != ROUTINE]
+        escalated = [one for one in outcomes if one.kind == ROUTINE][-RESTORED_MAX:]
         for event in sorted((*found, *rare, *escalated), key=lambda one: one.at):
             self._event_log.add(event)
 
@@ -90,8 +90,7 @@ class EventRecorder:
         certificate, worker = entry.certificate, entry.commit.signer
         if certificate is None:
             return
-        epoch_seconds = self._replica.manifest.epoch_start(entry.epoch + 1)
-        at = epoch_seconds if now is None else now
+        at = self._replica.manifest.epoch_start(entry.epoch + 1) if now is None else now
         commit, evidence = entry.commit.digest.hex(), (certificate.digest.hex(),)
         if certificate.message.escalated:
             said = "certified" if certificate.message.accepted else f"rejected: {entry.reason}"

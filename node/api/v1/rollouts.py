@@ -74,8 +74,9 @@ class RolloutReader:
             count, accepted = len(certificate.message.verdicts), certificate.message.accepted
             accepts, rejects = (count, 0) if accepted else (0, count)
         else:
-            accepts = sum(verdict.message.accept for verdict in self._verdicts(entry))
-            rejects = len(self._verdicts(entry)) - accepts
+            verdicts = self._verdicts(entry)
+            accepts = sum(verdict.message.accept for verdict in verdicts)
+            rejects = len(verdicts) - accepts
         return RolloutRow(
             commit=entry.commit.digest.hex(),
             worker=entry.commit.signer,
@@ -99,8 +100,7 @@ class RolloutReader:
         if commit.digest not in self._rewards and commit.message.body_bytes <= REWARDS_BYTES_MAX:
             body = await self._body(commit)
             if body:
-                rewards = [one.reward for one in body]
-                self._rewards[commit.digest] = sum(rewards) / len(rewards) / REWARD_SCALE
+                self._rewards[commit.digest] = _mean_reward(body)
         return self._rewards.get(commit.digest)
 
     async def _body(self, commit: Signed[RolloutCommit]) -> list[RolloutSequence] | None:
@@ -131,15 +131,13 @@ class RolloutReader:
     async def shown(self, commit: str) -> RolloutDetail | None:
         """Return a rollout in full by its hexadecimal commit digest; None if unknown."""
         ledger, digest = self._context.replica.ledger, _digest(commit)
-        entry = ledger.commits.entries.get(digest) or ledger.commits.kept.get(digest)
+        entry = ledger.commits.known(digest)
         if entry is None:
             return None
         body = await self._body(entry.commit)
         sequences, note = await self._sequences(entry, body)
-        rewards = [one.reward for one in body or ()]
-        mean = sum(rewards) / len(rewards) / REWARD_SCALE if rewards else None
         found = self.detail(entry)
-        row = replace(found.row, reward=mean)
+        row = replace(found.row, reward=_mean_reward(body) if body else None)
         return replace(found, row=row, sequences=sequences, note=note)
 
     def detail(self, entry: Entry) -> RolloutDetail:
@@ -227,6 +225,10 @@ class RolloutReader:
         known = dict(zip(distinct, texts, strict=False))
         said = texts[len(distinct) :]
         return [(known[prompt], text) for prompt, text in zip(prompts, said, strict=True)]
+
+
+def _mean_reward(body: Sequence[RolloutSequence]) -> float:
+    return sum(one.reward for one in body) / len(body) / REWARD_SCALE
 
 
 def _sequence(

@@ -54,8 +54,8 @@ def print_rich(view: "RenderableType") -> None:
 @contextmanager
 def background() -> "Iterator[Background]":
     """Yield a thread for blocking calls; engines log warnings to standard error."""
-    from node.local.logs import configure_logging  # noqa: PLC0415 - the same
-    from node.local.system import ThreadBackground  # noqa: PLC0415 - torch takes seconds
+    from node.local.logs import configure_logging  # noqa: PLC0415 - only for commands that compute
+    from node.local.system import ThreadBackground  # noqa: PLC0415 - the same
 
     configure_logging("auto", "warning")
     thread = ThreadBackground()

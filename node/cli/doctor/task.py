@@ -13,7 +13,7 @@ def check_jail(manifest: RunManifest | None) -> Finding:
     """Create a jail and test its isolation; a character-level run needs no jail."""
     from roles.environments.jail import Jail, NoJailError  # noqa: PLC0415 - beside the protocol
 
-    needed = manifest is not None and "/" in manifest.environment.name
+    needed = manifest is not None and manifest.environment.in_text
     try:
         Jail(libraries=False)
     except NoJailError as error:

@@ -160,7 +160,7 @@ def network_of_peer(context: NodeContext, peer: PeerId) -> Hashable:
 
 
 TARGET = 8
-UNTRUSTED_TARGET = 2
+TARGET_IF_UNTRUSTED = 2
 """Trusted peers that a node wants: 8 if it is trusted itself, 2 if not. They ensure that untrusted
 peers which fill its connections cannot isolate it. Guesses; 2 is the need of a gossip mesh."""
 
@@ -192,4 +192,4 @@ class TrustedPeers:
     def few(self, own: PeerId) -> bool:
         """Return whether fewer trusted peers than wanted are connected to us (``own``)."""
         count = len(self.peers)
-        return count < UNTRUSTED_TARGET or (count < TARGET and self._trusted(own))
+        return count < TARGET_IF_UNTRUSTED or (count < TARGET and self._trusted(own))

@@ -82,7 +82,7 @@ class Reachability:
                     await self._ask_some()
             if self.reachable is not before:
                 log.info(
-                    "reachability changed", reachable=self.reachable, witnesses=len(self._answers)
+                    "reachability changed", reachable=self.reachable, observers=len(self._answers)
                 )
             await asyncio.sleep(epochs.seconds)
 

@@ -171,7 +171,7 @@ class CircuitRelay:
 
     async def _carry(self, stream: Stream, target: PeerId) -> None:
         try:
-            onwards = await within(HOP.stall_seconds, self._probe(stream.peer, target))
+            onwards = await within(HOP.stall_seconds, self._connect_target(stream.peer, target))
         except TransportError as error:
             log.debug("no circuit", target=target, error=str(error))
             await self._tell(stream, CircuitStatus.CONNECTION_FAILED)
@@ -182,7 +182,7 @@ class CircuitRelay:
         finally:
             await onwards.close()
 
-    async def _probe(self, caller: PeerId, target: PeerId) -> Stream:
+    async def _connect_target(self, caller: PeerId, target: PeerId) -> Stream:
         """Open a stream to the target and have it accept the caller's connection."""
         onwards = await self._transport.open_stream(target, STOP_NAME)
         try:

@@ -55,10 +55,9 @@ class DhtCallLimiter:
         trust: Trust | None = None,
         blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
     ) -> None:
-        self.trust = trust or Trust()
-        self.blame = blame
+        self._blame = blame
         self._timer = timer
-        self._accounts = RateLimiter("directory_callers", RATES, self._is_trusted)
+        self._accounts = RateLimiter("directory_callers", RATES, (trust or Trust()).trusted)
         self._refused = BoundedDict[PeerId, int](KEYS_MAX, "directory_callers")
         """Consecutive refusals per peer; the most recent is last."""
         self.tables = (*self._accounts.tables, self._refused)
@@ -81,7 +80,7 @@ class DhtCallLimiter:
 
     def reject(self, peer: PeerId, reason: str) -> NoReturn:
         """Refuse an invalid call, a fault of ``peer``; raises ``CallError``."""
-        self.blame(peer, Fault(FaultCode.DIRECTORY_CALL))
+        self._blame(peer, Fault(FaultCode.DIRECTORY_CALL))
         raise CallError(reason)
 
     @contextmanager
@@ -98,7 +97,4 @@ class DhtCallLimiter:
         count = self._refused.get(peer, 0) + 1
         self._refused.set_newest(peer, count)
         if count > REFUSED_MAX:
-            self.blame(peer, Fault(FaultCode.DIRECTORY_CALL))
-
-    def _is_trusted(self, peer: PeerId) -> bool:
-        return self.trust.trusted(peer)
+            self._blame(peer, Fault(FaultCode.DIRECTORY_CALL))

@@ -145,14 +145,16 @@ class RateLimiter(Generic[Key]):
             self._recount(now)
         rates = self._rates
         bucket = self._buckets.get(key)
+        is_new = bucket is None
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(rates.untrusted, now)
         else:
             self._buckets.move_to_end(key)
-        if self._trusted(key):
-            bucket.rate, bucket.shared = rates.trusted or rates.untrusted, None
-        else:
-            bucket.rate, bucket.shared = rates.untrusted, self._shared
+        if active or is_new:  # reputation is slow to look up, and ``charge`` is in a hot path
+            if self._trusted(key):
+                bucket.rate, bucket.shared = rates.trusted or rates.untrusted, None
+            else:
+                bucket.rate, bucket.shared = rates.untrusted, self._shared
         bucket.per_second = bucket.rate.per_second
         if bucket.shared is not None:
             bucket.shared.settle(now)

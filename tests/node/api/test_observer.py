@@ -323,7 +323,7 @@ def test_a_node_says_when_its_peers_speak_a_newer_protocol(versions, reason):
     assert (status.state, status.reason) == ("ready", reason)
 
 
-def test_circuits_are_told_by_a_peer_that_carries_them_and_by_a_peer_that_is_behind_them():
+def test_relays_and_nodes_behind_them_report_circuits():
     node = reader()
     assert node.status().circuits == CircuitsStatus(1, 3, 2, 1000)
     node.observer.circuits.relay = None

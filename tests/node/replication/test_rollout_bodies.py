@@ -53,6 +53,10 @@ class Machine:
             self.take(WORLD.checkpoint(parent, batch=tuple(item.digest for item in batch)))
             batch = ()
 
+    def seen(self):
+        """Return the owners that the bodies remember."""
+        return self.bodies._seen
+
     def has(self, name):
         return self.blobs.has(digest(name.encode()))
 
@@ -70,6 +74,8 @@ async def test_a_body_goes_a_while_after_it_was_learned_from():
     machine.versions(1)
     await machine.bodies.sweep()
     assert not machine.has("a")
+    await machine.bodies.sweep()
+    assert machine.seen() == {}
 
 
 async def test_a_body_stays_while_its_commit_is_open_or_may_be_learned_from():
@@ -129,6 +135,7 @@ async def test_bodies_whose_commits_were_forgotten_go_too():
     assert machine.replica.ledger.commits.entries == {}
     await machine.bodies.sweep()
     assert not machine.has("a")
+    assert machine.seen() == {}
 
 
 async def test_a_body_waits_for_its_commit_to_be_signed():

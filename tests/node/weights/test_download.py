@@ -239,7 +239,7 @@ async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
 
 
 @pytest.mark.parametrize(("trusted", "seconds"), [(False, (1.0, 1.5)), (True, (6.0, 9.0))])
-async def test_a_parent_that_holds_every_request_costs_less_untrusted(
+async def test_a_parent_that_holds_every_request_costs_less_if_untrusted(
     tmp_path: Path, trusted: bool, seconds: tuple[float, float]
 ) -> None:
     world = await swarm(tmp_path, 600_000)

@@ -571,14 +571,14 @@ async def test_running_download_follows_the_members(tmp_path):
     one.library.news.notify()
     await asyncio.sleep(1)
     assert told == [], "nothing has changed"
-    untrusted_peer = swarm.world.workers[0]
-    record = swarm.world.record(untrusted_peer, ("inference",), sequence=round(now_ms()))
+    worker = swarm.world.workers[0]
+    record = swarm.world.record(worker, ("inference",), sequence=round(now_ms()))
     one.replica.receive(record.envelope, LoopClock().now())
     one.library.news.notify()
     await asyncio.sleep(1)
     (members,) = told
     assert len(members) == len(swarm.nodes) + 1
-    assert untrusted_peer.peer_id in [member.peer for member in members]
+    assert worker.peer_id in [member.peer for member in members]
     await swarm.stop()
 
 
@@ -609,8 +609,8 @@ async def test_an_index_that_cannot_be_is_fetched_once(tmp_path):
 async def test_discarding_what_is_not_here_changes_nothing(tmp_path):
     swarm = await begun(tmp_path)
     one = swarm.followers[0]
-    untrusted_peer = replace(one.library.get(0))
-    await one.library.discard(untrusted_peer)
+    copy = replace(one.library.get(0))
+    await one.library.discard(copy)
     await one.library.discard(Policy(Version(7), digest(b"?"), tmp_path / "nowhere"))
     assert one.holds(0)
     await swarm.stop()

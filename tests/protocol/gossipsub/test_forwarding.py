@@ -42,7 +42,7 @@ def relayed(node: Router, now: float = 2) -> dict[PeerId, tuple[bytes, ...]]:
     return {peer: rpc.publish for peer, rpc in sends(effects) if rpc.publish}
 
 
-def test_records_of_untrusted_authors_goes_on_in_parts_that_fit_the_lane():
+def test_messages_of_untrusted_authors_are_forwarded_in_parts_that_fit_the_lane():
     node = joined(2)
     messages = [signed(author, bytes(1000), 1) for author in UNTRUSTED]
     accept(node, A, *messages)
@@ -106,7 +106,7 @@ def test_nothing_waits_for_who_has_left(leave):
     assert relayed(node, 4).keys() == {C}
 
 
-def test_records_of_untrusted_authors_is_not_advertised():
+def test_messages_of_untrusted_authors_are_not_advertised():
     node = joined(2)
     accept(node, A, signed(UNTRUSTED[0], b"word", 1), known := signed(KNOWN, b"word", 1))
     node.handle(Heartbeat(), 2)

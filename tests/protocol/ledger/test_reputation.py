@@ -130,7 +130,7 @@ def test_who_has_done_a_lot_cannot_waste_as_much():
     assert not has(*with_work(certified=10_000, rejected=int(EARNED_MAX)))
 
 
-def test_commits_that_come_to_nothing_cost_reputation():
+def test_failed_commits_cost_reputation():
     assert has(*with_work(certified=2, expired=3))
     assert not has(*with_work(certified=2, expired=4))
     assert not has(*with_work(certified=1, rejected=1))

@@ -146,7 +146,7 @@ def test_a_trainer_that_signs_two_versions_of_one_number_does_not_split_the_swar
 # Versions supported by validators
 
 
-def untrusted_peer(*signed) -> Replica:
+def late_replica(*signed) -> Replica:
     """Return a replica that joined after all of this was certified."""
     target = Replica(WORLD.manifest, verify)
     for one in signed:
@@ -165,7 +165,7 @@ OLD = [[WORLD.commit(WORKER, tokens=tokens)] for tokens in (3, 5, 7)]
 def test_a_new_node_takes_what_more_than_half_of_the_validators_have_taken(count, taken):
     versions = chain(5, batches=OLD)
     lagging = names(WORLD.validators[count:], GENESIS)
-    target = untrusted_peer(
+    target = late_replica(
         GENESIS, *versions, *names(WORLD.validators[:count], versions[-1]), *lagging
     )
     assert target.ledger.chain.version == 0
@@ -177,13 +177,13 @@ def test_a_new_node_takes_what_more_than_half_of_the_validators_have_taken(count
 def test_a_validator_that_names_a_version_has_taken_all_before_it_and_nothing_after_it():
     versions = chain(5, batches=OLD)
     said = [*names(WORLD.validators[:4], versions[4]), *names(WORLD.validators[4:], versions[2])]
-    target = untrusted_peer(GENESIS, *versions[:4], *said)
+    target = late_replica(GENESIS, *versions[:4], *said)
     assert target.advance(NOW) == [], "who names what we have never seen says nothing of this"
     assert take(target, versions[4]) is ValidationResult.IGNORE
     assert target.advance(NOW) == versions
     learned = chain(5, batches=[*OLD, *([one] for one in WORLD.chain(WORLD.workers[1], 2))])
     said = [*names(WORLD.validators[:3], learned[4]), *names(WORLD.validators[3:], learned[2])]
-    assert untrusted_peer(GENESIS, *learned, *said).advance(NOW) == learned[:3]
+    assert late_replica(GENESIS, *learned, *said).advance(NOW) == learned[:3]
 
 
 def test_a_few_validators_are_not_enough_however_few_are_live():
@@ -191,13 +191,13 @@ def test_a_few_validators_are_not_enough_however_few_are_live():
     needed = WORLD.manifest.committee.roster_min
     for count in range(needed + 1):
         said = names(WORLD.validators[:count], versions[-1])
-        target = untrusted_peer(GENESIS, *versions, *said)
+        target = late_replica(GENESIS, *versions, *said)
         assert (target.advance(NOW) == versions) is (count >= needed)
 
 
 def test_records_that_are_too_old_vouch_for_nothing():
     versions = chain(2, batches=OLD)
-    target = untrusted_peer(GENESIS, *versions, *names(WORLD.validators, versions[-1]))
+    target = late_replica(GENESIS, *versions, *names(WORLD.validators, versions[-1]))
     late = WORLD.at(2 + WORLD.manifest.epochs.record_epochs)
     assert target.advance(late) == []
 
@@ -210,7 +210,7 @@ def test_who_has_equivocated_vouches_for_nothing():
     others = names(WORLD.validators[4:], GENESIS, epoch=EXPIRE + 2)
     now = WORLD.at(EXPIRE + 2)
     for pieces in ([], evidence):
-        target = untrusted_peer(GENESIS)
+        target = late_replica(GENESIS)
         take(target, *pieces, *versions, *said, *others, now=now)
         assert bool(target.advance(now)) is not bool(pieces)
 
@@ -218,7 +218,7 @@ def test_who_has_equivocated_vouches_for_nothing():
 def test_a_chain_with_a_gap_waits_for_the_missing_link():
     versions = chain(4, batches=OLD)
     said = names(WORLD.validators, versions[-1])
-    target = untrusted_peer(GENESIS, *versions[:1], *versions[2:], *said)
+    target = late_replica(GENESIS, *versions[:1], *versions[2:], *said)
     assert target.advance(NOW) == []
     assert target.forked
     take(target, versions[1])
@@ -293,7 +293,7 @@ def test_a_few_validators_never_outvote_the_others():
     evil = names(WORLD.validators[3:5], junk[-1], 4)
     ours = WORLD.replica(roster_at=None)
     take(ours, *versions)
-    fresh = untrusted_peer(GENESIS)
+    fresh = late_replica(GENESIS)
     late = WORLD.at(1) + PATIENCE * 10 + 1
     for target in (ours, fresh):
         take(target, *junk)
@@ -306,7 +306,7 @@ def test_a_few_validators_never_outvote_the_others():
 def test_validators_that_come_back_together_do_not_wait_for_each_other_for_ever():
     """One of two extended the version that both had certified; the other missed it."""
     versions = chain(2, batches=OLD)
-    back = untrusted_peer(GENESIS, *versions)
+    back = late_replica(GENESIS, *versions)
     said = [
         *names(WORLD.validators[:1], versions[-1], 4),
         *names(WORLD.validators[1:3], GENESIS, 4),

@@ -68,7 +68,7 @@ def test_before_anybody_has_spoken_the_genesis_alone_feeds(world):
     assert not any(members[one.peer_id].reachable for one in swarm.workers)
 
 
-def test_three_of_trusted_peers_that_got_through_are_enough(world):
+def test_three_trusted_peers_that_got_through_are_enough(world):
     swarm = Swarm(world)
     subject, *others = swarm.workers
     swarm.say(others[:2], subject, CLASS)
@@ -163,8 +163,8 @@ def test_rates_fall_into_classes_and_back():
 
 def test_who_is_on_probation_feeds_nobody(world):
     swarm = Swarm(world)
-    untrusted_peer = identity("new node")
-    swarm.say(swarm.workers, untrusted_peer, 40)
-    assert swarm.members(untrusted_peer)[untrusted_peer.peer_id].reachable
-    swarm.on_probation.add(untrusted_peer.peer_id)
-    assert not swarm.members(untrusted_peer)[untrusted_peer.peer_id].reachable
+    new_node = identity("new node")
+    swarm.say(swarm.workers, new_node, 40)
+    assert swarm.members(new_node)[new_node.peer_id].reachable
+    swarm.on_probation.add(new_node.peer_id)
+    assert not swarm.members(new_node)[new_node.peer_id].reachable

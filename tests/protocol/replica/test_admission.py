@@ -124,7 +124,7 @@ def test_who_was_absent_takes_what_the_others_have_certified():
 
 
 def test_commits_of_so_many_unknown_keys_wait(monkeypatch):
-    monkeypatch.setattr(replica, "UNTRUSTED_MAX", 2)
+    monkeypatch.setattr(replica, "UNKNOWN_KEYS_MAX", 2)
     here = WORLD.replica()
     untrusted = [identity(f"untrusted {n}") for n in range(3)]
     taken = [

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.core.containers import table_sizes
 from protocol.core.crypto import digest, verify
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Topic, ValidationResult
@@ -333,8 +334,8 @@ def test_what_is_wrong_with_a_certificate_for_everyone_is_rejected(name, roster_
 
 def test_only_validators_assemble_certificates():
     target = replica(COMMIT)
-    untrusted_peer = WORLD.sealed(CERTIFICATE.message, OTHER)
-    assert refused(target, untrusted_peer.envelope) == "not-a-validator"
+    sealed = WORLD.sealed(CERTIFICATE.message, OTHER)
+    assert refused(target, sealed.envelope) == "not-a-validator"
 
 
 def test_a_certificate_waits_for_its_commit():
@@ -488,21 +489,20 @@ def test_a_certificate_of_nothing_does_not_keep_a_node_asking_for_ever():
 
 def test_untrusted_peers_cannot_fill_any_waiting_table():
     target = replica()
-    untrusted_peer = OTHER
     for message in (
         WORLD.verdict(VALIDATOR, unknown("x")).message,
         WORLD.certificate(unknown("x")).message,
         WORLD.checkpoint(WORLD.checkpoint(GENESIS)).message,
     ):
-        refused(target, WORLD.sealed(message, untrusted_peer).envelope)
+        refused(target, WORLD.sealed(message, OTHER).envelope)
     assert not target.behind
-    assert not target._early_verdicts.entries
+    assert table_sizes(target.tables)["waiting"] == 0
 
 
 # Leading
 
 
-def test_the_first_live_trainer_leads_and_then_a_peer_that_published_last():
+def test_the_first_live_trainer_leads_and_then_the_last_publisher():
     target = replica()
     first, second = WORLD.trainers
     assert target.leader(NOW) is None

@@ -166,7 +166,7 @@ def test_orphans_of_one_parent_spread_over_the_others() -> None:
     assert len(seconds) > 1
 
 
-def test_untrusted_peers_to_the_roster_can_still_ask_and_the_root_asks_nobody() -> None:
+def test_peers_outside_the_roster_can_still_ask_and_the_root_asks_nobody() -> None:
     order = candidates(roster(20), ROOT, VERSION, 1, PeerId("untrusted"), 4, 4)
     assert order[-1] == ROOT
     assert len(order) == FALLBACKS_MAX + 1

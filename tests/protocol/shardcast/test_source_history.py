@@ -26,7 +26,7 @@ def lasts(experience, peer):
     return count
 
 
-def test_untrusted_peers_are_asked_as_the_forest_says():
+def test_sources_without_a_history_are_asked_as_the_forest_says():
     assert SourceReputation().ordered([C, A, ROOT, B]) == (C, A, ROOT, B)
 
 
@@ -105,7 +105,7 @@ def test_a_source_has_as_long_to_begin_as_others_took():
     assert experience.begin_seconds(1.0) == 1.0
 
 
-def test_a_source_untrusted_has_as_long_as_others_usually_took():
+def test_an_untrusted_source_has_as_long_as_others_usually_took():
     experience = SourceReputation()
     assert experience.untrusted_begin_seconds(15.0) == BEGIN_SECONDS_MIN
     assert experience.untrusted_begin_seconds(3.0) == 3.0

@@ -155,7 +155,7 @@ async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer, monkeyp
         "import sys; print(sys.stdin.read() and sys.stdin.seek(0) or sys.stdin.read())",
     ],
 )
-async def test_standard_streams_can_be_opened_a_peer_that_runs_this(jail, tokenizer, program):
+async def test_standard_streams_can_be_opened_by_any_user(jail, tokenizer, program):
     asked = await task(jail, tokenizer, exchange("7", "7" if "open(0)" not in program else "7 7"))
     assert await asked.grade(1, fenced(program)) == 1.0
 

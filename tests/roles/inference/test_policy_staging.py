@@ -172,7 +172,7 @@ async def test_a_worker_measures_how_soon_a_version_is_in_use(tmp_path):
     engine.first_token = FirstToken(Version(0), 0.2)
     world.version(policy=digest(b"policy 1"))
     await world.rest(4.0)
-    assert policy_swaps.newest is None, "its start is no policy_swap"
+    assert policy_swaps.newest is None, "its start is no policy swap"
     world.hold(1, b"policy 1")
     world.changes.notify()
     await world.rest(40.0)

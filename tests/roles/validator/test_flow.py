@@ -643,6 +643,19 @@ async def test_it_ends_when_its_checks_have_ended(tmp_path):
     assert ended == [True]
 
 
+async def test_forgotten_commits_leave_nothing_behind(tmp_path):
+    world = World(tmp_path)
+    world.run(world.flow)
+    world.verdict(world.commit())
+    lost = world.commit(b"lost", signer=world.world.workers[1], body_bytes=4)
+    del world.network.bodies[lost.message.body]
+    await world.rest(45 * EPOCH_SECONDS)
+    flow = world.flow
+    tables = (flow._retry_at, flow._delivered, flow._decided_at, flow._attempts)
+    assert [len(table) for table in tables] == [0, 0, 0, 0]
+    await world.stop()
+
+
 async def test_the_assignment_is_that_of_the_checkpoint_which_was_named(tmp_path):
     world = World(tmp_path)
     world.run(world.flow)
@@ -881,6 +894,7 @@ async def test_untrusted_peers_that_withhold_bodies_wait_behind_those_that_have_
     honest = world.commit(signer=world.world.workers[0])
     await world.rest(3 * EPOCH_SECONDS)
     assert [item.commit for item in world.verdicts] == [honest.digest]
+    assert len(world.flow._withheld) == 4
     await world.stop()
 
 

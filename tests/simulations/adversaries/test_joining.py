@@ -7,7 +7,7 @@ import pytest
 from simulations.study.study import RunPlan, run_plan
 
 PER_NODE = 6
-"""As ``sybil-untrusted`` with a third of the untrusted peers, in a tenth of the time."""
+"""As ``sybil-joining`` with a third of the untrusted peers, in a tenth of the time."""
 
 JOINED_SECONDS_MAX = 60.0
 WORKED_SECONDS_MAX = 180.0

@@ -94,7 +94,7 @@ def test_signatures_are_checked_without_the_protocol():
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xc1", packed([1]), packed({"kind": "verdict"})])
-def test_what_cannot_be_read_is_a_violation_of_a_peer_that_stored_it(junk):
+def test_unreadable_stored_bytes_are_a_violation(junk):
     run = small_run()
     run.stored(junk, "relay")
     assert run.rules_broken == ["readable"]

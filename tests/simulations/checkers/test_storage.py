@@ -202,3 +202,20 @@ def test_a_dishonest_node_keeps_what_it_likes():
     own(run, "liar", BODY, run.digest(commit))
     release(run, "liar", BODY, run.digest(commit))
     assert run.rules_broken == []
+
+
+def test_commits_that_all_nodes_forgot_are_forgotten():
+    run = small_run()
+    commit = run.certified("worker-0")
+    storage = next(
+        handler.__self__
+        for handler in run.watch._events["blob-owned"]
+        if type(handler.__self__).__name__ == "Storage"
+    )
+
+    def remembered():
+        return storage._settled, storage._learned
+
+    assert run.digest(commit) in remembered()[0]
+    run.wait(200)
+    assert remembered() == ({}, {})

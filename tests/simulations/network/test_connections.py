@@ -135,7 +135,7 @@ async def test_the_other_way_stays_open():
 
 
 @pytest.mark.parametrize("dialler", ["a", "b"])
-async def test_a_way_is_the_same_a_peer_that_dialled_and_a_peer_that_opened_the_stream(dialler):
+async def test_a_path_does_not_depend_on_the_dialler_or_the_opener(dialler):
     machines = Machines()
     await machines.add("a", "b")
     await machines.connect(*("ab" if dialler == "a" else "ba"))

@@ -120,7 +120,7 @@ async def test_latency_is_half_of_the_round_trip_give_or_take_the_spread_of_path
     assert sum(found) / len(found) == pytest.approx(0.1, rel=0.02)
 
 
-async def test_latency_is_the_same_a_peer_that_dials():
+async def test_latency_does_not_depend_on_the_dialler():
     names = ["one", "two", "three", "four"]
     assert await latencies(names, 0.2) == await latencies(names[::-1], 0.2)
 

@@ -29,7 +29,7 @@ def owners(count: int) -> list[PeerId]:
     return [PeerId(f"owner-{number}") for number in range(count)]
 
 
-async def test_a_full_key_takes_its_owners_news_and_no_new_node():
+async def test_a_full_key_takes_its_owners_news_and_no_new_owner():
     directory = shared()
     *known, late = owners(OWNERS_PER_KEY_MAX + 1)
     for owner in known:

@@ -43,7 +43,7 @@ const COLUMNS = [
   ["Peer", (row) => peerLink(row.peer_id, row.me ? row.peer_id : "")],
   ["Roles", (row) => row.roles.map((role) => clean(role, 20)).join(", ") || "no member"],
   ["Version", (row) => (row.policy_version < 0 ? "–" : `v${row.policy_version}`), { className: "number" }],
-  ["Reputation", (row) => [state(Object.fromEntries(REPUTATIONS)[row.reputation] ?? row.reputation), row.faults ? h("span", { className: "tag" }, many(row.faults, "fault")) : ""]],
+  ["Reputation", (row) => [state(row.reputation), row.faults ? h("span", { className: "tag" }, many(row.faults, "fault")) : ""]],
   ["Rollouts", (row) => (row.certified + row.rejected ? `${count(row.certified)} certified, ${count(row.rejected)} rejected` : "–")],
   ["Address", (row) => address(row)],
   ["Round trip", (row) => roundTrip(row), { className: "number" }],

@@ -35,7 +35,7 @@ def test_configured_addresses_are_always_dialled():
     assert dials.allowed([PUBLIC], [], 0.0) == [PUBLIC]
 
 
-def test_a_host_that_does_not_answer_is_left_alone_a_peer_that_points_at_it():
+def test_a_silent_host_is_left_alone_whatever_keys_point_at_it():
     dials, start = DialPolicy(["/ip4/1.1.1.1/tcp/1/p2p/boot"]), 100.0
     pointing = [f"/ip4/8.8.8.8/tcp/{port}/p2p/key{port}" for port in range(20)]
     dialled = 0

@@ -21,7 +21,7 @@ from node.network.connections.peer_selection import (
     AGAIN_SECONDS,
     LOOK_SECONDS,
     TARGET,
-    UNTRUSTED_TARGET,
+    TARGET_IF_UNTRUSTED,
     Candidates,
 )
 from protocol.core.crypto import verify
@@ -159,7 +159,7 @@ async def test_members_are_dialled_until_there_are_enough(monkeypatch):
 
 
 @pytest.mark.parametrize("own_reputation", [True, False])
-async def test_a_node_keeps_connections_to_others_trusted(monkeypatch, own_reputation):
+async def test_a_node_keeps_connections_to_trusted_peers(monkeypatch, own_reputation):
     """Regardless of the number of untrusted peers; a new node has few such connections."""
     monkeypatch.setattr(module, "CONNECTIONS_TARGET", 4)
     net = Net()
@@ -179,12 +179,12 @@ async def test_a_node_keeps_connections_to_others_trusted(monkeypatch, own_reput
     running = asyncio.create_task(ours.run())
     await asyncio.sleep(2 * RETRY_SECONDS_MAX)
     here = reputable.intersection(ours.connected)
-    assert len(here) == (TARGET if own_reputation else UNTRUSTED_TARGET)
+    assert len(here) == (TARGET if own_reputation else TARGET_IF_UNTRUSTED)
     assert here <= set(ours.chosen)
     running.cancel()
 
 
-async def test_a_new_node_looks_for_reputation_before_it_has_all_its_connections():
+async def test_a_new_node_looks_for_trusted_peers_before_it_has_all_its_connections():
     """All its current connections may break a moment later."""
     net = Net()
     untrusted = [f"untrusted {n}" for n in range(200)]

@@ -152,6 +152,9 @@ async def test_any_other_answer_is_a_broken_transport(answer):
             await take(http, port)
         assert not isinstance(caught.value, BlobRefusedError)
         assert len(asked) == 1
+        with pytest.raises(TransportError):
+            await take(http, port)
+        assert len(asked.connections) == len(asked) == 2, "its connection is not used again"
 
 
 @pytest.mark.parametrize(

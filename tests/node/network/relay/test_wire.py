@@ -82,7 +82,7 @@ def test_what_go_says_is_understood(data, shape, message):
     assert decode(bytes.fromhex(data), shape) == message
 
 
-def test_we_probe_and_refuse_in_the_same_bytes_as_go():
+def test_we_connect_and_refuse_in_the_same_bytes_as_go():
     probe = CircuitMessage(CircuitMessageKind.CONNECT, CALLER, 0, 0, 120, 131072)
     assert encode(probe, STOP_SHAPE).hex() == GO_PROBES
     refusal = CircuitMessage(CircuitMessageKind.STATUS, None, CircuitStatus.CONNECTION_FAILED)

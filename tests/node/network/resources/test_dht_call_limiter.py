@@ -23,10 +23,12 @@ class Callers:
 
     def __init__(self):
         self.spent_seconds = 0.0
-        self.calls = DhtCallLimiter(lambda: self.spent_seconds)
-        self.calls.trust = Trust(lambda peer: peer == "worker")
         self.blamed = []
-        self.calls.blame = lambda peer, fault: self.blamed.append((peer, str(fault.code)))
+        self.calls = DhtCallLimiter(
+            lambda: self.spent_seconds,
+            Trust(lambda peer: peer == "worker"),
+            lambda peer, fault: self.blamed.append((peer, str(fault.code))),
+        )
 
     async def call(self, peer, seconds=LOOKUP_SECONDS, request_bytes=50):
         """Return whether the call was answered."""

@@ -346,7 +346,7 @@ test_places_are_shared_by_the_rules = PlacesMachine.TestCase
 
 
 @given(st.lists(UNTRUSTED, max_size=40), st.integers(1, 8))
-def test_a_crowd_of_untrusted_peers_never_keeps_out_a_key_trusted(crowd, total):
+def test_a_crowd_of_untrusted_peers_never_keeps_out_a_trusted_key(crowd, total):
     table = places(total)
     take(table, *crowd)
     assert take(table, "p0") != ["refused"]

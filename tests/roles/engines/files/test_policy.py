@@ -141,7 +141,7 @@ def test_big_models_take_their_dtype_without_a_float32_copy(tiny_config):
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
-def test_a_save_of_untrusted_peers_is_still_safetensors(tmp_path, shapes):
+def test_a_safetensors_file_of_other_tensors_is_refused(tmp_path, shapes):
     save_file({"x": torch.zeros(1)}, tmp_path / "p")
     with pytest.raises(ValueError, match="does not hold"):
         read_policy(tmp_path / "p", Digest(bytes(32)), shapes)
