@@ -12,7 +12,7 @@ Usage: ``python benchmarks/numerics/trainer_memory.py [--vocabulary N] [--tokens
 import argparse
 import asyncio
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +25,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from node.local.memory import peak_rss_bytes
 from protocol.core.types import Version
 from protocol.run.recipe import ModelSection
 from protocol.run.toml import load_recipe
@@ -103,8 +104,8 @@ def bytes_held(device: str, *, peak: bool) -> int:
     if device != "cpu":
         read = torch.cuda.max_memory_allocated if peak else torch.cuda.memory_allocated
         return read(device)
-    if peak:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if peak:  # not ``ru_maxrss``: Linux starts it at the memory of the process that forked
+        return peak_rss_bytes(os.getpid())
     return psutil.Process().memory_info().rss
 
 

@@ -130,7 +130,7 @@ def test_a_committee_that_nobody_counts_is_seen(monkeypatch, simulate, repeat):
         return Outcome(accepted=True, escalated=False, verdicts=accepting) if accepting else None
 
     monkeypatch.setattr(VerdictPool, "outcome", first_word)
-    monkeypatch.setattr("protocol.consensus.committee.check_certificate", lambda *_: None)
+    monkeypatch.setattr("protocol.replica.replica.check_certificate", lambda *_: None)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "certified-only"
     assert "2 are needed" in outcome.violation.what
