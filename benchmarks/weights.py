@@ -180,7 +180,7 @@ def recipe() -> str:
         "prompts_per_rollout": 1,
         "tokens_max": 3,
     }
-    values["committee"] |= {"size": 1, "escalated_size": 1, "roster_min": 1}
+    values["committee"] |= {"size": 1, "escalated_size": 1}
     values["epochs"] = {"seconds": 2.0, "record_epochs": 30, "refresh_epochs": 5}
     return tomlkit.dumps(values)
 

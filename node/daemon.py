@@ -32,6 +32,7 @@ from node.network.streams.protocols import BLOBS
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.clock_watch import ClockWatch
 from node.replication.evaluations import EvaluationCollector
+from node.replication.history_guard import HistoryGuard
 from node.replication.inbox import MessageIntake, MessageOrigin
 from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog
@@ -40,7 +41,8 @@ from node.replication.swarm_client import SwarmClient
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from node.weights.run_files import RunFiles
-from protocol.core.crypto import Signer, Verifier, verify
+from protocol.consensus.trusted_page import TrustedPage
+from protocol.core.crypto import Output, Signer, Verifier, reveal_output, verify
 from protocol.core.types import PeerId, Role, Topic
 from protocol.gossipsub.message import Decoders
 from protocol.ledger.reputation import has_reputation
@@ -54,6 +56,7 @@ from roles.ports.transport import TransportError, Trust
 from roles.runtime.context import ChangeSignal, Conditions, RoleContext
 from roles.runtime.retry import fill
 from roles.trainer.flow import TrainerFlow
+from roles.validator.council import CouncilFlow
 from roles.validator.flow import ValidatorFlow
 
 log = structlog.get_logger()
@@ -68,8 +71,9 @@ LEAVING_SECONDS = 0.2
 class Daemon:
     """One node; ``run`` returns after ``stop``, or raises the error of a failed service.
 
-    ``machine`` is the fingerprint of machine and data directory. ``refusal`` is the reason of an
-    unrequested stop, or empty. Raises ``ValueError`` when this machine cannot run the task.
+    ``machine`` is the fingerprint of machine and data directory. ``trusted_page`` must be in the
+    history that peers show. ``refusal`` is the reason of an unrequested stop, or empty. Raises
+    ``ValueError`` when this machine cannot run the task.
     """
 
     def __init__(
@@ -82,10 +86,12 @@ class Daemon:
         initial_peers: Sequence[str],
         *,
         verifier: Verifier = verify,
+        output: Output = reveal_output,
         opened: Opened | None = None,
         decoding: Decoders | None = None,
         upload_bytes_per_second: int | None = None,
         machine: bytes = b"",
+        trusted_page: TrustedPage | None = None,
         p2pd_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._signed_manifest = manifest
@@ -96,7 +102,7 @@ class Daemon:
         self._environment = engines.environment(self._manifest) if computes else None
         self._task: Environment | None = None
         self._stop = asyncio.Event()
-        replica = Replica(self._manifest, verifier, opened)
+        replica = Replica(self._manifest, verifier, output, opened)
         trusted = partial(has_reputation, manifest=self._manifest, ledger=replica.ledger)
         self._peers = self._make_peers(ports, replica, initial_peers, trusted)
         trust = Trust(trusted, self._peers.block_of, replica.roster.__contains__)
@@ -124,13 +130,9 @@ class Daemon:
             context, self._message_log, self._key_guard, about.roles, self._policies.news
         )
         self._anti_entropy = AntiEntropy(context, self._inbox, self._exchange.upload_cap)
+        self.history = HistoryGuard(context, self._anti_entropy.other_histories, trusted_page)
         self._network = SwarmClient(
-            context,
-            self._inbox,
-            self._gossip,
-            self._bodies,
-            self._anti_entropy,
-            self._key_guard,
+            context, self._inbox, self._gossip, self._bodies, self._anti_entropy, self._key_guard
         )
         self._announcer = self._make_announcer()
         self._observer = self._make_observer(p2pd_pid)
@@ -224,6 +226,7 @@ class Daemon:
             round_trips=lambda: self._anti_entropy.answer_seconds,
             started_at=self._context.ports.clock.now(),
             monotonic=loop_time,
+            trusted_page=lambda: str(self.history.page or ""),
         )
         self._inbox.listen(observer.note)
         self._inbox.listen(ClockWatch(self._context).note)
@@ -289,6 +292,9 @@ class Daemon:
         await self._bodies.restore()
         self._inbox.advance()
         await self._message_log.compact(context.replica)
+        self.refusal = await self.history.begin()
+        if self.refusal:
+            return
         await self._policies.restore()
         self._observer.restored = True
         if not self._run_files.complete:
@@ -327,6 +333,8 @@ class Daemon:
             "bodies": self._bodies.run(),
             "evidence": self._network.publish_evidence(),
             "key": self._leave_to_duplicate(),
+            "history": self._leave_history(),
+            "council": self._vote(),
             "roles": self._work(),
         }
 
@@ -338,6 +346,18 @@ class Daemon:
         self.refusal = await self._key_guard.wait_duplicate()
         self.stop()
         await asyncio.Event().wait()
+
+    async def _leave_history(self) -> None:
+        """Stop when no history can be followed: roles and votes must not take sides."""
+        self.refusal = await self.history.wait_refused()
+        self.stop()
+        await asyncio.Event().wait()
+
+    async def _vote(self) -> None:
+        """Act in the council; the files of the run are not needed for that."""
+        await self._key_guard.wait_alone()
+        await self._anti_entropy.wait_until_synchronised()
+        await CouncilFlow(self._role_context()).run()
 
     async def _work(self) -> None:
         """Start the roles after the run's files are here; a relay fetches them to serve them."""

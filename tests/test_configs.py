@@ -58,5 +58,7 @@ def test_the_testnet_proves_in_fp32_and_separates_one_small_step():
     allowed = bound(honest, chunks, run.toploc.false_reject_rate / 9) / chunks
     assert 3 < allowed < honest.clip < 39
     assert run.model.config["tie_word_embeddings"] is False
-    assert run.committee.roster_min <= 2, "one validator of three may be killed"
+    assert run.council.recovery_epochs < run.committee.expire_after_epochs, (
+        "one validator of three may be killed: its removal comes before rollouts expire"
+    )
     assert run.epochs.seconds <= 2

@@ -21,7 +21,7 @@ def forks_told(replica: Replica) -> tuple[str, ...]:
 
 def contradictions(replica: Replica) -> Iterator[tuple[Signed[Evidence], Signed[Verdict]]]:
     """Yield each proof of two conflicting verdicts, with the accepting one."""
-    for evidence in replica.verdicts.equivocators.evidence:
+    for evidence in replica.intake.evidence.evidence.values():
         # The signature was verified on receipt.
         verdict = open_envelope(
             evidence.message.accepting, Verdict, replica.run_id, lambda *_: True
@@ -34,7 +34,7 @@ def _validators(replica: Replica) -> dict[PeerId, str]:
     return {
         verdict.signer: (
             f"validator {verdict.signer} signed two verdicts on one rollout: "
-            f"excluded from committees, {_LASTING}"
+            f"the council removes it, {_LASTING}"
         )
         for _, verdict in contradictions(replica)
     }

@@ -23,6 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from node.api.council import CouncilSummary
 from node.api.downloads import HistogramStatus
 from node.api.status import LOOP_DELAY_BOUNDS, NodeStatus, TrafficStatus
 from node.api.v1.answers import PeerRow, RolloutCounts, State
@@ -178,6 +179,7 @@ def _gauges(status: NodeStatus) -> Iterator[tuple[str, str, float]]:
         ("peers", "Connected peers.", status.peers_connected),
         ("peers_banned", "Peers banned for invalid messages.", status.peers_banned),
         ("members", "Live members on the roster.", status.members_count),
+        *_council(status.council),
         ("policy_version", "Policy version held.", status.policy_version),
         ("policy_version_newest", "Newest policy version known.", status.policy_version_newest),
         ("policy_lag_max", "Largest lag of a trained rollout, versions.", status.policy_lag_max),
@@ -204,6 +206,26 @@ def _gauges(status: NodeStatus) -> Iterator[tuple[str, str, float]]:
     )
     for (name, text), value in zip(_DOWNLOAD, _download(status), strict=True):
         yield f"download_{name}", text, value
+
+
+def _council(council: CouncilSummary) -> Iterator[tuple[str, str, float]]:
+    """Yield name, description and value of each gauge of the council and its pages."""
+    notarised, drawing = council.notarised_share or 0.0, council.drawing_share or 0.0
+    yield "council_members", "Members of the council.", council.members_count
+    yield "council_seats", "Seats of the council.", council.seats_total
+    yield "council_seats_own", "Seats of this node.", council.seats_own
+    yield "council_era", "Era for which it was drawn; 0: the genesis.", council.era
+    yield "council_member", "1 if this node is a member.", council.is_member
+    yield "council_members_absent", "Members that send no votes.", council.absent_count
+    yield "council_votes_missing", "Votes that the newest page lacks.", council.votes_missing
+    yield "page_final_epoch", "Epoch of the newest final page, or -1.", council.final_epoch
+    yield "page_final_age_epochs", "Age of the newest final page.", council.final_age_epochs
+    yield "page_final_age_seconds", "Age of the newest final page.", council.final_age_seconds
+    yield "leader_term", "Term of the trainer that leads.", council.term
+    yield "leader_live", "1 if the trainer that leads is live.", council.is_leader_live
+    yield "version_final", "Newest final version, or -1.", council.final_version
+    yield "pages_notarised_fraction", "Fraction of recent epochs with a notarised page.", notarised
+    yield "pages_drawing_fraction", "Fraction of recent epochs that drew committees.", drawing
 
 
 _DOWNLOAD = (

@@ -60,6 +60,8 @@ class Observer:
     started_at: float
     monotonic: Callable[[], float]
     """The clock of download and upload rates."""
+    trusted_page: Callable[[], str] = str
+    """The page by which the node checks its history; empty without one."""
     first_certificate_at: float | None = None
     restored: bool = False
     """True once the stored state is restored."""
@@ -133,6 +135,10 @@ class Observer:
     def _synchronising(self) -> Stage:
         if newer := self._other_versions():
             return Stage("syncing", newer)
+        if (page := self.context.replica.intake.awaited) is not None:
+            others = len(self.anti_entropy.other_histories)
+            shown = f"; {others} show another history" if others else ""
+            return Stage("syncing", f"waiting for a peer that shows page {page}{shown}")
         taken, asked = self.anti_entropy.progress
         if not asked:
             return Stage("syncing", "synchronising")

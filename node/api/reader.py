@@ -16,12 +16,14 @@ from node.api.status import (
     TrafficStatus,
 )
 from node.api.v1.answers import NodeSummary, RewardPoint, RolloutCounts
+from node.api.v1.council import CouncilReader
 from node.api.v1.peers import PeerReader
 from node.api.v1.rollouts import RolloutReader
 from node.api.v1.samples import ResourceSamples
 from node.api.v1.training import POINTS_MAX, reward_points, seconds_to_go
 from node.api.v1.weights import WeightsReader
 from node.api.why import TrainedOnRejected, Why
+from node.local.run_words import predecessor_text
 from node.network.blobs.transport_choice import BlobTransport
 from node.network.blobs.wire import BlobKind
 from protocol.ledger.chain import CheckpointEntry
@@ -37,6 +39,7 @@ class NodeReader:
         self.samples = ResourceSamples()
         self.rollouts = RolloutReader(observer.context, observer.task)
         self.peers = PeerReader(observer)
+        self.council = CouncilReader(observer)
         self.weights = WeightsReader(observer)
         self._rewards: tuple[bytes, tuple[RewardPoint, ...]] = b"", ()
 
@@ -45,7 +48,7 @@ class NodeReader:
         observer, context = self.observer, self.observer.context
         replica, now, stage = context.replica, context.ports.clock.now(), observer.stage()
         manifest, ledger, me = replica.manifest, replica.ledger, context.signer.peer_id
-        counts = observer.roster_counts()
+        counts, predecessor = observer.roster_counts(), manifest.genesis.predecessor
         return NodeSummary(
             peer_id=me,
             run_id=replica.run_id.hex(),
@@ -54,6 +57,7 @@ class NodeReader:
             state=stage.state,
             reason=stage.reason,
             started_at=observer.started_at,
+            succeeds=predecessor_text(predecessor) if predecessor else "",
             now=now,
             share=stage.share,
             epoch=manifest.epoch_at(now),
@@ -65,7 +69,8 @@ class NodeReader:
             seconds_to_go=seconds_to_go(ledger.chain.checkpoints, manifest.grpo.steps, now),
             certified_per_minute=self.samples.certified_per_minute,
             trainer_idle_share=self.samples.trainer_idle_share,
-            leader=replica.leader(now) or "",
+            leader=replica.leader,
+            council=self.council.summary(),
             members_by_role=counts.by_role,
             members_count=counts.members,
             peers_connected=len(observer.peers.connected),
@@ -165,6 +170,7 @@ class NodeReader:
             self._trained_on_rejected(),
             forks_told(replica),
             judging_status(replica).doubts,
+            self.council.summary().fault,
         )
 
     def _trained_on_rejected(self) -> tuple[TrainedOnRejected, ...]:

@@ -36,6 +36,8 @@ class Why:
     """As in ``NodeStatus``."""
     doubts: tuple[str, ...] = ()
     """As in ``JudgingStatus``."""
+    council: str = ""
+    """``fault`` of ``CouncilSummary``."""
 
     def about(self, which: str) -> "Why":
         """Return the entries of a commit, a reason, a state or a trainer."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from node.api.council import CouncilPage
 from node.api.status import NodeStatus
 from node.api.why import Why
 from node.local.datadir import API_HOST, DataDir, load_api_endpoint
@@ -32,6 +33,11 @@ def fetch_status(datadir: DataDir) -> NodeStatus:
 def fetch_why(datadir: DataDir) -> Why:
     """Return the daemon's explanations; raises ``NodeError`` when no daemon responds."""
     return _shaped(Why, datadir, "/why")
+
+
+def fetch_council(datadir: DataDir) -> CouncilPage:
+    """Return the daemon's view of the council; raises ``NodeError`` when no daemon responds."""
+    return _shaped(CouncilPage, datadir, "/api/v1/council")
 
 
 def _shaped(shape: type[_Shape], datadir: DataDir, path: str) -> _Shape:

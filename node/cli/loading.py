@@ -29,6 +29,7 @@ BUILT_IN = tuple(
         "invite",
         "status",
         "peers",
+        "council",
         "why",
         "dashboard",
         "export",

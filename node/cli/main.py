@@ -29,9 +29,10 @@ PRIME_NODE_PORT, PRIME_NODE_DATA_DIR, PRIME_NODE_ROLES … A flag overrides a
 variable, a variable overrides the file.
 
 Exit codes
-  0  done or drained     69  no daemon running    77  key readable by others
-  1  crash or failure    73  data dir in use      78  bad configuration
-  2  usage error         75  try again later     130  interrupted
+  0  done or drained     73  data dir in use      77  key readable by others
+  1  crash or failure    75  try again later      78  bad configuration
+  2  usage error         76  other history of    130  interrupted
+ 69  no daemon running       the run
 """
 
 app = typer.Typer(
@@ -70,6 +71,7 @@ def node(
     new_swarm: options.NewSwarm = None,
     run: options.Run = None,
     run_id: options.RunId = None,
+    page: options.Page = None,
     yes: options.Yes = None,
     invite: options.Invite = None,
     config: options.Config = None,

@@ -21,7 +21,8 @@ Roles = Annotated[
     _join(
         "--role",
         metavar="ROLE",
-        help="inference, validator, trainer or relay; repeat or a,b.",
+        help="inference, validator, trainer or relay; repeat or a,b. A worker that is a validator "
+        "too may win seats in the council.",
         autocompletion=completion.roles,
     ),
 ]
@@ -41,6 +42,10 @@ Run = Annotated[
     Path | None, _join(metavar="RUN.toml", help="Join only the run of this signed manifest.")
 ]
 RunId = Annotated[str | None, _join(metavar="HEX", help="Join only the run with this id.")]
+Page = Annotated[
+    str | None,
+    _join(metavar="PAGE", help="Join only a history with this page of a join command; stored."),
+]
 Yes = Annotated[
     bool | None, _join("--yes", "-y", help="Join the run that the peers offer without asking.")
 ]

@@ -36,6 +36,13 @@ def preflight(config: NodeConfig) -> None:
     ):
         raise NodeError(reason, ExitCode.CONFIG)
     datadir = open_data_dir(config.data_dir)
+    if datadir.conflict.exists():
+        raise NodeError(
+            f"two histories of this run are final: the proof is in {datadir.conflict}; agree with "
+            "other members on one, then delete the file to go on with the history of this data "
+            "dir, or join with an empty --data-dir and the --page of the other",
+            ExitCode.HISTORY,
+        )
     with locked(datadir):
         _check_ports(config)
         load_or_create_identity(config.identity_path or datadir.identity)

@@ -24,7 +24,7 @@ from node.local.datadir import DataDir, load_or_create_identity, write_atomicall
 from node.local.errors import ExitCode, NodeError
 from protocol.core.crypto import Identity
 from protocol.core.types import PeerId
-from protocol.run.manifest import RunManifest, SignedManifest, sign_manifest
+from protocol.run.manifest import Predecessor, RunManifest, SignedManifest, sign_manifest
 from protocol.run.recipe import Recipe
 from roles.ports.background import Background
 
@@ -97,10 +97,26 @@ class Creation:
     ) -> Self:
         """Write policy, files, keys and a manifest with the thresholds of ``recipe``."""
         policy, task = directory / "genesis.safetensors", directory / "task"
+        try:
+            imported = import_run(model, rows, recipe, policy, task, say)
+        except ValueError as error:  # of the model or the task
+            raise NodeError(str(error), ExitCode.CONFIG) from None
+        return cls.of(imported, directory, creator_key, members)
+
+    @classmethod
+    def of(
+        cls,
+        imported: "Imported",
+        directory: Path,
+        creator_key: Path | None,
+        members: Members,
+        predecessor: Predecessor | None = None,
+    ) -> Self:
+        """Write keys and a manifest for a policy and files that are in ``directory``."""
+        policy, task = directory / "genesis.safetensors", directory / "task"
         trainers = _keys(directory, "trainer", members.trainers, members.trainer_keys)
         validators = _keys(directory, "validator", members.validators, members.validator_keys)
         try:
-            imported = import_run(model, rows, recipe, policy, task, say)
             creator = load_or_create_identity(creator_key or directory / "creator.key")
             signed = found(
                 imported.recipe,
@@ -110,8 +126,9 @@ class Creation:
                 trainers,
                 validators,
                 int(time.time()),
+                predecessor,
             )
-        except ValueError as error:  # of the model, the task or the members
+        except ValueError as error:  # of the members
             raise NodeError(str(error), ExitCode.CONFIG) from None
         write_atomically(directory / MANIFEST, manifest_toml(signed).encode())
         for trainer in sorted(directory.glob("trainer-*")):

@@ -13,6 +13,7 @@ from protocol.core.crypto import Identity
 from protocol.core.types import PeerId
 from protocol.run.manifest import (
     Genesis,
+    Predecessor,
     RunFile,
     RunFileName,
     RunManifest,
@@ -47,6 +48,7 @@ def found(
     trainers: Sequence[PeerId],
     validators: Sequence[PeerId],
     created_at: int | None = None,
+    predecessor: Predecessor | None = None,
 ) -> SignedManifest:
     """Return the manifest of a new run with the first policy of a digest (hexadecimal).
 
@@ -56,11 +58,11 @@ def found(
     Raises ``ManifestError`` for too few validators to certify rollouts, and ``ValueError`` for
     invalid keys of members.
     """
-    needed = max(recipe.committee.roster_min, recipe.committee.size)
+    needed = recipe.committee.size
     if len(validators) < needed:
         raise ManifestError(
-            f"{len(validators)} validators cannot certify anything: committee.roster_min and "
-            f"committee.size ask for {needed}"
+            f"{len(validators)} validators cannot certify anything: "
+            f"committee.size asks for {needed}"
         )
     genesis = Genesis(
         creator=creator.peer_id,
@@ -69,6 +71,7 @@ def found(
         files=dict(files),
         trainers=tuple(trainers),
         validators=tuple(validators),
+        predecessor=predecessor,
     )
     model = recipe.model
     if model.dtype == "bf16" and model.rounding is None:

@@ -22,6 +22,7 @@ from node.local.addresses import PORT_MAX, check_multiaddress, check_peer_addres
 from node.local.errors import ExitCode, NodeError
 from node.local.invite_token import read_invite
 from node.local.units import parse_bytes, parse_rate
+from protocol.consensus.trusted_page import TrustedPage
 from protocol.core.types import Role
 from protocol.messages import SYSTEM_PORTS
 
@@ -97,6 +98,10 @@ def _run_id(value: object) -> str:
     return value.lower()
 
 
+def _page(value: object) -> str:
+    return str(TrustedPage.parse(str(value)))
+
+
 def _invite(value: object) -> object:
     return read_invite(value) if isinstance(value, str) else value
 
@@ -150,6 +155,9 @@ class NodeConfig(LocalPaths):
     """Manifest file of the required run."""
     run_id: Annotated[str, BeforeValidator(_run_id)] | None = None
     """Required run id, hexadecimal."""
+    page: Annotated[str, BeforeValidator(_page)] | None = None
+    """Trusted page, ``EPOCH:DIGEST``, that the history of the run must contain; the node stores
+    it."""
     yes: bool = False
     """Join the run that the peers offer without confirmation."""
     invite: Annotated[bytes, BeforeValidator(_invite)] = b""

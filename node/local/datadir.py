@@ -9,6 +9,7 @@
 ``weights/``       policies ready to load
 ``task/``          the run's files: tokenizer, data set; from its creator or the swarm
 ``genesis…``        version 0 for a trainer to publish, if the creator left it here
+``conflict``       proof of two final histories; the node does not start while it is here
 ``training/``      logs of training steps, as ``--log-to`` asks for them
 ``peers.json``     addresses that answered (``node.local.addresses``)
 ``api.json``       port and process id of the running daemon
@@ -53,6 +54,7 @@ class DataDir:
         self.weights = root / "weights"
         self.task = root / "task"
         self.genesis = root / "genesis.safetensors"
+        self.conflict = root / "conflict"
         self.training = root / "training"
         self.peers = root / "peers.json"
         self.api = root / "api.json"
@@ -170,6 +172,15 @@ def store_api_endpoint(datadir: DataDir, port: int) -> None:
     write_atomically(datadir.api, json.dumps(endpoint).encode())
     if last_api_port(datadir) != port:
         write_atomically(datadir.api_port, f"{port}\n".encode())
+
+
+def store_conflict(datadir: DataDir, proof: bytes) -> str:
+    """Write the proof of two final histories of the run; return where it is, or why it is not."""
+    try:
+        write_atomically(datadir.conflict, proof)
+    except OSError as error:
+        return f"the proof cannot be written to {datadir.conflict}: {error.strerror}"
+    return f"the proof is in {datadir.conflict}"
 
 
 def last_api_port(datadir: DataDir) -> int:

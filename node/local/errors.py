@@ -22,6 +22,9 @@ class ExitCode(IntEnum):
     """A directory is in use or not writable."""
     RETRY = 75
     """Temporary failure, such as a port in use: the same command may succeed later."""
+    HISTORY = 76
+    """Peers or the data directory show another history than the trusted page, or two histories are
+    final."""
     KEY_PERMISSIONS = 77
     """Others can read the identity key."""
     CONFIG = 78

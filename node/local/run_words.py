@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from node.local.units import bytes_text
-from protocol.run.manifest import RunManifest
+from protocol.run.manifest import Predecessor, RunManifest
 from protocol.run.recipe import EnvironmentSection
 from protocol.run.sections import AdmissionSection
 
@@ -20,6 +20,8 @@ def run_words(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     began = datetime.fromtimestamp(genesis.created_at, UTC)
     yield "run", f"{manifest.name}, {manifest.run_id.hex()}"
     yield "creator", f"{genesis.creator}, {began:%Y-%m-%d %H:%M} UTC"
+    if genesis.predecessor is not None:
+        yield "succeeds", "\n".join(_predecessor(genesis.predecessor))
     yield "model", f"{model.name}, {model.architecture} in {model.dtype}"
     yield "task", ", ".join(_task(manifest.environment))
     if manifest.environment.runtime is not None:
@@ -44,6 +46,24 @@ def run_words(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     yield "workers", workers + (", a proven lie ends it" if manifest.credit.slash else "")
     yield "trainers", "\n".join(genesis.trainers)
     yield "validators", "\n".join(genesis.validators)
+
+
+def predecessor_text(predecessor: Predecessor) -> str:
+    """Return the run, page and version that a run succeeds, in one line of about 80 characters."""
+    return (
+        f"run {predecessor.run_id[:16]}… at page {predecessor.page[:16]}… "
+        f"(epoch {predecessor.epoch}), version {predecessor.version}"
+    )
+
+
+def _predecessor(predecessor: Predecessor) -> Iterator[str]:
+    yield f"run {predecessor.run_id}"
+    yield f"at page {predecessor.page} (epoch {predecessor.epoch}), version {predecessor.version}"
+    least = "" if predecessor.is_complete else "at least "
+    yield (
+        f"which had certified {least}{predecessor.rollouts:,} rollouts of "
+        f"{predecessor.tokens:,} tokens"
+    )
 
 
 def _thresholds(manifest: RunManifest) -> Iterator[str]:

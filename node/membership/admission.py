@@ -52,7 +52,7 @@ def why_not(
     ``proofs`` are the key's invites; one that is valid at unix time ``now`` is enough.
     """
     creator = manifest.genesis.creator
-    named = {Role.TRAINER: manifest.is_trainer, Role.VALIDATOR: manifest.is_validator}
+    named = {Role.TRAINER: manifest.is_trainer}
     for role in roles:
         if role in named and not named[role](peer):
             return (

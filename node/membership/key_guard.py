@@ -97,6 +97,14 @@ class KeyGuard:
         """Return whether another disk may have signed verdicts on commits of ``epoch``."""
         return epoch < self._born_epoch
 
+    def may_have_voted(self, epoch: int) -> bool:
+        """Return whether another disk may have voted on pages of ``epoch``.
+
+        A page is voted on in its own epoch, and the other disk's clock may have been ahead.
+        """
+        last = self._born_at / 1000 + CLOCK_SKEW_SECONDS_MAX
+        return epoch <= self._context.replica.manifest.epoch_at(last)
+
     @property
     def _born_epoch(self) -> int:
         return self._context.replica.manifest.epoch_at(self._born_at / 1000)

@@ -10,11 +10,10 @@ from node.local.datadir import DataDir
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run, pinned_run
 from node.storage.sharded_files import index_of
-from node.storage.state import stored_messages
+from node.storage.state import stored_chains, stored_messages, stored_work
 from protocol.core.crypto import digest, verify
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId, Version
-from protocol.ledger.ledger import Ledger
 from protocol.replica.replica import Replica
 from protocol.run.manifest import RunFileName, RunManifest, SignedManifest
 from protocol.run.model_files import decode_bundle
@@ -48,11 +47,13 @@ class Contribution:
 class HeldRun:
     """Run and its versions in the directory ``root``."""
 
-    def __init__(self, root: Path, signed: SignedManifest, ledger: Ledger) -> None:
+    def __init__(self, root: Path, signed: SignedManifest, replica: Replica) -> None:
         self.root = root
         self.signed = signed
+        self.replica = replica
+        """The run as this node has stored it."""
         self._datadir = DataDir(root)
-        self._ledger = ledger
+        self._ledger = replica.ledger
         self._versions = self._held()
 
     @property
@@ -176,14 +177,24 @@ def open_held_run(root: Path) -> HeldRun:
     replica = Replica(signed.manifest, verify)
     if datadir.state.is_file():
         try:
-            for envelope in stored_messages(datadir.state):
-                replica.restore(envelope)
+            _restore(replica, datadir.state)
         except ValueError as error:
             raise NodeError(
                 f"cannot read {datadir.state}: {error}; give the --data-dir of another node",
                 ExitCode.CONFIG,
             ) from None
-    return HeldRun(root, signed, replica.ledger)
+    return HeldRun(root, signed, replica)
+
+
+def _restore(replica: Replica, store: Path) -> None:
+    work = stored_work(store)
+    if work is not None:
+        replica.intake.work.restore(work)
+    for chain in stored_chains(store):
+        replica.intake.offer_chain(chain)
+    for envelope in stored_messages(store):
+        replica.restore(envelope)
+    replica.intake.count_final(replica.ledger.commits)
 
 
 def ranges(numbers: Mapping[int, object]) -> str:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from node.founding.needs import estimate
 from node.local.errors import ExitCode, NodeError
-from node.local.run_words import run_words
+from node.local.run_words import predecessor_text, run_words
 from node.local.status_line import StatusLine
 from node.local.units import bytes_text
 from protocol.core.types import Role
@@ -56,6 +56,8 @@ def _facts(manifest: RunManifest, roles: Sequence[Role]) -> Iterator[tuple[str, 
     yield "id", manifest.run_id.hex()
     yield "name", f"{manifest.name}, created {began:%Y-%m-%d %H:%M} UTC"
     yield "creator", manifest.genesis.creator
+    if manifest.genesis.predecessor is not None:
+        yield "succeeds", predecessor_text(manifest.genesis.predecessor)
     yield "task", words["task"]
     if needs is None:
         yield "model", words["model"]

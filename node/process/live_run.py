@@ -22,6 +22,7 @@ from node.process.http_service import HttpService
 from node.process.setup import about_us, open_store
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
+from protocol.consensus.trusted_page import TrustedPage
 from protocol.core.crypto import Identity
 from protocol.core.faults import Fault
 from protocol.core.rng import Rng
@@ -132,6 +133,7 @@ class LiveRun:
         initial_peers: list[str],
         transport: HivemindTransport,
     ) -> Daemon:
+        page = self._config.page or None
         try:
             return Daemon(
                 manifest,
@@ -142,6 +144,7 @@ class LiveRun:
                 initial_peers,
                 upload_bytes_per_second=self._config.upload_limit,
                 machine=machine_fingerprint(self._datadir),
+                trusted_page=page and TrustedPage.parse(page),
                 p2pd_pid=lambda: transport.p2pd_pid,
             )
         except ValueError as error:  # for example a missing dependency of the task

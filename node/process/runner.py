@@ -18,7 +18,13 @@ from node.api.v1.machine import MachineReader
 from node.api.why import Why
 from node.local.addresses import load_cached_peers
 from node.local.config import NodeConfig
-from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
+from node.local.datadir import (
+    DataDir,
+    load_or_create_identity,
+    locked,
+    open_data_dir,
+    store_conflict,
+)
 from node.local.errors import ExitCode, NodeError
 from node.local.log_tail import LogTail
 from node.local.logs import adopt_hivemind_logs, configure_logging
@@ -200,7 +206,12 @@ class LiveNode:
         finally:
             await run.close()
         if daemon.refusal:
-            raise NodeError(daemon.refusal, ExitCode.LOCKED)
+            reason = daemon.refusal
+            if daemon.history.conflict is not None:
+                proof = daemon.history.conflict.encoded()
+                reason += "; " + await asyncio.to_thread(store_conflict, self._datadir, proof)
+            code = ExitCode.HISTORY if daemon.history.refusal else ExitCode.LOCKED
+            raise NodeError(reason, code)
 
     async def _find_run(
         self, transport: "HivemindTransport", peers: "ConnectionManager"

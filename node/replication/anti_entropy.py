@@ -3,13 +3,14 @@
 A new node loads the whole current state this way, a restarted node what it missed, and every node
 now and then what gossip lost. The server lists message ids in pages; the client requests those it
 lacks. Each envelope then passes the same intake as gossip (``MessageIntake.take``). Answers share
-the upload with weights: the records of a roster full of Sybil keys take megabytes.
+the upload with weights: the records of a roster full of Sybil keys take megabytes. The pages come
+first (``node.replication.page_sync``), because certificates are checked against them.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -17,15 +18,18 @@ from node.context import NodeContext
 from node.network.resources.stream_limiter import StreamLimiter
 from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.deadline import loop_time, within
-from node.network.streams.framing import length_prefixed, read_frame, write_frame
+from node.network.streams.framing import write_frame
 from node.network.streams.protocols import IDS_MAX, REQUEST_SECONDS, SYNC
 from node.replication.inbox import MessageIntake, MessageOrigin
+from node.replication.page_sync import PageSync
 from node.replication.sync_peers import SyncPeers
-from protocol.core.codec import decode, encode
+from node.replication.sync_streams import SyncStreams, fields_of, ids_in
+from protocol.core.codec import encode
 from protocol.core.containers import BoundedDict
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.rng import Rng
-from protocol.core.types import DIGEST_BYTES, Digest, PeerId, ValidationResult
+from protocol.core.types import Digest, PeerId, ValidationResult
+from protocol.ledger.commits import Entry
 from protocol.messages import ENVELOPE_BYTES_MAX, Signed
 from protocol.replica.replica import Replica
 from roles.ports.transport import Stream, TransportError
@@ -35,9 +39,6 @@ log = structlog.get_logger()
 PAUSE_EPOCHS_MIN = 0.5
 PAUSE_EPOCHS_MAX = 8
 """Longest pause between pulls: gossip loses little, and this bounds how long a loss lasts."""
-
-PIECE_BYTES_MAX = 16_384
-"""Bytes per write without an upload limit: about 30 messages."""
 
 REQUEST_BYTES_MAX = 64
 NUMBER_MAX = 2**53
@@ -51,8 +52,6 @@ REVIEW_VERSIONS_MIN = 8
 ANSWERS_MAX = 1024
 """Peers whose response time is kept."""
 
-T = TypeVar("T")
-
 
 class AntiEntropy:
     """Server and client of the synchronisation protocol of one run."""
@@ -61,8 +60,9 @@ class AntiEntropy:
         self, context: NodeContext, inbox: MessageIntake, upload_cap: UploadScheduler
     ) -> None:
         self._context = context
-        self._upload_cap = upload_cap
         self._replica = context.replica
+        self._pages = PageSync(context, inbox, upload_cap)
+        self._streams = SyncStreams(context, SYNC, upload_cap)
         self._inbox = inbox
         self._protocol = SYNC.on(context.replica.run_id)
         # The client takes a closed stream as a request to try another peer.
@@ -82,6 +82,11 @@ class AntiEntropy:
         return self._taken, self._asked
 
     @property
+    def other_histories(self) -> Mapping[PeerId, float]:
+        """Peers that showed a history without the page that this node awaits."""
+        return self._pages.other_histories
+
+    @property
     def synchronised(self) -> bool:
         """True if enough peers have sent, since the start, what this node had missed."""
         return self._told.is_set()
@@ -92,6 +97,7 @@ class AntiEntropy:
 
     async def start(self) -> None:
         """Register the protocol handler."""
+        await self._pages.start()
         await self._context.peers.handle(self._protocol, self._bounded)
         self._context.peers.follow(self._note_connected)
 
@@ -112,7 +118,15 @@ class AntiEntropy:
                 await self._begin(rng)
             calm = self.synchronised and not self._replica.behind
             pause_epochs = min(2 * pause_epochs, PAUSE_EPOCHS_MAX) if calm else PAUSE_EPOCHS_MIN
-            await asyncio.sleep(pause_epochs * self._replica.manifest.epochs.seconds)
+            await self._rest(pause_epochs)
+
+    async def _rest(self, epochs: float) -> None:
+        """Pause; end early while pages are missing, because a council member cannot vote then."""
+        seconds = PAUSE_EPOCHS_MIN * self._replica.manifest.epochs.seconds
+        for _ in range(round(epochs / PAUSE_EPOCHS_MIN)):
+            await asyncio.sleep(seconds)
+            if self._replica.pages.is_behind():
+                return
 
     async def _begin(self, rng: Rng) -> None:
         """Pull until enough peers have answered, or all known peers were tried."""
@@ -127,6 +141,7 @@ class AntiEntropy:
     async def pull(self, peer: PeerId) -> bool:
         """Pull what ``peer`` has and this node lacks; False if it did not complete in time."""
         try:
+            await self._pages.pull(peer)
             await within(EXCHANGE_SECONDS, self._pull(peer))
         except TransportError as error:
             log.info("synchronisation failed", peer=peer[-8:], error=str(error))
@@ -160,15 +175,15 @@ class AntiEntropy:
         self, peer: PeerId, skip: int, asked: dict[Digest, None]
     ) -> tuple[int, list[Digest]]:
         """Pull the new messages of one page; return the page's length and the requested ids."""
-        stream = await self._context.peers.open_stream(peer, self._protocol)
+        streams, stream = self._streams, await self._context.peers.open_stream(peer, self._protocol)
         try:
             version = max(0, self._replica.ledger.chain.version + 1 - self._review)
             request = {"skip": skip, "version": version}
             asked_at = loop_time()
             await write_frame(stream, encode(request))
-            ids = self._sound(stream, _ids(await self._read(stream, SYNC.acceptor_bytes_max)))
+            ids = streams.sound(stream, ids_in(await streams.read(stream, SYNC.acceptor_bytes_max)))
             self._note_answer(peer, loop_time() - asked_at)
-            known = {signed.digest: None for signed in _current(self._replica, 0)}
+            known = {signed.digest: None for signed in self._current(0)}
             here = self._replica.is_waiting
             wanted = [
                 item
@@ -179,7 +194,7 @@ class AntiEntropy:
             self._asked += len(wanted)
             for _ in wanted:
                 self._taken += 1
-                self._take(await self._read(stream, ENVELOPE_BYTES_MAX), peer)
+                self._take(await streams.read(stream, ENVELOPE_BYTES_MAX), peer)
                 await asyncio.sleep(0)  # let other tasks run while the buffer is full
         finally:
             await stream.close()
@@ -195,58 +210,27 @@ class AntiEntropy:
         if received.result is ValidationResult.REJECT:
             raise TransportError(f"the peer sent an invalid message: {received.fault}")
 
-    async def _read(
-        self, stream: Stream, bytes_max: int, seconds: float = SYNC.stall_seconds
-    ) -> bytes:
-        return self._sound(stream, await within(seconds, read_frame(stream, bytes_max)))
-
-    def _sound(self, stream: Stream, value: T | Fault) -> T:
-        """Return a valid value, or blame its sender and raise ``TransportError``."""
-        if isinstance(value, Fault):
-            self._context.peers.blame(stream.peer, value)
-            raise TransportError(str(value))
-        return value
-
     async def _serve(self, stream: Stream) -> None:
         await within(EXCHANGE_SECONDS, self._answer(stream))
 
     async def _answer(self, stream: Stream) -> None:
-        request = _request(await self._read(stream, REQUEST_BYTES_MAX, REQUEST_SECONDS))
-        skip, version = self._sound(stream, request)
-        page = islice(_current(self._replica, version), skip, skip + IDS_MAX)
+        streams = self._streams
+        request = _request(await streams.read(stream, REQUEST_BYTES_MAX, REQUEST_SECONDS))
+        skip, version = streams.sound(stream, request)
+        page = islice(self._current(version), skip, skip + IDS_MAX)
         offered = {signed.digest: signed.envelope for signed in page}
-        await self._send(stream, [encode({"ids": list(offered)})])
-        wanted = self._sound(stream, _ids(await self._read(stream, SYNC.acceptor_bytes_max)))
-        await self._send(stream, map(offered.__getitem__, takewhile(offered.__contains__, wanted)))
+        await streams.send(stream, [encode({"ids": list(offered)})])
+        wanted = streams.sound(stream, ids_in(await streams.read(stream, SYNC.acceptor_bytes_max)))
+        listed = takewhile(offered.__contains__, wanted)
+        await streams.send(stream, map(offered.__getitem__, listed))
 
-    async def _send(self, stream: Stream, frames: Iterable[bytes]) -> None:
-        """Write frames in pieces, each when the upload cap admits it."""
-        piece_bytes = min(PIECE_BYTES_MAX, self._upload_cap.piece_bytes_max)
-        unsent = bytearray()
-        for frame in frames:
-            unsent += length_prefixed(frame)
-            while len(unsent) >= piece_bytes:
-                await self._write(stream, bytes(unsent[:piece_bytes]))
-                del unsent[:piece_bytes]
-        if unsent:
-            await self._write(stream, bytes(unsent))
-
-    async def _write(self, stream: Stream, piece: bytes) -> None:
-        trusted = self._context.trust.trusted(stream.peer)
-        await self._upload_cap.take(len(piece), trusted=trusted, messages=True)
-        await within(SYNC.stall_seconds, stream.write(piece))
-
-
-def _map(data: bytes) -> dict[str, Any] | Fault:
-    value = decode(data, bytes_max=SYNC.acceptor_bytes_max)
-    if isinstance(value, Fault | dict):
-        return value
-    return Fault(FaultCode.BAD_FIELDS, "not a map")
+    def _current(self, version: int) -> Iterator[Signed[Any]]:
+        return _current(self._replica, version, self._context.ports.clock.now())
 
 
 def _request(data: bytes) -> tuple[int, int] | Fault:
     """Return the number of ids to skip, and the first version to list."""
-    fields = _map(data)
+    fields = fields_of(data)
     if isinstance(fields, Fault):
         return fields
     skip, version = fields.get("skip"), fields.get("version")
@@ -257,40 +241,41 @@ def _request(data: bytes) -> tuple[int, int] | Fault:
     return skip, version
 
 
-def _ids(data: bytes) -> list[Digest] | Fault:
-    fields = _map(data)
-    if isinstance(fields, Fault):
-        return fields
-    ids = fields.get("ids")
-    if not isinstance(ids, tuple) or len(ids) > IDS_MAX:
-        return Fault(FaultCode.BAD_FIELDS, "not a list of ids")
-    if not all(isinstance(item, bytes) and len(item) == DIGEST_BYTES for item in ids):
-        return Fault(FaultCode.BAD_FIELDS, "not an id")
-    return [Digest(item) for item in ids]
-
-
-def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
+def _current(replica: Replica, from_version: int, now: float) -> Iterator[Signed[Any]]:
     """Yield the current messages in an order in which a replica can accept them.
 
-    Records of the genesis keys come first, since certificates are checked against the roster. Then
-    versions from ``from_version`` on, always with the newest, which may be on another fork; commits
+    Records of the genesis keys come first, then pages that are not notarised, with votes. Then
+    versions from ``from_version`` on, always with the newest, which may be on another fork, and the
+    commits that the newest ones learned from, each with its certificate. Then the other commits,
     before their certificates. Other records come late: an attacker can make thousands of them, and
     nothing depends on them. Last come old commits that prove a fault of a peer with a record here,
-    each with its certificate.
+    each with its certificate. No message comes twice: a short page is the last one.
     """
     ledger, manifest = replica.ledger, replica.manifest
     records = replica.roster.records()
     named = {*manifest.genesis.trainers, *manifest.genesis.validators}
     yield from (record for record in records if record.signer in named)
-    yield from replica.verdicts.equivocators.evidence
+    yield from replica.intake.undecided_at(now)
+    yield from replica.intake.evidence.evidence.values()
     first = max(0, min(from_version, ledger.chain.version))
     yield from (checkpoint.manifest for checkpoint in ledger.chain.checkpoints[first:])
-    entries = ledger.commits.entries.values()
+    learned = {
+        key: entry
+        for key in ledger.named()
+        if (entry := ledger.commits.known(key)) is not None and entry.certificate is not None
+    }
+    yield from _decided(learned.values())
+    entries = [entry for key, entry in ledger.commits.entries.items() if key not in learned]
     yield from (entry.commit for entry in entries)
     yield from (entry.certificate for entry in entries if entry.certificate is not None)
     yield from (record for record in records if record.signer not in named)
-    for entry in ledger.proofs():
-        if entry.commit.signer in replica.roster:
-            yield entry.commit
-            if entry.certificate is not None:
-                yield entry.certificate
+    proofs = (entry for entry in ledger.proofs() if entry.commit.digest not in learned)
+    yield from _decided(entry for entry in proofs if entry.commit.signer in replica.roster)
+
+
+def _decided(entries: Iterable[Entry]) -> Iterator[Signed[Any]]:
+    """Yield commits, each with its certificate if there is one."""
+    for entry in entries:
+        yield entry.commit
+        if entry.certificate is not None:
+            yield entry.certificate

@@ -18,13 +18,14 @@ from node.membership.admission import AdmittedLog
 from node.membership.key_guard import KeyGuard
 from node.replication.message_log import MessageLog
 from protocol.core.containers import BoundedDict
-from protocol.core.faults import FaultCode
+from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId, Role, Topic, ValidationResult
 from protocol.messages import (
     Certificate,
     CheckpointManifest,
     Message,
     NodeRecord,
+    Reveal,
     RolloutCommit,
     Signed,
 )
@@ -94,10 +95,19 @@ class MessageIntake:
     async def restore(self) -> None:
         """Load the messages accepted before the last restart."""
         self._admitted_log.restore()
+        work = self._log.work()
+        if work is not None:
+            self._replica.intake.work.restore(work)
+        for chain in self._log.chains():
+            self._replica.intake.offer_chain(chain)
+            await asyncio.sleep(0)
         for number, envelope in enumerate(self._log.replay(), start=1):
             self.take(envelope, MessageOrigin.LOG)
             if number % RESTORED_AT_ONCE == 0:
                 await asyncio.sleep(0)
+        intake, commits = self._replica.intake, self._replica.ledger.commits
+        intake.count_final(commits)
+        intake.fix_counted(commits)
 
     def take(
         self,
@@ -122,6 +132,25 @@ class MessageIntake:
         self._follow_up(received, source)
         return received
 
+    def take_chain(self, chain: bytes, sender: PeerId) -> Received:
+        """Judge notarised pages that a peer sent, and apply the consequences."""
+        received = self.judged(self._replica.intake.offer_chain(chain), sender)
+        if received.result is not ValidationResult.ACCEPT:
+            return received
+        self._log.later_chain(chain)
+        self._context.changes.notify()
+        for page in self._replica.pages.take_adopted():
+            self._follow_up(Received(ValidationResult.ACCEPT, page), MessageOrigin.WAITED)
+        return received
+
+    def judged(self, result: Fault | bool, sender: PeerId) -> Received:
+        """Return the result of notarised pages that a peer sent, and blame it for a fault."""
+        if isinstance(result, Fault):
+            received = Received(ValidationResult.REJECT, fault=result)
+            self._note_fault(received, MessageOrigin.ANTI_ENTROPY, sender)
+            return received
+        return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE)
+
     def validate(self, topic: Topic, _author: PeerId, envelope: bytes) -> ValidationResult:
         """Judge a gossiped message; the result tells whether to forward it."""
         return self.take(envelope, MessageOrigin.GOSSIP, topic=topic).result
@@ -129,11 +158,11 @@ class MessageIntake:
     async def record(self, signed: Signed[Any]) -> None:
         """Store and accept a message of this node, which may be announced after that.
 
-        Raises ``StorageFullError`` and ``RefusedError``; then nothing remains of the message. This
-        node's records are not stored, and are accepted even after a later one that a wrong clock
-        dated.
+        Raises ``StorageFullError`` and ``RefusedError``; then nothing remains of the message.
+        Reveals and this node's records are not stored. Its records are accepted even after a later
+        one that a wrong clock dated.
         """
-        lasting = not isinstance(signed.message, NodeRecord)
+        lasting = not isinstance(signed.message, NodeRecord | Reveal)
         written = lasting and await self._log.keep(signed.envelope)
         received = self.take(signed.envelope, MessageOrigin.OWN)
         if received.fault is None and (not lasting or received.result is ValidationResult.ACCEPT):
@@ -184,7 +213,7 @@ class MessageIntake:
     def _accept(self, signed: Signed[Any], source: MessageOrigin, *, lasting: bool) -> None:
         message = signed.message
         if isinstance(message, NodeRecord):
-            return  # it is sent again soon, and elections read the clock anyway
+            return  # it is sent again soon
         if source is not MessageOrigin.OWN and lasting:
             if isinstance(message, Certificate):  # a commit that came late is kept from now on
                 self._log.later(

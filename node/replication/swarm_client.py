@@ -65,6 +65,10 @@ class SwarmClient(Network):
     def may_have_judged(self, epoch: int) -> bool:
         return self._key_guard.may_have_judged(epoch)
 
+    @override
+    def may_have_voted(self, epoch: int) -> bool:
+        return self._key_guard.may_have_voted(epoch)
+
     async def publish_evidence(self) -> None:
         """Publish the equivocations that this node finds, until cancelled."""
         replica = self._context.replica
@@ -130,6 +134,10 @@ class SwarmClient(Network):
         await within(SEND_SECONDS, stream.write(_ACKNOWLEDGED))
 
     # Fetching
+
+    @override
+    async def catch_up(self, peer: PeerId) -> None:
+        await self._anti_entropy.pull(peer)
 
     @override
     async def fetch_body(

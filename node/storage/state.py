@@ -25,6 +25,12 @@ SCHEMA_VERSION = 1
 MESSAGES_TABLE = "messages"
 """Table of the message log: an envelope in each row."""
 
+PAGES_TABLE = "pages"
+"""Table of the message log: encoded notarised pages, the newest last."""
+
+WORK_TABLE, WORK_KEY = "final-work", b""
+"""Certified work of the final pages, written with them."""
+
 BATCH_COMMITS_MAX = 256
 """Commits per transaction; bounds the wait of the first one. A guess."""
 
@@ -140,13 +146,27 @@ def stored_messages(path: Path) -> list[bytes]:
 
     Raises ``ValueError`` if the file is no store.
     """
+    return [one for one in _values(path, MESSAGES_TABLE) if len(one) <= ENVELOPE_BYTES_MAX]
+
+
+def stored_chains(path: Path) -> list[bytes]:
+    """Return the encoded notarised pages in such a store, in the order to restore them."""
+    return _values(path, PAGES_TABLE)
+
+
+def stored_work(path: Path) -> bytes | None:
+    """Return the certified work of the final pages in such a store, if it holds any."""
+    return next(iter(_values(path, WORK_TABLE)), None)
+
+
+def _values(path: Path, table: str) -> list[bytes]:
     query = "SELECT value FROM entries WHERE name = ? ORDER BY key"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            rows = database.execute(query, (MESSAGES_TABLE,)).fetchall()
+            rows = database.execute(query, (table,)).fetchall()
     except sqlite3.Error as error:
         raise ValueError(str(error)) from None
-    return [envelope for (envelope,) in rows if len(envelope) <= ENVELOPE_BYTES_MAX]
+    return [value for (value,) in rows]
 
 
 def _connect(path: Path) -> sqlite3.Connection:

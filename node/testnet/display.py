@@ -41,8 +41,8 @@ async def show_live(record: SwarmRecord, screen: Screen, console: Console) -> No
 
 
 async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> None:
-    """Print a line every ``LINE_SECONDS`` and at each new stage, and once the join command."""
-    shown_stage, waited_seconds, join_shown = None, 0.0, False
+    """Print a line every ``LINE_SECONDS`` and at each new stage, and each join command."""
+    shown_stage, waited_seconds, join_shown = None, 0.0, ""
     warned = ""
     while True:
         if screen.stage != shown_stage or waited_seconds >= LINE_SECONDS:
@@ -50,15 +50,16 @@ async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> N
                 progress_line(record, screen, time.time()), highlight=False, soft_wrap=True
             )
             shown_stage, waited_seconds = screen.stage, 0.0
-        if screen.join_command and not join_shown:
+        if screen.join_command != join_shown:
             told = (
                 f"join with: {screen.join_command}",
                 f"show its status with: {screen.status_command}",
                 f"the swarm has started: {lasting_text(screen)}",
                 f"dashboard: {screen.web_url}",
             )
-            console.print("\n".join(told), markup=False, highlight=False, soft_wrap=True)
-            join_shown = True
+            lines = told[:1] if join_shown else told  # later ones name another page
+            console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+            join_shown = screen.join_command
         if record.training_warning != warned:
             warned = record.training_warning
             if warned:

@@ -186,8 +186,13 @@ def restart_command(plan: NodePlan, initial_peers: tuple[str, ...], port: int) -
     return shlex.join(command)
 
 
-def join_command(initial_peers: tuple[str, ...], run_id: str, data_dir: Path) -> str:
-    """Return the shell command with which another node of this machine joins."""
+def join_command(
+    initial_peers: tuple[str, ...], run_id: str, data_dir: Path, page: str = ""
+) -> str:
+    """Return the shell command with which another node of this machine joins.
+
+    ``page`` seated the present council; it is empty for the genesis, which the run id names.
+    """
     return shlex.join(
         [
             *program(),
@@ -196,6 +201,7 @@ def join_command(initial_peers: tuple[str, ...], run_id: str, data_dir: Path) ->
             *("--host", LOOPBACK),
             *("--run-id", run_id),
             *("--initial-peers", ",".join(initial_peers)),
+            *(("--page", page) if page else ()),
         ]
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
+from node.api.council import CouncilSummary
 from node.api.downloads import DownloadStatus
 from node.api.status import BusyTimeStatus, NodeStatus
 from node.api.v1.answers import PeerRow, RolloutCounts, VersionDetail
@@ -208,6 +209,22 @@ class SwarmRecord:
         seen_at = max((node.seen_at for node in trainers), default=0.0)
         until = seen_at if last is None else last.created_at
         return idle_share([one for node in trainers for one in node.steps], until)
+
+    @property
+    def council_text(self) -> str:
+        """Line about the council, from the running node with the newest final page."""
+        return "" if self._council is None else self._council.text
+
+    @property
+    def trusted_page(self) -> str:
+        """Page that seated the present council, ``EPOCH:DIGEST``; empty for the genesis."""
+        council = self._council
+        return f"{council.since_epoch}:{council.seat}" if council and council.seat else ""
+
+    @property
+    def _council(self) -> CouncilSummary | None:
+        views = [node.status.council for node in self.running if node.status is not None]
+        return max(views, key=lambda view: view.final_epoch, default=None)
 
     @property
     def weights_sent(self) -> int:

@@ -162,7 +162,8 @@ class SwarmRun:
 
     def _tell_how_to_join(self) -> None:
         screen, layout = self.screen, self.layout
-        screen.join_command = join_command(self._addresses, screen.run_id, layout.guest)
+        page = self.record.trusted_page
+        screen.join_command = join_command(self._addresses, screen.run_id, layout.guest, page)
         screen.status_command = status_command(layout.guest)
         layout.join_script.write_text(f"exec {screen.join_command}\n")
         layout.status_script.write_text(f"exec {screen.status_command}\n")
@@ -204,6 +205,8 @@ class SwarmRun:
             await asyncio.sleep(OBSERVE_SECONDS)
 
     def _notice(self, fleet: Fleet) -> None:
+        if self.record.trusted_page not in self.screen.join_command:
+            self._tell_how_to_join()
         for pid in fleet.engine_pids():
             self.record.note_memory("engine", peak_rss_bytes(pid))
         self.record.note_memory("testnet", peak_rss_bytes(psutil.Process().pid))

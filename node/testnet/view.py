@@ -112,6 +112,8 @@ def _figures(record: SwarmRecord, screen: Screen, width: int) -> RenderableType:
     figures.add_row("reward", _reward(record, max(1, newest if endless else screen.steps), width))
     figures.add_row("rollouts", _rollouts(record))
     figures.add_row("weights", f"{bytes_text(record.weights_sent)} sent{_newest_spread(record)}")
+    if record.council_text:
+        figures.add_row("council", Text(plain(record.council_text, 400)))
     return Padding(figures, (0, 0, 1, 1))
 
 

@@ -91,10 +91,6 @@ class PolicyLibrary(Policies):
     def hold(self, policy: Policy) -> AbstractContextManager[None]:
         return self._held.in_use(policy)
 
-    def newest_version(self) -> int:
-        """Return the newest held version, -1 before the first."""
-        return -1 if (policy := self.newest()) is None else policy.version
-
     async def restore(self) -> None:
         """Load the policies held before a restart."""
         await self._held.restore()

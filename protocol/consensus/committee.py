@@ -1,93 +1,89 @@
 """Committees of commits: ranking, quorums, verdicts and certificates.
 
-The committee of a commit made in epoch *e* is drawn with the beacon of *e + 1*: validators ranked
-by ``H(beacon, commit, validator)``, without the worker. The first ``size`` members decide if all of
-them accept. A reject, a split or a missing verdict enlarges the committee to the first
-``escalated_size`` of the ranking, where two thirds decide either way.
+A page lists a commit, and the next page that draws committees draws its committee
+(``protocol.consensus.pages``): the seats of that page's council, ranked by ``H(beacon, commit,
+member, seat)``, without the worker's. The members of the first ``size`` seats decide if all of them
+accept. A reject, a split or a missing verdict enlarges the committee to the first
+``escalated_size`` seats, where two thirds of the seats decide either way.
 """
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
-from protocol.consensus.electorate import LocalElectorate
-from protocol.consensus.equivocation import EquivocationTracker
-from protocol.core.crypto import Verifier, digest
+from protocol.consensus.page_node import PageNode
+from protocol.consensus.pages import PageTree
+from protocol.core.crypto import digest
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
-from protocol.membership.roster import Roster
 from protocol.messages import Certificate, Evidence, RolloutCommit, Signed, Verdict
 from protocol.run.manifest import RunManifest
-
-VIEW_SLACK = 1
-"""Tolerated rank difference of two nodes' rankings: rosters are views, not certified."""
-
-RANKINGS_MAX = 1024
-"""Cached rankings: one per commit without an outcome, each read on every tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committee:
-    """Ranked validators of a commit, and the sizes of its two committees."""
+    """Ranked seats of a commit, and the sizes of its two committees."""
 
-    ranking: tuple[PeerId, ...]
+    seats: tuple[PeerId, ...]
+    """Member of each seat."""
     first_size: int
     escalated_size: int
-    worker: PeerId
-    lot: bytes
-    """Beacon and commit: the seed of the ranking."""
-    excluded: tuple[PeerId, ...] = ()
-    """Validators that have equivocated: their verdicts are ignored."""
+    page: PageNode
+    """The page whose beacon drew it."""
 
     @property
     def first(self) -> tuple[PeerId, ...]:
         """Members that check first and must be unanimous."""
-        return self.ranking[: self.first_size]
+        return tuple(dict.fromkeys(self.seats[: self.first_size]))
 
     @property
     def escalated(self) -> tuple[PeerId, ...]:
         """Members of the larger committee, which includes the first ones."""
-        return self.ranking[: self.escalated_size]
+        return tuple(dict.fromkeys(self.seats[: self.escalated_size]))
+
+    @property
+    def ranking(self) -> tuple[PeerId, ...]:
+        """All members in the order of their first seats."""
+        return tuple(dict.fromkeys(self.seats))
 
     @property
     def quorum(self) -> int:
-        """Verdicts of the larger committee that decide: two thirds, rounded up."""
+        """Seats of the larger committee that decide: two thirds, rounded up."""
         return -(-2 * self.escalated_size // 3)
 
-    def ranking_with(self, others: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """Return the ranking with ``others`` added, except the worker and equivocators."""
-        known = (*self.ranking, self.worker, *self.excluded)
-        missing = tuple(peer for peer in others if peer not in known)
-        return _by_lot(self.lot, self.ranking + missing) if missing else self.ranking
+    def is_quorum(self, peers: Container[PeerId]) -> bool:
+        """Return whether some members decide as the larger committee."""
+        return sum(peer in peers for peer in self.seats[: self.escalated_size]) >= self.quorum
 
 
-def draw(
-    manifest: RunManifest,
-    electorate: LocalElectorate,
-    commit: Signed[RolloutCommit],
-    candidates: tuple[PeerId, ...] | None = None,
-) -> Committee | None:
-    """Return the committee of a commit, or None while too few validators are live.
-
-    ``candidates`` replaces the validators of the commit's epoch if their records have expired.
-    """
-    electors = electorate.at_epoch(commit.message.epoch + 1)
-    validators = electors.validators if candidates is None else candidates
-    if commit.signer in validators:
-        validators = tuple(peer for peer in validators if peer != commit.signer)
-    rules = manifest.committee
-    if len(validators) < rules.roster_min:
+def draw(manifest: RunManifest, page: PageNode, commit: Signed[RolloutCommit]) -> Committee | None:
+    """Return the committee that a page draws for a commit; None if only its worker has a seat."""
+    seats = page.council.ranked_seats(page.beacon + commit.digest, commit.signer)
+    if not seats:
         return None
-    count = len(validators)
-    lot = electors.beacon + commit.digest
-    first_size, escalated_size = min(rules.size, count), min(rules.escalated_size, count)
-    ranking = _by_lot(lot, validators)
-    return Committee(ranking, first_size, escalated_size, commit.signer, lot, electors.excluded)
+    rules, count = manifest.committee, len(seats)
+    return Committee(seats, min(rules.size, count), min(rules.escalated_size, count), page)
 
 
-@lru_cache(maxsize=RANKINGS_MAX)
-def _by_lot(lot: bytes, validators: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-    return tuple(sorted(validators, key=lambda peer: digest(lot + peer.encode())))
+def outcome_rank(
+    certificate: Certificate, verdicts: Sequence[Signed[Verdict]], committee: Committee
+) -> bytes:
+    """Return the rank of a valid certificate: of two on one commit the lower one wins.
+
+    A committee of an earlier page wins. Of one page, an acceptance by the first committee has the
+    rank of its last signer, a rejection by the larger one that of its first signer. So a rejection
+    wins only with a signer that ranks among the first committee: no coalition overturns a
+    certificate by an escalation that was not due. An acceptance by the larger committee loses to
+    both. At equality the rejection wins, and then the verdicts' digests decide. The rank follows
+    from certificate and page alone: it is the same on every node.
+    """
+    ranking = committee.ranking
+    places = [ranking.index(verdict.signer) for verdict in verdicts]
+    place = max(places) if certificate.accepted else min(places)
+    if certificate.accepted and certificate.escalated:
+        place = len(ranking)
+    content = digest(b"".join(sorted(verdict.digest for verdict in verdicts)))
+    epoch, accepted = committee.page.epoch.to_bytes(8, "big"), bytes([certificate.accepted])
+    return epoch + place.to_bytes(2, "big") + accepted + content
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +94,11 @@ class Outcome:
     escalated: bool
     verdicts: tuple[Signed[Verdict], ...]
 
-    def certificate(self, commit: Digest) -> Certificate:
-        """Return the certificate of this outcome."""
+    def certificate(self, commit: Digest, committee: Committee) -> Certificate:
+        """Return the certificate of this outcome of a committee."""
         return Certificate(
             commit=commit,
+            page=committee.page.digest,
             escalated=self.escalated,
             accepted=self.accepted,
             verdicts=tuple(verdict.envelope for verdict in self.verdicts),
@@ -130,12 +127,12 @@ class VerdictPool:
     def outcome(self, committee: Committee) -> Outcome | None:
         """Return the decision of the verdicts, or None while they are too few."""
         first = [self.verdicts[peer] for peer in committee.first if peer in self.verdicts]
-        if len(first) == committee.first_size and all(item.message.accept for item in first):
+        if len(first) == len(committee.first) and all(item.message.accept for item in first):
             return Outcome(accepted=True, escalated=False, verdicts=tuple(first))
         heard = [self.verdicts[peer] for peer in committee.escalated if peer in self.verdicts]
         for accepted in (True, False):
             agreeing = [item for item in heard if item.message.accept is accepted]
-            if len(agreeing) >= committee.quorum:
+            if committee.is_quorum({item.signer for item in agreeing}):
                 return Outcome(accepted=accepted, escalated=True, verdicts=tuple(agreeing))
         return None
 
@@ -151,12 +148,7 @@ class VerdictPool:
 def check_certificate(
     certificate: Certificate, verdicts: Sequence[Signed[Verdict]], committee: Committee | None
 ) -> Fault | None:
-    """Check opened verdicts against the committee that this node draws for the commit, if any.
-
-    ``bad-certificate`` is a fault on every node; ``other-committee`` may come from our own view. A
-    signer may be missing from our roster of that epoch and present on others. It counts at its
-    rank, so a validator's later absence does not invalidate its verdicts.
-    """
+    """Check opened verdicts against the committee that the certificate's page draws."""
     signers = [verdict.signer for verdict in verdicts]
     if len(set(signers)) != len(signers):
         return Fault(FaultCode.BAD_CERTIFICATE, "a validator is counted twice")
@@ -167,24 +159,21 @@ def check_certificate(
     if not certificate.escalated and not certificate.accepted:
         return Fault(FaultCode.BAD_CERTIFICATE, "only the larger committee can reject")
     if committee is None:
-        return Fault(FaultCode.OTHER_COMMITTEE, "too few validators are live to draw a committee")
+        return Fault(FaultCode.BAD_CERTIFICATE, "its page draws no committee")
     if certificate.escalated:
-        members, needed = committee.escalated_size, committee.quorum
+        members, is_enough = committee.escalated, committee.is_quorum(signers)
     else:
-        members, needed = committee.first_size, committee.first_size
-    eligible = committee.ranking_with(signers)[: members + VIEW_SLACK]
-    if sum(signer in eligible for signer in signers) < needed:
-        return Fault(FaultCode.OTHER_COMMITTEE, "too few signers are in our committee")
+        members, is_enough = committee.first, len(signers) == len(committee.first)
+    if not is_enough or not set(signers) <= set(members):
+        return Fault(FaultCode.BAD_CERTIFICATE, "its signers are not the committee")
     return None
 
 
 class VerdictTable:
-    """Verdict pools of the known commits, and the view that draws their committees."""
+    """Verdict pools of the known commits, and the committees of commits."""
 
-    def __init__(self, manifest: RunManifest, verify: Verifier, roster: Roster) -> None:
-        self._manifest = manifest
-        self.equivocators = EquivocationTracker(manifest, verify)
-        self.electorate = LocalElectorate(manifest, roster, self.equivocators)
+    def __init__(self, manifest: RunManifest, pages: PageTree) -> None:
+        self._manifest, self._pages = manifest, pages
         self.pools: dict[Digest, VerdictPool] = {}
         self._evidence_due: dict[PeerId, Evidence] = {}
 
@@ -201,15 +190,33 @@ class VerdictTable:
             del self.pools[commit]
 
     def committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
-        """Draw the committee of a commit from this node's roster."""
-        return draw(self._manifest, self.electorate, commit)
+        """Return the committee of a commit; None before the page that draws it."""
+        page = self._pages.drawing(commit.digest)
+        return None if page is None else draw(self._manifest, page, commit)
+
+    def rank(
+        self,
+        certificate: Certificate,
+        verdicts: Sequence[Signed[Verdict]],
+        commit: Signed[RolloutCommit],
+        page: PageNode,
+    ) -> bytes | Fault:
+        """Check a certificate about ``commit`` that names ``page``, and return its rank."""
+        if commit.digest not in page.drawn:
+            return Fault(FaultCode.BAD_CERTIFICATE, "its page draws no committee for the commit")
+        committee = draw(self._manifest, page, commit)
+        fault = check_certificate(certificate, verdicts, committee)
+        if fault is not None or committee is None:
+            return fault or Fault(FaultCode.BAD_CERTIFICATE)
+        return outcome_rank(certificate, verdicts, committee)
 
     def add(self, verdict: Signed[Verdict], commit: Signed[RolloutCommit]) -> Fault | bool:
         """Add a verdict on ``commit``; an equivocation becomes evidence to publish."""
         pool, validator = self.pool(commit.digest), verdict.signer
+        known = validator in pool.equivocations
         result = pool.add(verdict)
         pair = pool.equivocations.get(validator)
-        if pair is not None and self.equivocators.is_news(validator, commit.message.epoch):
+        if pair is not None and not known:
             accepting, rejecting = sorted(pair, key=lambda one: not one.message.accept)
             self._evidence_due[validator] = Evidence(
                 commit=commit.envelope,

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from protocol.core import vrf
 from protocol.core.codec import encode
 from protocol.core.types import MEMBERS_MAX, Digest, PeerId
 
@@ -33,10 +34,13 @@ SIGNATURE_BYTES = 64
 _PEER_ID_CHARACTERS = 52
 """Base58 length of 38 bytes with this prefix, for every key."""
 
-_DOMAIN = b"prime-node/1"
+_DOMAIN = b"prime-node/2"
 
 Verifier = Callable[[PeerId, bytes, bytes], bool]
 """``(signer, message, signature) -> valid``; the simulator may pass a cheaper one."""
+
+Output = Callable[[PeerId, bytes, bytes], bytes | None]
+"""``(signer, alpha, proof) -> output`` of a verifiable random function; None: invalid."""
 
 
 def digest(data: bytes | bytearray) -> Digest:
@@ -88,6 +92,12 @@ def verify(signer: PeerId, message: bytes, signature: bytes) -> bool:
     return True
 
 
+def reveal_output(signer: PeerId, alpha: bytes, proof: bytes) -> bytes | None:
+    """Return the 64-byte output of a key's verifiable random function; None: a bad proof."""
+    public_key = public_key_from_peer_id(signer)
+    return None if public_key is None else vrf.output(public_key, alpha, proof)
+
+
 class Signer(Protocol):
     """Signing key of one peer id."""
 
@@ -97,6 +107,9 @@ class Signer(Protocol):
 
     def sign(self, message: bytes) -> bytes:
         """Return the 64-byte signature of ``message``."""
+
+    def prove(self, alpha: bytes) -> bytes:
+        """Return the 80-byte proof of the key's random output for ``alpha``."""
 
 
 class Identity:
@@ -113,6 +126,10 @@ class Identity:
     def sign(self, message: bytes) -> bytes:
         """Return the 64-byte signature of ``message``."""
         return self._private_key.sign(message)
+
+    def prove(self, alpha: bytes) -> bytes:
+        """Return the 80-byte proof of the key's random output for ``alpha``."""
+        return vrf.prove(self._seed, self.public_key, alpha)
 
     def to_protobuf(self) -> bytes:
         """Return the libp2p ``PrivateKey`` protobuf, the content of ``identity.key``."""

@@ -63,6 +63,11 @@ class FaultCode(StrEnum):
     MESSAGE_SEQNO = "message-seqno", Blame.SENDER
     MESSAGE_SIGNATURE = "message-signature", Blame.SENDER
     MESSAGE_SOURCE = "message-source", Blame.SENDER
+    BAD_REVEAL = "bad-reveal", Blame.SENDER
+    NOT_IN_COUNCIL = "not-in-council", Blame.SENDER
+    NOT_PROPOSER = "not-proposer", Blame.SENDER
+    WRONG_COUNCIL = "wrong-council", Blame.SENDER
+    WRONG_EPOCH = "wrong-epoch", Blame.SENDER
     NOT_A_TRAINER = "not-a-trainer", Blame.SENDER
     NOT_A_VALIDATOR = "not-a-validator", Blame.SENDER
     NOT_ADMITTED = "not-admitted", Blame.SENDER
@@ -72,7 +77,6 @@ class FaultCode(StrEnum):
     OLD_DATE = "old-date", Blame.AUTHOR
     OLD_TERM = "old-term", Blame.SENDER
     OPENED_TOO_OFTEN = "opened-too-often", Blame.SENDER
-    OTHER_COMMITTEE = "other-committee", Blame.NOBODY
     OTHER_TERM = "other-term", Blame.SENDER
     OVERSIZE = "oversize", Blame.SENDER
     PROTOCOL_VERSION = "protocol-version", Blame.NOBODY
@@ -81,7 +85,6 @@ class FaultCode(StrEnum):
     RPC_OVERSIZE = "rpc-oversize", Blame.SENDER
     SLOT_ORDER = "slot-order", Blame.SENDER
     STALE_BATCH = "stale-batch", Blame.SENDER
-    TERM_JUMP = "term-jump", Blame.NOBODY
     TOO_MANY_TOPICS = "too-many-topics", Blame.SENDER
     TRAINED_TWICE = "trained-twice", Blame.SENDER
     UNDECODABLE = "undecodable", Blame.SENDER

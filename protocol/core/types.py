@@ -47,6 +47,7 @@ class Topic(StrEnum):
     CHECKPOINTS = "checkpoints"
     ROSTER = "roster"
     EVIDENCE = "evidence"
+    PAGES = "pages"
 
 
 class ValidationResult(StrEnum):

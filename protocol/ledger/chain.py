@@ -1,24 +1,30 @@
 """Chain of accepted versions, and the rules for the next one.
 
-A version number belongs to the first trainer that published it. A trainer alone can replace the
-newest version only, in a later term, and only if the leader that published it is gone. The next
-leader may have missed that version, or no node can load it. A term exceeds the one before by at
-most the number of trainers, so terms cannot be exhausted. The validators decide between other
-branches (``fork_choice``).
+The council's final pages say who leads, and which version is final with all before it. The leader
+alone adds the next version. The first version of its term follows the final one: what a former
+leader has published after that is dropped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.core.faults import Fault, FaultCode
-from protocol.core.types import Digest, PeerId
+from protocol.core.types import Digest
 from protocol.messages import CheckpointManifest, Signed
 from protocol.run.manifest import RunManifest
 
 TERM_MAX = 2**52
 """Bound on terms: a later term always fits into a message."""
 
-IsLive = Callable[[PeerId], bool]
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What the newest final page says of the versions."""
+
+    term: int
+    """Term of the trainer that leads (``RunManifest.leader``)."""
+    head: bytes
+    """Manifest digest of the newest final version; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +40,14 @@ class Chain:
 
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest = manifest
-        self._trainers = len(manifest.genesis.trainers)
         self._async_level = manifest.grpo.async_level
         self.checkpoints: list[CheckpointEntry] = []
         self.learned: dict[Digest, int] = {}
         """Version that learned from each commit."""
         self._places: dict[bytes, int] = {b"": -1}
         """Version of each manifest digest; the parent of version 0 is version -1."""
+        self.final = -1
+        """Newest version that a final page has named here. No later page takes it back."""
 
     @property
     def head(self) -> Signed[CheckpointManifest] | None:
@@ -82,13 +89,7 @@ class Chain:
 
         Return the removed versions; their commits count as not learned from.
         """
-        start = branch[0].message.version
-        removed = [entry.manifest for entry in self.checkpoints[start:]]
-        for manifest in removed:
-            del self._places[manifest.digest]
-            for commit in manifest.message.batch:
-                self.learned.pop(Digest(commit), None)
-        del self.checkpoints[start:]
+        removed = self.drop_from(branch[0].message.version)
         for manifest in branch:
             message = manifest.message
             assert message.version == len(self.checkpoints)
@@ -96,6 +97,34 @@ class Chain:
             self._places[manifest.digest] = message.version
             self.learned.update((Digest(commit), message.version) for commit in message.batch)
         return removed
+
+    def drop_from(self, version: int) -> list[Signed[CheckpointManifest]]:
+        """Remove a version and all later ones, and return them."""
+        removed = [entry.manifest for entry in self.checkpoints[version:]]
+        for manifest in removed:
+            del self._places[manifest.digest]
+            for commit in manifest.message.batch:
+                self.learned.pop(Digest(commit), None)
+        del self.checkpoints[version:]
+        return removed
+
+    def outdated(self, lead: Lead) -> int | None:
+        """Return the first version after the final one that a former leader published, if any."""
+        final = self.place(lead.head)
+        following = None if final is None or final < self.final else self.get(final + 1)
+        if following is None or following.message.term >= lead.term:
+            return None
+        return following.message.version
+
+    def extends_final(self, branch: Sequence[Signed[CheckpointManifest]]) -> bool:
+        """Return whether a branch leaves the final version in place."""
+        return branch[0].message.version > self.final
+
+    def note_final(self, lead: Lead) -> None:
+        """Note the final version, if it is here."""
+        final = self.place(lead.head)
+        if final is not None:
+            self.final = max(self.final, final)
 
     def fits(self, manifest: Signed[CheckpointManifest]) -> Fault | bool:
         """Check a version and its parent; False if it is accepted or its parent is not."""
@@ -111,8 +140,7 @@ class Chain:
         message = manifest.message
         if not self._manifest.is_trainer(manifest.signer):
             return Fault(FaultCode.NOT_A_TRAINER)
-        own_term = self._manifest.term_of(manifest.signer, message.term)
-        if message.term != own_term or message.term > TERM_MAX:
+        if message.term > TERM_MAX or self._manifest.leader(message.term) != manifest.signer:
             return Fault(FaultCode.OTHER_TERM, f"term {message.term} is not its author's")
         if message.version > self._manifest.grpo.steps:
             return Fault(FaultCode.AFTER_LAST_VERSION)
@@ -144,18 +172,16 @@ class Chain:
                 learned[commit] = None
         return None
 
-    def takes_word_for(self, manifest: Signed[CheckpointManifest], is_live: IsLive) -> Fault | bool:
-        """Tell whether the trainer alone can make this the newest version; its parent is known."""
-        message = manifest.message
-        known = self.get(message.version)
-        before = known or self.get(message.version - 1)
-        term = 0 if before is None else before.message.term
-        if known is not None and message.term == term:
+    def takes_word_for(self, manifest: Signed[CheckpointManifest], lead: Lead) -> Fault | bool:
+        """Tell whether its trainer alone can make this the newest version; its parent is known.
+
+        False while no final page here lets it lead, or names a version that is not here.
+        """
+        message, known = manifest.message, self.get(manifest.message.version)
+        if message.term != lead.term or not self.is_taken(lead.head):
+            return False
+        if known is not None and known.message.term == message.term:
             return Fault(FaultCode.VERSION_REUSED, f"version {message.version}")
-        if message.term > term + self._trainers:
-            # Or we missed the versions between: the validators' records will show it.
-            return Fault(FaultCode.TERM_JUMP, f"term {message.term} after {term}")
-        if known is None:
-            return True
-        led_by_another = known.signer != manifest.signer and is_live(known.signer)
-        return known is self.head and message.term > term and not led_by_another
+        parent = self.get(message.version - 1)
+        follows = parent is not None and parent.message.term == message.term
+        return known is None and (follows or message.parent == lead.head)

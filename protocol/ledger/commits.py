@@ -16,7 +16,14 @@ from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
 from protocol.ledger.chain import Chain
 from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
-from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
+from protocol.messages import (
+    LISTED_MAX,
+    Certificate,
+    CheckpointManifest,
+    RolloutCommit,
+    Signed,
+    Verdict,
+)
 from protocol.rollout.assignment import is_evaluation
 from protocol.rollout.body import body_bytes_max
 from protocol.rollout.statistics import Sums, agreed
@@ -57,6 +64,12 @@ class Entry:
     commit: Signed[RolloutCommit]
     state: CommitState = CommitState.COMMITTED
     certificate: Signed[Certificate] | None = None
+    rank: bytes = b""
+    """Rank of the certificate, if any."""
+    decided_epoch: int = -1
+    """Our epoch when the certificate was accepted."""
+    is_final: bool = False
+    """True if a final page names the commit as certified: no certificate overturns that."""
     reason: str = ""
     trained_in: int | None = None
     measured: Sums | None = None
@@ -82,15 +95,22 @@ class Entry:
         """The values that a ``CommitChange`` holds from before and after."""
         return CommitStatus(self.state, self.reason, self.trained_in)
 
-    def is_outranked_by(self, certificate: Certificate) -> bool:
-        """Return whether a valid certificate replaces the outcome held here.
+    def is_repeated_by(self, certificate: Certificate) -> bool:
+        """Return whether a certificate is the one held here, of another assembler.
 
-        A few colluding validators can produce two that contradict each other. The larger
-        committee's certificate wins, and between equal ones the rejection: the same outcome on
-        every node, in any order.
+        Equal verdicts are not enough: of another page or committee they have another rank.
         """
-        known = self.certificate
-        return known is None or _rank(known.message) < _rank(certificate)
+        return self.certificate is not None and self.certificate.message == certificate
+
+    def is_outranked_by(self, rank: bytes, *, accepted: bool) -> bool:
+        """Return whether a valid certificate of this rank replaces the outcome held here.
+
+        Colluding validators can produce two that contradict each other; the one of lower rank
+        (``protocol.consensus.committee.outcome_rank``) wins on every node, in any order.
+        """
+        if self.is_final:
+            return accepted and self.state is not CommitState.CERTIFIED
+        return self.certificate is None or rank < self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +129,11 @@ class CommitChange:
     """False for an old commit that is only kept."""
 
 
-def _rank(certificate: Certificate) -> tuple[bool, bool]:
-    return certificate.escalated, not certificate.accepted
-
-
 def window_epochs(manifest: RunManifest) -> int:
     """Return for how many epochs after its own a commit may be announced: latency and clock skew.
 
-    The beacon of the next epoch draws its committee. A worker that could backdate a commit would
-    wait for a committee that it likes.
+    A date gains nothing: a page lists a commit before a later one draws its committee. The bound
+    keeps commits for old versions out of the tables.
     """
     return 1 + math.ceil(CLOCK_SKEW_SECONDS_MAX / manifest.epochs.seconds)
 
@@ -224,7 +240,7 @@ class CommitTable:
         self.policy_lag_max = 0
         """Largest age of a policy, in versions, when a version learned from its rollouts."""
         self.tables: tuple[Table, ...] = (
-            SizeGauge("in_flight", COMMITS_IN_FLIGHT_MAX, self._most_in_flight),
+            SizeGauge("in_flight", COMMITS_IN_FLIGHT_MAX + LISTED_MAX, self._most_in_flight),
         )
 
     def offer(
@@ -234,25 +250,37 @@ class CommitTable:
         *,
         anti_entropy: bool,
         counts: bool,
+        is_listed: bool,
     ) -> CommitChange | Fault | None:
         """Add a commit in our ``epoch``; None if it is known or expired, or there is no room."""
         if commit.digest in self.entries:
             return None
-        fault = self._rules.fault(commit, epoch, self._chain.get(commit.message.version))
+        fault = self._rules.fault(commit, epoch, self._final(commit.message.version))
         if fault is not None:
             return fault
         timely = self._rules.is_timely(commit, epoch)
         if not timely and not anti_entropy:
             return Fault(FaultCode.OLD_DATE, f"of epoch {commit.message.epoch}, now it is {epoch}")
         expired = commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
-        if expired or self.in_flight(commit.signer) >= COMMITS_IN_FLIGHT_MAX:
+        is_full = self.in_flight(commit.signer) >= COMMITS_IN_FLIGHT_MAX
+        if expired or (is_full and not is_listed):
             return None
         return self._add(commit, timely=timely and counts)
+
+    def _final(self, version: int) -> Signed[CheckpointManifest] | None:
+        """Return a version if it is final.
+
+        Another one of its number may become final otherwise, and members list only commits that
+        they hold. So they hold those of both.
+        """
+        return self._chain.get(version) if version <= self._chain.final else None
 
     def restore(self, commit: Signed[RolloutCommit]) -> CommitChange | None:
         """Add a commit accepted before a restart; None if it is known or invalid."""
         message = commit.message
-        fault = self._rules.fault(commit, message.epoch, self._chain.get(message.version))
+        if (old := self.kept.pop(commit.digest, None)) is not None:
+            self.entries[commit.digest] = old
+        fault = self._rules.fault(commit, message.epoch, self._final(message.version))
         return None if fault or commit.digest in self.entries else self._add(commit, timely=True)
 
     def _add(self, commit: Signed[RolloutCommit], *, timely: bool) -> CommitChange:
@@ -269,13 +297,20 @@ class CommitTable:
         return CommitChange(entry, None, entry.status, first=self._slots.take(commit))
 
     def decide(
-        self, certificate: Signed[Certificate], verdicts: Sequence[Verdict]
+        self,
+        certificate: Signed[Certificate],
+        verdicts: Sequence[Verdict],
+        rank: bytes,
+        epoch: int,
     ) -> CommitChange | None:
-        """Set the outcome of a commit in ``entries``; None if a known certificate outranks it."""
+        """Set the outcome of a commit in ``entries`` in our ``epoch``.
+
+        None if a known certificate outranks this one.
+        """
         entry = self.entries[Digest(certificate.message.commit)]
-        if not entry.is_outranked_by(certificate.message):
+        if not entry.is_outranked_by(rank, accepted=certificate.message.accepted):
             return None
-        entry.certificate = certificate
+        entry.certificate, entry.rank, entry.decided_epoch = certificate, rank, epoch
         entry.measured = agreed(verdicts, entry.commit.message.tokens)
         accepted = certificate.message.accepted
         state = CommitState.CERTIFIED if accepted else CommitState.REJECTED
@@ -315,10 +350,11 @@ class CommitTable:
                 return Fault(FaultCode.EVALUATION_BATCH, f"slot {slot} evaluates version {used}")
         return None
 
-    def has_outcomes(self, manifest: Signed[CheckpointManifest]) -> bool:
-        """Return whether certificates of all commits in a batch are known."""
+    def are_certified(self, manifest: Signed[CheckpointManifest]) -> bool:
+        """Return whether all commits in a batch are certified here."""
         entries = (self.known(Digest(commit)) for commit in manifest.message.batch)
-        return all(entry is not None and entry.certificate is not None for entry in entries)
+        certified = CommitState.CERTIFIED
+        return all(entry is not None and entry.state is certified for entry in entries)
 
     def follow(
         self,

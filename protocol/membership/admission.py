@@ -178,10 +178,10 @@ class AdmittedKeys:
         if not self.needs_proof(peer):
             return True
         known = self._known.get(peer)
-        if known is None or known.number in self._void:
+        if known is None or (known.until is not None and epoch > known.until):
             return False
-        if known.until is not None and epoch > known.until:
-            return False
+        if known.number in self._void and not judged:
+            return False  # an invite that a committee has relied on stands
         if judged or not self._rules.probation_epochs:
             return True
         age, age_then = epoch - known.since, made - known.since

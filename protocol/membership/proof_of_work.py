@@ -3,7 +3,7 @@
 Keys are free. Under the rule ``open`` a key costs work (argon2id, RFC 9106: it needs memory, which
 is expensive wherever hashing is cheap). Under ``invite`` it needs an invite by a key that the
 manifest trusts; ``allowlist`` names the workers. Each of the key's records carries the proof, which
-is dated: work is done over the beacon of its epoch, an invite states its epoch.
+is dated: work is done over the hash of its epoch, an invite states its epoch.
 ``protocol.membership.admission`` covers backdated proofs.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from protocol.core.crypto import digest, memory_hard
 from protocol.core.types import PeerId, RunId
-from protocol.run.manifest import beacon
+from protocol.run.manifest import epoch_hash
 from protocol.run.sections import AdmissionSection
 
 WORK_BYTES = 16
@@ -34,7 +34,7 @@ def is_solved(rules: AdmissionSection, run_id: RunId, peer: PeerId, proof: bytes
         return True
     epoch = int.from_bytes(proof[:8], "big")
     salt = digest(
-        b"prime-node/admission" + run_id + beacon(run_id, epoch) + peer.encode() + proof[:8]
+        b"prime-node/admission" + run_id + epoch_hash(run_id, epoch) + peer.encode() + proof[:8]
     )
     hashed = memory_hard(proof[8:], salt, kib=rules.work_kib, passes=rules.work_passes)
     return int.from_bytes(hashed, "big") >> (8 * len(hashed) - rules.work_bits) == 0

@@ -81,7 +81,6 @@ class Roster:
         self.revisions: dict[str, int] = dict.fromkeys(Role, 0)
         """Number of new, changed or removed records of members with each role."""
         self._admits: dict[str, Callable[[PeerId], bool]] = {
-            Role.VALIDATOR: manifest.is_validator,
             Role.TRAINER: manifest.is_trainer,
             Role.INFERENCE: manifest.admits_worker,
         }

@@ -60,19 +60,34 @@ def seal(message: MessageT, run_id: RunId, signer: Signer) -> Signed[MessageT]:
     """Sign ``message`` for a run; raises ``ValueError`` if it exceeds the envelope limit."""
     payload = encode(message.model_dump())
     signature = signer.sign(signing_bytes(message.kind, run_id, payload))
-    envelope = encode(
-        {
-            "kind": message.kind,
-            "payload": payload,
-            "signature": signature,
-            "signer": signer.peer_id,
-        }
-    )
-    if len(envelope) > message.envelope_bytes_max:
+    signed = _with_signature(message, payload, run_id, signer.peer_id, signature)
+    if len(signed.envelope) > message.envelope_bytes_max:
         limit = message.envelope_bytes_max
-        raise ValueError(f"{message.kind} of {len(envelope)} bytes, limit {limit}")
-    identifier = _message_id(message.kind, run_id, signer.peer_id, payload)
-    return Signed(signer.peer_id, message, identifier, envelope)
+        raise ValueError(f"{message.kind} of {len(signed.envelope)} bytes, limit {limit}")
+    return signed
+
+
+def with_signature(
+    message: MessageT, run_id: RunId, signer: PeerId, signature: bytes
+) -> Signed[MessageT]:
+    """Return a message with a signature that its caller has checked."""
+    return _with_signature(message, encode(message.model_dump()), run_id, signer, signature)
+
+
+def _with_signature(
+    message: MessageT, payload: bytes, run_id: RunId, signer: PeerId, signature: bytes
+) -> Signed[MessageT]:
+    envelope = encode(
+        {"kind": message.kind, "payload": payload, "signature": signature, "signer": signer}
+    )
+    return Signed(signer, message, _message_id(message.kind, run_id, signer, payload), envelope)
+
+
+def signature_of(signed: Signed[Any]) -> bytes:
+    """Return the signature in the envelope of a message."""
+    fields = decode(signed.envelope, bytes_max=ENVELOPE_BYTES_MAX)
+    assert isinstance(fields, dict)
+    return bytes(fields["signature"])
 
 
 Opened = LruCache[tuple[bytes, type[Message], RunId], Signed[Any]]

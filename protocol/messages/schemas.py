@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from protocol.core.types import DIGEST_BYTES, RATE_CLASS_MAX, Role
+from protocol.core.vrf import PROOF_BYTES
 from protocol.messages.envelope import Message
 
 VERDICT_BYTES_MAX = 1024
@@ -37,7 +38,17 @@ ADMISSION_BYTES_MAX = 512
 OBSERVATIONS_MAX = 32
 """Maximum reports about other members in one record, 1.2 KB: four times an even share."""
 
-PROTOCOL_VERSION = 1
+COUNCIL_MAX = 200
+"""Maximum seats. A draw of 200 keys among which 20 % are dishonest holds a third of dishonest ones
+once in 500,000 draws."""
+
+REVEALERS_MAX = 8
+"""Maximum members drawn to reveal in an epoch."""
+
+LISTED_MAX = 200
+"""Maximum new commits, and maximum certified ones, in a page; together they take 14 KB of 16."""
+
+PROTOCOL_VERSION = 2
 
 SYSTEM_PORTS = 1024
 """System ports (RFC 6335) are below; a node never connects to one that a record names."""
@@ -52,8 +63,17 @@ def _digest_or_empty(value: bytes) -> bytes:
     return value
 
 
+def _proof_or_empty(value: bytes) -> bytes:
+    if len(value) not in (0, PROOF_BYTES):
+        raise ValueError("neither a proof nor empty")
+    return value
+
+
 OptionalDigest = Annotated[bytes, AfterValidator(_digest_or_empty)]
+RevealProof = Annotated[bytes, AfterValidator(_proof_or_empty)]
 UInt = Annotated[int, Field(ge=0, le=2**53)]
+EpochOrNone = Annotated[int, Field(ge=-1, le=2**53)]
+Seats = Annotated[int, Field(ge=1, le=COUNCIL_MAX)]
 RateClass = Annotated[int, Field(ge=0, le=RATE_CLASS_MAX)]
 Millionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Billionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
@@ -177,6 +197,8 @@ class Certificate(Message):
 
     kind = "certificate"
     commit: DigestBytes
+    page: DigestBytes
+    """The page that drew the committee."""
     escalated: bool
     accepted: bool
     verdicts: Annotated[tuple[bytes, ...], Field(min_length=1, max_length=VERDICTS_MAX)]
@@ -190,6 +212,69 @@ class Evidence(Message):
     commit: bytes
     accepting: bytes
     rejecting: bytes
+
+
+class Page(Message):
+    """The council's decisions of one epoch (``protocol.consensus.pages``).
+
+    ``seed`` and ``final_epoch`` follow from its ancestors. They stand here so that a page and its
+    votes can be checked without its ancestors.
+    """
+
+    kind = "page"
+    epoch: UInt
+    council: OptionalDigest
+    """Page that seated the council; empty for the genesis."""
+    parent: OptionalDigest
+    """Page before it; the seating page for the first page of a council."""
+    seed: DigestBytes
+    """Beacon of the parent."""
+    final_epoch: EpochOrNone
+    """Epoch of the newest page that its ancestors show final; -1 for none."""
+    term: UInt = 0
+    """Term of the trainer that leads after this page (``RunManifest.leader``)."""
+    head: OptionalDigest = b""
+    """Manifest digest of the newest version that this page makes final; empty for none."""
+    reveals: Annotated[tuple[RevealProof, ...], Field(max_length=REVEALERS_MAX)]
+    """Proofs of the drawn members in their order; empty where a member revealed nothing."""
+    joined: Annotated[tuple[DigestBytes, ...], Field(max_length=COUNCIL_MAX)] = ()
+    """Public keys that join the council after this page."""
+    removed: Annotated[tuple[DigestBytes, ...], Field(max_length=COUNCIL_MAX)] = ()
+    """Public keys that leave it."""
+    drawn: Annotated[tuple[DigestBytes, ...], Field(max_length=COUNCIL_MAX)] = ()
+    """Public keys of a council drawn for a new era; empty if none is."""
+    seats: Annotated[tuple[Seats, ...], Field(max_length=COUNCIL_MAX)] = ()
+    """Seats of each of them."""
+    commits: Annotated[tuple[DigestBytes, ...], Field(max_length=LISTED_MAX)] = ()
+    """New commits: the next page that draws committees draws theirs, with a beacon that nobody can
+    know yet."""
+    certified: Annotated[tuple[DigestBytes, ...], Field(max_length=LISTED_MAX)] = ()
+    """Commits whose acceptance this page makes final."""
+
+    @property
+    def changes_council(self) -> bool:
+        """Whether another council follows this page."""
+        return bool(self.joined or self.removed or self.drawn)
+
+
+class Reveal(Message):
+    """A drawn member's verifiable random output for the child of ``parent`` in an epoch."""
+
+    kind = "reveal"
+    epoch: UInt
+    parent: OptionalDigest
+    proof: Annotated[bytes, Field(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+
+
+class PageVote(Message):
+    """A council member's only vote in an epoch."""
+
+    kind = "page-vote"
+    epoch: UInt
+    council: OptionalDigest
+    page: DigestBytes
+    parent: OptionalDigest
+    """Parent of the page: after a restart its author votes for no child of a shorter chain."""
 
 
 class Encoding(Message):

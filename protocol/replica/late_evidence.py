@@ -1,16 +1,18 @@
-"""Evidence against workers for nodes that joined later: old commits that prove a fault.
+"""Old commits from synchronisation: evidence against workers, and batches of missed versions.
 
 A node forgets old commits and rejects them when they arrive. The commits that slash a worker are
 kept, and offered in synchronisation, as long as the worker is remembered. A node that joins later
 thus receives them, and checks them itself. Two commits for one slot are proof by themselves. A
-rejected commit needs the certificate of a committee, drawn among the validators that the node knows
-now and the certificate's signers. No record shows which validators were live in an old epoch.
+rejected commit needs the certificate of its committee, and the page that drew it.
+
+The commits in the batches of the newest versions are kept and offered too. A node that missed such
+a version for long accepts it with their certificates, which are checked in the same way.
 """
 
 from collections.abc import Sequence
 
-from protocol.consensus.committee import check_certificate, draw
-from protocol.consensus.electorate import LocalElectorate
+from protocol.consensus.committee import VerdictTable
+from protocol.consensus.pages import PageTree
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId
 from protocol.ledger.commits import agreed_reason
@@ -37,12 +39,13 @@ class LateEvidence:
         manifest: RunManifest,
         ledger: Ledger,
         roster: Roster,
-        electorate: LocalElectorate,
+        pages: PageTree,
+        table: VerdictTable,
     ) -> None:
         self._manifest = manifest
         self._ledger = ledger
         self._roster = roster
-        self._electorate = electorate
+        self._pages, self._table = pages, table
         self._commits = PendingPool(OLD_COMMITS_MAX, "old_commits")
         self.tables = (self._commits,)
 
@@ -54,16 +57,20 @@ class LateEvidence:
         self._commits.expire(oldest)
 
     def is_old(self, commit: Signed[RolloutCommit], epoch: int) -> bool:
-        """Return whether an unknown commit can only be evidence in our ``epoch``."""
-        if commit.digest in self._ledger.commits.entries or not self._manifest.credit.slash:
+        """Return whether an unknown commit is accepted only with proof in our ``epoch``."""
+        if commit.digest in self._ledger.commits.entries:
             return False
-        return commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
+        expired = commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
+        return expired and (self._manifest.credit.slash or self._is_named(commit.digest))
+
+    def _is_named(self, commit: Digest) -> bool:
+        return commit in self._ledger.named()
 
     def offer_commit(
         self, commit: Signed[RolloutCommit], now: float
     ) -> tuple[Signed[RolloutCommit], ...]:
         """Add an old commit; return another one for its slot if both are accepted now."""
-        if self._ledger.workers.is_slashed(commit.signer):
+        if self._ledger.workers.is_slashed(commit.signer) and not self._is_named(commit.digest):
             return ()
         self._commits.add(commit, now)
         admitted = self._roster.admitted.knows(commit.signer)
@@ -76,36 +83,31 @@ class LateEvidence:
         return ()
 
     def wants(self, certificate: Signed[Certificate]) -> bool:
-        """Tell whether a certificate may make an old commit evidence, so that it must be opened."""
-        waiting = self._commits.entries.get(Digest(certificate.message.commit))
-        rejects = not certificate.message.accepted
-        return (
-            waiting is not None
-            and rejects
-            and not self._ledger.workers.is_slashed(waiting[0].signer)
-        )
+        """Tell whether a certificate may decide an old commit, so that it must be opened."""
+        commit = Digest(certificate.message.commit)
+        waiting = self._commits.entries.get(commit)
+        if waiting is None:
+            return False
+        if certificate.message.accepted:
+            return self._is_named(commit)
+        return not self._ledger.workers.is_slashed(waiting[0].signer)
 
     def offer_certificate(
         self, certificate: Signed[Certificate], verdicts: Sequence[Signed[Verdict]]
     ) -> Fault | bool:
-        """Check the certificate of an old commit; False if it proves no slashable offence."""
+        """Check a wanted certificate of an old commit; False if a rejection slashes nobody."""
         commit, _ = self._commits.entries[Digest(certificate.message.commit)]
-        signers = {verdict.signer for verdict in verdicts}
-        known = map(PeerId, self._manifest.genesis.validators)
-        excluded = self._electorate.at_epoch(commit.message.epoch + 1).excluded
-        candidates = tuple(
-            peer
-            for peer in known
-            if peer not in excluded and (peer in signers or peer in self._roster)
-        )
-        committee = draw(self._manifest, self._electorate, commit, candidates)
-        fault = check_certificate(certificate.message, verdicts, committee)
-        if fault is not None:
-            return fault
-        messages = [verdict.message for verdict in verdicts]
-        if agreed_reason(messages) not in SLASHABLE_REASONS or not self._take([commit]):
+        page = self._pages.page(certificate.message.page)
+        if page is None:
             return False
-        return self._ledger.offer_certificate(certificate, messages)
+        rank = self._table.rank(certificate.message, verdicts, commit, page)
+        if isinstance(rank, Fault):
+            return rank
+        messages = [verdict.message for verdict in verdicts]
+        slashes = agreed_reason(messages) in SLASHABLE_REASONS
+        if not (certificate.message.accepted or slashes) or not self._take([commit]):
+            return False
+        return self._ledger.offer_certificate(certificate, messages, rank)
 
     def _take(self, commits: Sequence[Signed[RolloutCommit]]) -> bool:
         """Add commits to the ledger, and tell whether it holds all of them."""

@@ -5,18 +5,20 @@ checks signature, limits and preconditions, and only then changes the roster, th
 verdict pool. A message that cannot be decided yet waits in a bounded table: a certificate before
 its commit, a version before its parent or the outcomes of its batch. ``advance`` tries it again;
 versions are also tried when a certificate or another version is accepted.
+Final pages say which trainer leads and which version stands (``protocol.ledger.chain``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from protocol.consensus.committee import VerdictTable, check_certificate
+from protocol.consensus.committee import VerdictTable
 from protocol.core.containers import Table
-from protocol.core.crypto import Verifier
+from protocol.core.crypto import Output, Verifier, reveal_output
 from protocol.core.faults import Blame, Fault, FaultCode
-from protocol.core.types import Digest, PeerId, Role, Topic, ValidationResult
+from protocol.core.types import Digest, PeerId, Topic, ValidationResult
+from protocol.ledger.chain import Lead
 from protocol.ledger.ledger import Ledger
 from protocol.ledger.reputation import UntrustedCommits
 from protocol.membership.roster import Roster
@@ -28,6 +30,9 @@ from protocol.messages import (
     Message,
     NodeRecord,
     Opened,
+    Page,
+    PageVote,
+    Reveal,
     RolloutCommit,
     Signed,
     Verdict,
@@ -36,6 +41,7 @@ from protocol.messages import (
 )
 from protocol.messages.pending import PendingPool
 from protocol.replica.late_evidence import LateEvidence
+from protocol.replica.page_intake import PageIntake
 from protocol.run.manifest import RunManifest
 
 WAITING_MAX = 1024
@@ -45,17 +51,21 @@ UNKNOWN_KEYS_MAX = 256
 """Workers without a known admission that may have pending commits. These are not checked here;
 certificates prove the admission of workers that have left. A guess."""
 
-TOPIC_KINDS: dict[Topic, type[Message]] = {
-    Topic.COMMITS: RolloutCommit,
-    Topic.CERTIFICATES: Certificate,
-    Topic.CHECKPOINTS: CheckpointManifest,
-    Topic.ROSTER: NodeRecord,
-    Topic.EVIDENCE: Evidence,
+TOPIC_KINDS: dict[Topic, tuple[type[Message], ...]] = {
+    Topic.COMMITS: (RolloutCommit,),
+    Topic.CERTIFICATES: (Certificate,),
+    Topic.CHECKPOINTS: (CheckpointManifest,),
+    Topic.ROSTER: (NodeRecord,),
+    Topic.EVIDENCE: (Evidence,),
+    Topic.PAGES: (Page, PageVote, Reveal),
 }
 
-_KINDS_BY_TOPIC = {topic: {kind.kind: kind} for topic, kind in TOPIC_KINDS.items()}
+_KINDS_BY_TOPIC = {
+    topic: {kind.kind: kind for kind in kinds} for topic, kinds in TOPIC_KINDS.items()
+}
 
 _Take = Callable[[Any, float], "Received"]
+_Retry = Callable[[Any, float, float], "Received"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +88,26 @@ class Replica:
     """Roster, ledger and verdicts of one run."""
 
     def __init__(
-        self, manifest: RunManifest, verify: Verifier, opened: Opened | None = None
+        self,
+        manifest: RunManifest,
+        verify: Verifier,
+        output: Output = reveal_output,
+        opened: Opened | None = None,
     ) -> None:
         self.manifest, self.run_id = manifest, manifest.run_id
+        self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self.roster = Roster(manifest, verify)
-        self.verdicts = VerdictTable(manifest, verify, self.roster)
+        self.intake = PageIntake(manifest, verify, output, self._opened)
+        self.pages = self.intake.tree
+        self.verdicts = VerdictTable(manifest, self.pages)
         self.ledger = Ledger(manifest)
         self.untrusted_commits = UntrustedCommits(manifest, self.ledger)
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
-        self._validators = frozenset(manifest.genesis.validators)
-        """For ``manifest.is_validator`` in constant time: every verdict is asked about."""
         self._verify = verify
-        self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._early_certificates = PendingPool(WAITING_MAX, "waiting")
         self._early_verdicts = PendingPool(WAITING_MAX, "waiting")
-        self._late = LateEvidence(manifest, self.ledger, self.roster, self.verdicts.electorate)
+        self._late = LateEvidence(manifest, self.ledger, self.roster, self.pages, self.verdicts)
         self.tables: tuple[Table, ...] = (
             *self.ledger.tables,
             *self.roster.tables,
@@ -101,6 +115,8 @@ class Replica:
             self._early_certificates,
             self._early_verdicts,
             *self._late.tables,
+            *self.pages.tables,
+            self.intake.evidence.evidence,
         )
         self._take: dict[type[Message], _Take] = {
             NodeRecord: self._record,
@@ -109,6 +125,9 @@ class Replica:
             Certificate: self._certificate,
             CheckpointManifest: self._checkpoint,
             Evidence: self._take_evidence,
+            Page: self._page,
+            PageVote: self._page_vote,
+            Reveal: self._reveal,
         }
         self._kinds = {kind.kind: kind for kind in self._take}
         self._restore: dict[type[Message], Callable[[Any], object]] = {
@@ -116,7 +135,9 @@ class Replica:
             Verdict: self.verdicts.restore,
             Certificate: self._restore_certificate,
             CheckpointManifest: self.ledger.restore_checkpoint,
-            Evidence: self.verdicts.equivocators.offer,
+            Evidence: self.intake.evidence.offer,
+            Page: self.intake.restore,
+            PageVote: self.intake.restore,
         }
 
     def receive(
@@ -139,8 +160,8 @@ class Replica:
             fault = Fault(FaultCode.WRONG_TOPIC) if misplaced else signed
             return Received(ValidationResult.REJECT, fault=fault)
         message = signed.message
-        if isinstance(message, Verdict | Certificate) and signed.signer not in self._validators:
-            return _received(signed, Fault(FaultCode.NOT_A_VALIDATOR))
+        if isinstance(message, Verdict) and not self.pages.is_member(signed.signer):
+            return _received(signed, False)  # or we do not know its council yet
         take = self._take[type(message)]
         if anti_entropy and isinstance(message, RolloutCommit):
             take = partial(self._commit, anti_entropy=True)
@@ -151,17 +172,22 @@ class Replica:
         return received
 
     def restore(self, envelope: bytes) -> None:
-        """Restore a stored message; the caller keeps the original order."""
+        """Restore a stored message; the caller keeps the original order, and pages come first."""
         signed = open_any(envelope, self._kinds, self.run_id, self._verify, self._opened)
         if isinstance(signed, Signed) and type(signed.message) in self._restore:
             self._restore[type(signed.message)](signed)
 
     def _restore_certificate(self, certificate: Signed[Certificate]) -> None:
-        if certificate.message.commit in self.ledger.commits.entries:
-            verdicts = self._open_verdicts(certificate) or []
-            for verdict in verdicts:
-                self.verdicts.restore(verdict)
-            self.ledger.offer_certificate(certificate, [one.message for one in verdicts])
+        entry = self.ledger.commits.entries.get(Digest(certificate.message.commit))
+        page = self.pages.page(certificate.message.page)
+        verdicts = self._open_verdicts(certificate)
+        if entry is None or page is None or verdicts is None:
+            return
+        for verdict in verdicts:
+            self.verdicts.restore(verdict)
+        rank = self.verdicts.rank(certificate.message, verdicts, entry.commit, page)
+        if not isinstance(rank, Fault):
+            self.ledger.offer_certificate(certificate, [one.message for one in verdicts], rank)
 
     def advance(self, now: float) -> list[Signed[Any]]:
         """Advance to ``now``: expire, forget, retry pending messages; return those accepted now."""
@@ -169,20 +195,21 @@ class Replica:
         self.ledger.advance(self.manifest.epoch_at(now))
         self.verdicts.retain(self.ledger.commits.entries)
         oldest = now - self._waits_seconds
-        early: tuple[tuple[PendingPool, _Take], ...] = (
+        early: tuple[tuple[PendingPool, _Retry], ...] = (
             (self._early_verdicts, self._verdict),
             (self._early_certificates, self._certificate),
         )
-        for waiting, take in early:
+        for waiting, retry in early:
             waiting.expire(oldest)
             for signed, arrived_at in waiting.take():
-                received = take(signed, arrived_at)
+                received = retry(signed, now, arrived_at)
                 if received.result is ValidationResult.ACCEPT:
                     settled.append(signed)
                 settled += received.settled
         self.ledger.branches.expire(oldest)
         self._late.expire(oldest)
-        return [*settled, *self._settle_versions(now), *self._follow_validators(now)]
+        followed = self.ledger.follow(self.lead, now)
+        return [*settled, *followed, *self._settle_versions(now)]
 
     def _settle_versions(self, now: float) -> list[Signed[CheckpointManifest]]:
         """Accept the pending versions that no longer have to wait."""
@@ -195,26 +222,11 @@ class Replica:
                 waiting = self.ledger.branches.candidates()
         return settled
 
-    def _follow_validators(self, now: float) -> list[Signed[CheckpointManifest]]:
-        """Adopt the branch that the validators support, if it is not ours."""
-        ledger, branches = self.ledger, self.ledger.branches
-        if not len(branches):
-            return []
-        excluded = self.verdicts.equivocators.excluded(self.manifest.epoch_at(now))
-        live = self.roster.live(now, Role.VALIDATOR)
-        records = [member.record for member in live if member.peer not in excluded]
-        roster_min = self.manifest.committee.roster_min
-        branch = branches.vouched(records, roster_min, now - self._waits_seconds / 2)
-        for manifest in branch:
-            branches.remove(manifest.digest)
-        if not branch or ledger.adopt(branch, now) is not None:
-            return []
-        return [*branch, *self._settle_versions(now)]
-
     @property
     def behind(self) -> bool:
         """True if a predecessor is missing, so that the node should synchronise with a peer."""
-        return self.ledger.branches.behind or bool(self._early_certificates)
+        pages = self.pages.is_behind() or not self.ledger.chain.is_taken(self.lead.head)
+        return pages or self.ledger.branches.behind or bool(self._early_certificates)
 
     def is_waiting(self, digest: Digest) -> bool:
         """Return whether a message is held undecided, so that it need not be sent again."""
@@ -231,12 +243,21 @@ class Replica:
         entries = self.ledger.commits.all_entries()
         commits = [entry for entry in entries if entry.timely or entry.certificate is not None]
         return [
-            *(evidence.envelope for evidence in self.verdicts.equivocators.evidence),
+            *self.intake.undecided(),
             *(entry.commit.envelope for entry in commits),
             *(entry.manifest.envelope for entry in self.ledger.chain.checkpoints),
             *self.verdicts.envelopes(),
             *(entry.certificate.envelope for entry in commits if entry.certificate is not None),
         ]
+
+    def named_pages(self) -> list[bytes]:
+        """Return the pages that drew the committees of the certificates that are held."""
+        certificates = (entry.certificate for entry in self.ledger.commits.all_entries())
+        return list(dict.fromkeys(one.message.page for one in certificates if one is not None))
+
+    def chains(self) -> Iterator[bytes]:
+        """Yield the encoded notarised pages that a restart needs, in the order to restore them."""
+        yield from self.intake.chains(self.named_pages())
 
     # Queries
 
@@ -252,17 +273,15 @@ class Replica:
         judged = self.ledger.workers.was_judged(worker, version)
         return self.roster.admitted.counts(worker, made, epoch, judged=judged)
 
-    def leader(self, now: float) -> PeerId | None:
-        """Return the leading trainer: the first live one in the manifest's order.
+    @property
+    def lead(self) -> Lead:
+        """What the newest final page says of the versions."""
+        return Lead(self.pages.root.term, self.pages.root.head)
 
-        The publisher of the newest version leads while it is live, so an earlier trainer that
-        returns causes no contested hand-over.
-        """
-        live = {member.peer for member in self.roster.live(now, Role.TRAINER)}
-        head = self.ledger.chain.head
-        if head is not None and head.signer in live:
-            return head.signer
-        return next((PeerId(key) for key in self.manifest.genesis.trainers if key in live), None)
+    @property
+    def leader(self) -> PeerId:
+        """The trainer that leads, by the newest final page."""
+        return self.manifest.leader(self.lead.term)
 
     # Messages
 
@@ -278,11 +297,18 @@ class Replica:
             return replace(_received(commit, bool(others)), settled=others)
         if not admitted.knows(worker) and not (anti_entropy and self._has_room_for_unknown(worker)):
             return _received(commit, Fault(FaultCode.UNKNOWN_KEY))
-        if not (self.untrusted_commits.has_room_for(worker) or self._is_certified(commit)):
+        # Members vote for a page only with all commits that it lists.
+        is_listed = self.pages.lists(commit.digest)
+        has_room = is_listed or self.untrusted_commits.has_room_for(worker)
+        if not (has_room or self._is_certified(commit)):
             return _received(commit, False)
         counts = self.counts(worker, commit.message.version, commit.message.epoch)
-        result = self.ledger.offer_commit(commit, epoch, anti_entropy=anti_entropy, counts=counts)
+        result = self.ledger.offer_commit(
+            commit, epoch, anti_entropy=anti_entropy, counts=counts, is_listed=is_listed
+        )
         entry = self.ledger.commits.entries.get(commit.digest)
+        if entry is not None:
+            self.intake.count_awaited(entry)
         return replace(_received(commit, result), lasting=entry is None or entry.timely)
 
     def _is_certified(self, commit: Signed[RolloutCommit]) -> bool:
@@ -296,46 +322,71 @@ class Replica:
         unknown = [one for one in self.ledger.commits.unsettled if not knows(one)]
         return worker in unknown or len(unknown) < UNKNOWN_KEYS_MAX
 
-    def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
+    def _verdict(
+        self, verdict: Signed[Verdict], now: float, arrived_at: float | None = None
+    ) -> Received:
         entry = self.ledger.commits.entries.get(Digest(verdict.message.commit))
         if entry is None:
-            self._early_verdicts.add(verdict, now)
+            self._early_verdicts.add(verdict, now if arrived_at is None else arrived_at)
             return _received(verdict, False)
         return _received(verdict, self.verdicts.add(verdict, entry.commit))
 
     def _take_evidence(self, evidence: Signed[Evidence], _now: float) -> Received:
-        return _received(evidence, self.verdicts.equivocators.offer(evidence))
+        return _received(evidence, self.intake.evidence.offer(evidence))
 
-    def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
+    def _page(self, page: Signed[Page], now: float) -> Received:
+        received = _received(page, self.intake.offer_page(page, now))
+        self.intake.count_final(self.ledger.commits)
+        return replace(received, settled=tuple(self.pages.take_adopted()))
+
+    def _page_vote(self, vote: Signed[PageVote], now: float) -> Received:
+        received = _received(vote, self.intake.offer_vote(vote, now))
+        self.intake.count_final(self.ledger.commits)
+        return replace(received, settled=tuple(self.pages.take_adopted()))
+
+    def _reveal(self, reveal: Signed[Reveal], now: float) -> Received:
+        return replace(_received(reveal, self.intake.offer_reveal(reveal, now)), lasting=False)
+
+    def _certificate(
+        self, certificate: Signed[Certificate], now: float, arrived_at: float | None = None
+    ) -> Received:
         commit = Digest(certificate.message.commit)
+        since = now if arrived_at is None else arrived_at
         entry = self.ledger.commits.entries.get(commit)
-        if entry is None and commit not in self._late:
-            self._early_certificates.add(certificate, now)
+        page = self.pages.page(certificate.message.page)
+        if page is not None and not (commit in page.drawn or page.drawn_known):
+            page = None
+        if page is None and not self.pages.is_member(certificate.signer):
+            return _received(certificate, False)  # or we do not know its council yet
+        if page is not None and certificate.signer not in page.council.places:
+            return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
+        if page is None or (entry is None and commit not in self._late):
+            # Before its commit, or before the page that draws the committee.
+            self._early_certificates.add(certificate, since)
             return _received(certificate, False)
-        outranks = entry is not None and entry.is_outranked_by(certificate.message)
-        if not (outranks or self._late.wants(certificate)):
+        accepted = certificate.message.accepted
+        is_overruled = not accepted and self.pages.is_certified(commit, self.pages.root)
+        is_news = entry is not None and not entry.is_repeated_by(certificate.message)
+        may_decide = is_news and not is_overruled
+        if not (may_decide or self._late.wants(certificate)):
             return _received(certificate, False)
         verdicts = self._open_verdicts(certificate)
         if verdicts is None:
             return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
         if entry is None:
             return _received(certificate, self._late.offer_certificate(certificate, verdicts))
-        committee = self.verdicts.committee(entry.commit)
-        fault = check_certificate(certificate.message, verdicts, committee)
-        if fault is not None and fault.code is not FaultCode.OTHER_COMMITTEE:
-            return _received(certificate, fault)
-        news = tuple(one for one in verdicts if self.verdicts.add(one, entry.commit) is True)
-        if fault is not None:
-            # Our roster may lag behind the author's: no peer is at fault, and we try again. If ours
-            # is the complete one, its verdicts and those of others still decide here.
-            self._early_certificates.add(certificate, now)
-            return replace(_received(certificate, fault), settled=news)
+        rank = self.verdicts.rank(certificate.message, verdicts, entry.commit, page)
+        if isinstance(rank, Fault):
+            return _received(certificate, rank)
+        for verdict in verdicts:
+            self.verdicts.add(verdict, entry.commit)
         messages = [verdict.message for verdict in verdicts]
-        return _received(certificate, self.ledger.offer_certificate(certificate, messages))
+        decided = self.ledger.offer_certificate(certificate, messages, rank)
+        return _received(certificate, decided)
 
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
-        is_live = partial(self.roster.is_live, now=now)
-        received = _received(manifest, self.ledger.offer_checkpoint(manifest, now, is_live))
+        taken = self.ledger.offer_checkpoint(manifest, now, self.lead)
+        received = _received(manifest, taken)
         waits = received.result is ValidationResult.IGNORE
         if waits and not self.ledger.chain.is_taken(manifest.digest):
             self.ledger.branches.add(manifest, now)
@@ -347,7 +398,7 @@ class Replica:
         verdicts: list[Signed[Verdict]] = []
         for envelope in certificate.message.verdicts:
             verdict = open_envelope(envelope, Verdict, self.run_id, self._verify, self._opened)
-            if isinstance(verdict, Fault) or verdict.signer not in self._validators:
+            if isinstance(verdict, Fault):
                 return None
             verdicts.append(verdict)
         return verdicts

@@ -15,12 +15,12 @@ from protocol.core.codec import decode, encode
 from protocol.core.crypto import Signer, Verifier, digest, public_key_from_peer_id, signing_bytes
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, Epoch, PeerId, RunId
-from protocol.run.recipe import Recipe
-from protocol.run.sections import Count, HexDigest, RecipeModel
+from protocol.run.recipe import VERSIONS_MAX, Recipe
+from protocol.run.sections import LEFT_OUT_WHEN_EMPTY, Count, HexDigest, RecipeModel
 from protocol.run.toml import ManifestError, first_error, parsed, validated
 
 EPOCHS_KEPT = 256
-"""Cached epochs: every message about a commit needs a beacon."""
+"""Cached hashes of epochs."""
 
 MANIFEST_BYTES_MAX = 256 * 1024
 
@@ -37,6 +37,34 @@ RunFileName = Literal["bundle", "dataset"]
 """The model's small files (``protocol.run.model_files``); the rows of the task, in parquet."""
 
 
+Total = Annotated[int, Field(ge=0, le=2**53)]
+"""Sum over a run: exact in JSON."""
+
+
+class Predecessor(RecipeModel):
+    """The run that a run succeeds, as its newest final page left it: a claim of the creator.
+
+    The first policy of the successor is that of the version that this page makes final. Who holds
+    the pages of the predecessor can check it (``protocol.replica.succession``).
+    """
+
+    run_id: HexDigest
+    page: HexDigest
+    """Digest of the newest final page."""
+    epoch: Annotated[int, Field(ge=0, le=2**53)]
+    """Epoch of this page."""
+    head: HexDigest
+    """Manifest digest of the version that this page makes final."""
+    version: Annotated[int, Field(ge=0, le=VERSIONS_MAX)]
+    """Number of this version in the predecessor; in the successor it is version 0."""
+    rollouts: Total
+    """Certified rollouts of the predecessor, by its final pages."""
+    tokens: Total
+    """Tokens of these rollouts."""
+    is_complete: bool
+    """False if the creator's node had not seen all pages: then more was certified."""
+
+
 class Genesis(RecipeModel):
     """Start of a run: its creator, time, first policy, files, and trusted keys."""
 
@@ -48,6 +76,8 @@ class Genesis(RecipeModel):
     """Empty for a task over characters."""
     trainers: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
     validators: Annotated[tuple[str, ...], Field(min_length=1, max_length=1024)]
+    predecessor: Annotated[Predecessor | None, LEFT_OUT_WHEN_EMPTY] = None
+    """The run that this one succeeds, if any."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -65,9 +95,11 @@ class RunManifest(Recipe):
     genesis: Genesis
 
     @model_validator(mode="after")
-    def _check_runtime(self) -> Self:
+    def _check_run(self) -> Self:
         if self.environment.in_text and self.environment.runtime is None:
             raise ValueError("environment.runtime: missing; a task in text is scored under one")
+        if len(self.genesis.validators) > self.council.seats_max:
+            raise ValueError("genesis.validators: more than council.seats_max; it could not vote")
         return self
 
     def encoded(self) -> bytes:
@@ -96,14 +128,10 @@ class RunManifest(Recipe):
         """Return whether the genesis lists ``peer`` as a trainer."""
         return peer in self.genesis.trainers
 
-    def term_of(self, trainer: PeerId, least: int) -> int:
-        """Return the trainer's first term from ``least`` on.
-
-        Terms rotate between the trainers, so two that take over at once on two sides of a partition
-        never claim the same one.
-        """
+    def leader(self, term: int) -> PeerId:
+        """Return the trainer that leads in a term: they take turns in the order of the genesis."""
         trainers = self.genesis.trainers
-        return least + (trainers.index(trainer) - least) % len(trainers)
+        return PeerId(trainers[term % len(trainers)])
 
     def is_validator(self, peer: PeerId) -> bool:
         """Return whether the genesis lists ``peer`` as a validator."""
@@ -194,9 +222,6 @@ def decode_manifest(data: bytes) -> RunManifest | Fault:
 
 
 @lru_cache(maxsize=EPOCHS_KEPT)
-def beacon(run_id: RunId, epoch: int) -> Digest:
-    """Return the randomness of an epoch, ``H(run || epoch)``: without a message, and predictable.
-
-    A verifiable beacon would replace it.
-    """
+def epoch_hash(run_id: RunId, epoch: int) -> Digest:
+    """Return ``H(run || epoch)``: it dates work, and is predictable."""
     return digest(b"prime-node/beacon" + run_id + epoch.to_bytes(8, "big"))

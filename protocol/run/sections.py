@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from protocol.core.codec import encode
 from protocol.core.crypto import digest, public_key_from_peer_id
 from protocol.core.types import Digest
-from protocol.messages import VERDICTS_MAX
+from protocol.messages import COUNCIL_MAX, REVEALERS_MAX, VERDICTS_MAX
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -80,8 +80,6 @@ class CommitteeSection(RecipeModel):
     """Validators that check a rollout first; they certify it if all of them accept."""
     escalated_size: Annotated[int, Field(ge=1, le=VERDICTS_MAX)]
     """Validators of the larger committee, of which two thirds decide after a reject or silence."""
-    roster_min: Count
-    """Live validators below which no committee is drawn, so that nothing is certified."""
     escalate_after_epochs: Count
     """Age of a commit, in epochs, at which the larger committee checks it."""
     expire_after_epochs: Count
@@ -93,6 +91,27 @@ class CommitteeSection(RecipeModel):
             raise ValueError("escalated_size must not be smaller than size")
         if self.expire_after_epochs <= self.escalate_after_epochs:
             raise ValueError("expire_after_epochs must exceed escalate_after_epochs")
+        return self
+
+
+class CouncilSection(RecipeModel):
+    """The council that votes on pages: its size, its beacon and when members leave it."""
+
+    seats_max: Annotated[int, Field(ge=1, le=COUNCIL_MAX)] = COUNCIL_MAX
+    """Maximum members."""
+    revealers: Annotated[int, Field(ge=1, le=REVEALERS_MAX)] = REVEALERS_MAX
+    """Members drawn in each epoch to reveal a part of its beacon."""
+    silent_epochs: Annotated[Count, Field(ge=3)] = 30
+    """Epochs without a vote after which a member leaves. Half an hour of one-minute epochs."""
+    era_epochs: Annotated[Count, Field(ge=32)] = 360
+    """Epochs after which the seats are drawn anew from certified work."""
+    recovery_epochs: Annotated[Count, Field(ge=3)] = 60
+    """Epochs without a final page after which more than half of the seats may remove the rest."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.recovery_epochs < self.silent_epochs:
+            raise ValueError("recovery_epochs must not be smaller than silent_epochs")
         return self
 
 

@@ -124,7 +124,18 @@ class SlotChoice:
         return False
 
     def _can_be_checked(self) -> bool:
-        """Return whether there are enough validators: without a committee a commit expires."""
+        """Return whether pages draw committees: without a committee a commit expires."""
         context = self._context
-        validators = context.replica.verdicts.electorate.at_epoch(context.epoch()).validators
-        return len(validators) >= context.manifest.committee.roster_min
+        tip = context.replica.pages.tip()
+        assert tip is not None
+        silent_epochs = context.epoch() - tip.epoch
+        if silent_epochs < context.manifest.committee.escalate_after_epochs:
+            context.conditions.clear("pages")
+            return True
+        reason = (
+            f"no page of the council for {silent_epochs} epochs, so no committee can be drawn; "
+            "waiting. Check this node's connections and clock; if they are good, more than two "
+            "thirds of the council must be on line"
+        )
+        context.conditions.set("pages", reason)
+        return False

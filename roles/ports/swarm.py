@@ -29,6 +29,9 @@ class Network(Protocol):
     def may_have_judged(self, epoch: int) -> bool:
         """Tell whether this key may have signed verdicts of ``epoch`` recorded on another disk."""
 
+    def may_have_voted(self, epoch: int) -> bool:
+        """Tell whether this key may have voted on a page of ``epoch`` recorded on another disk."""
+
     async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
         """Sign, store durably, apply to this node's replica, and gossip, in this order.
 
@@ -44,6 +47,9 @@ class Network(Protocol):
 
     async def send(self, peer: PeerId, envelope: bytes) -> bool:
         """Send a signed message to one peer; False on a failure or timeout."""
+
+    async def catch_up(self, peer: PeerId) -> None:
+        """Fetch the messages that a peer has and this node lacks."""
 
     async def fetch_body(
         self, commit: Signed[RolloutCommit], sources: Sequence[PeerId]
@@ -68,6 +74,10 @@ class Policies(Protocol):
 
     def newest(self) -> Policy | None:
         """Return the newest version on this node."""
+
+    def newest_version(self) -> int:
+        """Return the number of the newest version on this node, -1 before the first."""
+        return -1 if (policy := self.newest()) is None else policy.version
 
     def hold(self, policy: Policy) -> AbstractContextManager[None]:
         """Keep the files of a policy until the context ends, even if it becomes obsolete.

@@ -42,12 +42,11 @@ class TrainerFlow:
             while True:
                 seen = context.changes.count
                 try:
-                    if not self._leadership.is_ours():
+                    term = self._leadership.term
+                    if term is None:
                         context.conditions.clear("trainer")  # another trainer leads now
-                    elif (
-                        context.replica.ledger.chain.version < self._steps and await self._resume()
-                    ):
-                        await self._lead()
+                    elif context.replica.ledger.chain.version < self._steps:
+                        await self._lead_in(term)
                 except EngineError as error:
                     await self._recover(error)
                     continue
@@ -69,9 +68,14 @@ class TrainerFlow:
         self._failures.note(error, "handing over the lead to another trainer")
         await self._leadership.leave_to_heirs()
 
-    async def _resume(self) -> bool:
+    async def _lead_in(self, term: int) -> None:
+        """Resume from the newest version and train; return to retry later."""
+        if await self._resume(term):
+            await self._lead()
+
+    async def _resume(self, term: int) -> bool:
         """Load the newest version, publishing version 0 if there is none; False to retry later."""
-        position = await self._leadership.resume()
+        position = await self._leadership.resume(term)
         if position is None:
             return False
         self._publication.start_from(position)
@@ -82,10 +86,10 @@ class TrainerFlow:
         return await self._publication.settle()
 
     async def _lead(self) -> None:
-        """Train until another trainer leads or the run is complete."""
+        """Train until the term ends or the run is complete."""
         context = self._context
         self._timer.start()
-        while self._leadership.is_ours() and self._publication.version < self._steps:
+        while self._is_current() and self._publication.version < self._steps:
             seen = context.changes.count
             if self._publication.ended and not await self._publication.settle():
                 return
@@ -96,8 +100,16 @@ class TrainerFlow:
                 return
         await self._publication.settle()
 
+    def _is_current(self) -> bool:
+        """Return whether the term lasts; in a later one, the same trainer resumes anew."""
+        return self._leadership.term == self._publication.term
+
     async def _learn(self, batch: TrainingBatch) -> bool:
-        """Train the next version during the publication of the last; False if that failed."""
+        """Train the next version during the publication of the last.
+
+        False if that was refused, or if the term has ended: the file of a version may be that of
+        another trainer by now.
+        """
         context = self._context
         with context.durations.steps.part(context.clock.now()):
             await self._engine.begin_step(batch.sequences)
@@ -107,7 +119,7 @@ class TrainerFlow:
             metrics = await self._engine.end_step()
         self._failures.end()
         await self._record(batch, metrics)
-        if not await self._publication.settle():
+        if not (await self._publication.settle() and self._is_current()):
             return False
         # A step without effect is published too: otherwise its rollouts would stay in the backlog
         # of every node.

@@ -1,7 +1,7 @@
-"""Leadership among trainers, and the version from which a new leader resumes.
+"""Term in which this trainer leads, and the version from which it resumes.
 
-A leader resumes from its own state of the newest version, or from the version that another trainer
-published. If no node holds the newest version any more, it goes back to one that it holds.
+The council's final pages decide which trainer leads, and which version its term follows. A leader
+resumes from its own state of that version, or from what another trainer published.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from roles.runtime.context import RoleContext
 log = structlog.get_logger()
 
 RESIGNED_LIVES = 3
-"""Lifetimes of a record for which a trainer without the lead waits for another trainer's version; a
-guess at the time of loading and a first step."""
+"""Lifetimes of a record for which a trainer withdraws the role to hand over the lead. A guess: the
+council waits for one of them if it cannot get the newest version, and pages may be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,19 @@ class Leadership:
     def __init__(self, context: RoleContext, engine: TrainingEngine) -> None:
         self._context = context
         self._engine = engine
-        self._started_at = asyncio.get_running_loop().time()
-        self._awaited: tuple[Digest, float] | None = None
-        """Newest version while no node serves it, and the time since then."""
 
-    def is_ours(self) -> bool:
-        """Return whether this node leads; False before it has synchronised."""
-        context = self._context
-        genesis = context.manifest.genesis
-        if context.peer_id != genesis.trainers[0]:
-            # Trainers of higher priority get one record lifetime to appear.
-            waited_seconds = asyncio.get_running_loop().time() - self._started_at
-            if waited_seconds < context.manifest.epochs.record_epochs * context.epoch_seconds:
-                return False
-        now = context.clock.now()
-        return context.network.synchronised and context.replica.leader(now) == context.peer_id
+    @property
+    def term(self) -> int | None:
+        """Term in which this node leads; None if it does not.
+
+        It does not lead before it has synchronised, while the final version is not here, and before
+        it has dropped the versions of an earlier term after that one.
+        """
+        context, lead = self._context, self._context.replica.lead
+        chain = context.replica.ledger.chain
+        follows = chain.is_taken(lead.head) and chain.outdated(lead) is None
+        is_ours = context.network.synchronised and context.replica.leader == context.peer_id
+        return lead.term if is_ours and follows else None
 
     def has_heirs(self) -> bool:
         """Return whether another live trainer could resume from the newest version."""
@@ -67,39 +65,32 @@ class Leadership:
         return published and any(member.peer != context.peer_id for member in trainers)
 
     async def leave_to_heirs(self) -> None:
-        """Hand over the lead: wait until another trainer has published, or until a timeout.
+        """Hand over the lead: withdraw the role until another trainer leads, or until a timeout.
 
-        The leader is the trainer that published last and offers the role in its record, so this
-        node withdraws the role. The other one must then load the version and make a step.
+        The council gives the lead to the next live trainer once the leader's record lacks the role.
         """
         context, epochs = self._context, self._context.manifest.epochs
-        head, loop = context.replica.ledger.chain.head, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         until = loop.time() + RESIGNED_LIVES * epochs.record_epochs * epochs.seconds
         context.conditions.resign(Role.TRAINER)
-        while context.replica.ledger.chain.head is head and loop.time() < until:
+        while context.replica.leader == context.peer_id and loop.time() < until:
             await context.tick(context.changes.count)
         context.conditions.take_up(Role.TRAINER)
 
-    async def resume(self) -> ResumePoint | None:
-        """Load the newest version that is available; None while waiting for one."""
+    async def resume(self, term: int) -> ResumePoint | None:
+        """Load the newest version, to lead in a term; None while waiting for it."""
         context = self._context
         head = context.replica.ledger.chain.head
         if head is None:
-            return await self._begin()
+            return await self._begin(term)
         ours = head.signer == context.peer_id and await self._load_own_state(head)
-        found: Signed[CheckpointManifest] | None = head
         if not ours and not await self._take_over(head):
-            found = await self._go_back(head)
-        if found is None:
             return None
-        term = head.message.term
         context.conditions.clear("trainer")
         if ours:  # a crash may have prevented its announcement
             await context.network.announce(Topic.CHECKPOINTS, head.envelope)
-        else:  # above terms of an earlier trainer, or of this one before it lost its disk
-            term = context.manifest.term_of(context.peer_id, term + 1)
-        log.info("training resumed", version=found.message.version, term=term)
-        return ResumePoint(found.message.version, term, found.digest, found.message.policy)
+        log.info("training resumed", version=head.message.version, term=term)
+        return ResumePoint(head.message.version, term, head.digest, head.message.policy)
 
     async def _load_own_state(self, head: Signed[CheckpointManifest]) -> bool:
         """Load this node's newest state, with the weights of ``head`` if the state is older."""
@@ -115,12 +106,11 @@ class Leadership:
             return policy is not None and await self._load_state(path, made, policy)
         return False
 
-    async def _begin(self) -> ResumePoint | None:
-        """Load the genesis weights, if this node may publish version 0."""
+    async def _begin(self, term: int) -> ResumePoint | None:
+        """Load the genesis weights, if nobody has published version 0."""
         context = self._context
         path = context.files.genesis
-        first = context.peer_id == context.manifest.genesis.trainers[0]
-        if context.files.size(path) is None or not first:
+        if context.files.size(path) is None:
             context.conditions.wait("trainer", "waiting for the genesis policy")
             return None
         if self._is_held(0):  # then we have published, and have lost our disk
@@ -131,7 +121,7 @@ class Leadership:
             context.conditions.set("trainer", f"{path} is not the genesis policy of this run")
             await asyncio.sleep(context.epoch_seconds)
             return None
-        return ResumePoint(-1, 0, b"", b"")
+        return ResumePoint(-1, term, b"", b"")
 
     async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
         """Load the published version, with the optimiser state if available; False if neither.
@@ -159,29 +149,6 @@ class Leadership:
             return True
         context.conditions.wait("trainer", f"waiting for the weights of version {message.version}")
         return False
-
-    async def _go_back(self, head: Signed[CheckpointManifest]) -> Signed[CheckpointManifest] | None:
-        """Load the newest version on this node, once no node holds the head any more.
-
-        A trainer may crash between announcing a version and serving its first byte. The next
-        version then takes the number and parent of the lost one, in a later term, even if it
-        learned from an older one: nodes replace no other version on a trainer's claim.
-        """
-        context, now = self._context, asyncio.get_running_loop().time()
-        if self._awaited is None or self._awaited[0] != head.digest:
-            self._awaited = (head.digest, now)
-        # Within one record lifetime every live node has published its newest version.
-        record_seconds = context.manifest.epochs.record_epochs * context.epoch_seconds
-        if now < self._awaited[1] + record_seconds or self._is_held(head.message.version):
-            return None
-        for version in range(head.message.version - 1, -1, -1):
-            checkpoint = context.replica.ledger.chain.get(version)
-            if checkpoint is None or context.policies.get(version) is None:
-                continue
-            if await self._take_over(checkpoint):
-                log.warning("versions lost", newest=head.message.version, left=version)
-                return context.replica.ledger.chain.get(head.message.version - 1)
-        return None
 
     def _is_held(self, version: int) -> bool:
         """Return whether a node of the genesis reports ``version`` or a later one."""

@@ -33,10 +33,11 @@ class Publication:
     def __init__(self, context: RoleContext, engine: TrainingEngine) -> None:
         self._context = context
         self._engine = engine
-        self._term = 0
         self._parent = b""
         self._writing: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
+        self.term = 0
+        """Term of the versions that are published."""
         self.version = -1
         """Newest trained version."""
         self.policy = b""
@@ -44,7 +45,7 @@ class Publication:
 
     def start_from(self, position: ResumePoint) -> None:
         """Set the version that the next one follows."""
-        self.version, self._term, self._parent = position.version, position.term, position.parent
+        self.version, self.term, self._parent = position.version, position.term, position.parent
         self.policy = position.policy
 
     @property
@@ -82,8 +83,9 @@ class Publication:
     async def settle(self) -> bool:
         """Wait for the publication in progress: versions are published one after another.
 
-        False when it was refused: another trainer has taken over, and training resumes from its
-        version. Raises ``EngineError`` when it could not be written.
+        False when it was refused: its term has ended, or a commit of its batch was rejected. Then
+        training resumes from the newest version. Raises ``EngineError`` when it could not be
+        written.
         """
         if self._publishing is None:
             return True
@@ -128,7 +130,7 @@ class Publication:
         async def announce() -> None:
             manifest = CheckpointManifest(
                 version=policy.version,
-                term=self._term,
+                term=self.term,
                 parent=self._parent,
                 policy=policy.digest,
                 index=release.weights.digest,
@@ -145,7 +147,7 @@ class Publication:
             self._parent = (await context.network.publish(Topic.CHECKPOINTS, manifest)).digest
 
         await self._stored(announce)
-        log.info("version published", version=policy.version, term=self._term)
+        log.info("version published", version=policy.version, term=self.term)
 
     async def _stored(self, write: Callable[[], Awaitable[T]]) -> T:
         """Return the result of ``write``, repeating it while the disk is full."""

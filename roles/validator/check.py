@@ -50,8 +50,10 @@ class RolloutVerifier:
         engine or the task fails.
         """
         manifest, message = self._context.manifest, commit.message
-        beacon = self._context.replica.verdicts.electorate.at_epoch(message.epoch + 1).beacon
-        chosen = audited(beacon, commit.digest, message.sequences, manifest.toploc.audit_share)
+        page = self._context.replica.pages.drawing(commit.digest)
+        if page is None:
+            return None  # its branch was abandoned
+        chosen = audited(page.beacon, commit.digest, message.sequences, manifest.toploc.audit_share)
 
         async def measure(
             requests: Sequence[VerificationRequest],

@@ -10,6 +10,7 @@ from collections import Counter
 import structlog
 
 from protocol.consensus.committee import Committee
+from protocol.consensus.page_node import PageNode
 from protocol.core.types import Digest, PeerId, Topic
 from protocol.ledger.commits import CommitState, Entry
 from protocol.ledger.reputation import has_reputation
@@ -62,8 +63,8 @@ class ValidatorFlow:
         self._delivered: dict[Digest, dict[PeerId, None]] = {}
         self._sending: dict[tuple[Digest, PeerId], asyncio.Task[None]] = {}
         self._decided_at: dict[Digest, float] = {}
-        self._for_others: dict[Digest, tuple[PeerId, ...]] = {}
-        """Commits whose committee excludes this node, with the validators of that draw."""
+        self._for_others: dict[Digest, PageNode] = {}
+        """Commits whose committee excludes this node, with the page that drew it."""
         self._computing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -104,17 +105,15 @@ class ValidatorFlow:
         Trusted workers come first, then untrusted ones by ascending number of withheld bodies: each
         fetch of a withheld body occupies a check slot. Among equals, the least tried come first.
         """
-        replica, now = self._context.replica, self._context.epoch()
+        replica = self._context.replica
         due: list[Entry] = []
-        drawn: dict[int, tuple[PeerId, ...]] = {}
+        tip = replica.pages.tip()
         for entry in replica.ledger.commits.open_entries():
-            epoch = entry.epoch
-            if not entry.timely or now <= epoch:
-                continue  # the beacon of the next epoch draws its committee
-            if epoch not in drawn:
-                drawn[epoch] = replica.verdicts.electorate.at_epoch(epoch + 1).validators
+            page = replica.pages.drawing(entry.commit.digest, tip)
+            if not entry.timely or page is None:
+                continue
             # In a large swarm nearly all commits are for other validators, and may be thousands.
-            if self._for_others.get(entry.commit.digest) is not drawn[epoch]:
+            if self._for_others.get(entry.commit.digest) is not page:
                 due.append(entry)
         ranks = {
             worker: (0,) if self._has_reputation(worker) else (1, self._withheld[worker])
@@ -157,8 +156,7 @@ class ValidatorFlow:
         if committee is None:
             return
         if context.peer_id not in committee.escalated:
-            electorate, epoch = context.replica.verdicts.electorate, entry.epoch
-            self._for_others[digest] = electorate.at_epoch(epoch + 1).validators
+            self._for_others[digest] = committee.page
             return
         wide = self._escalated(entry, committee)
         members = committee.escalated if wide else committee.first
@@ -170,7 +168,7 @@ class ValidatorFlow:
         await self._certify(entry, committee)
 
     def _escalated(self, entry: Entry, committee: Committee) -> bool:
-        age_epochs = self._context.epoch() - entry.epoch
+        age_epochs = self._context.epoch() - committee.page.epoch
         late = age_epochs > self._context.manifest.committee.escalate_after_epochs
         return late or self._context.replica.verdicts.pool(entry.commit.digest).disputed(committee)
 
@@ -314,7 +312,8 @@ class ValidatorFlow:
         if now < decided_at + members.index(context.peer_id) * context.epoch_seconds / 2:
             return
         try:
-            await context.network.publish(Topic.CERTIFICATES, outcome.certificate(digest))
+            certificate = outcome.certificate(digest, committee)
+            await context.network.publish(Topic.CERTIFICATES, certificate)
         except (RefusedError, StorageFullError) as error:
             log.warning("certificate not published", commit=digest.hex()[:12], error=str(error))
             self._decided_at[digest] = now + RETRY_EPOCHS * context.epoch_seconds

@@ -96,8 +96,13 @@ class Junk:
         """Return a certificate of a known commit, signed by a key that is no validator."""
         waiting = self._replica.ledger.commits.open_entries()
         commit = waiting[0].commit.digest if waiting else self._rng.bytes(DIGEST_BYTES)
+        page = self._replica.pages.drawing(waiting[0].commit.digest) if waiting else None
         certificate = Certificate(
-            commit=commit, escalated=False, accepted=False, verdicts=(self._rng.bytes(64),)
+            commit=commit,
+            page=self._rng.bytes(DIGEST_BYTES) if page is None else page.digest,
+            escalated=False,
+            accepted=False,
+            verdicts=(self._rng.bytes(64),),
         )
         envelope = seal(certificate, self._replica.run_id, self._signer).envelope
         return _published(self._signed(Topic.CERTIFICATES, envelope))

@@ -1,12 +1,13 @@
 """Trainers that publish invalid versions, beside or instead of their daemon's."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from typing_extensions import override
 
 from protocol.core.rng import Rng
-from protocol.core.types import DIGEST_BYTES, Topic
+from protocol.core.types import DIGEST_BYTES, PeerId, Topic
 from protocol.ledger.commits import CommitState
 from protocol.messages import BATCH_MAX, CheckpointManifest, Signed
 from protocol.replica.replica import Replica
@@ -32,7 +33,7 @@ head's weights."""
 
 
 class PublishingTransport(GossipingTransport):
-    """Publishes an own version now and then while another trainer leads."""
+    """Publishes a forged version now and then: in its next term, or in its present one."""
 
     def __init__(self, parts: Parts, forge: Forge) -> None:
         super().__init__(parts)
@@ -45,13 +46,11 @@ class PublishingTransport(GossipingTransport):
         me = self.parts.signer.peer_id
         if head is None or head.message.version < VERSIONS_BEFORE or now < self._next_at:
             return
-        if replica.leader(now) in (me, None):
-            return
         self._next_at = now + PAUSE_EPOCHS * replica.manifest.epochs.seconds
         successor = head.message.model_copy(
             update={
                 "version": head.message.version + 1,
-                "term": replica.manifest.term_of(me, head.message.term + 1),
+                "term": _own_term(replica, me),
                 "parent": head.digest,
                 "batch": (),
                 "created_at": round(now * 1000),
@@ -60,6 +59,11 @@ class PublishingTransport(GossipingTransport):
         forged = self._forge(replica, head, successor)
         if forged is not None:
             await self.publish(replica, Topic.CHECKPOINTS, forged)
+
+
+def _own_term(replica: Replica, me: PeerId) -> int:
+    """Return the first term from the present one on in which a trainer leads."""
+    return next(term for term in count(replica.lead.term) if replica.manifest.leader(term) == me)
 
 
 def _publishes(forge: Forge) -> Behaviour:

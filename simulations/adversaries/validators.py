@@ -8,14 +8,13 @@ from functools import partial
 from typing_extensions import override
 
 from node.network.streams.framing import length_prefixed
-from node.network.streams.protocols import GOSSIP, MESSAGE
+from node.network.streams.protocols import MESSAGE
 from protocol.core.containers import BoundedDict
 from protocol.core.crypto import Signer, digest
 from protocol.core.faults import Fault
 from protocol.core.rng import Rng
 from protocol.core.types import Digest, PeerId, RunId, Version
 from protocol.gossipsub.message import decode_message, encode_message, sign_message
-from protocol.gossipsub.rpc import Deframer, decode_rpc, encode_rpc, frame
 from protocol.messages import Certificate, Verdict, open_envelope, seal
 from protocol.replica.replica import Replica
 from protocol.rollout.assignment import SequenceAssignment, assign
@@ -32,6 +31,7 @@ from roles.ports.engines import (
     VerificationRequest,
 )
 from roles.ports.transport import Stream, StreamHandler, TransportError
+from simulations.adversaries.gossip import GossipRewritingTransport, trusting
 from simulations.adversaries.passthrough import (
     OtherEngines,
     PassingEnvironment,
@@ -153,17 +153,13 @@ class EquivocatingTransport(PassingTransport):
 
     def _for_peer(self, peer: PeerId, run_id: RunId, data: bytes) -> bytes:
         signer = self.parts.signer
-        verdict = open_envelope(data[_LENGTH_BYTES:], Verdict, run_id, _trusting)
+        verdict = open_envelope(data[_LENGTH_BYTES:], Verdict, run_id, trusting)
         if isinstance(verdict, Fault) or verdict.signer != signer.peer_id:
             return data
         if digest(verdict.message.commit + peer.encode())[0] % 2:
             return data
         other = _opposite(verdict.message, run_id, signer)
         return length_prefixed(other, length_bytes=_LENGTH_BYTES)
-
-
-def _trusting(_signer: PeerId, _message: bytes, _signature: bytes) -> bool:
-    return True
 
 
 def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
@@ -174,36 +170,26 @@ def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
     return seal(other, run_id, signer).envelope
 
 
-class ContradictingTransport(PassingTransport):
+class ContradictingTransport(GossipRewritingTransport):
     """Gossips to half of its peers the opposite of its larger committees' rejections.
 
     This works if the first committee consists of accomplices that sign for each other.
     """
 
     @override
-    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        stream = await super().open_stream(peer, protocol)
-        contradicts = protocol == GOSSIP.name and digest(peer.encode())[0] % 2
-        return RewritingStream(stream, self._contradicting) if contradicts else stream
+    def rewrites(self, peer: PeerId) -> bool:
+        return bool(digest(peer.encode())[0] % 2)
 
-    def _contradicting(self, data: bytes) -> bytes:
-        rpcs, replica = Deframer().feed(data), self.parts.replica()
-        if isinstance(rpcs, Fault) or replica is None:
-            return data
-        return b"".join(frame(self._changed(rpc, replica)) for rpc in rpcs)
-
-    def _changed(self, data: bytes, replica: Replica) -> bytes:
-        rpc = decode_rpc(data)
-        if isinstance(rpc, Fault) or not rpc.publish:
-            return data
-        published = tuple(self._accepting(message, replica) for message in rpc.publish)
-        return encode_rpc(replace(rpc, publish=published))
+    @override
+    def rewritten(self, encoded: bytes, run_id: RunId) -> bytes | None:
+        replica = self.parts.replica()
+        return encoded if replica is None else self._accepting(encoded, replica)
 
     def _accepting(self, encoded: bytes, replica: Replica) -> bytes:
         message, signer = decode_message(encoded), self.parts.signer
         if isinstance(message, Fault) or message.author != signer.peer_id:
             return encoded
-        rejecting = open_envelope(message.data, Certificate, replica.run_id, _trusting)
+        rejecting = open_envelope(message.data, Certificate, replica.run_id, trusting)
         if isinstance(rejecting, Fault) or rejecting.message.accepted:
             return encoded
         commit = Digest(rejecting.message.commit)
@@ -215,6 +201,7 @@ class ContradictingTransport(PassingTransport):
         verdicts = (seal(verdict, replica.run_id, signers[peer]) for peer in committee.first)
         accepting = Certificate(
             commit=commit,
+            page=committee.page.digest,
             escalated=False,
             accepted=True,
             verdicts=tuple(signed.envelope for signed in verdicts),

@@ -82,7 +82,7 @@ class OtherWeights(PassingGeneration):
 
 
 class EditedTokens(PassingGeneration):
-    """Changes one token of every answer after generation and keeps the proofs."""
+    """Contents one token of every answer after generation and keeps the proofs."""
 
     def __init__(self, honest: GenerationEngine, vocabulary_size: int) -> None:
         super().__init__(honest)

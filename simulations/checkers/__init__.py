@@ -4,7 +4,8 @@ Nothing here imports ``protocol``, ``roles`` or ``node``. Envelopes, digests, si
 and limits are implemented a second time, so that a mistake there cannot hide itself.
 
 Reading order: wire (decoding of stored messages), swarm (identity and uptime of nodes), watch
-(event dispatch), quorum (validity of certificates), then one rule per module.
+(event dispatch), pages (councils and beacons), quorum (validity of certificates), then one rule per
+module.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from simulations.checkers.backoff import Backoff
 from simulations.checkers.certificates import Certificates
 from simulations.checkers.convergence import Convergence, Progress
 from simulations.checkers.excluded import Excluded
+from simulations.checkers.final_versions import FinalVersions
+from simulations.checkers.finality import Finality
 from simulations.checkers.history import Violation
 from simulations.checkers.limits import TableLimits
+from simulations.checkers.pages import Pages
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.slots import Slots
 from simulations.checkers.storage import Durability, Storage
@@ -23,7 +27,7 @@ from simulations.checkers.versions import Versions
 from simulations.checkers.watch import Watch
 from simulations.checkers.weights import Weights
 
-__all__ = ["CheckerTolerances", "Violation", "Watch", "attach_checkers"]
+__all__ = ["Attached", "CheckerTolerances", "Violation", "Watch", "attach_checkers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +38,30 @@ class CheckerTolerances:
     progress_epochs: int
 
 
-def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Certificates:
-    """Attach every checker to ``watch``; return the one that metrics read, too."""
-    quorum = Quorum(watch)
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The checkers that metrics read, too."""
+
+    certificates: Certificates
+    pages: Pages
+
+
+def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Attached:
+    """Attach every checker to ``watch``."""
+    pages = Pages(watch)
+    quorum = Quorum(watch, pages)
     certificates = Certificates(watch, quorum)
     Verdicts(watch, quorum)
-    Excluded(watch, quorum, patience.converge_epochs)
+    Excluded(watch, pages, patience.converge_epochs)
+    Finality(watch, pages)
     Slots(watch)
     Versions(watch)
+    FinalVersions(watch, pages)
     Weights(watch)
     Durability(watch)
     Storage(watch)
-    Convergence(watch, patience.converge_epochs)
-    Progress(watch, patience.progress_epochs)
+    Convergence(watch, quorum, patience.converge_epochs)
+    Progress(watch, pages, patience.progress_epochs)
     TableLimits(watch)
     Backoff(watch)
-    return certificates
+    return Attached(certificates, pages)

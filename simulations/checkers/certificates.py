@@ -2,10 +2,10 @@
 
 A certificate is wrong if it accepts a false rollout or rejects an honest one, or if two larger
 committees disagree. A first committee of dishonest validators alone may accept anything; a larger
-committee must then reject it, and its outcome counts.
+committee must then reject it, with a certificate of a better rank.
 """
 
-from simulations.checkers.quorum import Quorum
+from simulations.checkers.quorum import Quorum, Rank
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short, shown
@@ -54,6 +54,8 @@ class Certificates:
         self._quorum = quorum
         self.outcomes: dict[bytes, dict[bool, Opened]] = {}
         """Commit digest to its valid certificates by outcome."""
+        self._best: dict[bytes, Rank] = {}
+        """Commit digest to the rank of the certificate that counts."""
         self._escalated: dict[bytes, bool] = {}
         """Commit digest to the outcome of its larger committee."""
         self._doubtful: dict[bytes, Opened] = {}
@@ -101,6 +103,8 @@ class Certificates:
                     event.node, f"{short(commit)} is accepted with a certificate", flaw, commit
                 )
             return
+        rank = self._quorum.rank(certificate)
+        self._best[commit] = min(rank, self._best.get(commit, rank))
         outcomes = self.outcomes.setdefault(commit, {})
         accepted: bool = certificate.fields["accepted"]
         if accepted not in outcomes:
@@ -108,26 +112,25 @@ class Certificates:
             self.certified += accepted
             self.contradictory += len(outcomes) > 1
             self._judge(event, certificate)
-        if certificate.fields["escalated"]:
-            if self._escalated.setdefault(commit, accepted) is not accepted:
-                what = f"larger committees accept and reject {short(commit)}"
-                self._watch.report("one-outcome", event.node, what, (commit,))
-            if accepted and commit in self._doubtful:
-                self._report_false(event.node, commit)
+        escalated: bool = certificate.fields["escalated"]
+        if escalated and self._escalated.setdefault(commit, accepted) is not accepted:
+            what = f"larger committees accept and reject {short(commit)}"
+            self._watch.report("one-outcome", event.node, what, (commit,))
 
     def _judge(self, event: Event, certificate: Opened) -> None:
         commit: bytes = certificate.fields["commit"]
         true = self._is_true(commit)
         if not certificate.fields["accepted"]:
-            self._doubtful.pop(commit, None)
             if true:
                 what = f"{short(commit)} is rejected although it is honest"
                 self._watch.report("no-honest-rejected", event.node, what, (commit,))
-        elif true is False and False not in self.outcomes[commit]:
+        elif true is False:
             honest = map(self._watch.swarm.honest, self._quorum.signers(certificate))
             message = self._watch.wire.message(commit)
+            is_rejected = False in self.outcomes[commit]
             if message is None or certificate.fields["escalated"] or any(honest):
-                self._report_false(event.node, commit)
+                if not is_rejected:
+                    self._report_false(event.node, commit)
             else:
                 self._doubtful[commit] = message
 
@@ -135,7 +138,14 @@ class Certificates:
         rules = self._watch.rules
         for commit, message in list(self._doubtful.items()):
             if rules.epoch_at(now) > message.fields["epoch"] + rules.expire_epochs:
-                self._report_false("world", commit)
+                del self._doubtful[commit]
+                if self.counts_as_accepted(commit):
+                    self._report_false("world", commit)
+
+    def counts_as_accepted(self, commit: bytes) -> bool:
+        """Return whether the certificate of the best rank accepts a commit that has one."""
+        _, _, accepted, _ = self._best[commit]
+        return accepted
 
     def _report_false(self, node: str, commit: bytes) -> None:
         self._doubtful.pop(commit, None)

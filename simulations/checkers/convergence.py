@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from simulations.checkers.pages import Pages, TracedPage
+from simulations.checkers.quorum import Quorum, Rank
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short
@@ -21,21 +23,22 @@ class _OpenCertificate:
     epoch: int
     first_at: float
     accepted: bool
-    escalated: bool
+    rank: Rank
     holders: int = 0
 
 
 class Convergence:
     """Certified sets are equal ``epochs`` after a certificate, or after the end of the faults.
 
-    Of two contradicting certificates the one of the larger committee counts.
+    Of two contradicting certificates the one of the better rank counts.
 
     The rule covers the nodes that ran without a break since then, if the commit was still young
     enough to be accepted. An older commit expires at the nodes that do not know it.
     """
 
-    def __init__(self, watch: Watch, epochs: int) -> None:
+    def __init__(self, watch: Watch, quorum: Quorum, epochs: int) -> None:
         self._watch = watch
+        self._quorum = quorum
         self._epochs = epochs
         self._open: dict[bytes, _OpenCertificate] = {}
         watch.on_message("certificate", self._on_certificate)
@@ -45,18 +48,19 @@ class Convergence:
     def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
         digest: bytes = certificate.fields["commit"]
         commit = self._watch.wire.message(digest)
-        if commit is None or commit.kind != "rollout-commit":
+        if commit is None or commit.kind != "rollout-commit" or self._quorum.flaw(certificate):
             return
         outcome, fields = self._open.get(digest), certificate.fields
-        outranks = outcome is not None and fields["escalated"] and not outcome.escalated
+        rank = self._quorum.rank(certificate)
+        outranks = outcome is not None and rank < outcome.rank
         if outcome is None or (outranks and fields["accepted"] is not outcome.accepted):
             if outcome is None and certificate.stores > 1:
                 return  # judged before; a node that joined late has just learned of it
             outcome = self._open[digest] = _OpenCertificate(
-                commit.fields["epoch"], event.at, fields["accepted"], fields["escalated"]
+                commit.fields["epoch"], event.at, fields["accepted"], rank
             )
         if fields["accepted"] is outcome.accepted:
-            outcome.escalated |= fields["escalated"]
+            outcome.rank = min(outcome.rank, rank)
             outcome.holders |= 1 << member.number
 
     def _on_down(self, event: Event) -> None:
@@ -100,15 +104,30 @@ class Convergence:
 
 
 class Progress:
-    """A version above all earlier ones is published at least every ``epochs``."""
+    """A version above all earlier ones is published at least every ``epochs``.
 
-    def __init__(self, watch: Watch, epochs: int) -> None:
+    Those that a dishonest leader has published, and that its term's end drops, do not count.
+    """
+
+    def __init__(self, watch: Watch, pages: Pages, epochs: int) -> None:
         self._watch = watch
+        self._pages = pages
         self._epochs = epochs
         self._newest = -1
         self._newest_at = 0.0
+        pages.on_lead(self._on_lead)
         watch.on_message("checkpoint-manifest", self._on_manifest)
         watch.on_tick(self._on_tick)
+
+    def _on_lead(self, page: TracedPage) -> None:
+        former, lead = self._pages.leads[-2], page.state.lead
+        trainers = self._watch.rules.trainers
+        is_honest = self._watch.swarm.honest(trainers[former.term % len(trainers)])
+        final = self._watch.wire.message(lead.head) if lead.head else None
+        if lead.term == former.term or is_honest or final is None:
+            return
+        if final.fields["version"] < self._newest:
+            self._newest, self._newest_at = final.fields["version"], self._watch.now
 
     def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         version = manifest.fields["version"]

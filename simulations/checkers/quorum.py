@@ -1,27 +1,25 @@
-"""Validity of certificates, recomputed from the run's rules and the nodes that were up.
+"""Validity of certificates, recomputed from the run's rules and the tree of pages.
 
-Nodes draw committees from their own views, which may differ for good reasons. Two rules hold for
-every view. Each signer is a genesis validator, counts once, and signs the outcome of the
-certificate. The number of signers reaches the smallest committee that a node may draw.
-
-A third rule holds while the network is whole. The signers belong to the committee drawn from all
-validators that every node must know, with a slack of ``VIEW_SLACK`` ranks.
+A certificate names the page that draws its committee. Each signer belongs to that committee, counts
+once, and signs the outcome of the certificate. All of the first committee accept; two thirds of the
+larger one decide either way.
 """
 
+from simulations.checkers.pages import Pages
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import VERDICT_BYTES_MAX, Opened, blake3_digest
 
-VIEW_SLACK = 2
-"""One rank that nodes tolerate, and one for a validator that is just leaving."""
+Rank = tuple[int, int, bool, bytes]
+"""Epoch of the page, place in its committee, outcome, digest of the verdicts."""
 
 
 class Quorum:
     """Checks each certificate once."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, pages: Pages) -> None:
         self._watch = watch
+        self._pages = pages
         self._flaws: dict[bytes, str] = {}
-        self._certain: dict[int, tuple[str, ...]] = {}
         watch.on_forget(self._forget)
 
     def flaw(self, certificate: Opened) -> str:
@@ -29,6 +27,25 @@ class Quorum:
         if certificate.digest not in self._flaws:
             self._flaws[certificate.digest] = self._flaw(certificate)
         return self._flaws[certificate.digest]
+
+    def rank(self, certificate: Opened) -> Rank:
+        """Return the rank of a valid certificate: of two on one commit the lower one counts.
+
+        A committee of an earlier page counts. Of one page, a first acceptance has the place of its
+        last signer, a rejection that of its first signer, and an escalated acceptance comes last.
+        At equality the rejection counts.
+        """
+        fields, verdicts = certificate.fields, self.verdicts(certificate)
+        commit = self._watch.wire.message(fields["commit"])
+        ranking = "" if commit is None else self._pages.committee(commit, fields["page"])
+        if isinstance(ranking, str):
+            raise TypeError(f"an invalid certificate has no rank: {ranking}")
+        places = sorted(ranking.index(verdict.signer) for verdict in verdicts)
+        place = places[-1] if fields["accepted"] else places[0]
+        if fields["accepted"] and fields["escalated"]:
+            place = len(ranking)
+        content = blake3_digest(b"".join(sorted(verdict.digest for verdict in verdicts)))
+        return self._pages.epoch(fields["page"]), place, fields["accepted"], content
 
     def verdicts(self, certificate: Opened) -> list[Opened]:
         """Return the readable verdicts inside a certificate."""
@@ -41,10 +58,8 @@ class Quorum:
         return [verdict.signer for verdict in self.verdicts(certificate)]
 
     def _flaw(self, certificate: Opened) -> str:
-        rules, fields = self._watch.rules, certificate.fields
+        fields = certificate.fields
         commit = self._watch.wire.message(fields["commit"])
-        if certificate.signer not in rules.validators:
-            return "its author is no validator"
         if not certificate.well_signed:
             return "its signature is invalid"
         if commit is None or commit.kind != "rollout-commit":
@@ -54,13 +69,12 @@ class Quorum:
             return "it holds a message that is no verdict"
         if any(verdict.signer == commit.signer for verdict in verdicts):
             return "a worker judges its own rollout"
-        return self._flaw_of(verdicts, certificate) or self._too_few(verdicts, certificate, commit)
+        flaw = self._flaw_of(verdicts, certificate)
+        return flaw or self._flaw_of_signers(verdicts, certificate, commit)
 
     def _flaw_of(self, verdicts: list[Opened], certificate: Opened) -> str:
-        rules, fields = self._watch.rules, certificate.fields
+        fields = certificate.fields
         for verdict in verdicts:
-            if verdict.signer not in rules.validators:
-                return "a verdict's author is no validator"
             if not verdict.well_signed:
                 return "a verdict's signature is invalid"
             if verdict.length > VERDICT_BYTES_MAX:
@@ -73,55 +87,25 @@ class Quorum:
             return "a validator is counted twice"
         return ""
 
-    def _too_few(self, verdicts: list[Opened], certificate: Opened, commit: Opened) -> str:
+    def _flaw_of_signers(self, verdicts: list[Opened], certificate: Opened, commit: Opened) -> str:
         rules, fields = self._watch.rules, certificate.fields
         if not fields["accepted"] and not fields["escalated"]:
             return "a first committee cannot reject"
-        epoch = commit.fields["epoch"] + 1
-        certain = [peer for peer in self._certain_at(epoch) if peer != commit.signer]
-        size_max = rules.escalated_size if fields["escalated"] else rules.committee_size
-        size_min = min(size_max, max(rules.roster_min, len(certain) - VIEW_SLACK))
-        needed = -(-2 * size_min // 3) if fields["escalated"] else size_min
-        beacon = rules.beacon(epoch)
-        ranks = {
-            peer: blake3_digest(beacon + commit.digest + peer.encode())
-            for peer in (*certain, *(verdict.signer for verdict in verdicts))
-        }
-        eligible = sum(
-            sum(ranks[peer] < ranks[verdict.signer] for peer in certain) < size_max + VIEW_SLACK
-            for verdict in verdicts
-        )
-        if eligible >= needed:
+        ranking = self._pages.committee(commit, fields["page"])
+        if isinstance(ranking, str):
+            return ranking
+        if certificate.signer not in self._pages.council(fields["page"]):
+            return "its author is not of the council"
+        members = ranking[: rules.escalated_size if fields["escalated"] else rules.committee_size]
+        needed = -(-2 * len(members) // 3) if fields["escalated"] else len(members)
+        outside = [verdict.signer for verdict in verdicts if verdict.signer not in members]
+        if outside:
+            return f"{self._watch.swarm.name(outside[0])} is not of the committee"
+        signers = {verdict.signer for verdict in verdicts}
+        signed = sum(member in signers for member in members)
+        if signed >= max(1, needed):
             return ""
-        return (
-            f"{eligible} of its {len(verdicts)} signers are of the committee, {needed} are needed"
-        )
-
-    # Validators known to every node
-
-    def _certain_at(self, epoch: int) -> tuple[str, ...]:
-        """Return the validators in every view of ``epoch``; none while views may differ."""
-        if epoch not in self._certain:
-            if len(self._certain) > 64:
-                self._certain.clear()
-            self._certain[epoch] = self._validators_known_by(self._watch.rules.epoch_start(epoch))
-        return self._certain[epoch]
-
-    def _validators_known_by(self, start: float) -> tuple[str, ...]:
-        rules, swarm = self._watch.rules, self._watch.swarm
-        life_seconds = rules.record_epochs * rules.epoch_seconds
-        known_from = start - life_seconds
-        faulty = swarm.last_fault_at is not None and (
-            swarm.calm_since is None or swarm.calm_since > known_from
-        )
-        if faulty or known_from < self._watch.started_at:
-            return ()
-        members = [swarm.by_peer.get(peer) for peer in rules.validators]
-        return tuple(
-            member.peer
-            for member in members
-            if member is not None and member.steady_since(known_from, self._watch.now)
-        )
+        return f"{signed} of its committee signed, {needed} are needed"
 
     def _forget(self, _oldest: float) -> None:
         wire = self._watch.wire  # it has dropped older messages

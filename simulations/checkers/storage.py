@@ -54,12 +54,15 @@ class Storage:
         """Manifests of honest trainers by version; more than one when a later term supersedes."""
         self._first_of_term: dict[int, int] = {}
         """Term to its lowest version."""
+        self._final_of_term: dict[int, int] = {}
+        """Term to the lowest version that a page which states it makes final."""
         watch.on("blob-owned", self._on_owned)
         watch.on("blobs-released", self._on_released)
         watch.on("blob-deleted", self._on_deleted)
         watch.on("node-down", self._on_down)
         watch.on_message("certificate", self._on_certificate)
         watch.on_message("checkpoint-manifest", self._on_manifest)
+        watch.on_message("page", self._on_page)
         watch.on_forget(self._forget)
 
     # Stored blobs
@@ -116,24 +119,31 @@ class Storage:
             return None
         accepted, rules = self._settled.get(digest), self._watch.rules
         age_epochs = rules.epoch_at(at) - commit.fields["epoch"] + EXPIRY_MARGIN_EPOCHS
-        if accepted is None:
-            return "which has no outcome" if age_epochs <= rules.expire_epochs else None
+        made_with = self._watch.wire.message(commit.fields["checkpoint"])
+        contested = made_with is not None and self._is_contested(made_with)
+        if accepted is None:  # it expires with a version that is dropped
+            is_open = age_epochs <= rules.expire_epochs and not contested
+            return "which has no outcome" if is_open else None
         if age_epochs > FORGOTTEN_EXPIRIES * rules.expire_epochs:
             return None
         young = commit.fields["version"] >= max(self._versions, default=0) - rules.async_level
-        made_with = self._watch.wire.message(commit.fields["checkpoint"])
-        contested = made_with is not None and self._is_contested(made_with)
         return "which may be learned from" if accepted and young and not contested else None
 
     def _is_contested(self, manifest: Opened) -> bool:
         """Return whether terms disagree about a version or the one before it.
 
-        True also if a later term began below it: the shorter of two branches may win.
+        True also if a later term began below it: the shorter of two branches may win. Nodes drop a
+        version after the final one once a page that states a later term is final.
         """
         version, term = manifest.fields["version"], manifest.fields["term"]
         forked = any(len(self._versions.get(near, {})) > 1 for near in (version - 1, version))
-        return forked or any(
+        began = any(
             other > term and first <= version for other, first in self._first_of_term.items()
+        )
+        return (
+            forked
+            or began
+            or any(other > term and last < version for other, last in self._final_of_term.items())
         )
 
     # Known messages
@@ -141,12 +151,18 @@ class Storage:
     def _on_certificate(self, _event: Event, _member: TracedNode, certificate: Opened) -> None:
         self._settled[certificate.fields["commit"]] = certificate.fields["accepted"]
 
-    def _on_manifest(self, _event: Event, _member: TracedNode, manifest: Opened) -> None:
+    def _on_manifest(self, _event: Event, member: TracedNode, manifest: Opened) -> None:
         self._learned.update(dict.fromkeys(manifest.fields["batch"]))
-        if self._watch.swarm.honest(manifest.signer) and manifest.well_signed:
+        is_taken = member.honest and member.peer != manifest.signer
+        if (is_taken or self._watch.swarm.honest(manifest.signer)) and manifest.well_signed:
             version, term = manifest.fields["version"], manifest.fields["term"]
             self._versions.setdefault(version, {})[manifest.digest] = manifest
             self._first_of_term[term] = min(version, self._first_of_term.get(term, version))
+
+    def _on_page(self, _event: Event, _member: TracedNode, page: Opened) -> None:
+        term, head = page.fields["term"], self._watch.wire.message(page.fields["head"])
+        version = -1 if head is None else head.fields["version"]
+        self._final_of_term[term] = min(version, self._final_of_term.get(term, version))
 
     def _forget(self, _oldest: float) -> None:
         wire = self._watch.wire  # it has dropped older messages

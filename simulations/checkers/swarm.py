@@ -17,6 +17,8 @@ class TracedNode:
     upload: float = 0.0
     """Bytes per second; 0 if the network does not limit it."""
     download: float = 0.0
+    validates: bool = False
+    """True if it takes the role validator, alone or beside its own."""
     up_since: float | None = None
     state_lost_at: float = float("-inf")
     """Time of its last start without its stored state."""
@@ -76,6 +78,7 @@ class Swarm:
             member = TracedNode(event.node, len(self.members), role, peer)
             self.members[event.node] = self.by_peer[peer] = member
         member.behaviour = str(facts.get("behaviour") or "")
+        member.validates = bool(facts.get("validates"))
         self._take_line(event)
         member.up_since = event.at
 

@@ -1,7 +1,6 @@
-"""Version rule: a term uses each version number once, each term is one chain, chains only grow.
+"""Version rule: a term uses each version number once, and is led by the trainer whose turn it is.
 
-Exceptions: a node replaces its newest version by one of a later term. It replaces more only by a
-branch that it was cut off from; other validators then hold that branch already.
+Which of two chains a node follows is a rule of ``final_versions``.
 """
 
 from collections.abc import Sequence
@@ -25,55 +24,30 @@ class Versions:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._by_term: dict[tuple[int, int], Opened] = {}
-        self._taken: dict[tuple[int, int], tuple[float, int, bytes]] = {}
-        self._heads: dict[int, int] = {}
-        """Member number to its newest version."""
-        self._validators_with: dict[bytes, dict[int, None]] = {}
-        """Manifest to the honest validators, by number, that have stored it."""
+        self._checked: dict[tuple[bytes, bool], None] = {}
         watch.on_message("checkpoint-manifest", self._on_manifest)
-        watch.on("node-down", self._on_down)
 
     def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        if not member.honest:
+        if not member.honest or manifest.signer == member.peer:
             return
-        self._follow(event, member, manifest)
-        if manifest.signer == member.peer:
+        key = manifest.digest, manifest.well_signed
+        if key in self._checked:
             return
+        self._checked[key] = None
         fields = manifest.fields
         version, term = fields["version"], fields["term"]
         first = self._by_term.setdefault((term, version), manifest)
-        if first is not manifest and first.digest != manifest.digest:
-            what = f"version {version} of term {term} exists twice"
-            self._watch.report("one-chain", event.node, what, (version,))
-        if first is manifest:
-            self._check_place(event, manifest)
-        self._check_order(event, member, manifest)
-
-    def _follow(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        """Follow the chain of a node, and check how many versions one replaces."""
-        version, number = manifest.fields["version"], member.number
-        holders = self._validators_with.setdefault(manifest.digest, {})
-        known = self._taken.get((number, version), (0.0, -1, b""))[2]
-        head = self._heads.get(number, -1)
-        if known != manifest.digest:
-            self._heads[number] = version
-            others = any(holder != number for holder in holders)
-            if head > version and not others and manifest.signer != member.peer:
-                what = f"replaced versions {version} to {head} by one that no validator holds"
-                self._report(event, version, what)
-        if member.role == "validator":
-            holders[number] = None
-
-    def _on_down(self, event: Event) -> None:
-        member = self._watch.swarm.members.get(event.node)
-        if member is not None and event.facts.get("how") == "lost":
-            self._heads.pop(member.number, None)
+        if first.digest != manifest.digest and self._watch.swarm.honest(manifest.signer):
+            self._report(event, version, f"version {version} of term {term} exists twice")
+        self._check_place(event, manifest)
 
     def _check_place(self, event: Event, manifest: Opened) -> None:
         rules, fields = self._watch.rules, manifest.fields
         version = fields["version"]
         if manifest.signer not in rules.trainers or not manifest.well_signed:
             self._report(event, version, f"version {version} is not signed by a trainer")
+        elif manifest.signer != rules.trainers[fields["term"] % len(rules.trainers)]:
+            self._report(event, version, f"version {version} is not of its term's leader")
         if version == 0:
             if fields["policy"] != rules.genesis_policy or fields["parent"] or fields["batch"]:
                 self._report(event, 0, "version 0 is not the genesis policy")
@@ -117,15 +91,6 @@ class Versions:
             if not measured % every and slot in range(rollouts):
                 what = f"version {version} learned from an evaluation of version {measured}"
                 self._report(event, version, what)
-
-    def _check_order(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        version, term = manifest.fields["version"], manifest.fields["term"]
-        at, known_term, known = self._taken.get((member.number, version), (0.0, -1, b""))
-        forgotten = member.state_lost_at >= at
-        if known and known != manifest.digest and term <= known_term and not forgotten:
-            what = f"replaced version {version} of term {known_term} by the one of term {term}"
-            self._report(event, version, what)
-        self._taken[member.number, version] = (event.at, term, manifest.digest)
 
     def _report(self, event: Event, version: int, what: str) -> None:
         self._watch.report("one-chain", event.node, what, (version, version - 1))

@@ -35,6 +35,8 @@ class Watch:
         self.rules: Rules
         """Rules of the run; set, with ``wire``, by the trace's first event."""
         self.wire: Wire
+        self.real_signatures = False
+        """True for Ed25519, and for ECVRF reveals."""
         self._next_tick_at = float("inf")
         self._events: dict[str, list[EventHandler]] = {}
         self._messages: dict[str, list[MessageHandler]] = {}
@@ -107,8 +109,8 @@ class Watch:
             raise TypeError("the manifest of a run is bytes")
         self.started_at = event.at
         self.rules = Rules.read(manifest)
-        real = event.facts.get("signatures") == "ed25519"
-        self.wire = Wire(self.rules, check_signatures=real)
+        self.real_signatures = event.facts.get("signatures") == "ed25519"
+        self.wire = Wire(self.rules, check_signatures=self.real_signatures)
         self.on_forget(self.wire.forget)
         self._next_tick_at = self._next_forget_at = event.at + self.rules.epoch_seconds
 

@@ -14,8 +14,8 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-_DOMAIN = b"prime-node/1"
-_PEER_ID_PREFIX_BYTES = 6
+_DOMAIN = b"prime-node/2"
+_PEER_ID_PREFIX = bytes.fromhex("002408011220")
 """Identity multihash and key protobuf before the 32 bytes of an Ed25519 key."""
 
 ENVELOPE_BYTES_MAX = 16 * 1024
@@ -41,8 +41,10 @@ class Rules:
     refresh_epochs: int
     committee_size: int
     escalated_size: int
-    roster_min: int
     expire_epochs: int
+    seats_max: int
+    revealers: int
+    recovery_epochs: int
     async_level: int
     steps: int
     fanout: int
@@ -54,7 +56,7 @@ class Rules:
         """Read the canonical bytes of a run manifest."""
         values = msgpack.unpackb(manifest, raw=False, use_list=False)
         genesis, epochs, committee = values["genesis"], values["epochs"], values["committee"]
-        measured = values.get("evaluation")
+        council, measured = values["council"], values.get("evaluation")
         return cls(
             run_id=blake3_digest(manifest),
             genesis_policy=bytes.fromhex(genesis["policy"]),
@@ -66,8 +68,10 @@ class Rules:
             refresh_epochs=epochs["refresh_epochs"],
             committee_size=committee["size"],
             escalated_size=committee["escalated_size"],
-            roster_min=committee["roster_min"],
             expire_epochs=committee["expire_after_epochs"],
+            seats_max=council["seats_max"],
+            revealers=council["revealers"],
+            recovery_epochs=council["recovery_epochs"],
             async_level=values["grpo"]["async_level"],
             steps=values["grpo"]["steps"],
             fanout=values["shardcast"]["fanout"],
@@ -82,9 +86,9 @@ class Rules:
         """Return the start of ``epoch``."""
         return self.created_at + epoch * self.epoch_seconds
 
-    def beacon(self, epoch: int) -> bytes:
-        """Return the randomness that draws the committees of ``epoch``."""
-        return blake3_digest(b"prime-node/beacon" + self.run_id + epoch.to_bytes(8, "big"))
+    def first_beacon(self) -> bytes:
+        """Return the beacon before the first page."""
+        return blake3_digest(b"prime-node/beacon" + self.run_id)
 
     def first_noise_seed(self, checkpoint: bytes, worker: str, slot: int) -> int:
         """Return the noise seed of the first sequence in a worker's slot."""
@@ -132,6 +136,10 @@ class Opened:
                 what = f"{short(fields['commit'])} {outcome}{wide} by {count} verdicts"
             case "checkpoint-manifest":
                 what = f"version {fields['version']} term {fields['term']}"
+            case "page":
+                what = f"epoch {fields['epoch']} after {short(fields['parent'])}"
+            case "page-vote":
+                what = f"epoch {fields['epoch']} for {short(fields['page'])}"
             case _:
                 what = ""
         return f"{self.kind} {short(self.digest)} of {name(self.signer)} {what}".rstrip()
@@ -200,11 +208,16 @@ class Wire:
 def signature_fits(signer: str, message: bytes, signature: bytes) -> bool:
     """Check an Ed25519 signature by the key inside a libp2p peer id."""
     try:
-        key = base58.b58decode(signer)[_PEER_ID_PREFIX_BYTES:]
+        key = base58.b58decode(signer)[len(_PEER_ID_PREFIX) :]
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (ValueError, InvalidSignature):
         return False
     return True
+
+
+def peer_of(public_key: bytes) -> str:
+    """Return the libp2p peer id of an Ed25519 key."""
+    return base58.b58encode(_PEER_ID_PREFIX + public_key).decode()
 
 
 def short(digest: bytes) -> str:

@@ -193,6 +193,8 @@ async def _flash_crowd(world: World, plan: FlashCrowd, rng: Rng) -> None:
     _tell(world, plan.kind, names)
     for after_seconds, name in sorted((plan.seconds * rng.uniform(), name) for name in names):
         await world.wait_until(begin + after_seconds)
+        if plan.with_page:
+            world.machines[name].trusted_page = world.trusted_page()
         world.start(name)
 
 

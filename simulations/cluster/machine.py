@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.daemon import Daemon
+from protocol.consensus.trusted_page import TrustedPage
 from protocol.core.crypto import Signer
 from protocol.replica.replica import Replica
 from simulations.network.connections import Host
@@ -22,6 +23,8 @@ class SimMachine:
     host: Host
     signer: Signer
     compute: Compute
+    validates: bool
+    """True if it takes the role validator, alone or beside its own."""
     bootstrap: tuple[str, ...]
     """Addresses of its initial peers."""
     behaviour: str = ""
@@ -35,9 +38,17 @@ class SimMachine:
     """Earliest start, in seconds since the start of the run."""
     disk: Disk = field(default_factory=Disk)
     session: Session = field(default_factory=lambda: Session(alive=False))
+    trusted_page: TrustedPage | None = None
+    """Page of a join command, which its daemons are started with."""
     starts: int = 0
     daemon: Daemon | None = None
     task: "asyncio.Task[None] | None" = None
+
+    @property
+    def roles(self) -> tuple[RoleName, ...]:
+        """Roles of its daemon."""
+        also = self.validates and self.role != "validator"
+        return (self.role, "validator") if also else (self.role,)
 
     @property
     def running(self) -> bool:

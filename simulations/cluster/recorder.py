@@ -119,6 +119,7 @@ class Recorder:
             certified=snapshot.certified,
             rejected=snapshot.rejected,
             expired=snapshot.expired,
+            final_epoch=daemon.replica.pages.root.epoch,
             gossip_received=snapshot.gossip_received,
             gossip_duplicates=snapshot.gossip_duplicates,
             gossip_dropped=snapshot.gossip_dropped,

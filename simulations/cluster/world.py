@@ -11,6 +11,7 @@ from typing import Any
 from node.context import Ports
 from node.daemon import Daemon
 from node.membership.announcer import About
+from protocol.consensus.trusted_page import TrustedPage
 from protocol.core.crypto import Signer
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId, Role
@@ -32,6 +33,7 @@ from simulations.ports.engines import SimEngines
 from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.policy_files import SimPolicyFiles
 from simulations.ports.signing import Scheme, TracedSigner, traced
+from simulations.ports.signing import charged as charged_output
 from simulations.ports.storage import Session, SimStore
 from simulations.ports.sums import policy_seed
 from simulations.runtime.content import Extent, policy_digest
@@ -142,6 +144,7 @@ class World:
             host,
             signer,
             self._placement.compute(role),
+            role == "validator" or (role == "inference" and self.scenario.nodes.workers_validate),
             tuple(address_of(machine.host) for machine in known),
             untrusted_peer=untrusted_peer,
         )
@@ -178,6 +181,12 @@ class World:
         """The names of the running nodes, in order of creation."""
         return [name for name, machine in self.machines.items() if machine.running]
 
+    def trusted_page(self) -> TrustedPage | None:
+        """Return the page that a join command names now, on the honest node that knows most."""
+        machines = [one for one in self.machines.values() if one.running and not one.behaviour]
+        trees = [one.daemon.replica.pages for one in machines if one.daemon is not None]
+        return TrustedPage.of(max(trees, key=lambda tree: tree.root.epoch))
+
     @property
     def now(self) -> float:
         """Virtual unix seconds."""
@@ -200,6 +209,7 @@ class World:
         emit(
             "node-up",
             role=machine.role,
+            validates=machine.validates,
             peer=machine.signer.peer_id,
             restart=machine.starts > 1,
             behaviour=machine.behaviour,
@@ -243,6 +253,11 @@ class World:
         error = None if task.cancelled() else task.exception()
         if error is not None and session.alive:
             self.halt(NodeFailedError(f"{name}: {_root(error)!r}"), error)
+        machine = self.machines[name]
+        refusal = machine.daemon.history.refusal if machine.daemon is not None else ""
+        if error is None and session.alive and refusal:
+            self.emit(name, "node-down", how="refused", reason=refusal)
+            self._end_session(machine)
 
     def _daemon(self, machine: SimMachine, session: Session, emit: Emit) -> Daemon:
         rng = self.rng.child(f"life/{machine.name}/{machine.starts}")
@@ -289,7 +304,7 @@ class World:
             self.manifest,
             parts.signer,
             About(
-                (Role(machine.role),),
+                tuple(map(Role, machine.roles)),
                 Hardware(),
                 reachable=True,
                 software="simulated",
@@ -299,9 +314,11 @@ class World:
             parts.engines,
             machine.bootstrap,
             verifier=traced(self._scheme.verifier, sighting, machine.host.core),
+            output=charged_output(self._scheme.output, machine.host.core),
             opened=self._opened,
             decoding=Decoders(self._decoded, charged(machine.host.core)),
             upload_bytes_per_second=upload_limit,
+            trusted_page=machine.trusted_page,
         )
 
     # Running

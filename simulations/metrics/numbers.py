@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from simulations.checkers import Violation, Watch
-from simulations.checkers.certificates import Certificates
+from simulations.checkers import Attached, Violation, Watch
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.wire import Opened
 from simulations.metrics.makespan import Makespans, round_trips_least
 from simulations.metrics.series import Series
 from simulations.metrics.spread import SpreadTracker
 from simulations.runtime.trace import Event
+
+SETTLE_EPOCHS = 6
+"""A node that started more recently may not be synchronised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class RunResult:
     rollouts: RolloutNumbers
     certified_false: int
     contradictory_certificates: int
+    conflicting_final_pages: int
+    final_gap_epochs_p50: float | None
+    final_gap_epochs_p99: float | None
     committee_agreement: float | None
     gossip: GossipNumbers
     weights: WeightsNumbers
@@ -80,13 +85,41 @@ class RunResult:
         return asdict(self)
 
 
+class FinalGaps:
+    """Counts the epochs between now and the newest final page, at every sample of a node."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._gaps = Counter[int]()
+        watch.on("sample", self._on_sample)
+
+    def quantile(self, share: float) -> float:
+        """Return the gap that covers ``share`` of all samples; NaN if there are none."""
+        needed, below = math.ceil(share * self._gaps.total()), 0
+        for gap in sorted(self._gaps):
+            below += self._gaps[gap]
+            if below >= needed:
+                return gap
+        return math.nan
+
+    def _on_sample(self, event: Event) -> None:
+        member = self._watch.swarm.members.get(event.node)
+        final_epoch, rules = event.facts.get("final_epoch"), self._watch.rules
+        if member is None or not member.honest or not isinstance(final_epoch, int):
+            return
+        if member.steady_since(event.at - SETTLE_EPOCHS * rules.epoch_seconds, event.at):
+            self._gaps[rules.epoch_at(event.at) - final_epoch] += 1
+
+
 class RunMeter:
     """Counts events of the trace."""
 
-    def __init__(self, watch: Watch, certificates: Certificates, round_trip_seconds: float) -> None:
+    def __init__(self, watch: Watch, attached: Attached, round_trip_seconds: float) -> None:
         self._round_trip_seconds = round_trip_seconds
         self._watch = watch
-        self._certificates = certificates
+        self._certificates = certificates = attached.certificates
+        self._pages = attached.pages
+        self._final_gaps = FinalGaps(watch)
         self._spread = SpreadTracker(watch)
         self._makespans = Makespans(watch)
         self.series = Series(watch, certificates)
@@ -171,6 +204,9 @@ class RunMeter:
             rollouts=self._rollouts(),
             certified_false=self._certificates.certified_false,
             contradictory_certificates=self._certificates.contradictory,
+            conflicting_final_pages=self._pages.conflicting,
+            final_gap_epochs_p50=rounded(self._final_gaps.quantile(0.5)),
+            final_gap_epochs_p99=rounded(self._final_gaps.quantile(0.99)),
             committee_agreement=self._committee_agreement(),
             gossip=GossipNumbers(
                 rounded(self._spread.delays.quantile(0.5)),

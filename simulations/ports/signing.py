@@ -13,14 +13,17 @@ from typing_extensions import override
 from protocol.core.crypto import (
     SIGNATURE_BYTES,
     Identity,
+    Output,
     Signer,
     Verifier,
     peer_id_from_public_key,
+    reveal_output,
 )
 from protocol.core.crypto import verify as verify_ed25519
 from protocol.core.types import PeerId
+from protocol.core.vrf import PROOF_BYTES
 from protocol.gossipsub.message import SIGN_PREFIX
-from simulations.runtime.cores import SIGNATURE_SECONDS, Core
+from simulations.runtime.cores import REVEAL_SECONDS, SIGNATURE_SECONDS, Core
 
 Sighting = Callable[[str, bytes, bool], None]
 """``(topic, signature, ours)``: called when a node publishes or first sees a gossiped message."""
@@ -42,9 +45,13 @@ class KeyedSigner(Signer):
     def sign(self, message: bytes) -> bytes:
         return _keyed(self._peer_id, message, self._secret)
 
+    @override
+    def prove(self, alpha: bytes) -> bytes:
+        return _keyed(self._peer_id, alpha, self._secret, PROOF_BYTES)
 
-def _keyed(signer: PeerId, message: bytes, secret: bytes) -> bytes:
-    return blake3(signer.encode() + message, key=secret).digest(SIGNATURE_BYTES)
+
+def _keyed(signer: PeerId, message: bytes, secret: bytes, length: int = SIGNATURE_BYTES) -> bytes:
+    return blake3(signer.encode() + message, key=secret).digest(length)
 
 
 class Scheme:
@@ -54,6 +61,7 @@ class Scheme:
         self._ed25519 = name == "ed25519"
         self._secret = secret
         self.verifier: Verifier = verify_ed25519 if self._ed25519 else self._verify_keyed
+        self.output: Output = reveal_output if self._ed25519 else self._output_keyed
 
     def signer(self, seed: bytes) -> Signer:
         """Return the signer of the key derived from ``seed`` (32 bytes)."""
@@ -61,6 +69,9 @@ class Scheme:
 
     def _verify_keyed(self, signer: PeerId, message: bytes, signature: bytes) -> bool:
         return _keyed(signer, message, self._secret) == signature
+
+    def _output_keyed(self, signer: PeerId, alpha: bytes, proof: bytes) -> bytes | None:
+        return proof if _keyed(signer, alpha, self._secret, PROOF_BYTES) == proof else None
 
 
 class TracedSigner(Signer):
@@ -82,6 +93,10 @@ class TracedSigner(Signer):
             self._sighting(_topic(message), signature, True)
         return signature
 
+    @override
+    def prove(self, alpha: bytes) -> bytes:
+        return self._signer.prove(alpha)
+
 
 def traced(verify: Verifier, sighting: Sighting, core: Core) -> Verifier:
     """Return the verifier of one node, which records gossiped messages on first sight.
@@ -99,6 +114,16 @@ def traced(verify: Verifier, sighting: Sighting, core: Core) -> Verifier:
         return valid
 
     return verified
+
+
+def charged(output: Output, core: Core) -> Output:
+    """Return the check of reveals of one node, which costs it the time of one ECVRF check."""
+
+    def checked(signer: PeerId, alpha: bytes, proof: bytes) -> bytes | None:
+        core.spend(REVEAL_SECONDS)
+        return output(signer, alpha, proof)
+
+    return checked
 
 
 def _topic(message: bytes) -> str:

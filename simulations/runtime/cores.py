@@ -33,6 +33,9 @@ FIELD_SECONDS = 0.8e-6
 SIGNATURE_SECONDS = 70e-6
 """One Ed25519 check; ``benchmarks/handling.py`` measured 68 us."""
 
+REVEAL_SECONDS = 1.6e-3
+"""One check of a verifiable random output, as measured."""
+
 OPENS_WAITING_MAX = 100
 """asyncio's listen backlog; a live node with a blocked loop accepted 101 of 300."""
 

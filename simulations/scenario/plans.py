@@ -196,6 +196,8 @@ class FlashCrowd(_Lasting):
     kind: Literal["flash-crowd"]
     role: RoleName = "inference"
     count: Annotated[int, Field(ge=1)]
+    with_page: bool = False
+    """True if they start with the page that a join command of an honest node names then."""
 
 
 class RollingRestart(_Fault):
@@ -237,16 +239,22 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "silent": ("validator",),
     "two-verdicts": ("validator",),
     "two-certificates": ("validator",),
+    "two-votes": ("validator",),
+    "withheld-reveals": ("validator",),
+    "wrong-leads": ("validator",),
     "invented-batch": ("trainer",),
     "stale-batch": ("trainer",),
     "rolled-back": ("trainer",),
     "term-jump": ("trainer",),
     "poisoned-state": ("trainer",),
+    "two-versions": ("trainer",),
+    "former-leader": ("trainer",),
     "withheld-body": ("inference",),
     "bad-bytes": ("relay",),
     "stall": ("relay",),
     "weights-as-bodies": ALL_ROLES,
     "chosen-problems": ("relay",),
+    "backdated-commits": ("relay", "validator"),
     "junk-commits": ALL_ROLES,
     "flood": ALL_ROLES,
     "graft-flood": ALL_ROLES,
@@ -264,6 +272,7 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "address-reflection": ALL_ROLES,
     "false-sync": ALL_ROLES,
     "eclipse": ALL_ROLES,
+    "long-range": ("relay", "validator"),
     "covert-flash": ALL_ROLES,
     "cold-boot": ALL_ROLES,
 }

@@ -58,6 +58,8 @@ class Nodes(ScenarioModel):
     """All have started by then; relays are the first, as bootstrap peers."""
     bootstrap_peers: Annotated[int, Field(ge=1, le=16)] = 3
     """Number of relay addresses that a node starts with."""
+    workers_validate: bool = False
+    """True if workers also take the role validator: they act in it while they have seats."""
 
     @property
     def total(self) -> int:

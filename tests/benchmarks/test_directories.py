@@ -14,7 +14,7 @@ from tests.worlds.text import needs_jail
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "benchmarks" / "models"
 
-pytestmark = [needs_jail, pytest.mark.slow, pytest.mark.xdist_group("directories")]
+pytestmark = [needs_jail, pytest.mark.long, pytest.mark.xdist_group("directories")]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.shardcast import patch
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_patches_are_near_their_entropy_and_far_below_pulse(tmp_path):
     rows = patch.run(tmp_path, layers=1, vocabulary=500, testnet_steps=0, rounds=1, rates=(3e-7,))
     assert [row.steps_apart for row in rows] == list(patch.STEPS_APART)

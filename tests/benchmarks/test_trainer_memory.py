@@ -10,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "numerics" / "trainer_memory.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chunks_take_a_fraction_of_the_plain_form_and_give_the_same_gradient(monkeypatch, capsys):
     sizes = ["--vocabulary", "8000", "--tokens", "512", "--plain-tokens", "256"]
     monkeypatch.syspath_prepend(str(SCRIPT.parent))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.long]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "weights.py"
 MEGABYTES = 160

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+from node.api.council import CouncilSummary
 from node.api.v1.answers import (
     Drawn,
     EncodingDetail,
@@ -250,6 +251,13 @@ def ready(count=14, versions=41, steps=60):
             certified_per_minute=41.5,
             trainer_idle_share=0.12,
             leader=peers[0],
+            council=CouncilSummary(
+                text="3 members, final page 3 s ago, all votes",
+                leader=peers[0],
+                term=1,
+                is_leader_live=True,
+                final_version=versions - 2,
+            ),
             members_by_role=roles,
             members_count=count,
             peers_connected=min(32, count - 1),
@@ -494,7 +502,12 @@ def stuck():
     """Return a trainer whose last step had no informative group."""
     known = ready()
     still = TrainingStep(42, STARTED_AT, 0.0, 0.0, 0.0, 64, 0, updates=0)
-    overview = replace(known.overview, roles=("trainer",), training_warning=still.warning)
+    fault = (
+        "no final page for 40 s: no votes of 1 of 3 members (…SUKPH5); the others can remove it now"
+    )
+    council = CouncilSummary(text=f"3 members, {fault}", fault=fault)
+    changes = {"training_warning": still.warning, "council": council}
+    overview = replace(known.overview, roles=("trainer",), **changes)
     return replace(known, overview=overview, training=trained(warning=still.warning))
 
 

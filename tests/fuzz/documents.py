@@ -6,6 +6,7 @@ from typing import Any
 import tomlkit
 
 from node.process.join_prompt import offer
+from protocol.consensus.council import encode_chain
 from protocol.core import codec
 from protocol.core.crypto import signing_bytes, verify
 from protocol.core.faults import Fault
@@ -30,6 +31,7 @@ from protocol.gossipsub.rpc import (
     only_message,
     uvarint,
 )
+from protocol.replica.replica import Replica
 from protocol.run.manifest import decode_signed_manifest, load_signed_manifest
 from protocol.run.model_files import decode_bundle, encode_bundle
 from protocol.run.toml import ManifestError, load_recipe
@@ -37,8 +39,9 @@ from tests.fuzz.mutation import Values, mutated_bytes
 from tests.fuzz.target import Decoder, Target
 from tests.vectors import core_reference, made
 from tests.worlds.messages import RECIPE, identity
+from tests.worlds.page_book import fast_output, fast_verify
 
-TOPIC = "prime-node/1/" + "ab" * 32 + "/commits"
+TOPIC = "prime-node/2/" + "ab" * 32 + "/commits"
 
 
 def packed(value: Any) -> bytes:
@@ -141,6 +144,29 @@ def _bundle() -> Decoder:
     return Decoder([encode_bundle(files)], read, remake=remake)
 
 
+def _chain() -> Decoder:
+    """Read chains of notarised pages, mutated within their pages and votes as well."""
+    chains = [
+        encode_chain(made.BOOK.chain(first, last)) for first, last in ((1, 1), (1, 3), (2, 6))
+    ]
+    change = Values([0, b"", bytes(64), *chains])
+
+    def remade(rng: Random) -> bytes:
+        pages = [codec.decode(one, bytes_max=len(one)) for one in _list(rng.choice(chains))]
+        return packed([packed(one) for one in change.changed(pages, rng) or ()])
+
+    def read(data: bytes) -> bool:
+        state = Replica(made.MANIFEST, fast_verify, fast_output)
+        return not isinstance(state.intake.offer_chain(data), Fault)
+
+    return Decoder(chains, read, remake=[remade])
+
+
+def _list(chain: bytes) -> list[bytes]:
+    value: Any = codec.decode(chain, bytes_max=len(chain))
+    return list(value)
+
+
 # Gossip
 
 
@@ -230,6 +256,7 @@ TARGETS = (
     Target("manifest-toml", _manifest_toml),
     Target("recipe-toml", _recipe),
     Target("bundle", _bundle),
+    Target("page-chain", _chain),
     Target("gossip-rpc", _rpc),
     Target("gossip-frames", _frames),
     Target("gossip-message", _message),

@@ -14,6 +14,9 @@ from protocol.messages import (
     Invite,
     Message,
     NodeRecord,
+    Page,
+    PageVote,
+    Reveal,
     RolloutCommit,
     Signed,
     Verdict,
@@ -32,6 +35,9 @@ KINDS: tuple[type[Message], ...] = (
     Verdict,
     Certificate,
     Evidence,
+    Page,
+    PageVote,
+    Reveal,
     CheckpointManifest,
 )
 """Kinds of messages with their own envelope."""
@@ -85,6 +91,9 @@ class Correspondence:
         certificates = [world.certificate(commit) for commit in commits[:4]]
         certificates.append(world.certificate(commits[4], accepted=False, escalated=True))
         said += [genesis, *commits]
+        for epoch in (1, 2, 3):
+            said += [*world.book.reveals(epoch)[:3], world.book.page(epoch)]
+            said += world.book.votes(epoch)
         said += [
             world.verdict(validator, commit, accept=accept, means=(5, -7), extremes=(0, 2**53))
             for commit in commits[:3]

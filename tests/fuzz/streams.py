@@ -23,6 +23,7 @@ from node.network.streams.protocols import (
     HOP,
     MANIFEST,
     MESSAGE,
+    PAGES,
     SYNC,
     StreamProtocol,
     topic_name,
@@ -147,6 +148,8 @@ class RequestSession(StreamSession):
             finally:
                 hearing.cancel()
 
+        if self._protocol is SYNC:  # which follows an exchange of pages
+            await remote.transport.handle(PAGES.on(self._swarm.daemon.replica.run_id), _no_pages)
         await remote.transport.handle(self._name, answer)
         peer = PeerId(remote.signer.peer_id)
         try:
@@ -169,6 +172,11 @@ async def _ask_manifest(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
 async def _ask_message(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
     envelope = swarm.daemon.replica.envelopes()[0]
     return await swarm.daemon._network.send(peer, envelope)
+
+
+async def _no_pages(stream: Any) -> None:
+    await stream.write(_prefixed(packed({"chains": 0, "ids": []})))
+    await heard(stream)
 
 
 async def _ask_sync(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
@@ -208,6 +216,10 @@ async def _ask_dial_back(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
 
 
 # Bytes of untrusted peers
+
+
+def _prefixed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
 
 
 def _framed(data: bytes, rng: Random, length_bytes: int) -> bytes:
@@ -264,6 +276,38 @@ def _said_sync_answer(swarm: Swarm, rng: Random) -> bytes:
         ids = _VALUES.changed(ids, rng)
     frames = [_framed(envelope, rng, 4) for envelope in envelopes]
     return _framed(packed(ids), rng, 4) + b"".join(frames)
+
+
+def _chains(swarm: Swarm) -> list[bytes]:
+    return list(swarm.daemon.replica.chains())
+
+
+def _said_pages_question(swarm: Swarm, rng: Random) -> bytes:
+    pages, newest = swarm.daemon.replica.pages, swarm.daemon.replica.pages.root.epoch
+    request: Any = {
+        "council": rng.choice((pages.council.seat, b"", bytes(32))),
+        "epoch": rng.choice((-1, 0, newest, newest + 1)),
+        "skip": rng.choice((0, 0, 1, 1024)),
+    }
+    ids = [node.digest for epoch in range(-1, newest + 4) for node in pages.pages_of(epoch)]
+    wanted: Any = {"ids": rng.sample(ids, rng.randrange(len(ids) + 1))}
+    if rng.random() < 0.4:
+        request = _VALUES.changed(request, rng)
+    if rng.random() < 0.4:
+        wanted = Values(ids).changed(wanted, rng)
+    return _framed(packed(request), rng, 4) + _framed(packed(wanted), rng, 4)
+
+
+def _said_pages_answer(swarm: Swarm, rng: Random) -> bytes:
+    """Return chains that the daemon knows, mutated ones, and ids of pages that do not exist."""
+    chains = _chains(swarm)
+    said = [rng.choice(chains) for _ in range(rng.randrange(4))] if chains else []
+    said = [mutated_bytes(one, rng, chains, 4096) if rng.random() < 0.5 else one for one in said]
+    offer: Any = {"chains": len(said), "ids": [rng.randbytes(32) for _ in range(rng.randrange(3))]}
+    if rng.random() < 0.2:
+        offer = _VALUES.changed(offer, rng)
+    frames = [_framed(one, rng, 4) for one in said]
+    return _framed(packed(offer), rng, 4) + b"".join(frames)
 
 
 def _said_blob_question(swarm: Swarm, rng: Random) -> bytes:
@@ -382,6 +426,7 @@ TARGETS = (
     _served(MANIFEST, _said_byte, _said_manifest),
     _served(MESSAGE, _said_message),
     _served(SYNC, _said_sync_question),
+    _served(PAGES, _said_pages_question),
     _served(BLOBS, _said_blob_question),
     _served(DIAL_BACK, _said_addresses),
     _served(HOP, _said_circuit),
@@ -389,6 +434,7 @@ TARGETS = (
     _asked(MANIFEST, _ask_manifest, _said_manifest),
     _asked(MESSAGE, _ask_message, _said_byte),
     _asked(SYNC, _ask_sync, _said_sync_answer),
+    _asked(PAGES, _ask_sync, _said_pages_answer),
     _asked(BLOBS, _ask_blobs, _said_blob_answer),
     _asked(DIAL_BACK, _ask_dial_back, _said_byte),
     _asked(HOP, _ask_hop, _said_circuit),

@@ -65,9 +65,8 @@ group_size = 2
 steps = 1
 rollouts_per_step = 6
 [protocol.committee]
-size = 2
+size = 3
 escalated_size = 3
-roster_min = 3
 escalate_after_epochs = 60
 expire_after_epochs = 90
 [protocol.epochs]
@@ -389,6 +388,8 @@ def simulate_from_version_0(live):
     first = live.replicas["trainer-0"].ledger.chain.get(0)
 
     async def prepare(world):
+        for machine in world.machines.values():  # or the version would be of the future
+            machine.host.clock.skew_seconds = first.message.created_at / 1000 - START
         trainer = world.machines["trainer-0"]
         await give_version_0(world, trainer, first.envelope, first.message)
 

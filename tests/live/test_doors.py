@@ -58,16 +58,15 @@ def door(run_file, tmp_path):
     return start
 
 
-@pytest.mark.parametrize("role", ["validator", "trainer"])
-def test_a_role_of_named_keys_is_refused_to_another_key(door, role):
-    code, told = door("--role", role)
+def test_a_role_of_named_keys_is_refused_to_another_key(door):
+    code, told = door("--role", "trainer")
     peer = json.loads(
         subprocess.run(
             [PRIME_NODE, "id", "--json", "--data-dir", door.data], capture_output=True, check=True
         ).stdout
     )["peer_id"]
     assert code == 78
-    assert f"this run names its {role}s, and this key ({peer}) is none of them" in told
+    assert f"this run names its trainers, and this key ({peer}) is none of them" in told
 
 
 def test_a_device_that_is_not_here_is_refused_before_anything_is_fetched(door):
@@ -79,7 +78,7 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_fetched(door):
 
 
 def test_a_damaged_state_is_told_with_what_to_do(door):
-    assert door("--role", "validator")[0] == 78  # creates the directory
+    assert door("--role", "trainer")[0] == 78  # creates the directory
     (door.data / "state.sqlite").write_bytes(b"garbage" * 1000)
     code, told = door("--role", "relay")
     assert (code, f"{door.data}/state.sqlite is damaged" in told) == (78, True)

@@ -13,6 +13,7 @@ import tomlkit
 
 from node.cli.main import main
 from node.local.datadir import DataDir
+from node.local.run_pin import load_run
 from protocol.run.toml import load_recipe
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.leashed import leashed
@@ -89,7 +90,7 @@ def founded(tmp_path, admission=None, validators=1, epochs=None, **config):
     values["environment"] = {"name": "math/sums", "pass_rates": [0.2, 0.8]}
     values["sampling"] |= {"group_size": 2, "prompts_per_rollout": 2}
     values["toploc"] |= {"mantissa_error_mean_max": 200.0}  # 28.8 was measured on another model
-    values["committee"] |= {"size": 1, "escalated_size": 1, "roster_min": 1}
+    values["committee"] |= {"size": 1, "escalated_size": 1}
     values["admission"] |= admission or {}
     values["epochs"] |= epochs or {}
     (tmp_path / "recipe.toml").write_text(tomlkit.dumps(values))
@@ -121,7 +122,7 @@ def test_an_untrusted_peer_joins_with_an_address_and_its_rollouts_are_certified(
     assert not list(worker.data.task.glob("*.partial"))
 
 
-def test_a_testnet_goes_on_with_a_founded_run(tmp_path):
+def test_a_testnet_goes_on_with_a_founded_run_and_with_its_successor(tmp_path):
     run = founded(tmp_path)
     first = swarm_of(run, steps=1)
     assert first["model"]["version"] >= 1
@@ -131,6 +132,21 @@ def test_a_testnet_goes_on_with_a_founded_run(tmp_path):
     assert second["model"]["version"] > first["model"]["version"]
     assert (DataDir(run / "trainer-1").weights / "v1.safetensors").read_bytes() == written
     assert (run / "swarm" / "model" / "config.json").exists()
+    options = ("--data-dir", run / "trainer-1", "--out", tmp_path / "next", "--validators", "1")
+    assert command("run", "succeed", *options, "--force", "--no-trial") == 0
+    succeeded = load_run(tmp_path / "next" / "run.toml").manifest.genesis.predecessor
+    assert succeeded.run_id == first["run_id"]
+    assert succeeded.version >= 1
+    third = swarm_of(tmp_path / "next", steps=1)
+    assert third["run_id"] != first["run_id"]
+    assert third["model"]["version"] >= 1
+    for member in ("trainer-1", "validator-1"):
+        old = ("--check", run / member)
+        assert command("run", "show", tmp_path / "next" / "run.toml", *old) == 0
+
+
+def command(*arguments):
+    return main([str(one) for one in arguments])
 
 
 def swarm_of(run, steps):

@@ -79,7 +79,7 @@ async def test_rollouts_under_way_are_checked_although_all_validators_restart():
     await world.finish()
 
 
-async def test_a_trainer_that_lost_its_disk_goes_on_above_what_it_may_have_said():
+async def test_a_trainer_that_lost_its_disk_keeps_the_lead_and_goes_on_from_what_others_hold():
     world = Swarm()
     world.start_all()
     worker = world.daemon("worker-0")
@@ -93,7 +93,7 @@ async def test_a_trainer_that_lost_its_disk_goes_on_above_what_it_may_have_said(
     await world.reach(len(chain) + 3, "worker-0")
     after = world.ledger("worker-0").chain.checkpoints
     assert [entry.manifest.digest for entry in after][: len(chain)] == chain
-    assert after[-1].manifest.message.term == 1
+    assert {entry.manifest.message.term for entry in after} == {0}
     await world.finish()
 
 
@@ -267,7 +267,7 @@ async def test_withheld_bodies_hold_up_neither_validators_nor_workers():
             world.machines[name].disk.arrivals[body] = SimIncomingFile(body, 1000, 1000, [body])
             previous = (await commit(world, name, 2, slot, previous, body)).digest
     await asyncio.sleep(2)
-    await world.more(8, seconds=25)  # before those have expired
+    await world.more(6, seconds=25)  # before those have expired
     await world.finish()
 
 
@@ -365,7 +365,7 @@ async def test_a_slow_directory_costs_nobody_the_place_on_the_roster(monkeypatch
 
 
 async def test_after_a_partition_everybody_follows_the_later_term():
-    """The old trainer continues alone for a while; its versions of that time are replaced."""
+    """The old trainer is cut off with too few validators for a page, so nothing is certified."""
     world = Swarm(
         inference=2,
         validator=4,
@@ -376,12 +376,11 @@ async def test_after_a_partition_everybody_follows_the_later_term():
     world.start_all()
     await world.reach(3, "trainer-1")
     sides = [
-        ("trainer-0", "worker-0", "validator-0", "validator-1", "relay-0"),
-        ("trainer-1", "worker-1", "validator-2", "validator-3"),
+        ("trainer-0", "worker-0", "validator-0", "relay-0"),
+        ("trainer-1", "worker-1", "validator-1", "validator-2", "validator-3"),
     ]
     cut = world.network.partition(*sides)
     await world.more(2, "trainer-1")
-    await world.more(1, "trainer-0")
     world.network.heal(cut)
     heir = world.machines["trainer-1"].signer.peer_id
 
@@ -451,6 +450,7 @@ async def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_mu
     await asyncio.gather(*(world.reach(3, name) for name in others))
     ledger, step = world.ledger(), world.replica().manifest.grpo.rollouts_per_step
     await eventually(lambda: len(ledger.backpressure.usable()) >= step, 60)
+    await asyncio.sleep(0.2)  # it fetches their bodies
     for name in others:
         world.crash(name)
     await world.more(1)
@@ -464,7 +464,10 @@ async def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_mu
 
 
 async def test_two_heirs_that_lead_at_once_end_on_one_chain():
-    """The trainer dies, and the network is cut between its next two successors."""
+    """The trainer dies, and the network is cut between its next two successors.
+
+    Only one of them has enough validators for pages, and gets rollouts to learn from.
+    """
     world = Swarm(
         inference=2,
         validator=4,
@@ -477,14 +480,13 @@ async def test_two_heirs_that_lead_at_once_end_on_one_chain():
     world.start_all()
     await asyncio.gather(*(world.reach(3, name) for name in world.machines))
     sides = [
-        ("trainer-1", "worker-0", "validator-0", "validator-1", "relay-0"),
-        ("trainer-2", "worker-1", "validator-2", "validator-3"),
+        ("trainer-1", "worker-0", "validator-0", "relay-0"),
+        ("trainer-2", "worker-1", "validator-1", "validator-2", "validator-3"),
     ]
     world.crash("trainer-0")
     cut = world.network.partition(*sides)
-    await asyncio.gather(world.more(4, "trainer-1"), world.more(2, "trainer-2"))
-    terms = [world.ledger(side[0]).chain.head.message.term for side in sides]
-    assert terms == [1, 2], "a term is one trainer's"
+    await world.more(3, "trainer-2")
+    assert world.ledger("trainer-2").chain.head.message.term == 2, "a term is one trainer's"
     world.network.heal(cut)
 
     def agree():

@@ -16,6 +16,7 @@ import pytest
 from node.network.connections.gater import PEERS_MAX, Bans
 from node.network.gossip.config import READ_RATES
 from node.network.resources.rate_limiter import KEYS_MAX, RateLimiter
+from protocol.core.crypto import verify
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.rng import Rng
 from protocol.core.types import MEMBERS_MAX, PeerId, Role
@@ -23,13 +24,15 @@ from protocol.gossipsub.gossip import Promises
 from protocol.gossipsub.message_cache import SeenCache
 from protocol.gossipsub.params import Params, ScoreParams
 from protocol.gossipsub.peer_score import Scores
+from protocol.ledger.chain import Lead
 from protocol.ledger.reputation import UNTRUSTED_COMMITS_MAX
 from protocol.ledger.worker_stats import UNCERTIFIED_MAX
 from protocol.messages import ADMISSION_BYTES_MAX, OBSERVATIONS_MAX, Hardware
+from protocol.replica.replica import Replica
 from tests.worlds.messages import World, identity, run_manifest
 
 MEGABYTE = 1_000_000
-TOTAL_MB = 400
+TOTAL_MB = 420
 """Bound in docs/security.md for all untrusted peers, without the buffers of streams."""
 
 LONGEST = 200 * "x"
@@ -38,6 +41,14 @@ SAMPLE = 300
 WORLD = World(run_manifest())
 UNTRUSTED = [identity(f"untrusted {number}") for number in range(SAMPLE)]
 RNG = Rng(b"memory")
+
+
+def knowing_the_validators() -> Replica:
+    """Return a replica with a verifier that keeps nothing, unlike those of other tests."""
+    here = Replica(WORLD.manifest, verify)
+    WORLD.refresh(here, 0)
+    here.receive(WORLD.genesis().envelope, WORLD.at(0))
+    return here
 
 
 def peer_ids():
@@ -55,7 +66,7 @@ def roster():
         "admission": bytes(ADMISSION_BYTES_MAX),
     }
     envelopes = [WORLD.record(one, [Role.RELAY], **largest).envelope for one in UNTRUSTED]
-    here = WORLD.replica()
+    here = knowing_the_validators()
 
     def fill():
         for envelope in envelopes:
@@ -67,7 +78,7 @@ def roster():
 
 
 def commits():
-    here = WORLD.replica()
+    here = knowing_the_validators()
     # Each of a body of its own, of which nothing else is known.
     envelopes = [WORLD.commit(one, body=RNG.bytes(32)).envelope for one in UNTRUSTED]
 
@@ -82,11 +93,11 @@ def commits():
 
 def uncertified():
     """Workers without a certified rollout, each with two commits for one slot."""
-    here = WORLD.replica()
+    here = knowing_the_validators()
     envelopes = [WORLD.commit(one, tokens=n).envelope for one in UNTRUSTED for n in (10, 11)]
     for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
         here.ledger.offer_checkpoint(
-            WORLD.checkpoint(here.ledger.chain.head), 0.0, lambda _peer: False
+            WORLD.checkpoint(here.ledger.chain.head), WORLD.at(0), Lead(0, b"")
         )
 
     def fill():

@@ -32,7 +32,7 @@ rollouts_per_step = 2
 TROUBLED = """
 name = "troubled"
 description = "A bit of everything that can go wrong."
-minutes = 2
+minutes = 3
 skew_seconds_max = 1.0
 [nodes]
 relay = 3

@@ -6,15 +6,20 @@ with the violated rule, its causes, and a command that repeats the same violatio
 
 import shlex
 import time
+from dataclasses import replace
 
 import pytest
 
 from node.cli import loading
 from node.cli.main import main
 from node.replication.rollout_bodies import RolloutBodies
-from protocol.consensus.committee import Outcome, VerdictPool
+from protocol.consensus.committee import Outcome, VerdictPool, VerdictTable
+from protocol.consensus.council import Council
+from protocol.consensus.member import CouncilMember
+from protocol.consensus.pages import PageTree
 from protocol.gossipsub.mesh import Mesh
 from protocol.ledger.backpressure import Backpressure
+from protocol.messages import PageVote
 from simulations.ports.incoming_file import SimIncomingFile
 from simulations.runtime.content import joined
 from simulations.study.study import RunPlan, run_plan
@@ -66,6 +71,12 @@ kind = "crash"
 minute = 0.34
 nodes = {roles = ["inference"], count = 9}
 """
+
+
+def rank_of_any_page(table, certificate, verdicts, commit, page, rank=VerdictTable.rank):
+    """Rank a certificate as if its page drew the committee of every commit."""
+    page = replace(page, drawn={commit.digest: None})
+    return rank(table, certificate, verdicts, commit, page)
 
 
 @pytest.fixture
@@ -130,10 +141,57 @@ def test_a_committee_that_nobody_counts_is_seen(monkeypatch, simulate, repeat):
         return Outcome(accepted=True, escalated=False, verdicts=accepting) if accepting else None
 
     monkeypatch.setattr(VerdictPool, "outcome", first_word)
-    monkeypatch.setattr("protocol.replica.replica.check_certificate", lambda *_: None)
+    monkeypatch.setattr("protocol.consensus.committee.check_certificate", lambda *_: None)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "certified-only"
     assert "2 are needed" in outcome.violation.what
+    repeat(outcome)
+
+
+def test_a_committee_of_another_page_is_seen(monkeypatch, simulate, repeat):
+    """The newest page draws all committees, so an author can choose among several."""
+
+    def newest(tree, _commit, _tip=None):
+        chain = [node for node in tree.tip().path() if node.draws]
+        return chain[0] if chain else None
+
+    monkeypatch.setattr(PageTree, "drawing", newest)
+    monkeypatch.setattr(VerdictTable, "rank", rank_of_any_page)
+    outcome = simulate(SMALL)
+    assert outcome.violation.rule == "certified-only"
+    assert "another page draws its committee" in outcome.violation.what
+    repeat(outcome)
+
+
+# Pages
+
+
+def test_pages_of_another_proposer_are_seen(monkeypatch, simulate, repeat):
+    """Members take turns, so that each knows long before when it will choose the reveals."""
+
+    def in_turn(council, _seed, epoch):
+        members = council.members
+        return tuple(members[(epoch + place) % len(members)] for place in range(3))
+
+    monkeypatch.setattr(Council, "proposers", in_turn)
+    outcome = simulate(SMALL.replace("validator = 3", "validator = 6"))
+    assert outcome.violation.rule == "valid-pages"
+    assert "its author is no proposer" in outcome.violation.what
+    repeat(outcome)
+
+
+def test_a_member_that_votes_twice_in_an_epoch_is_seen(monkeypatch, simulate, repeat):
+    """It votes for a page that does not exist, too."""
+
+    def twice(member, epoch, share):
+        messages = act(member, epoch, share)
+        votes = [one for one in messages if isinstance(one, PageVote) and epoch > 5]
+        return [*messages, *(one.model_copy(update={"page": bytes(32)}) for one in votes)]
+
+    act = CouncilMember.act
+    monkeypatch.setattr(CouncilMember, "act", twice)
+    outcome = simulate(SMALL)
+    assert outcome.violation.rule == "one-vote"
     repeat(outcome)
 
 

@@ -1,6 +1,8 @@
 """Handwritten trace of a small, well-behaved swarm, and ways to break its rules."""
 
 from functools import cache
+from itertools import count
+from typing import NamedTuple
 
 import base58
 import msgpack
@@ -8,11 +10,13 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from simulations.checkers import CheckerTolerances, Watch, attach_checkers
+from simulations.checkers.outputs import output_of
 from simulations.runtime.trace import Event
 
 START = 1_700_000_000.0
 EPOCH_SECONDS = 2.0
 GENESIS = bytes(31) + b"g"
+LED_EPOCH = 10_000
 PATIENCE = CheckerTolerances(converge_epochs=5, progress_epochs=20)
 
 
@@ -35,28 +39,58 @@ def forged(envelope: bytes, signature: bytes = bytes(64)) -> bytes:
     return packed({**msgpack.unpackb(envelope), "signature": signature})
 
 
+class State(NamedTuple):
+    """State of the chain after a page: what its children state, and how it was reached."""
+
+    page: bytes
+    epoch: int
+    beacon: bytes
+    final_epoch: int = -1
+    in_a_row: int = 0
+    ended: bool = False
+    """True if its council has ended."""
+    term: int = 0
+    head: bytes = b""
+
+
 class TraceExample:
-    """Emits the events of one run into a watch; time passes with ``wait``."""
+    """Emits the events of one run into a watch; time passes with ``wait``.
+
+    Unless a test makes pages, none becomes final, so recoveries are far away.
+    """
 
     def __init__(
-        self, roles, *, patience=PATIENCE, signatures="keyed", steps=1000, **rules
+        self,
+        roles,
+        *,
+        patience=PATIENCE,
+        signatures="keyed",
+        steps=1000,
+        recovery_epochs=1000,
+        **rules,
     ) -> None:
         self.violations = []
         self.watch = Watch(self.violations.append)
-        self.certificates = attach_checkers(self.watch, patience)
+        self.checkers = attach_checkers(self.watch, patience)
+        self.certificates, self.pages = self.checkers.certificates, self.checkers.pages
         self.now = START
         self.roles = dict(roles)
         self.peers = {name: peer_id(name) for name in roles}
         committee = {
             "size": 2,
             "escalated_size": 3,
-            "roster_min": 2,
             "escalate_after_epochs": 2,
             "expire_after_epochs": 10,
         }
         self.manifest = packed(
             {
                 "committee": {**committee, **rules},
+                "council": {
+                    "seats_max": 12,
+                    "revealers": 2,
+                    "silent_epochs": 5,
+                    "recovery_epochs": recovery_epochs,
+                },
                 "epochs": {"seconds": EPOCH_SECONDS, "record_epochs": 5, "refresh_epochs": 2},
                 "genesis": {
                     "created_at": int(START),
@@ -69,6 +103,11 @@ class TraceExample:
             }
         )
         self.run_id = blake3(self.manifest).digest()
+        self.states = {b"": State(b"", -1, blake3(b"prime-node/beacon" + self.run_id).digest())}
+        """State of the chain after each page."""
+        self.used_epochs = set()
+        self._led = b""
+        self.output = output_of if signatures == "ed25519" else bytes
         self.emit("world", "run", manifest=self.manifest, signatures=signatures)
 
     def _of(self, role):
@@ -92,6 +131,7 @@ class TraceExample:
                 name,
                 "node-up",
                 role=role,
+                validates=role == "validator",
                 peer=self.peers[name],
                 restart=restart,
                 behaviour=behaviour[0] if behaviour else "",
@@ -140,7 +180,7 @@ class TraceExample:
         return blake3(head + fields["signer"].encode() + fields["payload"]).digest()
 
     def _head(self, kind):
-        return b"prime-node/1" + bytes([len(kind)]) + kind.encode() + self.run_id
+        return b"prime-node/2" + bytes([len(kind)]) + kind.encode() + self.run_id
 
     def epoch(self):
         return int((self.now - START) // EPOCH_SECONDS)
@@ -170,23 +210,169 @@ class TraceExample:
             detail=detail,
         )
 
-    def certificate(self, validators, commit, *, accepted=True, escalated=False, author=None):
+    def certificate(
+        self, validators, commit, *, accepted=True, escalated=False, author=None, page=None
+    ):
         verdicts = [self.verdict(name, commit, accept=accepted) for name in validators]
         for name, verdict in zip(validators, verdicts, strict=True):
             self.stored(verdict, name)
         author = author or validators[0]
-        return self.assembled(author, commit, verdicts, accepted=accepted, escalated=escalated)
+        return self.assembled(
+            author, commit, verdicts, accepted=accepted, escalated=escalated, page=page
+        )
 
-    def assembled(self, author, commit, verdicts, *, accepted=True, escalated=False):
+    def assembled(self, author, commit, verdicts, *, accepted=True, escalated=False, page=None):
         """Return a certificate with verdicts that no node need have stored."""
+        if page is None:
+            page = self.drawn_for(
+                commit,
+                [peer for peer in self.peers.values() if peer.encode() in b"".join(verdicts)],
+            )
         return self.envelope(
             "certificate",
             author,
             commit=self.digest(commit),
+            page=self.digest(page),
             escalated=escalated,
             accepted=accepted,
             verdicts=verdicts,
         )
+
+    # Pages
+
+    def key(self, name):
+        """Return the public key of a node."""
+        return key(name).public_key().public_bytes_raw()
+
+    def ranked(self, text, council=None):
+        """Return the members of a council in the order in which ``text`` draws them."""
+        members = council or self._of("validator")
+        return sorted(members, key=lambda peer: blake3(text + peer.encode()).digest())
+
+    def committee(self, commit, page):
+        """Return the ranked names of the committee that a page draws for a commit."""
+        names = {peer: name for name, peer in self.peers.items()}
+        lot = self.states[self.digest(page)].beacon + self.digest(commit)
+        return [names[peer] for peer in self.ranked(lot)]
+
+    def page(self, parent=b"", epoch=None, *, reveals=None, council=None, seated=None, **changes):
+        """Return the proposer's page after ``parent``, and note the state of the chain after it.
+
+        ``seated`` is the page that seated the ``council`` (peer ids); None for the genesis.
+        """
+        before = self.states[parent and self.digest(parent)]
+        if seated is not None and parent == seated:
+            before = before._replace(final_epoch=before.epoch, in_a_row=0, ended=False)
+        epoch = before.epoch + 1 if epoch is None else epoch
+        number = epoch.to_bytes(8, "big")
+        names = {peer: name for name, peer in self.peers.items()}
+        proposer = self.ranked(b"prime-node/proposer" + before.beacon + number, council)[0]
+        everything = [] if before.ended else [bytes(80)] * 2
+        reveals = everything if reveals is None else reveals
+        author = changes.pop("author", names[proposer])
+        fields = {
+            "epoch": epoch,
+            "council": b"" if seated is None else self.digest(seated),
+            "parent": before.page,
+            "seed": before.beacon,
+            "final_epoch": before.final_epoch,
+            "term": before.term,
+            "head": before.head,
+            "reveals": reveals,
+            "joined": [],
+            "removed": [],
+            "drawn": [],
+            "seats": [],
+            "commits": [],
+            "certified": [],
+            **changes,
+        }
+        envelope = self.envelope("page", author, **fields)
+        in_a_row = before.in_a_row + 1 if epoch == before.epoch + 1 else 1
+        outputs = [self.output(one) for one in reveals if one]
+        output = b"".join(outputs)
+        self.states[self.digest(envelope)] = State(
+            self.digest(envelope),
+            epoch,
+            blake3(b"prime-node/beacon" + before.beacon + number + output).digest(),
+            before.epoch if in_a_row > 2 else before.final_epoch,
+            in_a_row,
+            before.ended or bool(fields["joined"] or fields["removed"] or fields["drawn"]),
+            fields["term"],
+            fields["head"],
+        )
+        self.stored(envelope, author)
+        return envelope
+
+    def vote(self, name, about, /, **changes):
+        fields = msgpack.unpackb(msgpack.unpackb(about)["payload"])
+        vote = {key: fields[key] for key in ("epoch", "council", "parent")}
+        vote["page"] = self.digest(about)
+        return self.envelope("page-vote", name, **{**vote, **changes})
+
+    def voted(self, page, *names):
+        """Let validators vote for a page, all by default; return the page."""
+        everybody = [name for name, (role, *_) in self.roles.items() if role == "validator"]
+        for name in names or everybody:
+            self.stored(self.vote(name, page), name)
+        return page
+
+    def chain(self, length, parent=b"", epoch=None, voters=(), **options):
+        """Return notarised pages of consecutive epochs after ``parent``."""
+        pages = []
+        for number in range(length):
+            first = epoch if number == 0 else None
+            parent = self.voted(self.page(parent, first, **options), *voters)
+            pages.append(parent)
+        return pages
+
+    def led(self, term=0, head=None):
+        """Make a page final that states a term and a version; return the last page after it.
+
+        Its epochs are far ahead of those of ``drawn_for``.
+        """
+        state = self.states[self._led and self.digest(self._led)]
+        head = state.head if head is None else self.digest(head)
+        epoch = max(state.epoch + 1, LED_EPOCH)
+        first = self.voted(self.page(self._led, epoch, term=term, head=head))
+        self._led = self.chain(2, first)[-1]
+        return self._led
+
+    def knows(self, *names):
+        """Let nodes sample the newest final page, and two epochs pass."""
+        for name in names or self.roles:
+            self.emit(name, "sample", final_epoch=self.pages.newest_final_epoch)
+        self.wait(2)
+
+    def listed(self, *commits, epoch=1, parent=b""):
+        """Return a notarised page that lists commits and draws no committee."""
+        listed = [self.digest(commit) for commit in commits]
+        return self.voted(self.page(parent, epoch, reveals=[b"", b""], commits=listed))
+
+    def drawn_for(self, commit, signers):
+        """Return a notarised page that draws ``signers`` first; no other certificate has it.
+
+        Its parent lists the commit after the genesis; both are of epochs of their own.
+        """
+        members = set(self._of("validator"))
+        wanted = set(signers) & members or members
+        fields = msgpack.unpackb(msgpack.unpackb(commit)["payload"])
+        epoch = fields.get("epoch", 0) + 1
+        while epoch in self.used_epochs:
+            epoch += 2
+        self.used_epochs.add(epoch)
+        parent = self.listed(commit, epoch=epoch)
+        beacon, number = self.states[self.digest(parent)].beacon, (epoch + 1).to_bytes(8, "big")
+        order: list[str] = []
+        reveals: list[bytes] = []
+        for trial in count():
+            if set(order[: len(wanted)]) == wanted:
+                break
+            reveals = [trial.to_bytes(32, "little") + bytes(48), bytes(80)]
+            output = b"".join(map(self.output, reveals))
+            text = b"prime-node/beacon" + beacon + number + output
+            order = self.ranked(blake3(text).digest() + self.digest(commit))
+        return self.voted(self.page(parent, reveals=reveals))
 
     def checkpoint(
         self,
@@ -250,9 +436,9 @@ SMALL = {
 }
 
 
-def small_run(**options) -> TraceExample:
-    """Return a run with all nodes up and with version 0."""
-    example = TraceExample(SMALL, **options)
+def small_run(more=None, **options) -> TraceExample:
+    """Return a run with all nodes up, ``more`` of them, and with version 0."""
+    example = TraceExample({**SMALL, **(more or {})}, **options)
     example.up()
     example.genesis = example.published(0)
     return example

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 PEER_ID_PREFIX = bytes.fromhex("002408011220")
-DOMAIN = b"prime-node/1"
+DOMAIN = b"prime-node/2"
 
 
 class Refused(Exception):  # noqa: N818 - it is what the page calls it

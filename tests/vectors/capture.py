@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.vectors.made import BODY, INDEX, MANIFEST, SIGNED_MANIFEST, encodings, messages
+from protocol.consensus.council import encode_chain
+from tests.vectors.made import BODY, BOOK, INDEX, MANIFEST, SIGNED_MANIFEST, encodings, messages
 from tests.vectors.spoken import directory, exchanges, gossip
 
 PATH = Path(__file__).with_name("messages.json")
@@ -27,6 +28,7 @@ def capture() -> dict[str, Any]:
             }
             for kind, signed in messages().items()
         },
+        "chain": encode_chain(BOOK.chain(1, 2)).hex(),
         "body": BODY.hex(),
         "index": INDEX.hex(),
         "encodings": {name: data.hex() for name, data in encodings().items()},

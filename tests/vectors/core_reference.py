@@ -52,8 +52,14 @@ MANIFEST: dict[str, Any] = {
         "escalate_after_epochs": 4,
         "escalated_size": 4,
         "expire_after_epochs": 10,
-        "roster_min": 3,
         "size": 2,
+    },
+    "council": {
+        "era_epochs": 360,
+        "recovery_epochs": 60,
+        "revealers": 3,
+        "seats_max": 100,
+        "silent_epochs": 30,
     },
     "credit": {"slash": True},
     "environment": {"name": "arithmetic", "options": {}, "pass_rates": []},
@@ -176,7 +182,7 @@ def envelope(run_id: bytes) -> dict[str, Any]:
         "tokens": 20,
     }
     kind, payload, seed = b"rollout-commit", canonical(fields), SEEDS[WORKER]
-    domain = b"prime-node/1" + bytes([len(kind)]) + kind + run_id
+    domain = b"prime-node/2" + bytes([len(kind)]) + kind + run_id
     outer = {
         "kind": kind.decode(),
         "payload": payload,
@@ -187,10 +193,64 @@ def envelope(run_id: bytes) -> dict[str, Any]:
     return {"envelope": canonical(outer).hex(), "digest": name.hex()}
 
 
-def ranking(run_id: bytes, commit: bytes, epoch: int) -> list[str]:
-    beacon = digest(b"prime-node/beacon", run_id, epoch.to_bytes(8, "big"))
+def council(run_id: bytes, commit: bytes, epoch: int) -> dict[str, Any]:
+    """Return who makes the first page, dated ``epoch``, and the committee that it draws.
+
+    ``outputs`` replaces those of the verifiable random function; one member reveals nothing.
+    """
     peers = [peer_id(SEEDS[n]) for n in VALIDATORS]
-    return sorted(peers, key=lambda peer: digest(beacon, commit, peer.encode()))
+    seed, date = digest(b"prime-node/beacon", run_id), epoch.to_bytes(8, "big")
+
+    def ranked(purpose: bytes) -> list[str]:
+        text = b"prime-node/" + purpose + seed + date
+        return sorted(peers, key=lambda peer: digest(text, peer.encode()))
+
+    revealers = ranked(b"revealer")[: MANIFEST["council"]["revealers"]]
+    outputs = {peer: 2 * digest(peer.encode()) for peer in revealers[1:]}
+    beacon = digest(b"prime-node/beacon", seed, date, *outputs.values())
+    return {
+        "epoch": epoch,
+        "seed": seed.hex(),
+        "alpha": (b"prime-node/reveal" + run_id + seed + date).hex(),
+        "proposer": ranked(b"proposer")[0],
+        "revealers": revealers,
+        "outputs": {peer: output.hex() for peer, output in outputs.items()},
+        "beacon": beacon.hex(),
+        "ranking": sorted(peers, key=lambda peer: digest(beacon, commit, peer.encode())),
+    }
+
+
+def seats() -> dict[str, Any]:
+    """Return the seats that a beacon gives to keys in an era, and an order of these keys."""
+    genesis, worker = [peer_id(SEEDS[n]) for n in VALIDATORS], peer_id(SEEDS[WORKER])
+    tokens, era, beacon = {worker: 700, genesis[0]: 300}, 3, digest(b"era 3")
+    share, work = max(2, 6 - era), sum(tokens.values())
+    weights = {
+        peer: tokens.get(peer, 0) * (6 - share) * len(genesis) + work * share * (peer in genesis)
+        for peer in sorted({*tokens, *genesis})
+    }
+    drawn: dict[str, int] = {}
+    for seat in range(MANIFEST["council"]["seats_max"]):
+        point = digest(b"prime-node/seat", beacon, seat.to_bytes(2, "big"))
+        left = int.from_bytes(point, "big") % sum(weights.values())
+        for peer, weight in weights.items():
+            if left < weight:
+                drawn[peer] = drawn.get(peer, 0) + 1
+                break
+            left -= weight
+    lot = b"prime-node/proposer" + beacon + (1080).to_bytes(8, "big")
+    first = {
+        peer: min(digest(lot, peer.encode(), bytes([n]) if n else b"") for n in range(count))
+        for peer, count in drawn.items()
+    }
+    return {
+        "era": era,
+        "beacon": beacon.hex(),
+        "tokens": tokens,
+        "seats": drawn,
+        "epoch": 1080,
+        "order": sorted(first, key=lambda peer: first[peer]),
+    }
 
 
 RULE = {"every_versions": 5, "rollouts_per_worker": 2, "rows_per_held_out_row": 20}
@@ -221,9 +281,9 @@ def assignment(run_id: bytes, slot: int, held_out: int = 0) -> list[list[int]]:
 def admission(run_id: bytes, epoch: int) -> dict[str, Any]:
     """Return the worker's proof of work with the smallest nonce, and its hash."""
     name, rules = peer_id(SEEDS[WORKER]).encode(), MANIFEST["admission"]
-    beacon = digest(b"prime-node/beacon", run_id, epoch.to_bytes(8, "big"))
     date = epoch.to_bytes(8, "big")
-    salt = digest(b"prime-node/admission", run_id, beacon, name, date)
+    dated = digest(b"prime-node/beacon", run_id, date)
+    salt = digest(b"prime-node/admission", run_id, dated, name, date)
     for nonce in itertools.count():
         work = Argon2id(
             salt=salt,
@@ -296,7 +356,8 @@ def vectors() -> dict[str, Any]:
         "manifest": manifest(),
         "run_id": run_id.hex(),
         "commit": commit,
-        "ranking": ranking(run_id, bytes.fromhex(commit["digest"]), 8),
+        "council": council(run_id, bytes.fromhex(commit["digest"]), 8),
+        "seats": seats(),
         "assignment": {str(slot): assignment(run_id, slot) for slot in (0, 1, 2**53)},
         "evaluation": evaluation(),
         "admission": admission(run_id, 7),

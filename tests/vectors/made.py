@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from protocol.consensus.member import Contents
 from protocol.core.codec import encode
 from protocol.core.crypto import Identity, digest, verify
 from protocol.core.types import ValidationResult
 from protocol.messages import (
+    PROTOCOL_VERSION,
     Certificate,
     CheckpointManifest,
     Encoding,
@@ -28,6 +30,7 @@ from protocol.shardcast import index as shard_index
 from protocol.shardcast.encodings import stream
 from protocol.shardcast.index import Shard, ShardIndex, chunk_digests
 from tests.vectors import core_reference
+from tests.worlds.page_book import PageBook
 from tests.worlds.tensor_files import file_of
 
 CREATOR, *VALIDATORS = (Identity(seed) for seed in core_reference.SEEDS)
@@ -72,7 +75,7 @@ def record(signer: Identity, role: str) -> Signed[NodeRecord]:
         witnessed=(bytes(32), bytes([1]) * 32),
         upload_classes=(40, 0),
         software="prime-node 0.1.0",
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         policy_version=0,
         checkpoint=GENESIS.digest,
     )
@@ -119,6 +122,9 @@ COMMIT = sealed(
     WORKER,
 )
 
+DECIDED = Contents(commits=(COMMIT.digest,), term=1, head=GENESIS.digest)
+BOOK = PageBook(MANIFEST, VALIDATORS, {1: DECIDED})
+
 
 def encoding() -> Encoding:
     return Encoding(
@@ -164,6 +170,7 @@ def encodings() -> dict[str, bytes]:
 def replica() -> Replica:
     """Return a replica in which the commit is checked."""
     state = Replica(MANIFEST, verify)
+    BOOK.show(state, 2)
     for signed in (*(record(one, "validator") for one in VALIDATORS), GENESIS, COMMIT):
         assert state.receive(signed.envelope, now(0)).result is ValidationResult.ACCEPT
     return state
@@ -205,6 +212,7 @@ def messages() -> dict[str, Signed[Any]]:
     agreeing = verdicts()
     certificate = Certificate(
         commit=COMMIT.digest,
+        page=BOOK.page(2).digest,
         escalated=False,
         accepted=True,
         verdicts=tuple(verdict.envelope for verdict in agreeing),
@@ -213,6 +221,9 @@ def messages() -> dict[str, Signed[Any]]:
     every = [
         record(VALIDATORS[0], "validator"),
         COMMIT,
+        BOOK.page(1),
+        BOOK.votes(1)[0],
+        BOOK.reveals(2)[0],
         agreeing[0],
         sealed(certificate, first),
         evidence(),

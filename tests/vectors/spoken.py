@@ -19,6 +19,7 @@ from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.protocols import BLOBS, DIAL_BACK, HOP, topic_name
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.manifest_exchange import fetch_manifest, serve_manifest
+from node.replication.page_sync import PageSync
 from node.replication.swarm_client import SwarmClient
 from protocol.core.crypto import Identity, verify
 from protocol.core.rng import Rng
@@ -42,6 +43,7 @@ from protocol.replica.replica import Received, Replica
 from roles.ports.transport import TransportError, Trust
 from tests.vectors.made import (
     BODY,
+    BOOK,
     COMMIT,
     MANIFEST,
     SIGNED_MANIFEST,
@@ -90,7 +92,7 @@ class Streams:
     async def open_stream(self, peer, protocol) -> "End":
         assert peer == self.other
         here, there = asyncio.StreamReader(), asyncio.StreamReader()
-        self.exchange.name = protocol
+        self.exchange.name, self.exchange.spoken = protocol, []  # of several, the last counts
         theirs = End(self.exchange, "acceptor", self.peer_id, there, here)
         serving = self.exchange.handlers[protocol](theirs)
         self.exchange.tasks.append(asyncio.create_task(serving))
@@ -176,6 +178,10 @@ class Door:
     def take(self, envelope, source, **_) -> Received:
         return self.state.receive(envelope, now(2))
 
+    def take_chain(self, chain, sender) -> Received:
+        assert self.state.intake.offer_chain(chain) is True
+        return Received(ValidationResult.ACCEPT)
+
 
 def context(signer: Identity, streams: Streams, state: Replica) -> Any:
     ports = SimpleNamespace(clock=Fixed())
@@ -199,6 +205,7 @@ async def message_exchange(opener: Streams, acceptor: Streams) -> None:
 async def sync_exchange(opener: Streams, acceptor: Streams) -> None:
     """Send all messages to a joining node."""
     here, there = Replica(MANIFEST, verify), replica()
+    BOOK.show(here, 2)
     for kind in ("certificate", "evidence"):
         assert there.receive(messages()[kind].envelope, now(2)).result is ValidationResult.ACCEPT
     await AntiEntropy(
@@ -208,6 +215,18 @@ async def sync_exchange(opener: Streams, acceptor: Streams) -> None:
         ACCEPTOR.peer_id
     )
     assert here.ledger.commits.entries[COMMIT.digest].certificate is not None
+
+
+async def pages_exchange(opener: Streams, acceptor: Streams) -> None:
+    """Send the first two pages to a joining node."""
+    here, there = Replica(MANIFEST, verify), replica()
+    serving, joining = (
+        PageSync(context(one, streams, state), Door(state), UploadScheduler(None))
+        for one, streams, state in ((ACCEPTOR, acceptor, there), (OPENER, opener, here))
+    )
+    await serving.start()
+    await joining.pull(ACCEPTOR.peer_id)
+    assert here.pages.tip().digest == BOOK.page(2).digest
 
 
 class Where:
@@ -253,6 +272,7 @@ EXCHANGES = {
     "manifest": manifest_exchange,
     "message": message_exchange,
     "sync": sync_exchange,
+    "pages": pages_exchange,
     "blobs": blobs_exchange,
     "dial-back": dial_back_exchange,
     "hop": hop_exchange,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.vectors import vrf_by_hand
 from tests.vectors.by_hand import (
     PEER_ID_PREFIX,
     Reader,
@@ -97,19 +98,114 @@ def test_messages_name_each_other_and_their_files():
     assert checkpoint["index"] == digest(bytes.fromhex(index))
 
 
+def be64(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def council() -> list[str]:
+    manifest, *_ = signed_manifest()
+    return sorted(manifest["genesis"]["validators"])
+
+
+def ranked(purpose: bytes, seed: bytes, epoch: int) -> list[str]:
+    """Return the council in the order for a purpose."""
+    text = b"prime-node/" + purpose + seed + be64(epoch)
+    return sorted(council(), key=lambda peer: digest(text, peer.encode()))
+
+
+def alpha(seed: bytes, epoch: int) -> bytes:
+    return b"prime-node/reveal" + RUN_ID + seed + be64(epoch)
+
+
+def beacon(page=None) -> bytes:
+    """Return the beacon of a page, or of the first one, computed from its reveals."""
+    page = page or read("page")
+    seed, epoch = page["seed"], page["epoch"]
+    revealers = ranked(b"revealer", seed, epoch)[: len(page["reveals"])]
+    outputs = [
+        vrf_by_hand.output(key_of(peer), alpha(seed, epoch), proof)
+        for peer, proof in zip(revealers, page["reveals"], strict=True)
+        if proof
+    ]
+    assert len(outputs) >= 2
+    assert all(outputs)
+    return digest(b"prime-node/beacon", seed, be64(epoch), *outputs)
+
+
+def test_the_first_page_is_by_its_proposer_with_proofs_of_its_revealers():
+    manifest, *_ = signed_manifest()
+    _, signer, _, page = opened(envelope("page"), RUN_ID)
+    assert (page["epoch"], page["council"], page["parent"]) == (1, b"", b"")
+    assert page["final_epoch"] == -1
+    assert page["commits"] == [message_id("rollout-commit")]
+    assert [page[name] for name in ("joined", "removed", "drawn", "seats", "certified")] == [[]] * 5
+    assert page["seed"] == digest(b"prime-node/beacon", RUN_ID)
+    assert signer == ranked(b"proposer", page["seed"], 1)[0]
+    assert len(page["reveals"]) == manifest["council"]["revealers"]
+    assert len(beacon()) == 32
+
+
+def test_a_proof_of_another_key_or_place_is_refused_by_hand():
+    page = read("page")
+    peer, *others = ranked(b"revealer", page["seed"], 1)
+    proof, text = page["reveals"][0], alpha(page["seed"], 1)
+    assert vrf_by_hand.output(key_of(peer), text, proof)
+    assert vrf_by_hand.output(key_of(others[0]), text, proof) is None
+    assert vrf_by_hand.output(key_of(peer), alpha(page["seed"], 2), proof) is None
+    assert vrf_by_hand.output(key_of(peer), text, proof[:40] + bytes(1) + proof[41:]) is None
+
+
+def test_a_vote_names_its_page_and_what_the_page_names():
+    _, signer, _, vote = opened(envelope("page-vote"), RUN_ID)
+    page = read("page")
+    assert signer in council()
+    assert vote == {
+        "epoch": page["epoch"],
+        "council": page["council"],
+        "page": message_id("page"),
+        "parent": page["parent"],
+    }
+
+
+def test_a_reveal_is_for_the_child_of_a_page():
+    _, signer, _, reveal = opened(envelope("reveal"), RUN_ID)
+    assert (reveal["epoch"], reveal["parent"]) == (2, message_id("page"))
+    assert signer in ranked(b"revealer", beacon(), 2)[: len(read("page")["reveals"])]
+    assert vrf_by_hand.output(key_of(signer), alpha(beacon(), 2), reveal["proof"])
+
+
+def test_a_chain_holds_pages_with_the_signatures_of_their_votes():
+    data, _ = canonical(bytes.fromhex(VECTORS["chain"]))
+    rows, fields = TABLES["Notarised pages"][0], canonical(data)
+    assert list(fields) == [row["key"] for row in rows]
+    assert fields["page"] == envelope("page")
+    bits = int.from_bytes(fields["voters"], "little")
+    voters = [peer for place, peer in enumerate(council()) if bits >> place & 1]
+    assert len(voters) == 2 * len(council()) // 3 + 1
+    signatures = Reader(fields["signatures"])
+    payload = canonical(envelope("page-vote"))["payload"]
+    for peer in voters:
+        verify(peer, domain("page-vote", RUN_ID) + payload, signatures.take(64))
+    assert signatures.ended
+
+
 def test_a_certificate_holds_verdicts_of_the_committee_that_one_draws_by_hand():
     certificate, commit_id = read("certificate"), message_id("rollout-commit")
     manifest, *_ = signed_manifest()
-    rules, validators = manifest["committee"], manifest["genesis"]["validators"]
-    epoch = read("rollout-commit")["epoch"] + 1
-    beacon = digest(b"prime-node/beacon", RUN_ID, epoch.to_bytes(8, "big"))
-    ranking = sorted(validators, key=lambda peer: digest(beacon, commit_id, peer.encode()))
+    listing, drawing = map(canonical, canonical(bytes.fromhex(VECTORS["chain"])))
+    assert listing["page"] == envelope("page")
+    _, _, page_id, page = opened(drawing["page"], RUN_ID)
+    assert (page["parent"], page["seed"]) == (message_id("page"), beacon())
+    assert commit_id in read("page")["commits"]
+    seed = beacon(page) + commit_id
+    ranking = sorted(council(), key=lambda peer: digest(seed, peer.encode()))
+    assert certificate["page"] == page_id
     signers = []
     for data in certificate["verdicts"]:
         kind, signer, _, verdict = opened(data, RUN_ID, 1024)
         assert (kind, verdict["commit"], verdict["accept"]) == ("verdict", commit_id, True)
         signers.append(signer)
-    assert signers == ranking[: rules["size"]]
+    assert signers == ranking[: manifest["committee"]["size"]]
 
 
 def test_evidence_holds_a_commit_and_two_verdicts_that_contradict_each_other():
@@ -250,6 +346,18 @@ def test_the_sync_stream():
     order = ["node-record", "evidence", "checkpoint-manifest", "rollout-commit", "certificate"]
     assert list(dict.fromkeys(kinds)) == order
     assert all(reader.ended for reader in (ask, page, choice, sent))
+
+
+def test_the_pages_stream():
+    (_, asked), (_, offered), (_, choice), (_, sent) = said("pages")
+    assert canonical(asked.frame(4)) == {"council": b"", "epoch": -1, "skip": 0}
+    first, second = canonical(bytes.fromhex(VECTORS["chain"]))
+    _, _, newer, _ = opened(canonical(second)["page"], RUN_ID)
+    assert canonical(offered.frame(4)) == {"chains": 0, "ids": [message_id("page"), newer]}
+    assert canonical(choice.frame(4)) == {"ids": [message_id("page"), newer]}
+    assert canonical(sent.frame(4)) == [first]
+    assert canonical(sent.frame(4)) == [first, second], "the page before it lists its commits"
+    assert all(reader.ended for reader in (asked, offered, choice, sent))
 
 
 def test_the_blobs_stream():

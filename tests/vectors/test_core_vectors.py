@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from protocol.consensus.committee import draw
-from protocol.consensus.electorate import LocalElectorate
-from protocol.consensus.equivocation import EquivocationTracker
+from protocol.consensus.council import Council, PageRules, check_page
+from protocol.consensus.era import drawn_seats
+from protocol.consensus.pages import PageTree
 from protocol.core.codec import decode, encode
 from protocol.core.crypto import Identity, digest, policy_digest, public_key_from_peer_id, verify
 from protocol.core.rng import Rng
 from protocol.membership.proof_of_work import is_solved, solve
-from protocol.membership.roster import Roster
-from protocol.messages import Hardware, NodeRecord, RolloutCommit, Signed, open_envelope, seal
+from protocol.messages import Page, RolloutCommit, Signed, open_envelope, seal
 from protocol.rollout.assignment import assign
 from protocol.run.manifest import RunManifest, decode_manifest
 from protocol.run.recipe import EvaluationSection
@@ -73,26 +73,53 @@ def test_envelope(manifest, commit):
     assert seal(commit.message, manifest.run_id, identity(0)) == commit
 
 
-def test_committee_ranking(manifest, commit):
-    roster = Roster(manifest, verify)
-    now = manifest.epoch_start(7)
-    for index in range(1, 6):
-        record = NodeRecord(
-            sequence=round(now * 1000),
-            joined_at=0,
-            roles=("validator",),
-            addresses=(),
-            hardware=Hardware(),
-            reachable=True,
-            software="",
-            protocol_version=1,
-            policy_version=0,
-        )
-        assert roster.offer(seal(record, manifest.run_id, identity(index)), now) is True
-    committee = draw(
-        manifest, LocalElectorate(manifest, roster, EquivocationTracker(manifest, verify)), commit
+def test_council_beacon_and_committee(manifest, commit):
+    expected = VECTORS["council"]
+    epoch, seed = expected["epoch"], bytes.fromhex(expected["seed"])
+    outputs = {peer: bytes.fromhex(one) for peer, one in expected["outputs"].items()}
+    council = Council(b"", tuple(sorted(manifest.genesis.validators)))
+    rules = PageRules(manifest.run_id, 60, manifest.council.revealers, 100, 360)
+    revealers = council.revealers(seed, epoch, rules.revealers)
+    assert list(revealers) == expected["revealers"]
+    assert council.proposer(seed, epoch) == expected["proposer"]
+    assert rules.alpha(seed, epoch).hex() == expected["alpha"]
+    page = Page(
+        epoch=epoch,
+        council=b"",
+        parent=b"",
+        seed=seed,
+        final_epoch=-1,
+        reveals=tuple(bytes(80) if peer in outputs else b"" for peer in revealers),
     )
-    assert list(committee.ranking) == VECTORS["ranking"]
+    signers = {one.peer_id: one for one in map(identity, range(6))}
+    signed = seal(page, manifest.run_id, signers[expected["proposer"]])
+
+    def output(peer, alpha, _proof):
+        return outputs[peer] if alpha.hex() == expected["alpha"] else None
+
+    checked = check_page(signed, council, rules, output)
+    assert checked.beacon.hex() == expected["beacon"]
+    tree = PageTree(council.members, rules, verify, output, kept_epochs=9)
+    assert tree.root.beacon == seed
+    committee = draw(manifest, tree.root.child(checked, rules), commit)
+    assert list(committee.ranking) == expected["ranking"]
+
+
+def test_seats_of_an_era(manifest):
+    expected = VECTORS["seats"]
+    beacon, genesis = bytes.fromhex(expected["beacon"]), manifest.genesis.validators
+    seats_max = manifest.council.seats_max
+    drawn = drawn_seats(expected["tokens"], genesis, expected["era"], beacon, seats_max)
+    assert drawn == expected["seats"]
+    members = tuple(sorted(drawn))
+    council = Council(b"", members, tuple(drawn[peer] for peer in members))
+    assert council.seats_total == seats_max
+    order = council.revealers(beacon, expected["epoch"], seats_max)
+    by_proposer = [council.proposer(beacon, expected["epoch"])]
+    assert by_proposer == expected["order"][:1]
+    assert set(order) == set(expected["order"])
+    lot = b"prime-node/proposer" + beacon + expected["epoch"].to_bytes(8, "big")
+    assert list(council.ranked(lot)) == expected["order"]
 
 
 @pytest.mark.parametrize("slot", VECTORS["assignment"])

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from protocol.consensus.member import Contents
 from protocol.core.crypto import digest
 from protocol.core.types import PeerId, ValidationResult, Version
+from protocol.ledger.chain import Lead
 from protocol.messages import seal
 from protocol.replica.replica import Replica
 from protocol.rollout.statistics import Extremes, Measurement, Sums
@@ -21,6 +23,8 @@ from simulations.runtime.loop import SimBackground
 from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
 from tests.worlds.network import LoopClock
+from tests.worlds.page_book import fast_output
+from tests.worlds.page_writer import PageWriter
 
 STORED = StoredFile(digest(b"index"), 10, ShardIndex(100, 100, 100, ()))
 ANSWER = 5
@@ -253,6 +257,9 @@ class Network:
     def may_have_judged(self, epoch):
         return epoch < self.judged_before
 
+    def may_have_voted(self, epoch):
+        return epoch <= self.judged_before
+
     async def record(self, message):
         await asyncio.sleep(0.01)
         if self.errors:
@@ -304,6 +311,9 @@ class Policies:
     def newest(self):
         return self.held[max(self.held)] if self.held else None
 
+    def newest_version(self):
+        return max(self.held, default=-1)
+
     @contextmanager
     def hold(self, policy):
         self.in_use.append(policy.version)
@@ -336,9 +346,22 @@ class Policies:
         self.held.pop(policy.version, None)
 
 
+class LeadingPages(PageWriter):
+    """Also states what a test decides about the leader and the final version."""
+
+    decided: Lead | None = None
+
+    def _extend(self, parent, epoch, contents=Contents()):  # noqa: B008 - frozen
+        if self.decided is not None:
+            lead = self.decided
+            contents = replace(contents, term=lead.term, head=lead.head)
+        return super()._extend(parent, epoch, contents)
+
+
 class FlowWorld:
     """A run that has just begun, seen by ``signer``; all validators are live.
 
+    The page of each epoch, with all votes, arrives soon after its beginning, until ``pages.stop``.
     ``policy`` is version 0 where real weights are needed.
     """
 
@@ -366,7 +389,7 @@ class FlowWorld:
             for one in group
             if one.peer_id == _named(name)
         )
-        self.replica = Replica(self.manifest, lambda *_: True)
+        self.replica = Replica(self.manifest, lambda *_: True, fast_output)
         for one in self.world.validators:
             self.take(self.world.record(one, ("validator",), joined_at=0, policy_version=-1))
         self.changes, self.conditions = ChangeSignal(), Conditions()
@@ -395,6 +418,7 @@ class FlowWorld:
             else:
                 self.policies.held[0] = policy
         self.task = None
+        self.pages = LeadingPages(self.replica, self.world.validators, self.changes.notify)
 
     def now(self) -> float:
         return LoopClock().now()
@@ -418,9 +442,29 @@ class FlowWorld:
         head = self.replica.ledger.chain.head
         digests = tuple(commit.digest for commit in batch)
         signed = self.world.checkpoint(head, trainer, batch=digests, **changes)
-        self.take(signed)
+        if signed.message.term == self.replica.lead.term:
+            self.take(signed)
+        else:
+            self.adopt(signed)
         self.changes.notify()
         return signed
+
+    def adopt(self, version) -> None:
+        """Adopt a version of any trainer, as if a final page made it final and let it lead.
+
+        The pages of the next epochs say so too.
+        """
+        self.pages.decided = Lead(version.message.term, version.digest)
+        self.replica.ledger.branches.add(version, self.now())
+        followed = self.replica.ledger.follow(self.pages.decided, self.now())
+        assert followed[-1:] == [version]
+
+    async def decide(self, term: int, head=None) -> None:
+        """Let pages decide the leader and the final version, and wait until one is final."""
+        self.pages.decided = Lead(term, b"" if head is None else head.digest)
+        while self.replica.lead != self.pages.decided:
+            await self.rest(1)
+        await self.rest(1)
 
     def asked(self, task: Task) -> InBackground:
         """Return ``task`` as flows use it."""
@@ -466,5 +510,4 @@ class Blobs(MemoryBlobs):
 
 
 def _named(name: str) -> PeerId:
-
     return identity(name).peer_id

@@ -10,7 +10,9 @@ from node.founding.task import import_task
 from node.local.datadir import open_data_dir
 from node.local.run_pin import pin_run
 from node.models.held import HeldRun, open_held_run
-from node.storage.state import SqliteStore
+from node.storage.state import MESSAGES_TABLE, PAGES_TABLE, WORK_KEY, WORK_TABLE, SqliteStore
+from protocol.consensus.council import encode_chain
+from protocol.consensus.member import Contents
 from protocol.run.manifest import RunManifest, sign_manifest
 from protocol.run.recipe import Recipe
 from roles.engines.bootstrap.huggingface_import import import_directory
@@ -18,6 +20,7 @@ from roles.engines.files.policy import DTYPES, write_policy
 from roles.ports.storage import Put
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.messages import GENESIS_AT, World, identity, run_manifest
+from tests.worlds.page_book import PageBook
 from tests.worlds.text import byte_tokenizer
 
 TEXT = {"name": "math/sums", "system": "Be brief."}
@@ -39,8 +42,16 @@ class Held:
         return open_held_run(self.root)
 
 
-def held_run(directory, *, dtype="fp32", versions=(0, 2, 3), dataset=None, **sections) -> Held:
+FINAL_EPOCH = 12
+"""Newest final page of a ``held_run`` with a final version."""
+
+
+def held_run(
+    directory, *, dtype="fp32", versions=(0, 2, 3), dataset=None, final=None, **sections
+) -> Held:
     """Make a run with versions 0 to 3 and the directory of a node that holds some of them.
+
+    Its final pages name all rollouts and the version ``final`` (-1: none); None: it has none.
 
     Its task is over characters unless ``sections`` has another ``environment``.
     """
@@ -64,8 +75,8 @@ def held_run(directory, *, dtype="fp32", versions=(0, 2, 3), dataset=None, **sec
     world = World(RunManifest(**{**dict(rules), "genesis": genesis}))
     pin_run(data, sign_manifest(world.manifest, identity("creator")))
     policies = {0: policy, **{n: directory / f"v{n}" for n in (1, 2, 3)}}
-    envelopes = _trained(world, policies, DTYPES[dtype])
-    asyncio.run(_stored(data.state, envelopes))
+    rows = _trained(world, policies, DTYPES[dtype], final)
+    asyncio.run(_stored(data.state, *rows))
     data.weights.mkdir()
     for version in versions:
         place = data.genesis if version == 0 else data.weights / f"v{version}.safetensors"
@@ -73,14 +84,13 @@ def held_run(directory, *, dtype="fp32", versions=(0, 2, 3), dataset=None, **sec
     return Held(data.root, base, world, policies)
 
 
-def _trained(world, policies, dtype):
-    """Write versions 1 to 3, each from certified rollouts; return all signed messages."""
+def _trained(world, policies, dtype, final):
+    """Write versions 1 to 3, each from certified rollouts; return messages and pages."""
     parent = world.genesis()
     commits = [
         *world.chain(world.workers[0], 2, checkpoint=parent.digest),
         *world.chain(world.workers[1], 1, checkpoint=parent.digest, tokens=7),
     ]
-    certificates = [world.certificate(commit) for commit in commits]
     checkpoints = [parent]
     for version, commit in enumerate(commits, start=1):
         tensors = load_file(policies[version - 1])
@@ -95,12 +105,29 @@ def _trained(world, policies, dtype):
                 created_at=(GENESIS_AT + 60 * version) * 1000,
             )
         )
-    return [one.envelope for one in (*commits, *checkpoints, *certificates)]
+    if final is not None:
+        digests = tuple(one.digest for one in commits)
+        contents = {
+            1: Contents(commits=digests),
+            5: Contents(certified=digests),
+            8: Contents(head=None if final < 0 else checkpoints[final].digest),
+        }
+        world.book = PageBook(world.manifest, world.validators, contents)
+    certificates = [world.certificate(commit) for commit in commits]
+    chains = [encode_chain(world.book.drawing(commit).to_offer()) for commit in commits]
+    work = []
+    if final is not None:
+        replica = world.replica(roster_at=None, pages_to=FINAL_EPOCH + 1)
+        for one in commits:
+            replica.restore(one.envelope)
+        replica.intake.count_final(replica.ledger.commits)
+        chains, work = list(replica.chains()), [replica.intake.work.encoded()]
+    return [one.envelope for one in (*commits, *checkpoints, *certificates)], chains, work
 
 
-async def _stored(path, envelopes):
+async def _stored(path, envelopes, chains, work):
     store = SqliteStore(path)
-    await store.commit(
-        [Put("messages", n.to_bytes(8, "big"), one) for n, one in enumerate(envelopes)]
-    )
+    for table, values in ((MESSAGES_TABLE, envelopes), (PAGES_TABLE, chains)):
+        await store.commit([Put(table, n.to_bytes(8, "big"), one) for n, one in enumerate(values)])
+    await store.commit([Put(WORK_TABLE, WORK_KEY, one) for one in work])
     store.close()

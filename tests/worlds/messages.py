@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgpack
 
+from protocol.consensus.committee import draw
 from protocol.core.codec import encode
-from protocol.core.crypto import Identity, digest, verify
+from protocol.core.crypto import Identity, digest
 from protocol.ledger.commits import CommitState
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -21,10 +22,11 @@ from protocol.messages import (
     seal,
 )
 from protocol.replica.replica import Replica
-from protocol.run.manifest import Genesis, RunManifest
+from protocol.run.manifest import Genesis, Predecessor, RunManifest
 from protocol.run.recipe import EnvironmentSection
 from protocol.run.toml import load_recipe
 from roles.environments.runtime import completed
+from tests.worlds.page_book import BookReplica, PageBook, fast_output, fast_verify, page_book
 
 GENESIS_AT = 1_700_000_000
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
@@ -35,7 +37,6 @@ SMALL = {
     "committee": {
         "size": 3,
         "escalated_size": 4,
-        "roster_min": 3,
         "escalate_after_epochs": 4,
         "expire_after_epochs": 10,
     },
@@ -61,7 +62,7 @@ SMALL = {
         },
     },
 }
-"""Changes to the testnet's recipe: sizes at which the committee rules differ, and round
+"""Contents to the testnet's recipe: sizes at which the committee rules differ, and round
 thresholds."""
 
 
@@ -87,9 +88,32 @@ def run_manifest(trainers=1, validators=6, **sections) -> RunManifest:
     return RunManifest(**values, genesis=genesis)
 
 
+PREDECESSOR = Predecessor(
+    run_id=digest(b"run").hex(),
+    page=digest(b"page").hex(),
+    epoch=90,
+    head=digest(b"head").hex(),
+    version=7,
+    rollouts=100,
+    tokens=2000,
+    is_complete=False,
+)
+
+
+def succeeding(manifest: RunManifest) -> RunManifest:
+    """Return a manifest that names a predecessor."""
+    genesis = manifest.genesis.model_copy(update={"predecessor": PREDECESSOR})
+    return manifest.model_copy(update={"genesis": genesis})
+
+
 def found(reason: str = "accepted", **fields) -> list[Verdict]:
     """Return the single verdict of a certificate."""
     return [Verdict(commit=bytes(32), accept=reason == "accepted", reason=reason, **fields)]
+
+
+def set_outcome(ledger, certificate, verdicts, rank=bytes(1)) -> bool:
+    """Offer a certificate to a ledger; the replica computes ``rank``, the lower one wins."""
+    return ledger.offer_certificate(certificate, verdicts, rank)
 
 
 @dataclass
@@ -98,8 +122,8 @@ class World:
     trainers: list[Identity] = field(init=False)
     validators: list[Identity] = field(init=False)
     workers: list[Identity] = field(init=False)
-    complete: dict[int, Replica] = field(init=False, default_factory=dict)
-    """Replicas with all validators live, by epoch."""
+    book: PageBook = field(init=False)
+    """Pages of the run's council."""
 
     def __post_init__(self):
         genesis = self.manifest.genesis
@@ -111,16 +135,35 @@ class World:
             one.peer_id: one for one in (*self.trainers, *self.validators, *self.workers)
         }
 
+        self.book = page_book(self.manifest, self.validators)
+
     def at(self, epoch) -> float:
         return self.manifest.epoch_start(epoch) + 1
 
-    def replica(self, *, roster_at: int | None = 0) -> Replica:
-        """Return a replica that knows version 0 and, from an epoch on, all validators."""
-        replica = Replica(self.manifest, verify)
+    def replica(
+        self, *, roster_at: int | None = 0, pages_to: int = 24, genesis: bool = True
+    ) -> Replica:
+        """Return a replica that knows version 0, the pages up to an epoch, and all validators.
+
+        The validators are live from epoch ``roster_at`` on; None: it knows none of their records.
+        """
+        replica = BookReplica(self.manifest, fast_verify, fast_output)
+        if pages_to:
+            self.book.show(replica, pages_to)
         if roster_at is not None:
             self.refresh(replica, roster_at)
-        replica.receive(self.genesis().envelope, self.at(0))
+        if genesis:
+            replica.receive(self.genesis().envelope, self.at(0))
         return replica
+
+    def restarted(self, replica) -> Replica:
+        """Return a replica of what another one would have stored."""
+        again = BookReplica(self.manifest, fast_verify, fast_output)
+        for chain in replica.chains():
+            again.intake.offer_chain(chain)
+        for envelope in replica.envelopes():
+            again.restore(envelope)
+        return again
 
     def refresh(self, replica, epoch) -> None:
         for one in self.validators:
@@ -166,10 +209,7 @@ class World:
         return commits
 
     def committee(self, commit):
-        epoch = commit.message.epoch
-        if epoch not in self.complete:
-            self.complete[epoch] = self.replica(roster_at=epoch)
-        return self.complete[epoch].verdicts.committee(commit)
+        return draw(self.manifest, self.book.drawing(commit), commit)
 
     def verdict(self, signer, commit, *, accept=True, **changes) -> Signed[Verdict]:
         reason = "accepted" if accept else "computation"
@@ -185,6 +225,7 @@ class World:
         verdicts = [self.verdict(self.by_peer[peer], commit, accept=accepted) for peer in voters]
         fields = {
             "commit": commit.digest,
+            "page": committee.page.digest,
             "escalated": escalated,
             "accepted": accepted,
             "verdicts": tuple(verdict.envelope for verdict in verdicts),
@@ -246,7 +287,7 @@ def fingerprint(replica) -> tuple:
         tuple(entry.manifest.digest for entry in ledger.chain.checkpoints),
         repr(ledger.workers.totals),
         tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.counts.items())),
-        tuple(evidence.digest for evidence in replica.verdicts.equivocators.evidence),
+        tuple(evidence.digest for evidence in replica.intake.evidence.evidence.values()),
         tuple(
             (key, tuple(sorted(tally.verdicts)))
             for key, tally in sorted(replica.verdicts.pools.items())

@@ -12,6 +12,7 @@ path                  response
 /rollouts             a page; ``state worker version reason after limit``
 /rollouts/COMMIT      a rollout with its text, its stages and every verdict
 /peers                a page; ``role reputation text sort offset limit``
+/council              members of the council, its newest pages, and votes missing
 /weights              versions, downloads, and the forest of ``version``
 /training             statistics of training steps by version
 /node                 this machine: disk, memory, GPUs, queues, event loop, log

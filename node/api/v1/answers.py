@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
+from node.api.council import CouncilPage, CouncilSummary
 from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus
 from protocol.rollout.evaluation import EvaluationPoint
 from roles.runtime.training_steps import TrainingStep
@@ -95,6 +96,8 @@ class NodeSummary:
     """Progress of the awaited condition from 0 to 1; None if unknown."""
     epoch: int = 0
     epoch_seconds: float = 0.0
+    succeeds: str = ""
+    """Run that this one succeeds, its page and version; empty if it succeeds none."""
     steps_total: int = 0
     """Training steps of the whole run."""
     policy_version: int = -1
@@ -109,6 +112,7 @@ class NodeSummary:
     trainer_idle_share: float | None = None
     """Fraction of samples since the start with too few certified rollouts for a step."""
     leader: str = ""
+    council: CouncilSummary = field(default_factory=CouncilSummary)
     members_by_role: dict[str, int] = field(default_factory=dict)
     """A node with two roles counts twice."""
     members_count: int = 0
@@ -223,9 +227,9 @@ class SequenceDetail:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The committee of a commit by rank, drawn with the beacon of ``epoch``."""
+    """The committee of a commit by rank, drawn by the page of ``epoch``; -1 before it is drawn."""
 
-    epoch: int
+    epoch: int = -1
     first: tuple[str, ...] = ()
     escalated: tuple[str, ...] = ()
     quorum: int = 0
@@ -461,6 +465,7 @@ ANSWERS: dict[str, type] = {
     "rollouts": RolloutPage,
     "rollout": RolloutDetail,
     "peers": PeerPage,
+    "council": CouncilPage,
     "weights": WeightsPage,
     "training": TrainingPage,
     "node": MachinePage,

@@ -136,7 +136,7 @@ class EventRecorder:
     def _excluded(self, now: float) -> Iterator[RunEvent]:
         """Yield an event per validator with proven conflicting verdicts."""
         for evidence, verdict in contradictions(self._replica):
-            text = "signed an accepting and a rejecting verdict on one rollout: excluded"
+            text = "signed two conflicting verdicts on one rollout: the council removes it"
             commit = verdict.message.commit.hex()
             yield RunEvent(
                 f"excluded/{verdict.signer}",

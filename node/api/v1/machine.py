@@ -37,7 +37,9 @@ _QUEUES: Mapping[str, str] = {
     "waiting": "pending messages (missing dependency)",
     "versions_waiting": "pending versions",
     "roster": "roster members",
+    "page_orphans": "pages that wait for their parent",
     "streams_sync": "anti-entropy streams",
+    "streams_pages": "page synchronisation streams",
     "streams_blobs": "blob upload streams",
 }
 

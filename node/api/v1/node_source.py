@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from typing_extensions import override
 
+from node.api.council import CouncilPage
 from node.api.reader import NodeReader
 from node.api.status import Counters
 from node.api.v1.answers import (
@@ -30,6 +31,7 @@ from node.api.v1.samples import ResourceSample
 from node.api.v1.source import DataSource
 from node.api.v1.training import training_page
 from node.local.run_words import run_words
+from protocol.consensus.trusted_page import TrustedPage
 from roles.ports.clock import Clock
 
 LOOK_SECONDS = 1.0
@@ -127,6 +129,10 @@ class NodeSource(DataSource):
         return PeerPage() if self._reader is None else self._reader.peers.page(query)
 
     @override
+    def council(self) -> CouncilPage:
+        return CouncilPage() if self._reader is None else self._reader.council.page()
+
+    @override
     def weights(self, query: WeightsQuery) -> WeightsPage:
         return WeightsPage() if self._reader is None else self._reader.weights.page(query)
 
@@ -160,6 +166,8 @@ class NodeSource(DataSource):
         genesis, run_id = signed.manifest.genesis, signed.manifest.run_id.hex()
         invited = signed.manifest.admission.rule == "invite"
         peers = ",".join(self._reader.observer.addresses()[:2]) or "ADDRESS"
+        trusted = TrustedPage.of(self._reader.observer.context.replica.pages)
+        page = f" --page {trusted}" if trusted else ""
         command = f"prime-node --role inference --run-id {run_id} --initial-peers {peers}"
         return RunPage(
             run_id=run_id,
@@ -167,7 +175,7 @@ class NodeSource(DataSource):
             creator=genesis.creator,
             created_at=genesis.created_at,
             words=tuple(run_words(signed.manifest)),
-            join_command=command + (" --invite TOKEN" if invited else ""),
+            join_command=f"{command}{page}{' --invite TOKEN' if invited else ''}",
             invited=invited,
             signed=signed.signature.hex(),
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
+from node.api.council import CouncilPage
 from node.api.v1.answers import (
     EventsPage,
     MachinePage,
@@ -53,6 +54,7 @@ class RecordedSwarm:
     run: RunPage
     happened: tuple[RunEvent, ...]
     training: TrainingPage = field(default_factory=TrainingPage)
+    council: CouncilPage = field(default_factory=CouncilPage)
 
 
 _RECORDED = TypeAdapter(RecordedSwarm)
@@ -84,6 +86,7 @@ async def record(source: NodeSource, title: str) -> RecordedSwarm:
         source.run(),
         source.event_log.page(EventQuery(limit=LIMIT_MAX)).rows,
         source.training(),
+        source.council(),
     )
 
 
@@ -149,6 +152,10 @@ class Recording(DataSource):
         wanted = selected(page.rows, query)
         chosen = wanted[query.offset : query.offset + query.limit]
         return replace(page, rows=tuple(chosen), total=len(wanted))
+
+    @override
+    def council(self) -> CouncilPage:
+        return self._recorded.council
 
     @override
     def weights(self, query: WeightsQuery) -> WeightsPage:

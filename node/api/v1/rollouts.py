@@ -14,6 +14,7 @@ from node.api.v1.answers import (
 )
 from node.api.v1.queries import RolloutQuery
 from node.context import NodeContext
+from protocol.consensus.committee import draw
 from protocol.core.containers import BoundedDict
 from protocol.core.types import DIGEST_BYTES, Digest
 from protocol.ledger.commits import CommitState, Entry
@@ -37,6 +38,8 @@ REWARDS_BYTES_MAX = 128 * 1024
 REWARDS_REMEMBERED = 4096
 
 UNDECIDED = "no committee decided in time"
+NO_PAGE = "no page drew its committee in time"
+"""Reasons of expired rollouts."""
 
 NO_BODY = (
     "This node does not hold the body. Its worker, its committee and the trainer keep it while it "
@@ -70,6 +73,7 @@ class RolloutReader:
     def row(self, entry: Entry) -> RolloutRow:
         """Return the summary of a commit."""
         message, certificate = entry.commit.message, entry.certificate
+        expired = entry.state is CommitState.EXPIRED
         if certificate is not None:  # all of its verdicts agree with it
             count, accepted = len(certificate.message.verdicts), certificate.message.accepted
             accepts, rejects = (count, 0) if accepted else (0, count)
@@ -87,12 +91,19 @@ class RolloutReader:
             sequences=message.sequences,
             tokens=message.tokens,
             state=entry.state.value,
-            reason=UNDECIDED if entry.state is CommitState.EXPIRED else entry.reason,
+            reason=self._undecided(entry) if expired else entry.reason,
             escalated=certificate is not None and certificate.message.escalated,
             accepts=accepts,
             rejects=rejects,
             trained_in=entry.trained_in,
         )
+
+    def _undecided(self, entry: Entry) -> str:
+        """Return the reason for which a rollout has expired."""
+        replica, epoch = self._context.replica, entry.commit.message.epoch
+        page = replica.pages.drawing(entry.commit.digest)
+        last = epoch + replica.manifest.committee.expire_after_epochs
+        return NO_PAGE if page is None or page.epoch > last else UNDECIDED
 
     async def _reward(self, entry: Entry) -> float | None:
         """Return the mean claimed reward of a body up to ``REWARDS_BYTES_MAX``."""
@@ -158,11 +169,17 @@ class RolloutReader:
         )
 
     def _drawn(self, entry: Entry) -> Drawn:
-        epoch = entry.epoch + 1
-        committee = self._context.replica.verdicts.committee(entry.commit)
+        """Return the committee that decided, or else the one that this node's chain draws."""
+        replica, commit, certificate = self._context.replica, entry.commit, entry.certificate
+        if certificate is None:
+            page = replica.pages.drawing(commit.digest)
+        else:
+            page = replica.pages.page(certificate.message.page)
+        committee = None if page is None else draw(replica.manifest, page, commit)
         if committee is None:
-            return Drawn(epoch)
-        return Drawn(epoch, committee.first, committee.escalated, committee.quorum)
+            return Drawn()
+        drawn = committee.first, committee.escalated, committee.quorum
+        return Drawn(committee.page.epoch, *drawn)
 
     def _verdicts_shown(self, entry: Entry, drawn: Drawn) -> tuple[VerdictDetail, ...]:
         ranks = {peer: rank for rank, peer in enumerate(drawn.escalated)}

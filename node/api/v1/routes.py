@@ -55,6 +55,7 @@ def api_v1(source: DataSource) -> Mount:
         "/rollouts": _asked(source.rollouts, RolloutQuery),
         "/rollouts/{commit}": rollout,
         "/peers": _asked(source.peers, PeerQuery),
+        "/council": _given(source.council),
         "/weights": _asked(source.weights, WeightsQuery),
         "/training": _given(source.training),
         "/node": _given(source.machine),

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from node.api.council import CouncilPage
 from node.api.v1.answers import (
     EventsPage,
     MachinePage,
@@ -42,6 +43,9 @@ class DataSource(Protocol):
 
     def peers(self, query: PeerQuery) -> PeerPage:
         """Return a page of peers."""
+
+    def council(self) -> CouncilPage:
+        """Return the council and its newest pages."""
 
     def weights(self, query: WeightsQuery) -> WeightsPage:
         """Return the versions and a forest."""

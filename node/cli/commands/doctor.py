@@ -148,7 +148,7 @@ def _look_at_key(datadir: DataDir, node: "NodeConfig", manifest: RunManifest) ->
         peer = load_identity(node.identity_path or datadir.identity).peer_id
     except FileNotFoundError:
         peer = PeerId("")
-    named = {Role.TRAINER: manifest.is_trainer, Role.VALIDATOR: manifest.is_validator}
+    named = {Role.TRAINER: manifest.is_trainer}
     advice = "ask the run's creator, or use the data dir with a listed key"
     return [
         Finding("key", FindingLevel.FAILURE, f"the run does not list this key as a {role}", advice)

@@ -1,5 +1,6 @@
-"""Create a run from a model and a recipe, or show the rules and needs of a run."""
+"""Create a run, found the successor of one, or show the rules and needs of a run."""
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.cli import completion
-from node.cli.commands.context import background, print_json, print_rich
+from node.cli.commands.context import background, data_dir_of, print_json, print_rich
 from node.cli.commands.progress import progress_of
 from node.cli.commands.recalibrate import recalibrate
 from node.cli.commands.recipes import recipe, recipes
-from node.cli.options import Json
+from node.cli.options import CommandDataDir, Json
 from node.founding.calibration import MARGIN, MINUTES, CalibrationPlan
 from node.founding.creation import CALIBRATION, MANIFEST, Creation, Members, TaskRows, staging
 from node.founding.model import needs_of_run
@@ -19,10 +20,12 @@ from node.founding.needs import Needs
 from node.founding.task import pinned_recipe
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
+from node.local.run_words import predecessor_text
 from protocol.run.manifest import RunManifest
 
 if TYPE_CHECKING:
     from node.founding.trial import Trial
+    from protocol.replica.succession import ClaimFinding
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -87,7 +90,7 @@ DryRun = Annotated[
 
 @app.callback()
 def run() -> None:
-    """Create a run from a model and a recipe, or show the rules and needs of a run."""
+    """Create a run, found the successor of one, or show the rules and needs of a run."""
 
 
 @app.command()
@@ -123,8 +126,7 @@ def create(
     """
     if calibration is not None and uncalibrated:
         raise NodeError("--calibration and --uncalibrated exclude each other", ExitCode.USAGE)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise NodeError(f"{out} is not empty; a run needs a new directory", ExitCode.USAGE)
+    _require_new(out)
     rules = pinned_recipe(recipe)
     members = Members(trainers, validators, trainer or (), validator or ())
     _say(f"reading {model}")
@@ -156,23 +158,111 @@ def create(
 
 
 @app.command()
+def succeed(
+    ctx: typer.Context,
+    *,
+    out: Out,
+    data_dir: CommandDataDir = None,
+    trainers: Trainers = 1,
+    validators: Validators = 3,
+    trainer: TrainerKeys = None,
+    validator: ValidatorKeys = None,
+    creator_key: CreatorKey = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Versions to train; default those that the old run had left."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do so although a page became final recently.")
+    ] = False,
+    no_trial: NoTrial = False,
+    device: Device = "cpu",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Found the successor of a run whose council is gone, from the data directory of any node.
+
+    Its version 0 is the newest version that a final page of the old run names. Rules, thresholds
+    and files stay; keys and creator are new, and the optimiser begins afresh. The manifest names
+    the old run, its newest final page, the version and the certified work. Members of the old run
+    check this with prime-node run show RUN.toml --check DIR. Otherwise it is like run create.
+    """
+    from node.models.held import open_held_run  # noqa: PLC0415 - not for help
+    from node.models.succession import inheritance, take_over  # noqa: PLC0415 - the same
+
+    _require_new(out)
+    held = open_held_run(data_dir_of(ctx, data_dir).root)
+    inherited = inheritance(held, time.time(), steps=steps, force=force)
+    members = Members(trainers, validators, trainer or (), validator or ())
+    with staging(out) as directory, background() as thread:
+        imported = take_over(held, inherited, directory)
+        made = Creation.of(imported, directory, creator_key, members, inherited.predecessor)
+        tried = None if no_trial or dry_run else made.attempt(device, thread, _say)
+        if not dry_run:
+            made.keep(out, None)
+    if as_json:
+        values = _values(made.manifest, made.needs, tried)
+        warning = {"warning": inherited.warning} if inherited.warning else {}
+        print_json({**values, **warning, "out": None if dry_run else str(out)})
+        return
+    _show(made.manifest, made.needs, tried)
+    if inherited.warning:
+        _say(f"warning: {inherited.warning}")
+    typer.echo(f"\nIt succeeds {predecessor_text(inherited.predecessor)}.")
+    if not dry_run:
+        _say_what_next(out, trainers, made.manifest.run_id.hex())
+
+
+@app.command()
 def show(
     manifest: Annotated[Path, typer.Argument(metavar="RUN.toml", help="A signed manifest.")],
     *,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Data directory of a node of the run that this one succeeds: compare its pages.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the rules of a run and the needs of its nodes."""
     signed = load_run(manifest)
     needs = needs_of_run(signed.manifest)
+    findings = [] if check is None else _findings(signed.manifest, check)
     if as_json:
-        print_json(_values(signed.manifest, needs))
+        checked = {} if check is None else {"check": [one._asdict() for one in findings]}
+        print_json({**_values(signed.manifest, needs), **checked})
     else:
         _show(signed.manifest, needs)
+        for one in findings:
+            typer.echo(f"{_HOLDS[one.holds]:<13} {one.subject}: {one.detail}")
+    wrong = [one.subject for one in findings if one.holds is False]
+    if wrong:
+        raise NodeError(
+            f"{manifest} contradicts the pages in {check}: {', '.join(wrong)}", ExitCode.CONFIG
+        )
 
 
 app.command()(recalibrate)
 app.command()(recipes)
 app.command()(recipe)
+
+
+_HOLDS = {True: "confirmed", False: "contradicted", None: "unknown here"}
+
+
+def _findings(successor: RunManifest, data_dir: Path) -> "list[ClaimFinding]":
+    """Compare what a manifest says of its predecessor with the pages in a data directory."""
+    from node.models.held import open_held_run  # noqa: PLC0415 - not for help
+    from protocol.replica.succession import check_succession  # noqa: PLC0415 - the same
+
+    return check_succession(successor, open_held_run(data_dir).replica)
+
+
+def _require_new(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise NodeError(f"{out} is not empty; a run needs a new directory", ExitCode.USAGE)
 
 
 def _say(line: str) -> None:

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from node.api.council import CouncilSummary
 from node.api.status import JudgingStatus, NodeStatus
 from node.api.v1.answers import (
     PeerRow,
@@ -19,6 +20,7 @@ from node.api.v1.answers import (
     VerdictDetail,
 )
 from node.api.why import Why
+from node.cli.render.council import leader_text
 from node.cli.render.downloads import downloads_view, sending_text
 from node.cli.render.style import BAD, DIM, GOOD, WARN, plain, short_peer
 from node.local.units import bytes_text, duration_text
@@ -90,8 +92,10 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         ("peer id", status.peer_id),
         ("address", "\n".join(status.addresses) or "none yet"),
         ("run", f"{status.run_name}  {status.run_id[:16]}…  epoch {status.epoch}"),
+        *([("succeeds", status.succeeds)] if status.succeeds else []),
         ("up", duration_text(now - status.started_at)),
         ("swarm", _swarm(status)),
+        *_council(status.council),
         ("policy", _policy(status)),
         ("reward", _reward(status.rewards)),
         *_evaluation(status.evaluation),
@@ -184,6 +188,8 @@ def why_view(why: Why, which: str | None = None) -> RenderableType:
         parts.append(Text(f"{hidden} older rollouts hidden; name one, or use --json.", DIM))
     parts += [Text(plain(fork), BAD) for fork in why.forks]
     parts += [Text(plain(doubt), WARN) for doubt in why.doubts]
+    if why.council:
+        parts.append(Text(f"Council: {plain(why.council, WARNING_CHARACTERS_MAX)}.", WARN))
     for rollout in why.rollouts[hidden:]:
         parts.extend((Text(""), _failed_rollout(rollout)))
     for found in why.trained_on_rejected:
@@ -216,6 +222,13 @@ def _members(status: NodeStatus) -> str:
     return f"{count} member{'s' * (count != 1)}"
 
 
+def _council(council: CouncilSummary) -> list[tuple[str, str]]:
+    """Return rows with the council and the leader; none before the node follows a run."""
+    if not council.text:
+        return []
+    return [("council", council.text), ("leader", leader_text(council))]
+
+
 def _policy(status: NodeStatus) -> str:
     held, newest = status.policy_version, status.policy_version_newest
     if newest < 0:
@@ -223,7 +236,9 @@ def _policy(status: NodeStatus) -> str:
     behind = f", {newest - held} behind the newest" if newest > held else ", the newest"
     waiting = status.tables.get("versions_waiting", 0)
     more = f"; {waiting} more pending" if waiting else ""
-    return f"version {_version(held)}{behind if held >= 0 else f'; the newest is {newest}'}{more}"
+    final = f"; final {_version(status.council.final_version)}"
+    newest_told = behind if held >= 0 else f"; the newest is {newest}"
+    return f"version {_version(held)}{newest_told}{final}{more}"
 
 
 def _version(version: int) -> str:

@@ -22,7 +22,7 @@ def modules(monkeypatch):
     return importlib.import_module("makespan"), importlib.import_module("parts")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dying", [0.0, 0.1])
 def test_the_model_and_the_daemons_parts_agree(modules, dying):
     """Averaged over a few seeds: when a node dies, a moment decides which peers wait for it."""

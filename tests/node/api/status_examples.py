@@ -1,9 +1,10 @@
 """Example status and explanation of a worker in a live swarm."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from pydantic import TypeAdapter
 
+from node.api.council import CouncilPage, CouncilRow, CouncilSummary
 from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
 from node.api.status import MachineStatus, NodeStatus, TrafficStatus
 from node.api.v1.answers import PeerRow, RewardPoint, RolloutCounts, VersionDetail
@@ -92,6 +93,57 @@ def gossip_peer(peer_id, score, level="good", **changes):
     return PeerRow(peer_id, me=False, connected=True, score=score, level=level, **changes)
 
 
+COUNCIL = CouncilPage(
+    text="3 members (6 seats, era 2), final page 3 s ago, no votes of 1 of 3 members (…SUKPH5); "
+    "the others can remove it in 12 s",
+    seat="5e" * 32,
+    number=2,
+    trusted_page="120:" + "a9" * 32,
+    since_epoch=158,
+    era=2,
+    draw_epoch=540,
+    draw_seconds=128.5,
+    members_count=3,
+    seats_total=6,
+    quorum=5,
+    recovery_quorum=4,
+    absent_count=1,
+    votes_missing=1,
+    notarised_epoch=411,
+    final_epoch=410,
+    final_votes=2,
+    final_age_epochs=2,
+    final_age_seconds=3.5,
+    drawn_epoch=411,
+    recent_epochs=60,
+    notarised_share=0.95,
+    drawing_share=0.9,
+    leader=PEERS[1],
+    term=3,
+    is_leader_live=True,
+    final_version=39,
+    recovery_at=1_700_000_900.0,
+    members=tuple(
+        CouncilRow(
+            peer_id=peer,
+            me=False,
+            is_genesis=True,
+            seats=index + 1,
+            since_epoch=158 if index == 2 else -1,
+            since_at=1_700_000_158.0,
+            vote_epoch=411 - 9 * index,
+            vote_age_seconds=1.5 + 18 * index,
+            is_absent=index > 0,
+            is_silent=index == 1,
+            evidence="two votes in epoch 393" if index == 2 else "",
+        )
+        for index, peer in enumerate(PEERS[2:5])
+    ),
+    no_seat="the draw of era 2 gave it none; the next draw is due at epoch 540",
+)
+"""A council of three, one of them silent and one with evidence against it."""
+
+_SUMMARY = {one.name: getattr(COUNCIL, one.name) for one in fields(CouncilSummary)}
 TABLE_LIMITS = {**LIMITS, "http_addresses": 4096}
 STATUS = NodeStatus(
     peer_id=PEERS[6],
@@ -111,6 +163,7 @@ STATUS = NodeStatus(
     policy_version_newest=42,
     policy_lag_max=2,
     first_certificate_at=1_700_000_021.5,
+    council=CouncilSummary(**_SUMMARY),
     members=tuple(
         PeerRow(
             peer_id=peer,
@@ -205,6 +258,7 @@ _WHY = {
     "slashed": False,
     "forks": [],
     "doubts": [],
+    "council": "",
     "rollouts": [
         failed(
             {"commit": "ab12" * 16, "version": 40, "slot": 3, "epoch": 398},

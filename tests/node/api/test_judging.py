@@ -34,6 +34,7 @@ def outcome(commit, reason="accepted", gap=0, dissent=None):
     ]
     certificate = Certificate(
         commit=commit.digest,
+        page=committee.page.digest,
         escalated=True,
         accepted=accepted,
         verdicts=tuple(one.envelope for one in verdicts),

@@ -19,7 +19,7 @@ from protocol.replica.replica import Received
 from protocol.run.manifest import sign_manifest
 from roles.runtime.context import ChangeSignal, Conditions
 from tests.protocol.gossipsub.nodes import PEERS, TOPIC, joined_router, received
-from tests.worlds.messages import World, identity, run_manifest
+from tests.worlds.messages import PREDECESSOR, World, identity, run_manifest, succeeding
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]
@@ -41,7 +41,7 @@ def peers(*connected, unreachable=""):
 
 def reader(peer=OTHER, **changes) -> NodeReader:
     """Return the reader of a healthy node; ``changes`` are its faults."""
-    replica = WORLD.replica(roster_at=1)
+    replica = changes.pop("replica", None) or WORLD.replica(roster_at=1)
     counters = SimpleNamespace(received=5, duplicates=2)
     gossip = SimpleNamespace(sizes=dict, counters=counters, report=list)
     gossip.link_counters = SimpleNamespace(bytes_in=1, bytes_out=2, frames_dropped=3)
@@ -94,6 +94,14 @@ def take(node, *messages):
             node.observer.context.replica.receive(signed.envelope, NOW).result
             is ValidationResult.ACCEPT
         )
+
+
+def test_a_status_names_the_run_that_this_one_succeeds():
+    assert reader().summary().succeeds == ""
+    replica = World(succeeding(WORLD.manifest)).replica(roster_at=None)
+    run, page = PREDECESSOR.run_id[:16], PREDECESSOR.page[:16]
+    found = reader(replica=replica).summary().succeeds
+    assert found == f"run {run}… at page {page}… (epoch 90), version 7"
 
 
 def synchronising(taken=0, asked=0, *, done=True):
@@ -203,7 +211,8 @@ def test_a_rollout_that_nobody_decided_on_is_explained():
     assert node.why().rollouts == ()
     node.observer.context.replica.advance(WORLD.at(20))
     (rollout,) = node.why().rollouts
-    assert (rollout.row.state, rollout.row.reason) == ("expired", "no committee decided in time")
+    reason = "no page drew its committee in time"
+    assert (rollout.row.state, rollout.row.reason) == ("expired", reason)
     assert rollout.verdicts == ()
 
 
@@ -282,9 +291,9 @@ def test_a_version_shows_how_much_of_what_it_learned_from_was_rejected():
     node = reader()
     good, bad = WORLD.commit(WORKER, tokens=9), WORLD.commit(OTHER, tokens=9)
     rejection = WORLD.certificate(bad, accepted=False, escalated=True)
-    take(node, good, bad, WORLD.certificate(good), rejection)
+    take(node, good, bad, WORLD.certificate(good), WORLD.certificate(bad))
     honest = WORLD.checkpoint(WORLD.genesis(), batch=(good.digest,))
-    take(node, honest, WORLD.checkpoint(honest, batch=(bad.digest,)))
+    take(node, honest, WORLD.checkpoint(honest, batch=(bad.digest,)), rejection)
     (learned,) = node.why().trained_on_rejected
     assert (learned.version, learned.trainer) == (2, honest.signer)
     assert learned.commits == (bad.digest.hex(),)
@@ -311,9 +320,9 @@ def test_the_first_certificate_is_dated_once():
 @pytest.mark.parametrize(
     ("versions", "reason"),
     [
-        ({"a": 0, "b": 1}, ""),
-        ({"a": 2}, "1 peer runs protocol version 2, this node 1: upgrade prime-node"),
-        ({"a": 2, "b": 2}, "2 peers run protocol version 2, this node 1: upgrade prime-node"),
+        ({"a": 1, "b": 2}, ""),
+        ({"a": 3}, "1 peer runs protocol version 3, this node 2: upgrade prime-node"),
+        ({"a": 3, "b": 3}, "2 peers run protocol version 3, this node 2: upgrade prime-node"),
         ({"untrusted": 9}, ""),
     ],
 )

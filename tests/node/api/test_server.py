@@ -85,6 +85,21 @@ async def test_metrics_follow_the_status():
     assert 'prime_node_gossip_bytes_total{direction="sent"} 1.2e+07' in lines
     assert not any(line.startswith("prime_node_bytes") for line in lines)
     assert "prime_node_members 7.0" in lines
+    for line in (
+        "council_members 3.0",
+        "council_member 0.0",
+        "council_members_absent 1.0",
+        "council_votes_missing 1.0",
+        "page_final_epoch 410.0",
+        "page_final_age_epochs 2.0",
+        "page_final_age_seconds 3.5",
+        "leader_term 3.0",
+        "leader_live 1.0",
+        "version_final 39.0",
+        "pages_notarised_fraction 0.95",
+        "pages_drawing_fraction 0.9",
+    ):
+        assert f"prime_node_{line}" in lines
     assert "prime_node_dial_failures_total 3.0" in lines
     assert 'prime_node_state_seconds_total{state="syncing"} 12.5' in lines
     assert "prime_node_disk_free_bytes 5e+09" in lines

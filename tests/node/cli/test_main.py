@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 import typer
 
 from node.api.server import ControlServer
+from node.api.v1.recording import Recording
 from node.cli import loading
 from node.cli import main as cli
 from node.local.addresses import store_cached_peers
@@ -18,7 +20,8 @@ from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import pin_run, pinned_run
 from protocol.core.crypto import Identity
 from protocol.core.types import Role
-from tests.node.api.status_examples import EXPLAINED, STATUS, WHY
+from tests.browser.states import STATES
+from tests.node.api.status_examples import COUNCIL, EXPLAINED, STATUS, WHY
 from tests.node.local.run_files import run_toml, signed_run
 
 CREATOR = Identity(bytes(32))
@@ -71,7 +74,8 @@ def daemon(data):
     stopping = asyncio.Event()
 
     async def serve():
-        server = ControlServer(lambda: STATUS, lambda: EXPLAINED, datadir=data)
+        source = Recording(replace(STATES["ready"](), council=COUNCIL))
+        server = ControlServer(lambda: STATUS, lambda: EXPLAINED, datadir=data, source=source)
         await server.start()
         ready.set()
         await stopping.wait()
@@ -115,13 +119,36 @@ def test_the_main_form_runs_a_node(started, home, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_page_of_a_join_command_is_checked_and_passed_on(started, capsys):
+    page = f"240:{'AB' * 32}"
+    assert cli.main([*JOIN, "--page", page]) == 0
+    (config,) = started
+    assert config.page == page.lower()
+    code, line = failure(capsys, *JOIN, "--page", "240")
+    assert (code, line) == (
+        2,
+        "--page: '240' is not a page, which is EPOCH:DIGEST of a join command",
+    )
+
+
+def test_a_node_does_not_start_beside_a_proof_of_two_histories(started, data, capsys):
+    data.conflict.write_bytes(b"proof")
+    code, line = failure(capsys, *JOIN)
+    assert code == 76
+    assert line.startswith("two histories of this run are final: the proof is in ")
+    assert str(data.conflict) in line
+    data.conflict.unlink()
+    assert cli.main(JOIN) == 0
+    assert len(started) == 1
+
+
 def test_a_group_without_a_command_shows_its_help_and_says_what_is_missing(capsys):
     assert cli.main(["run"]) == 2
     out, err = capsys.readouterr()
     assert "Usage: prime-node run" in out
     assert err == (
-        "prime-node: error: run needs a command: create, show, recalibrate, recipes, recipe; "
-        "see prime-node run --help\n"
+        "prime-node: error: run needs a command: create, succeed, show, recalibrate, recipes, "
+        "recipe; see prime-node run --help\n"
     )
 
 
@@ -352,19 +379,22 @@ def test_id_without_a_key(data, capsys):
     )
 
 
-def test_status_peers_and_why_of_a_daemon(daemon, capsys):
+def test_status_peers_council_and_why_of_a_daemon(daemon, capsys):
     assert json.loads(output(capsys, "status", "--json")) == json.loads(
         json.dumps(STATUS.to_json())
     )
     assert output(capsys, "status").startswith("inference  ● ready\n")
     assert len(json.loads(output(capsys, "peers", "--json"))["members"]) == 7
     assert output(capsys, "peers").startswith("7 members, 7 connected to this node\n")
+    told = json.loads(output(capsys, "council", "--json"))
+    assert told == json.loads(json.dumps(asdict(COUNCIL)))
+    assert output(capsys, "council").startswith("● 3 members (6 seats, era 2), final page 3 s ago")
     assert json.loads(output(capsys, "why", "--json")) == WHY
     assert "exponent" in output(capsys, "why", "ab12")
     assert "No rollout" in output(capsys, "why", "0000")
 
 
-@pytest.mark.parametrize("command", ["status", "peers", "why"])
+@pytest.mark.parametrize("command", ["status", "peers", "council", "why"])
 def test_commands_that_need_a_daemon(data, capsys, command):
     code, line = failure(capsys, command, "--json")
     assert code == 69
@@ -382,7 +412,7 @@ def test_help_tells_the_exit_codes_and_every_option(capsys):
     text = output(capsys, "--help")
     for code in ExitCode:
         assert f"  {int(code)} " in text or code is ExitCode.INTERRUPTED
-    for command in ("init", "id", "status", "peers", "why", "version"):
+    for command in ("init", "id", "status", "peers", "council", "why", "version"):
         assert f"│ {command} " in text
 
 

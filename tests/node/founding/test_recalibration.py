@@ -125,6 +125,7 @@ def swarm(path, *, rounds=8, liar=False):
             ]
             certificate = Certificate(
                 commit=commit.digest,
+                page=committee.page.digest,
                 escalated=True,
                 accepted=False,
                 verdicts=tuple(one.envelope for one in verdicts),

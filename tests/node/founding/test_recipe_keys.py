@@ -137,7 +137,9 @@ def test_a_key_that_is_left_out_can_be_set_at_its_line(name):
         key = line.removeprefix("#").partition(" ")[0]
         if key in {"python", "packages"}:  # of an omitted table
             continue
-        set_here = load_recipe(uncommented(explained, line))
+        text = uncommented(explained, line)
+        table = re.findall(r"^#?\[.*$", explained.partition(f"\n{line}\n")[0], re.MULTILINE)[-1]
+        set_here = load_recipe(uncommented(text, table) if table[0] == "#" else text)
         if key in own:
             section, value = own[key]
             assert getattr(getattr(set_here, section), key) == value

@@ -20,6 +20,7 @@ from node.local.datadir import (
     locked,
     open_data_dir,
     store_api_endpoint,
+    store_conflict,
     write_atomically,
 )
 from node.local.errors import ExitCode, NodeError
@@ -162,6 +163,13 @@ def test_the_api_endpoint_is_remembered(datadir):
     store_api_endpoint(datadir, 4711)
     endpoint = load_api_endpoint(datadir)
     assert (endpoint.port, endpoint.pid) == (4711, os.getpid())
+
+
+def test_a_proof_of_two_histories_is_kept_and_named(datadir):
+    assert store_conflict(datadir, b"proof") == f"the proof is in {datadir.conflict}"
+    assert datadir.conflict.read_bytes() == b"proof"
+    datadir.conflict = datadir.root / "absent" / "conflict"
+    assert store_conflict(datadir, b"proof").startswith("the proof cannot be written to ")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"port": "x", "pid": 1}', "null"])

@@ -58,7 +58,7 @@ class Node:
         self.world = world
         self.clock, self.store = Clock(world), store or MemoryStore()
         self.work, self.conditions = SlowWork(self.clock), Conditions()
-        ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, self.work)
+        ports = Ports(self.clock, Rng(b"2"), None, None, None, self.store, None, self.work)
         self.replica = Replica(world.manifest, verify)
         self.context = NodeContext(
             signer, self.replica, ports, None, ChangeSignal(), self.conditions
@@ -96,6 +96,7 @@ async def test_a_stored_proof_is_taken_and_a_damaged_one_is_not():
     first = Node()
     await first.run()
     again = Node(store=first.store)
+    again.clock.epoch = first.clock.epoch
     await again.run()
     assert (again.admission.proof, again.work.pieces) == (first.admission.proof, 0)
     first.store.tables["admission"][b"own"] = bytes(16)
@@ -186,15 +187,22 @@ def test_the_reason_names_who_can_help():
     assert refused(OPEN, untrusted_peer, roles) == ""
 
 
-@pytest.mark.parametrize("role", [Role.VALIDATOR, Role.TRAINER])
-def test_a_role_that_the_run_gives_to_named_keys_is_refused_to_others(role):
+def test_the_role_of_a_trainer_is_refused_to_keys_that_the_run_does_not_name():
     untrusted_peer = identity("untrusted")
-    told = refused(OPEN, untrusted_peer, (Role.RELAY, role))
-    assert told.startswith(f"this run names its {role}s, and this key ({untrusted_peer.peer_id})")
+    told = refused(OPEN, untrusted_peer, (Role.RELAY, Role.TRAINER))
+    assert told.startswith(f"this run names its trainers, and this key ({untrusted_peer.peer_id})")
     assert OPEN.manifest.genesis.creator in told
-    genesis = OPEN.manifest.genesis
-    named = genesis.validators if role is Role.VALIDATOR else genesis.trainers
-    assert why_not(OPEN.manifest, named[0], (role,), (), OPEN.at(3)) == ""
+    trainer = OPEN.manifest.genesis.trainers[0]
+    assert why_not(OPEN.manifest, trainer, (Role.TRAINER,), (), OPEN.at(3)) == ""
+
+
+def test_any_key_that_the_run_admits_may_be_a_validator():
+    """An era's draw may seat it; without a seat it does nothing."""
+    untrusted_peer = identity("untrusted")
+    roles = Role.INFERENCE, Role.VALIDATOR
+    assert refused(OPEN, untrusted_peer, roles) == ""
+    assert "--invite" in refused(INVITED, untrusted_peer, roles)
+    assert refused(INVITED, WORKER, roles, INVITE) == ""
 
 
 def test_an_invite_that_is_not_good_is_told_at_the_door():

@@ -203,6 +203,25 @@ async def test_verdicts_are_left_to_others_for_commits_from_before_this_disk():
     assert not machine.key_guard.may_have_judged(3)
 
 
+async def test_no_vote_in_an_epoch_in_which_another_disk_may_have_voted():
+    """A vote is of the present epoch, also by a clock that is ahead within its tolerance."""
+    machine = Machine()
+    await asyncio.sleep(3 * EPOCH_SECONDS + 0.5)
+    await machine.begin()
+    assert machine.key_guard.may_have_voted(3)
+    assert not machine.key_guard.may_have_voted(4)
+    await asyncio.sleep(2 * EPOCH_SECONDS)
+    await machine.begin()
+    assert not machine.key_guard.may_have_voted(4), "a restart loses nothing"
+    machine.lose_disk()
+    started = machine.world.manifest.epoch_at(machine.clock.now()) + 1
+    until = machine.world.manifest.epoch_start(started) - machine.clock.now()
+    await asyncio.sleep(until - 1)
+    await machine.begin()
+    assert machine.key_guard.may_have_voted(started), "its clock may have been in the next epoch"
+    assert not machine.key_guard.may_have_voted(started + 1)
+
+
 async def test_a_clock_that_was_ahead_and_is_set_back_looks_like_no_other_disk():
     machine = Machine()
     machine.clock.offset = 3600.0

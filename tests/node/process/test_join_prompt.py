@@ -18,7 +18,7 @@ from protocol.core.codec import encode
 from protocol.core.faults import FaultCode
 from protocol.core.types import Role
 from protocol.run.manifest import decode_manifest
-from tests.worlds.messages import run_manifest
+from tests.worlds.messages import PREDECESSOR, run_manifest, succeeding
 
 MANIFEST = run_manifest()
 ROLES = (Role.INFERENCE,)
@@ -99,6 +99,12 @@ def test_an_offer_tells_what_the_run_is_and_what_it_takes():
     assert f"{bytes_text(needs.trainer_bytes)} for trainer" in trainer
     assert bytes_text(needs.trainer_disk_bytes) in trainer
     assert "memory" not in join_prompt.offer(MANIFEST, (Role.RELAY,))
+
+
+def test_an_offer_names_the_run_that_the_creator_says_it_succeeds():
+    shown = join_prompt.offer(succeeding(MANIFEST), ROLES)
+    run, page = PREDECESSOR.run_id[:16], PREDECESSOR.page[:16]
+    assert f"  succeeds  run {run}… at page {page}… (epoch 90), version 7\n" in shown
 
 
 def test_what_a_creator_wrote_does_not_steer_the_terminal():

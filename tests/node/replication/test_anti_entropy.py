@@ -23,8 +23,10 @@ from roles.ports.transport import Trust
 from roles.runtime.context import ChangeSignal, Conditions
 from simulations.network import streams
 from tests.worlds.disks import MemoryStore
+from tests.worlds.leads import show_lead
 from tests.worlds.messages import World, fingerprint, identity, run_manifest
 from tests.worlds.network import Hub, LoopClock
+from tests.worlds.page_book import BookReplica, fast_output
 
 pytestmark = pytest.mark.virtual
 
@@ -44,9 +46,9 @@ class Fixed:
 
 
 class Node:
-    def __init__(self, hub, signer, upload=None, trust=None):
+    def __init__(self, hub, signer, upload=None, trust=None, made=Replica):
         self.transport = hub.transport(signer.peer_id)
-        self.replica = Replica(WORLD.manifest, lambda *_: True)
+        self.replica = made(WORLD.manifest, lambda *_: True, fast_output)
         self.accepted, self.blamed = [], []
         self.peers = ConnectionManager(
             self.transport, LoopClock(), Rng(b"1"), [], roster=self.replica.roster
@@ -74,7 +76,8 @@ class Node:
         pulls, open_stream = [], self.peers.open_stream
 
         async def noted(peer, protocol):
-            pulls.append((peer, LoopClock().now()))
+            if protocol == PROTOCOL:
+                pulls.append((peer, LoopClock().now()))
             return await open_stream(peer, protocol)
 
         self.peers.open_stream = noted
@@ -98,7 +101,8 @@ class Node:
 class Pair:
     def __init__(self, **theirs):
         self.hub = Hub()
-        self.ours, self.theirs = Node(self.hub, OUR_KEY), Node(self.hub, THEIR_KEY, **theirs)
+        self.ours = Node(self.hub, OUR_KEY)
+        self.theirs = Node(self.hub, THEIR_KEY, made=BookReplica, **theirs)
         self.hub.connect(OURS, THEIRS)
 
     async def pull(self):
@@ -126,6 +130,7 @@ class Pair:
 
     async def serve(self, handler):
         """Replace the server's handler by a faulty one."""
+        await self.theirs.anti_entropy.start()
         await self.theirs.transport.handle(PROTOCOL, handler)
         await self.ours.peers.reach()
         return await self.ours.anti_entropy.pull(THEIRS)
@@ -148,6 +153,7 @@ def validators():
 
 async def test_a_new_node_takes_all_that_matters():
     pair = Pair()
+    WORLD.book.show(pair.theirs.replica, 3)
     pair.theirs.take(*validators(), *chain(3), *CHAIN, *records(2))
     pair.theirs.take(WORLD.certificate(CHAIN[0]))
     assert await pair.pull()
@@ -176,7 +182,7 @@ async def test_repeated_requests_of_a_peer_are_bounded():
     pair = Pair()
     pair.theirs.take(*validators(), *chain(5), *CHAIN)
     told = 0
-    for _ in range(2 * SYNC.streams_burst):
+    for _ in range(SYNC.streams_burst + 16):
         told += await pair.pull()
     assert SYNC.streams_burst <= told <= SYNC.streams_burst + 4, "pulling takes time, too"
     await asyncio.sleep(1)
@@ -206,6 +212,7 @@ async def test_old_evidence_against_members_comes_last(monkeypatch):
     late_epoch = 10 * WORLD.manifest.committee.expire_after_epochs
     late = {"sequence": round(WORLD.at(late_epoch) * 1000)}
     pair = Pair()
+    WORLD.book.show(pair.theirs.replica, 3)
     pair.theirs.take(GENESIS, *validators(), lie, rejection, *fork, *gone)
     monkeypatch.setitem(globals(), "NOW", WORLD.at(late_epoch))
     present = [WORLD.record(one, ("validator",), **late) for one in WORLD.validators]
@@ -225,6 +232,33 @@ async def test_old_evidence_against_members_comes_last(monkeypatch):
     assert len(pair.ours.accepted) == count
 
 
+@pytest.mark.parametrize("page", [2, 512])
+async def test_a_version_missed_for_long_comes_with_the_certificates_of_its_batch(
+    monkeypatch, page
+):
+    """Both forgot all else about the batch; the node that published the version kept it."""
+    monkeypatch.setattr(synchronise, "IDS_MAX", page)
+    late_epoch = 10 * WORLD.manifest.committee.expire_after_epochs
+    pair = Pair()
+    WORLD.book.show(pair.theirs.replica, 3)
+    version = WORLD.checkpoint(GENESIS, batch=tuple(commit.digest for commit in CHAIN))
+    pair.ours.take(GENESIS)
+    pair.theirs.take(GENESIS, *validators(), *CHAIN, *map(WORLD.certificate, CHAIN), version)
+    recent = await pair.listed()
+    monkeypatch.setitem(globals(), "NOW", WORLD.at(late_epoch))
+    late = {"sequence": round(NOW * 1000)}
+    pair.theirs.take(*(WORLD.record(one, ("validator",), **late) for one in WORLD.validators))
+    pair.theirs.replica.advance(NOW)
+    assert pair.theirs.replica.ledger.commits.entries == {}
+    listed = await pair.listed()
+    assert len(listed) == len(set(listed)) == 6 + 2 + 2 * len(CHAIN)
+    assert len(recent) == len(listed) == len(set(recent)), "none is listed twice before either"
+    assert await pair.pull()
+    assert pair.ours.replica.ledger.chain.head == version
+    assert await pair.pull()
+    assert pair.ours.anti_entropy.progress == (0, 0), "and nothing is requested again"
+
+
 @pytest.mark.parametrize("page", [1, 2])
 async def test_messages_that_cannot_be_taken_do_not_block_the_rest(monkeypatch, page):
     """Two nodes may hold different commits of a worker with too many: each is requested once."""
@@ -240,21 +274,24 @@ async def test_messages_that_cannot_be_taken_do_not_block_the_rest(monkeypatch, 
     assert asked == COMMITS_IN_FLIGHT_MAX + 3 + len(CHAIN), "though versions move the pages"
 
 
+@pytest.mark.parametrize("is_final", [False, True])
 @pytest.mark.parametrize("depth", [2, 30])
-async def test_another_chain_of_the_same_length_is_found_and_followed(depth):
-    """A healed partition: both sides continued from one version, one with more validators."""
+async def test_another_chain_of_the_same_length_is_found_and_followed(depth, is_final):
+    """The council gave the lead to another trainer while this node was away."""
     pair = Pair()
     common = chain(2)
     pair.ours.take(*common, *chain(depth, first=common[-1])[1:])
     theirs = chain(depth, trainer=1, first=common[-1], term=1)[1:]
-    names = (
-        WORLD.record(one, ("validator",), 1, checkpoint=theirs[-1].digest)
-        for one in WORLD.validators
-    )
-    pair.theirs.take(*common, *theirs, *names)
+    pair.theirs.take(*common)
+    show_lead(WORLD, pair.theirs.replica, 1, common[-1])
+    pair.theirs.take(*theirs)
+    pair.ours.replica.advance(NOW)
+    assert await pair.pull()
+    assert pair.ours.replica.ledger.chain.version == 2 + depth, "no final page says so here"
+    show_lead(WORLD, pair.ours.replica, 1, theirs[-1] if is_final else common[-1])
     for _ in range(4):
-        assert await pair.pull()
         pair.ours.replica.advance(NOW)
+        assert await pair.pull()
     assert pair.ours.replica.ledger.chain.head.digest == theirs[-1].digest
     assert not pair.ours.replica.forked
 
@@ -415,11 +452,12 @@ async def test_answers_respect_the_upload_cap(monkeypatch):
     assert {str(whose) for _, whose in taken} == {str({"trusted": False, "messages": True})}
     counts = [count for count, _ in taken]
     held = (*validators(), *made)
-    page_bytes = 4 + len(encode({"ids": [signed.digest for signed in held]}))
+    page_bytes = 4 + len(encode({"chains": 0, "ids": []}))
+    page_bytes += 4 + len(encode({"ids": [signed.digest for signed in held]}))
     envelopes_bytes = sum(4 + len(signed.envelope) for signed in held)
     assert sum(counts) == page_bytes + envelopes_bytes
     assert max(counts) == 1000
-    assert sum(count < 1000 for count in counts) <= 2, "the last of the page, and of the rest"
+    assert sum(count < 1000 for count in counts) <= 3, "pages, the list, and the last of the rest"
 
     taken.clear()
     trusted[OURS] = True
@@ -479,6 +517,53 @@ async def test_pulls_back_off_until_a_message_is_missing():
     await asyncio.sleep(12 * epoch_seconds)
     assert len(asked) >= 8, "twice per epoch once it is noticed"
     running.cancel()
+
+
+async def test_a_missing_page_ends_a_long_pause():
+    """A council member that lacks a page cannot vote."""
+    hub = Hub()
+    node, other = Node(hub, OUR_KEY), Node(hub, THEIR_KEY)
+    WORLD.book.show(node.replica, 2)
+    WORLD.book.show(other.replica, 4)
+    for one in (node, other):
+        await one.anti_entropy.start()
+    hub.connect(OURS, THEIRS)
+    asked, epoch_seconds = node.note_pulls(), WORLD.manifest.epochs.seconds
+    running = asyncio.create_task(node.anti_entropy.run())
+    await node.peers.reach()
+    await asyncio.sleep(17 * epoch_seconds)  # 8 epochs pass between two pulls
+    assert node.replica.pages.tip().epoch == 4
+    WORLD.book.show(other.replica, 6, first=5)
+    node.replica.pages.offer_page(WORLD.book.page(6))
+    del asked[:]
+    await asyncio.sleep(0.6 * epoch_seconds)
+    assert len(asked) == 1
+    assert node.replica.pages.tip().epoch == 6
+    await asyncio.sleep(6 * epoch_seconds)
+    assert len(asked) < 6, "the pauses grow again"
+    running.cancel()
+
+
+async def test_pages_that_are_not_notarised_come_with_their_votes(monkeypatch):
+    monkeypatch.setitem(globals(), "NOW", WORLD.at(2))
+    pair = Pair()
+    for one in (pair.ours, pair.theirs):
+        WORLD.book.show(one.replica, 1)
+    page, votes = WORLD.book.page(2), WORLD.book.votes(2)
+    quorum = pair.ours.replica.pages.council.quorum
+    pair.theirs.take(page, *votes[: quorum - 1])
+    pair.ours.take(page, votes[quorum - 1])
+    assert await pair.pull()
+    assert pair.ours.replica.pages.tip().epoch == 2
+    assert pair.theirs.replica.pages.tip().epoch == 1
+
+
+async def test_pages_of_past_epochs_without_enough_votes_are_not_listed(monkeypatch):
+    pair = Pair()
+    pair.theirs.take(WORLD.book.page(1), *WORLD.book.votes(1)[:2])
+    assert len(await pair.listed()) == 3
+    monkeypatch.setitem(globals(), "NOW", WORLD.at(4))
+    assert await pair.listed() == []
 
 
 async def test_node_pulls_from_three_peers_and_a_genesis_node_until_synchronised():

@@ -28,7 +28,7 @@ ACCEPT, IGNORE, REJECT = ValidationResult.ACCEPT, ValidationResult.IGNORE, Valid
 
 
 class Clock:
-    at = WORLD.at(0)
+    at = WORLD.at(1)
 
     def now(self):
         return self.at

@@ -3,9 +3,12 @@ import asyncio
 import pytest
 
 from node.replication.message_log import MessageLog
+from protocol.consensus.member import Contents
+from protocol.core.crypto import digest
 from roles.ports.storage import Delete, StorageFullError
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, run_manifest
+from tests.worlds.page_book import PageBook
 
 pytestmark = pytest.mark.virtual
 
@@ -35,9 +38,11 @@ class Store(MemoryStore):
         return list(self.tables.get("messages", {}).values())
 
 
-def opened(store, *, at=1):
+def opened(store, *, at=1, pages_to=24):
     """Return the log and the replica of a node that has just started."""
-    message_log, replica = MessageLog(store), WORLD.replica(roster_at=None)
+    message_log, replica = MessageLog(store), WORLD.replica(roster_at=None, pages_to=pages_to)
+    for chain in message_log.chains():
+        replica.intake.offer_chain(chain)
     for envelope in message_log.replay():
         replica.restore(envelope)
     replica.advance(WORLD.at(at))
@@ -164,7 +169,7 @@ async def test_what_compaction_deletes_while_it_is_being_kept_is_written_again()
 
     message_log.later(CHAIN[0].envelope)
     compacting = asyncio.create_task(flush_and_compact())
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(2.5)  # the message and the pages are written
     await message_log.keep(CHAIN[0].envelope)
     assert store.envelopes == [CHAIN[0].envelope]
     await compacting
@@ -196,3 +201,91 @@ async def test_keys_go_on_after_a_restart_and_nonsense_in_the_log_is_dropped():
     await message_log.keep(CHAIN[1].envelope)
     assert list(table) == [bytes(8), (7).to_bytes(8, "big")]
     await store.commit([Delete("messages", bytes(8))])
+
+
+# Pages
+
+LISTED = {epoch: digest(b"commit %d" % epoch) for epoch in range(1, 10)}
+LISTS = {epoch: Contents(commits=(commit,)) for epoch, commit in LISTED.items()}
+BOOK = PageBook(WORLD.manifest, WORLD.validators, LISTS)
+VOTES = BOOK.votes
+QUORUM = WORLD.replica(pages_to=0).pages.council.quorum
+
+
+def accept_pages(message_log, replica, *epochs, votes=QUORUM):
+    for epoch in epochs:
+        messages = BOOK.page(epoch), *VOTES(epoch)[:votes]
+        accept(message_log, replica, *messages, at=epoch)
+
+
+async def test_notarised_pages_replace_the_votes_on_them():
+    store = Store()
+    message_log, replica = opened(store, pages_to=0)
+    accept_pages(message_log, replica, 1, 2, 3, 4)
+    accept_pages(message_log, replica, 5, votes=2)
+    await message_log.flush()
+    assert len(store.envelopes) == 4 * (1 + QUORUM) + 3
+    _, replayed = opened(store, pages_to=0)
+    await message_log.compact(replica)
+    assert len(store.envelopes) == 3
+    _, compacted = opened(store, pages_to=0)
+    for again in (replayed, compacted):
+        assert again.pages.root.digest == replica.pages.root.digest
+        assert again.pages.tip().digest == replica.pages.tip().digest
+        for epoch in (1, 2, 3):
+            assert again.pages.drawing(LISTED[epoch]).digest == BOOK.page(epoch + 1).digest
+        assert len(again.pages.get(BOOK.page(5).digest).votes) == 2
+
+
+async def test_a_crash_between_the_pages_and_the_deletions_loses_nothing():
+    store = Store()
+    message_log, replica = opened(store, pages_to=0)
+    accept_pages(message_log, replica, 1, 2, 3, 4)
+    await message_log.flush()
+    compacting = asyncio.create_task(message_log.compact(replica))
+    await asyncio.sleep(1.5)
+    compacting.cancel()
+    assert len(store.tables["pages"]) > 0
+    assert len(store.envelopes) == 4 * (1 + QUORUM)
+    _, again = opened(store, pages_to=0)
+    assert again.pages.tip().digest == replica.pages.tip().digest
+
+
+async def test_a_page_notarised_during_compaction_survives_a_restart():
+    store = Store()
+    message_log, replica = opened(store, pages_to=0)
+    accept_pages(message_log, replica, 1)
+    accept_pages(message_log, replica, 2, votes=QUORUM - 1)
+    await message_log.flush()
+    compacting = asyncio.create_task(message_log.compact(replica))
+    await asyncio.sleep(0.5)
+    accept(message_log, replica, VOTES(2)[QUORUM - 1], at=2)
+    await compacting
+    await message_log.flush()
+    assert replica.pages.tip().epoch == 2
+    _, again = opened(store, pages_to=0)
+    assert again.pages.tip().epoch == 2
+
+
+async def test_a_vote_after_the_quorum_survives_a_restart():
+    """Otherwise a member could vote again in its epoch."""
+    store = Store()
+    message_log, replica = opened(store, pages_to=0)
+    accept_pages(message_log, replica, 1, votes=QUORUM + 1)
+    await message_log.flush()
+    await message_log.compact(replica)
+    late = VOTES(1)[QUORUM]
+    assert store.envelopes == [late.envelope]
+    _, again = opened(store, pages_to=0)
+    assert again.pages.last_vote(late.signer).digest == late.digest
+
+
+async def test_a_full_disk_keeps_pages_and_votes_as_they_are():
+    store = Store()
+    message_log, replica = opened(store, pages_to=0)
+    accept_pages(message_log, replica, 1, 2, 3)
+    await message_log.flush()
+    store.full = True
+    await message_log.compact(replica)
+    assert len(store.envelopes) == 3 * (1 + QUORUM)
+    assert "pages" not in store.tables

@@ -10,7 +10,7 @@ from protocol.core.crypto import digest
 from protocol.ledger.commits import CommitState
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.worlds.disks import MemoryBlobs
-from tests.worlds.messages import World, found, run_manifest
+from tests.worlds.messages import World, found, run_manifest, set_outcome
 from tests.worlds.network import Hub
 
 pytestmark = pytest.mark.virtual
@@ -43,8 +43,10 @@ class Machine:
         return signed
 
     def settle(self, commit, *, accepted=True):
-        self.replica.ledger.offer_certificate(
-            WORLD.certificate(commit, accepted=accepted, escalated=not accepted), found("reason")
+        set_outcome(
+            self.replica.ledger,
+            WORLD.certificate(commit, accepted=accepted, escalated=not accepted),
+            found("reason"),
         )
 
     def versions(self, count, *batch):

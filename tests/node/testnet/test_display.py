@@ -16,7 +16,7 @@ from pathlib import Path
 import pyte
 from rich.console import Console
 
-from node.testnet.display import save_picture, show_lines
+from node.testnet.display import REFRESH_SECONDS, save_picture, show_lines
 from node.testnet.view import draw
 from tests.node.testnet.testnet_swarms import STARTED_AT, learned_swarm, sample, screen, status
 
@@ -115,6 +115,20 @@ async def test_without_a_terminal_lines_have_the_commands_and_warnings():
     ]
     assert warned == warning
     assert len(await lines_of(learned_swarm(), screen())) == 1
+
+
+async def test_a_join_command_with_another_page_is_printed_again():
+    given = screen(join_command="prime-node --run-id ab")
+    console = Console(file=io.StringIO(), width=80)
+    showing = asyncio.create_task(show_lines(learned_swarm(), given, console))
+    await asyncio.sleep(0)
+    given.join_command = "prime-node --run-id ab --page 9:cd"
+    await asyncio.sleep(2 * REFRESH_SECONDS)
+    showing.cancel()
+    await asyncio.wait([showing])
+    lines = console.file.getvalue().splitlines()
+    assert lines[-1] == "join with: prime-node --run-id ab --page 9:cd"
+    assert sum("dashboard" in line for line in lines) == 1
 
 
 def test_a_picture_of_it_is_svg(tmp_path):

@@ -31,6 +31,13 @@ def test_the_join_command_is_one_shell_command_for_an_inference_node():
     ]
     assert words[words.index("--initial-peers") + 1] == ADDRESS
     assert words[words.index("--run-id") + 1] == RUN_ID
+    assert "--page" not in words, "the run id names the first council"
+
+
+def test_the_join_command_names_the_page_that_seated_the_council():
+    page = f"240:{'cd' * 32}"
+    words = shlex.split(join_command((ADDRESS,), RUN_ID, Path("guest"), page))
+    assert words[words.index("--page") + 1] == page
 
 
 def test_the_program_is_found_from_anywhere(tmp_path):

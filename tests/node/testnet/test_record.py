@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from node.api.council import CouncilSummary
 from node.api.status import TrafficStatus
 from node.api.v1.answers import RolloutCounts
 from node.testnet.plan import Options
@@ -94,3 +95,19 @@ def test_who_joined_from_outside_is_seen_until_the_last_record_of_it_expires():
     for node in record.nodes.values():
         record.observe(node.plan.name, sample(status(node.plan, members=())))
     assert record.outsiders == []
+
+
+def test_the_trusted_page_is_that_of_the_node_with_the_newest_final_page():
+    record = swarm()
+    assert record.trusted_page == ""
+    for name, council in (
+        ("trainer-1", CouncilSummary(final_epoch=9)),
+        ("relay-1", CouncilSummary(seat="ab" * 32, since_epoch=7, final_epoch=8)),
+    ):
+        plan = record.nodes[name].plan
+        record.observe(name, sample(status(plan, council=council), pid=7))
+    assert record.trusted_page == "", "the genesis is the council on the first one"
+    plan = record.nodes["trainer-1"].plan
+    seated = CouncilSummary(seat="cd" * 32, since_epoch=10, final_epoch=12)
+    record.observe("trainer-1", sample(status(plan, council=seated), pid=7))
+    assert record.trusted_page == f"10:{'cd' * 32}"

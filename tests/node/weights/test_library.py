@@ -22,6 +22,7 @@ from roles.ports.storage import Owner, Purpose
 from roles.runtime.context import ChangeSignal, Conditions
 from simulations.ports.storage import Disk
 from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
+from tests.worlds.leads import show_lead
 from tests.worlds.messages import World, run_manifest
 from tests.worlds.network import Hub, LoopClock, address, eventually
 
@@ -233,6 +234,12 @@ class Swarm:
         self.head = signed
         return signed
 
+    def lead(self, term, final):
+        """Let final pages give a term to its trainer, after a final version."""
+        for node in self.nodes:
+            show_lead(self.world, node.replica, term, final)
+            node.replica.advance(LoopClock().now())
+
     def tell(self, signed):
         for node in self.nodes:
             node.take(signed)
@@ -370,6 +377,7 @@ async def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tm
     await asyncio.sleep(3)
     assert old.message.index in one.downloads.begun
     swarm.introduce(trainer, leaving=True)
+    swarm.lead(1, genesis)
     new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
     swarm.tell(new)
     await eventually(
@@ -384,6 +392,27 @@ async def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tm
         assert not node.blobs.has(old.message.index)
         for purpose in (Purpose.WEIGHTS, Purpose.OPTIMISER_STATE):
             assert old.message.index not in stored_for(node, purpose)
+    await swarm.stop()
+
+
+async def test_a_version_that_final_pages_drop_is_given_up_and_no_longer_held(tmp_path):
+    swarm = await begun(tmp_path, 2, trainers=2)
+    one, other = swarm.followers
+    old = await swarm.publish()
+    trainer = swarm.trainers[0]
+    largest = [d for d in trainer.disk.blobs if trainer.blobs.size(d) == 8192]
+    trainer.blobs.withheld.update(dict.fromkeys(largest))
+    swarm.tell(old)
+    await asyncio.sleep(3)
+    assert old.message.index in one.downloads.begun
+    assert trainer.library.newest_version() == 2
+    swarm.lead(1, trainer.replica.ledger.chain.get(1))
+    await asyncio.sleep(20)
+    assert old.message.index in one.downloads.cancelled
+    assert {node.library.newest_version() for node in swarm.nodes} == {1}
+    await other.restart()
+    await trainer.restart()
+    assert other.library.newest_version() == trainer.library.newest_version() == 1
     await swarm.stop()
 
 
@@ -658,6 +687,7 @@ async def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
     one.ports.files.weights(1).write_bytes(weights("new"))
     await asyncio.sleep(1)
     swarm.introduce(swarm.trainers[0], leaving=True)
+    swarm.lead(1, genesis)
     swarm.tell(new)
     await one.restart()
     assert one.library.newest_version() == 0

@@ -6,6 +6,7 @@ from protocol.messages import Encoding
 from protocol.run.recipe import STATES_KEPT
 from roles.ports.storage import Owner, Purpose
 from tests.worlds.disks import MemoryBlobs
+from tests.worlds.leads import show_lead
 from tests.worlds.messages import World, run_manifest
 
 pytestmark = pytest.mark.virtual
@@ -15,7 +16,7 @@ WORLD = World(run_manifest(trainers=2))
 
 class Machine:
     def __init__(self):
-        self.replica, self.blobs = WORLD.replica(), MemoryBlobs()
+        self.replica, self.blobs = WORLD.replica(pages_to=0), MemoryBlobs()
         self.retention = WeightsRetention(self.replica, self.blobs)
         self.head = WORLD.genesis()
 
@@ -91,6 +92,8 @@ async def test_what_a_later_term_replaces_goes_at_once():
     first = machine.head
     await machine.version(b"2")
     await machine.retention.sweep([1, 2])
+    show_lead(WORLD, machine.replica, 1, first)
+    machine.replica.advance(WORLD.at(4))
     await machine.version(b"later 2", parent=first, term=1)
     await machine.retention.sweep([1, 2])
     assert machine.has(b"2") == (False, False)

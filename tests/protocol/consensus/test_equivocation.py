@@ -1,48 +1,58 @@
 import pytest
 
-from protocol.consensus.equivocation import EquivocationTracker
+from protocol.consensus.equivocation import EquivocationTable
 from protocol.core.crypto import verify
 from protocol.core.faults import Fault
+from protocol.messages import COUNCIL_MAX
 from tests.worlds.messages import World, run_manifest
 
 WORLD = World(run_manifest(validators=6))
 LIAR, OTHER = WORLD.validators[:2]
 WORKER = WORLD.workers[0]
 COMMIT = WORLD.commit(WORKER, epoch=7)
-FIRST_EPOCH = 7 + WORLD.manifest.committee.expire_after_epochs + 1
 
 
-def equivocators(*pieces) -> EquivocationTracker:
-    result = EquivocationTracker(WORLD.manifest, verify)
+def table(*pieces, members=tuple(WORLD.validators)) -> EquivocationTable:
+    peers = {one.peer_id for one in members}
+    result = EquivocationTable(WORLD.run_id, verify, peers.__contains__)
     for piece in pieces:
         assert result.offer(piece) is True
     return result
 
 
-def test_who_signed_two_verdicts_is_excluded_from_an_epoch_that_follows_from_them():
-    result = equivocators(WORLD.evidence(LIAR, COMMIT))
-    assert result.excluded(FIRST_EPOCH - 1) == ()
-    assert result.excluded(FIRST_EPOCH) == result.excluded(10**6) == (LIAR.peer_id,)
+def test_evidence_names_the_member_that_signed_two_verdicts():
+    piece = WORLD.evidence(LIAR, COMMIT)
+    result = table(piece)
+    assert LIAR.peer_id in result
+    assert OTHER.peer_id not in result
+    assert result.evidence == {LIAR.peer_id: piece}
 
 
-def test_the_earliest_exclusion_counts_in_any_order():
-    early, late = (WORLD.evidence(LIAR, WORLD.commit(WORKER, epoch=epoch)) for epoch in (3, 7))
-    one = equivocators(late, early)
-    other = equivocators(early)
-    assert other.offer(late) is False
-    again = WORLD.evidence(LIAR, WORLD.commit(WORKER, epoch=3, tokens=9), signer=OTHER)
-    for result in (one, other):
-        assert result.offer(again) is False, "one piece of evidence is enough"
-        assert result.evidence == [early]
-        assert result.excluded(FIRST_EPOCH - 4) == (LIAR.peer_id,)
+def test_one_piece_about_a_member_is_enough():
+    first = WORLD.evidence(LIAR, COMMIT)
+    result = table(first)
+    again = WORLD.evidence(LIAR, WORLD.commit(WORKER, epoch=3), signer=OTHER)
+    for piece in (first, again):
+        assert result.offer(piece) is False
+    assert result.evidence == {LIAR.peer_id: first}
 
 
-def test_evidence_is_bounded_by_the_validators_of_the_genesis():
-    result = equivocators()
-    for epoch in range(20, 0, -1):
+def test_evidence_about_a_key_without_a_seat_is_not_kept():
+    """Keys are free, and their verdicts decide nothing."""
+    result = table(members=[OTHER])
+    assert result.offer(WORLD.evidence(LIAR, COMMIT)) is False
+    assert result.offer(WORLD.evidence(WORKER, COMMIT)) is False
+    assert not result.evidence
+
+
+def test_evidence_is_bounded_by_the_seats():
+    result = table(*(WORLD.evidence(one, COMMIT) for one in WORLD.validators))
+    for epoch in range(20):
         for validator in WORLD.validators:
-            assert result.offer(WORLD.evidence(validator, WORLD.commit(WORKER, epoch=epoch)))
+            piece = WORLD.evidence(validator, WORLD.commit(WORKER, epoch=epoch))
+            assert result.offer(piece) is False
     assert len(result.evidence) == len(WORLD.validators)
+    assert result.evidence.limit == COUNCIL_MAX
 
 
 def flawed() -> dict:
@@ -50,7 +60,6 @@ def flawed() -> dict:
     foreign = World(run_manifest(validators=5))
     accepting, rejecting = (WORLD.verdict(LIAR, COMMIT, accept=accept) for accept in (True, False))
     elsewhere = WORLD.verdict(LIAR, WORLD.commit(WORKER, tokens=11), accept=False)
-    worker = [WORLD.verdict(WORKER, COMMIT, accept=accept).envelope for accept in (True, False)]
     return {
         "one verdict twice": {"rejecting": accepting.envelope},
         "two accepting verdicts": {
@@ -66,14 +75,13 @@ def flawed() -> dict:
         "a commit of another run": {"commit": foreign.commit(WORKER, epoch=7).envelope},
         "a forged signature": {"rejecting": rejecting.envelope[:-1] + b"x"},
         "another kind": {"commit": accepting.envelope},
-        "a worker's verdicts": {"accepting": worker[0], "rejecting": worker[1]},
     }
 
 
 @pytest.mark.parametrize("name", sorted(flawed()))
-def test_what_proves_nothing_excludes_nobody(name):
-    result = equivocators()
+def test_evidence_that_proves_nothing_is_a_fault(name):
+    result = table()
     fault = result.offer(WORLD.evidence(LIAR, COMMIT, **flawed()[name]))
     assert isinstance(fault, Fault)
     assert fault.code == "bad-evidence"
-    assert (result.evidence, result.excluded(10**6), result.revision) == ([], (), 0)
+    assert not result.evidence

@@ -1,8 +1,9 @@
 from protocol.core.faults import Fault, FaultCode
+from protocol.ledger.chain import Lead
 from protocol.ledger.commits import CommitState
 from protocol.ledger.ledger import Ledger
 from protocol.messages import Certificate
-from tests.worlds.messages import World, found, run_manifest
+from tests.worlds.messages import World, found, run_manifest, set_outcome
 
 WORLD = World(run_manifest(evaluation={"every_versions": 2, "rollouts_per_worker": 2}))
 WORKER = WORLD.workers[0]
@@ -12,19 +13,25 @@ CHAIN = WORLD.chain(WORKER, 4)
 
 def settled() -> Ledger:
     ledger = Ledger(WORLD.manifest)
-    assert ledger.offer_checkpoint(WORLD.genesis(), 0.0, lambda _: True) is True
+    assert ledger.offer_checkpoint(WORLD.genesis(), WORLD.at(0), Lead(0, b"")) is True
     for commit in CHAIN:
         assert ledger.offer_commit(commit, 0) is True
-        message = Certificate(commit=commit.digest, escalated=False, accepted=True, verdicts=(b"",))
+        message = Certificate(
+            commit=commit.digest,
+            page=bytes(32),
+            escalated=False,
+            accepted=True,
+            verdicts=(b"",),
+        )
         certificate = WORLD.sealed(message, WORLD.validators[0])
-        assert ledger.offer_certificate(certificate, found("accepted")) is True
+        assert set_outcome(ledger, certificate, found("accepted")) is True
     return ledger
 
 
 def offered(ledger, *batch):
     digests = tuple(commit.digest for commit in batch)
     version = WORLD.checkpoint(ledger.chain.head, batch=digests)
-    return ledger.offer_checkpoint(version, 0.0, lambda _: True)
+    return ledger.offer_checkpoint(version, WORLD.at(0), Lead(0, b""))
 
 
 def test_evaluation_rollouts_are_certified_work_and_no_version_waits_for_them():

@@ -4,6 +4,7 @@ import pytest
 
 from protocol.core.crypto import digest
 from protocol.core.faults import Fault
+from protocol.ledger.chain import TERM_MAX, Lead
 from protocol.ledger.commits import (
     COMMITS_IN_FLIGHT_MAX,
     EPOCHS_AHEAD_MAX,
@@ -13,14 +14,16 @@ from protocol.ledger.commits import (
 )
 from protocol.ledger.ledger import Ledger
 from protocol.ledger.worker_stats import CREDIT_MAX
+from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import Certificate
-from tests.worlds.messages import World, found, run_manifest
+from tests.worlds.messages import World, found, run_manifest, set_outcome
 
 WORLD = World(run_manifest(trainers=2))
 WORKER, OTHER = WORLD.workers[:2]
 EXPIRE = WORLD.manifest.committee.expire_after_epochs
 GENESIS = WORLD.genesis()
 WINDOW = window_epochs(WORLD.manifest)
+NOW = WORLD.at(0)
 
 
 def ledger(*commits, epoch=0, world=WORLD) -> Ledger:
@@ -32,19 +35,31 @@ def ledger(*commits, epoch=0, world=WORLD) -> Ledger:
     return result
 
 
-def offer(result, version, *live):
-    """Offer a version while the trainers ``live`` are members."""
-    peers = [trainer.peer_id for trainer in live]
-    return result.offer_checkpoint(version, 0.0, peers.__contains__)
+def offer(result, version, lead=None, now=NOW):
+    """Offer a version under ``lead``: its trainer leads from its parent, unless given."""
+    message = version.message
+    return result.offer_checkpoint(version, now, lead or Lead(message.term, message.parent))
+
+
+def adopt(result, versions, now=NOW) -> list:
+    """Let a final page name the last of pending versions, and return those accepted."""
+    for version in versions:
+        result.branches.add(version, now)
+    last = versions[-1]
+    return result.follow(Lead(last.message.term, last.digest), now)
 
 
 def settle(result, commit, *, accepted=True, reason="computation") -> None:
     """Settle a commit; the replica, not the ledger, checks certificates."""
     message = Certificate(
-        commit=commit.digest, escalated=not accepted, accepted=accepted, verdicts=(b"",)
+        commit=commit.digest,
+        page=bytes(32),
+        escalated=not accepted,
+        accepted=accepted,
+        verdicts=(b"",),
     )
     certificate = WORLD.sealed(message, WORLD.validators[0])
-    assert result.offer_certificate(certificate, found(reason)) is True
+    assert set_outcome(result, certificate, found(reason)) is True
 
 
 def trained(result, *batch, parent=None, **changes) -> object:
@@ -71,7 +86,6 @@ def reason(result) -> str:
         ({"sequences": 5}, "bad-counts"),
         ({"tokens": 4 * 8 + 1}, "bad-counts"),
         ({"body_bytes": 2**53}, "oversize"),
-        ({"checkpoint": bytes(32)}, "wrong-checkpoint"),
         ({"previous": bytes(32)}, "slot-order"),
         ({"slot": 1}, "slot-order"),
     ],
@@ -82,6 +96,16 @@ def test_a_commit_out_of_its_limits_is_a_fault_and_changes_nothing(changes, faul
     assert result.commits.entries == {}
     assert result.workers.counts == {}
     assert result.commits.next_slot(WORKER.peer_id, 0) == (0, b"")
+
+
+def test_a_commit_to_another_version_is_a_fault_once_its_number_is_final():
+    """Before, members of another branch may list it, and pages need all that vote to hold it."""
+    result = ledger()
+    assert result.offer_commit(WORLD.commit(WORKER, checkpoint=bytes(32)), 0) is True
+    result.follow(Lead(0, GENESIS.digest), NOW)
+    other = WORLD.commit(OTHER, checkpoint=bytes(32))
+    assert reason(result.offer_commit(other, 0)) == "wrong-checkpoint"
+    assert result.offer_commit(WORLD.commit(OTHER, version=1, checkpoint=bytes(32)), 0) is True
 
 
 def test_a_commit_at_its_limits_is_taken():
@@ -217,12 +241,13 @@ def expired(of: Ledger) -> list:
 
 
 def outcomes(commit) -> list:
-    """Return the three possible certificates of a commit, weakest first."""
-    return [
-        WORLD.certificate(commit),
+    """Return the three possible certificates of a commit, weakest first, with these ranks."""
+    certificates = (
         WORLD.certificate(commit, escalated=True),
+        WORLD.certificate(commit),
         WORLD.certificate(commit, accepted=False, escalated=True),
-    ]
+    )
+    return list(zip(certificates, (b"2", b"1", b"0"), strict=True))
 
 
 def test_a_commit_expires_when_it_is_older_than_an_outcome_may_take_and_not_before():
@@ -243,13 +268,13 @@ def test_of_contradicting_outcomes_one_wins_whichever_came_first(order):
     certificates = outcomes(chain[0])
     highest = -1
     for place in order:
-        assert result.offer_certificate(certificates[place], found("computation")) is (
-            place > highest
-        )
+        certificate, rank = certificates[place]
+        wins = set_outcome(result, certificate, found("computation"), rank)
+        assert wins is (place > highest)
         highest = max(highest, place)
-        assert result.offer_certificate(certificates[place], found("computation")) is False
+        assert set_outcome(result, certificate, found("computation"), rank) is False
     entry = result.commits.entries[chain[0].digest]
-    assert (entry.state, entry.certificate) == (CommitState.REJECTED, certificates[2])
+    assert (entry.state, entry.certificate) == (CommitState.REJECTED, certificates[2][0])
     counts = result.workers.counts[WORKER.peer_id]
     assert (counts.certified, counts.rejected, counts.tokens_certified) == (1, 1, 10)
     assert counts == result.workers.totals
@@ -262,11 +287,11 @@ def test_of_contradicting_outcomes_one_wins_whichever_came_first(order):
 def test_a_version_stays_when_what_it_learned_from_is_rejected_after_all():
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
-    accepted, _, rejected = outcomes(commit)
-    assert result.offer_certificate(accepted, found()) is True
+    _, (accepted, rank), (rejected, lower) = outcomes(commit)
+    assert set_outcome(result, accepted, found(), rank) is True
     assert trained(result, commit) is True
     assert result.commits.trained_on_rejected == []
-    assert result.offer_certificate(rejected, found("computation")) is True
+    assert set_outcome(result, rejected, found("computation"), lower) is True
     assert result.chain.version == 1
     assert [entry.commit for entry in result.commits.trained_on_rejected] == [commit]
     assert (result.workers.totals.trained, result.workers.totals.rejected) == (1, 1)
@@ -310,9 +335,15 @@ def test_the_decided_rollouts_of_a_worker_come_with_what_was_measured_by_epoch()
     result = ledger(late, early, unmeasured, other, epoch=2)
     for commit, mean in ((late, 3), (early, 2), (other, 1)):
         verdicts = found(chunks=4, means=(mean * 10**9,) * 8)
-        message = Certificate(commit=commit.digest, escalated=False, accepted=True, verdicts=(b"",))
+        message = Certificate(
+            commit=commit.digest,
+            page=bytes(32),
+            escalated=False,
+            accepted=True,
+            verdicts=(b"",),
+        )
         signed = WORLD.sealed(message, WORLD.validators[0])
-        assert result.offer_certificate(signed, verdicts) is True
+        assert set_outcome(result, signed, verdicts) is True
     settle(result, unmeasured, accepted=False)
     known = result.decisions().workers
     assert [one.reason for one in known[WORKER.peer_id] if not one.accepted] == ["computation"]
@@ -392,10 +423,19 @@ def test_a_version_comes_after_its_parent_and_no_later_than_the_last():
 def test_a_version_number_is_used_once_in_a_term():
     result = ledger()
     assert trained(result) is True
-    assert reason(trained(result, parent=GENESIS, index_bytes=98)) == "version-reused"
-    unknown = WORLD.checkpoint(GENESIS, index_bytes=99)
-    assert trained(result, parent=unknown) is False, "its parent may come"
+    other = WORLD.checkpoint(GENESIS, index_bytes=98)
+    assert reason(offer(result, other)) == "version-reused"
+    assert trained(result, parent=other) is False, "its parent may become final"
     assert result.chain.version == 1
+
+
+def test_a_second_version_of_a_number_waits_while_the_final_version_is_not_here():
+    """Our own one may be of a branch that nobody else has."""
+    result = ledger()
+    assert trained(result) is True
+    other = WORLD.checkpoint(GENESIS, index_bytes=98)
+    assert offer(result, other, Lead(0, WORLD.checkpoint(other).digest)) is False
+    assert reason(offer(result, other, Lead(0, b""))) == "version-reused"
 
 
 def test_terms_never_fall():
@@ -405,32 +445,64 @@ def test_terms_never_fall():
     assert trained(result, term=2) is True
 
 
-def test_terms_rise_by_no_more_than_the_number_of_trainers():
-    """Otherwise one message could use up all terms and prevent every takeover."""
-    result = ledger()
-    assert trained(result, trainer=1, term=1) is True
-    assert reason(trained(result, trainer=1, term=5)) == "term-jump"
-    assert trained(result, trainer=1, term=3) is True
-    parent = result.chain.get(1)
-    assert reason(trained(result, parent=parent, term=6)) == "term-jump"
-    assert trained(result, parent=parent, term=4) is True
-    assert trained(result, parent=parent, trainer=1, term=5) is True, "it replaces term 4"
-    for term in (2**52 + 2, 2**53):
-        assert reason(trained(result, term=term)) == "other-term"
-
-
 def test_a_term_is_one_trainers():
-    """Otherwise two leaders in a partition would create chains of equal rank."""
+    """Otherwise two trainers could sign versions of one number and term."""
     result = ledger()
     assert reason(trained(result, trainer=1)) == "other-term"
     assert reason(trained(result, trainer=1, term=2)) == "other-term"
+    assert reason(trained(result, term=1)) == "other-term"
     assert trained(result, trainer=1, term=1) is True
-    for place, trainer in enumerate(WORLD.trainers):
-        terms = [WORLD.manifest.term_of(trainer.peer_id, least) for least in range(5)]
-        assert terms == [[0, 2, 2, 4, 4], [1, 1, 3, 3, 5]][place]
+    leaders = [WORLD.manifest.leader(term) for term in range(5)]
+    first, second = (trainer.peer_id for trainer in WORLD.trainers)
+    assert leaders == [first, second, first, second, first]
 
 
-def test_a_later_term_supersedes_and_frees_what_was_learned():
+def test_a_later_term_always_fits_into_a_message():
+    result = ledger()
+    assert TERM_MAX % 2 == 0
+    assert reason(trained(result, term=TERM_MAX + 2)) == "other-term"
+    assert trained(result, term=TERM_MAX) is True
+
+
+@pytest.mark.parametrize(
+    ("term", "lead_term", "taken"), [(0, 0, True), (0, 2, False), (2, 0, False), (2, 2, True)]
+)
+def test_the_leader_of_the_present_term_alone_adds_a_version(term, lead_term, taken):
+    """A later term is as far away as an earlier one, until a final page begins it."""
+    result = ledger()
+    version = WORLD.checkpoint(GENESIS, term=term)
+    assert offer(result, version, Lead(lead_term, GENESIS.digest)) is taken
+    assert result.chain.version == (1 if taken else 0)
+
+
+def test_the_first_version_of_a_term_follows_the_final_one():
+    result = ledger()
+    assert trained(result) is True
+    first = result.chain.head
+    assert trained(result) is True
+    lead = Lead(1, first.digest)
+    later = WORLD.checkpoint(result.chain.head, trainer=1, term=1)
+    earlier = WORLD.checkpoint(first, trainer=1, term=1)
+    for version in (later, earlier):
+        assert offer(result, version, lead) is False
+    assert result.follow(lead, NOW) == []
+    assert result.chain.head == first, "what the former leader has published after it is dropped"
+    assert offer(result, WORLD.checkpoint(GENESIS, trainer=1, term=1), lead) is False
+    assert offer(result, earlier, lead) is True
+    assert offer(result, WORLD.checkpoint(earlier, trainer=1), lead) is True
+    assert result.follow(lead, NOW) == []
+    assert result.chain.version == 3, "the new leader's own versions stay"
+
+
+def test_a_version_of_the_term_waits_while_the_final_version_is_not_here():
+    result = ledger()
+    other = WORLD.checkpoint(GENESIS, index_bytes=98)
+    assert offer(result, WORLD.checkpoint(GENESIS), Lead(0, other.digest)) is False
+    assert result.follow(Lead(2, other.digest), NOW) == []
+    assert result.chain.head == GENESIS
+
+
+def test_a_later_term_frees_what_a_dropped_version_learned():
     commits = [WORLD.commit(WORKER), WORLD.commit(OTHER)]
     result = ledger(*commits)
     for commit in commits:
@@ -438,42 +510,43 @@ def test_a_later_term_supersedes_and_frees_what_was_learned():
     assert trained(result, *commits) is True
     assert result.workers.totals.trained == 2
     assert result.backpressure.usable() == []
-    assert trained(result, commits[1], parent=GENESIS, trainer=1, term=1) is True
-    assert result.chain.version == 1
-    assert result.chain.head.message.term == 1
+    lead = Lead(1, GENESIS.digest)
+    result.follow(lead, NOW)
+    assert (result.chain.head, result.workers.totals.trained) == (GENESIS, 0)
+    assert len(result.backpressure.usable()) == 2
+    version = WORLD.checkpoint(GENESIS, 1, term=1, batch=(commits[1].digest,))
+    assert offer(result, version, lead) is True
     assert [entry.commit for entry in result.backpressure.usable()] == [commits[0]]
     assert result.commits.entries[commits[1].digest].trained_in == 1
     assert (result.workers.totals.trained, result.workers.counts[WORKER.peer_id].trained) == (1, 0)
 
 
-def test_a_trainers_word_replaces_the_newest_version_and_no_other():
-    result = ledger()
-    chain = [GENESIS]
-    for _ in range(3):
-        assert trained(result) is True
-        chain.append(result.chain.head)
-    for depth in (3, 2):
-        assert trained(result, parent=chain[-1 - depth], trainer=1, term=1) is False
-    assert result.chain.head == chain[3]
-    assert trained(result, parent=chain[2], trainer=1, term=1) is True
-    assert result.chain.version == 3
-
-
-def test_a_trainers_word_replaces_nothing_of_a_leader_that_is_here():
-    first, second = WORLD.trainers
-    result = ledger()
+def test_a_new_leader_has_its_time_from_when_the_former_leaders_versions_are_dropped():
+    """Not from the epoch in which the former one could have trained them."""
+    commits = WORLD.chain(WORKER, 2)
+    result = ledger(*commits)
+    for commit in commits:
+        settle(result, commit)
+    result.advance(1)
     assert trained(result) is True
-    usurper = WORLD.checkpoint(GENESIS, trainer=1, term=1)
-    assert offer(result, usurper, first) is False
-    assert offer(result, usurper, second) is True
-    assert offer(result, WORLD.checkpoint(GENESIS, term=2), first, second) is False
+    assert result.batch_since is None
+    result.advance(2)
+    assert result.batch_since == 2
+    result.advance(3)
+    result.follow(Lead(0, GENESIS.digest), NOW)
+    assert result.batch_since == 2, "nothing is dropped"
+    result.follow(Lead(1, GENESIS.digest), NOW)
+    assert result.batch_since is None
 
 
-def test_a_leader_that_lost_its_disk_replaces_its_own_newest_version():
-    first = WORLD.trainers[0]
+def test_a_version_dated_ahead_of_the_clock_waits():
+    """Keys made a moment ago would count for it as old enough."""
     result = ledger()
-    assert trained(result) is True
-    assert offer(result, WORLD.checkpoint(GENESIS, term=2), first) is True
+    limit_ms = round((NOW + CLOCK_SKEW_SECONDS_MAX) * 1000)
+    ahead = WORLD.checkpoint(GENESIS, created_at=limit_ms + 1)
+    assert reason(offer(result, ahead)) == "clock-skew"
+    assert offer(result, ahead, now=NOW + 1) is True
+    assert offer(ledger(), WORLD.checkpoint(GENESIS, created_at=limit_ms)) is True
 
 
 def test_a_commit_is_learned_from_once():
@@ -486,27 +559,31 @@ def test_a_commit_is_learned_from_once():
     assert result.workers.totals.trained == 1
 
 
-def test_a_trainer_that_learns_from_a_rejected_commit_is_found_out_and_ends_nothing():
+def test_a_version_that_learned_from_a_rejected_commit_is_taken_only_when_it_is_final():
     """Otherwise the holder of both certificates could isolate a node for ever."""
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
     settle(result, commit, accepted=False)
-    assert trained(result, commit) is True
+    assert trained(result, commit) is False
+    version = WORLD.checkpoint(GENESIS, batch=(commit.digest,))
+    assert adopt(result, [version]) == [version]
     assert [entry.commit for entry in result.commits.trained_on_rejected] == [commit]
 
 
 def test_superseded_commits_that_are_not_here_are_freed_too():
     commit = WORLD.commit(WORKER)
     result = ledger()
-    assert result.adopt([WORLD.checkpoint(GENESIS, batch=(commit.digest,))], 0.0) is None
-    assert trained(result, parent=GENESIS, trainer=1, term=1) is True
+    result.restore_checkpoint(WORLD.checkpoint(GENESIS, batch=(commit.digest,)))
+    assert result.chain.version == 1
+    result.follow(Lead(1, GENESIS.digest), NOW)
+    assert result.chain.learned == {}
     assert result.offer_commit(commit, 0) is True
     assert result.commits.entries[commit.digest].trained_in is None
     assert result.workers.totals.trained == 0
 
 
-def test_a_version_waits_for_the_outcomes_of_all_that_it_learned_from():
-    """The publisher may have invented the outcomes."""
+def test_a_version_waits_for_the_certificates_of_all_that_it_learned_from():
+    """The publisher may have invented the certificates."""
     chain = WORLD.chain(WORKER, 2)
     result = ledger(chain[0])
     assert trained(result, *chain) is False
@@ -548,15 +625,15 @@ def test_what_was_forgotten_but_for_its_fault_is_still_known_to_be_too_old():
     assert reason(trained(result, commit)) == "stale-batch"
 
 
-def test_an_old_batch_that_the_validators_vouch_for_or_that_was_taken_before_stands():
-    """Validators or this node knew its commits; judging them anew would split the node off."""
+def test_an_old_batch_of_a_final_version_or_of_one_taken_before_stands():
+    """The council or this node knew its commits; judging them anew would split the node off."""
     commit = WORLD.commit(WORKER)
     lag = WORLD.manifest.grpo.async_level + 1
     versions = branch(GENESIS, batches=(*[()] * lag, (commit,)), term=1)
     adopting, restored = ledger(commit), ledger(commit)
     settle(adopting, commit)
     settle(restored, commit)
-    assert adopting.adopt(versions, 0.0) is None
+    assert adopt(adopting, versions) == versions
     for version in versions:
         restored.restore_checkpoint(version)
     assert adopting.chain.head == restored.chain.head == versions[-1]
@@ -568,7 +645,7 @@ def test_totals_do_not_depend_on_what_came_first(order):
     result = ledger()
     version = WORLD.checkpoint(GENESIS, batch=(commit.digest,))
     if order == "version":
-        assert result.adopt([version], 0.0) is None
+        assert adopt(result, [version]) == [version]
     result.offer_commit(commit, 0)
     settle(result, commit)
     if order == "commit":
@@ -576,7 +653,7 @@ def test_totals_do_not_depend_on_what_came_first(order):
     assert (result.workers.totals.trained, result.workers.totals.certified) == (1, 1)
 
 
-# Branches supported by validators, and restarts
+# Branches that final pages name, and restarts
 
 
 def branch(*parents, batches=((), (), ()), **changes) -> list:
@@ -588,7 +665,7 @@ def branch(*parents, batches=((), (), ()), **changes) -> list:
     return result[len(parents) :]
 
 
-def test_a_branch_is_adopted_as_a_whole_in_place_of_ours():
+def test_a_final_branch_is_adopted_as_a_whole_in_place_of_ours():
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
     settle(result, commit)
@@ -596,30 +673,50 @@ def test_a_branch_is_adopted_as_a_whole_in_place_of_ours():
         assert trained(result) is True
     first = result.chain.get(1)
     adopted = branch(first, batches=((commit,), ()), term=1)
-    assert result.adopt(adopted, 7.0) is None
+    assert adopt(result, adopted, 7.0) == adopted
+    assert len(result.branches) == 0
     assert [entry.manifest for entry in result.chain.checkpoints] == [GENESIS, first, *adopted]
-    assert [entry.taken_at for entry in result.chain.checkpoints] == [0.0, 0.0, 7.0, 7.0]
+    assert [entry.taken_at for entry in result.chain.checkpoints] == [NOW, NOW, 7.0, 7.0]
     assert result.commits.entries[commit.digest].trained_in == 2
     assert not result.chain.is_taken(WORLD.checkpoint(first).digest)
 
 
 def test_a_branch_with_a_flaw_changes_nothing():
+    """No honest council names one."""
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
     settle(result, commit)
     assert trained(result, commit) is True
     head = result.chain.head
     twice = branch(GENESIS, batches=((commit,), (commit,)), term=1)
-    falling = [*branch(GENESIS, batches=((),), term=3), *branch(head, batches=((),), term=1)]
-    for flawed, fault in (
-        (branch(head, batches=((commit,),), term=1), "trained-twice"),
-        (twice, "trained-twice"),
-        (falling, "old-term"),
-        (branch(GENESIS, batches=((), ()), term=1)[::2] * 2, "wrong-parent"),
-        ([WORLD.checkpoint(GENESIS, version=2)], "wrong-parent"),
+    older = branch(GENESIS, batches=((),), term=3)
+    for flawed in (
+        branch(head, batches=((commit,),), term=1),
+        twice,
+        [*older, *branch(*older, batches=((),), term=1)],
+        [WORLD.checkpoint(GENESIS, version=2)],
+        [older[0], WORLD.checkpoint(older[0], 1, version=3)],
     ):
-        assert reason(result.adopt(flawed, 0.0)) == fault
+        assert adopt(result, flawed) == []
     assert (result.chain.head, result.commits.entries[commit.digest].trained_in) == (head, 1)
+
+
+def test_no_page_takes_a_final_version_back():
+    """Honest members name a version after the one before."""
+    result = ledger()
+    ours = [GENESIS]
+    for _ in range(3):
+        assert trained(result) is True
+        ours.append(result.chain.head)
+    assert result.follow(Lead(0, ours[2].digest), NOW) == []
+    for parent in ours[:2]:
+        assert adopt(result, branch(parent, term=1)) == []
+        assert result.follow(Lead(1, parent.digest), NOW) == []
+    versions = [entry.manifest for entry in result.chain.checkpoints]
+    assert versions == ours, "nor what follows it"
+    after = branch(ours[2], term=1)
+    assert adopt(result, after) == after
+    assert result.chain.final == 5
 
 
 def test_a_restart_takes_back_whatever_had_been_taken():
@@ -813,6 +910,7 @@ def test_slots_belong_to_a_checkpoint():
     assert offer(result, old) is True
     before = world.commit(WORKER, version=1, checkpoint=old.digest)
     assert result.offer_commit(before, 0) is True
+    result.follow(Lead(1, world.genesis().digest), NOW)
     assert offer(result, new) is True
     assert result.commits.entries[before.digest].state is CommitState.EXPIRED, (
         "nobody can check it now"
@@ -856,7 +954,7 @@ def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
     for entry in result.commits.kept.values():
         restarted.restore_commit(entry.commit)
         if entry.certificate is not None:
-            restarted.offer_certificate(entry.certificate, found(entry.reason))
+            set_outcome(restarted, entry.certificate, found(entry.reason), entry.rank)
     restarted.advance(5 * EXPIRE)
     assert restarted.commits.next_slot(WORKER.peer_id, 0) == (3, chain[-1].digest)
     assert restarted.workers.is_slashed(OTHER.peer_id)
@@ -897,6 +995,7 @@ def test_an_old_commit_is_not_wanted_again_when_its_version_is_superseded():
     new = world.checkpoint(world.genesis(), trainer=1, term=1, policy=digest(b"another"))
     assert offer(result, old) is True
     assert (result.commits.kept[commit.digest].trained_in, result.workers.totals.trained) == (1, 1)
+    result.follow(Lead(1, world.genesis().digest), NOW)
     assert offer(result, new) is True
     assert (result.commits.kept[commit.digest].trained_in, result.workers.totals.trained) == (
         None,

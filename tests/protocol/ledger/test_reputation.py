@@ -9,7 +9,7 @@ from protocol.core.types import ValidationResult
 from protocol.ledger import reputation
 from protocol.ledger.commits import CommitChange, CommitState, CommitStatus, Entry
 from protocol.ledger.worker_stats import EARNED_MAX, HALF_LIFE_EPOCHS, WorkerStats
-from tests.worlds.messages import World, found, identity, run_manifest
+from tests.worlds.messages import World, found, identity, run_manifest, set_outcome
 
 ACCEPT, IGNORE = ValidationResult.ACCEPT, ValidationResult.IGNORE
 WORLD = World(run_manifest())
@@ -42,7 +42,7 @@ def test_a_trusted_peer_is_not_held_up_by_untrusted_peers(monkeypatch):
     here, worker = WORLD.replica(), WORLD.workers[0]
     first = WORLD.commit(worker)
     take(here, first)
-    here.ledger.offer_certificate(WORLD.certificate(first), found())
+    set_outcome(here.ledger, WORLD.certificate(first), found())
     for one in UNTRUSTED:
         take(here, WORLD.commit(one))
     assert sum(here.ledger.commits.unsettled.values()) == 4
@@ -69,8 +69,8 @@ def test_a_flood_that_there_is_no_room_for_is_not_counted_again_and_again(full, 
 
 def test_an_outcome_makes_room(full):
     late, settled = WORLD.commit(UNTRUSTED[4]), next(iter(full.ledger.commits.entries))
-    full.ledger.offer_certificate(
-        WORLD.certificate(full.ledger.commits.entries[settled].commit), found()
+    set_outcome(
+        full.ledger, WORLD.certificate(full.ledger.commits.entries[settled].commit), found()
     )
     assert take(full, late) is ACCEPT
 

@@ -4,10 +4,11 @@ import pytest
 
 from protocol.core.containers import table_sizes
 from protocol.ledger import worker_stats
+from protocol.ledger.chain import Lead
 from protocol.ledger.commits import CommitState
 from protocol.ledger.ledger import Ledger
 from protocol.messages import Certificate
-from tests.worlds.messages import World, found, identity, run_manifest
+from tests.worlds.messages import World, found, identity, run_manifest, set_outcome
 
 WORLD = World(run_manifest())
 UNTRUSTED = [identity(f"untrusted {number}") for number in range(6)]
@@ -27,7 +28,7 @@ def few(monkeypatch):
 @pytest.fixture
 def ledger():
     made = Ledger(WORLD.manifest)
-    assert made.offer_checkpoint(WORLD.genesis(), 0.0, lambda _peer: False) is True
+    assert made.offer_checkpoint(WORLD.genesis(), WORLD.at(0), Lead(0, b"")) is True
     return made
 
 
@@ -39,17 +40,21 @@ def fork(ledger, signer, epoch=0):
 
 def certify(ledger, commit, *, accepted=True):
     message = Certificate(
-        commit=commit.digest, escalated=not accepted, accepted=accepted, verdicts=(b"",)
+        commit=commit.digest,
+        page=bytes(32),
+        escalated=not accepted,
+        accepted=accepted,
+        verdicts=(b"",),
     )
     certificate = WORLD.sealed(message, WORLD.validators[0])
-    assert ledger.offer_certificate(certificate, found("computation"))
+    assert set_outcome(ledger, certificate, found("computation"))
 
 
 def much_later(ledger):
     """Advance until commits of epoch 0 are forgotten and their version is old."""
     for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
         version = WORLD.checkpoint(ledger.chain.head)
-        assert ledger.offer_checkpoint(version, 0.0, lambda _peer: False) is True
+        assert ledger.offer_checkpoint(version, WORLD.at(0), Lead(0, b"")) is True
     ledger.advance(LONG_AFTER)
 
 

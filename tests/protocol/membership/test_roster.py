@@ -1,13 +1,12 @@
 import pytest
 
-from protocol.consensus.electorate import LocalElectorate
-from protocol.consensus.equivocation import EquivocationTracker
 from protocol.core.crypto import verify
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Role
 from protocol.membership import roster as membership
 from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX, Roster
-from protocol.run.manifest import EPOCHS_KEPT
+from protocol.messages import PROTOCOL_VERSION
+from protocol.run.manifest import epoch_hash
 from tests.worlds.messages import World, identity, run_manifest
 
 WORLD = World(run_manifest())
@@ -20,10 +19,6 @@ def roster(*records, now=None):
     for record in records:
         assert result.offer(record, record.message.issued_at if now is None else now) is True
     return result
-
-
-def electorate_of(known, manifest=WORLD.manifest):
-    return LocalElectorate(manifest, known, EquivocationTracker(manifest, verify))
 
 
 def peers(members):
@@ -42,11 +37,11 @@ def test_the_newest_record_counts():
 @pytest.mark.parametrize(
     ("signer", "roles", "changes", "fault"),
     [
-        (WORKER, ("validator",), {}, "not-admitted"),
         (WORKER, ("trainer",), {}, "not-admitted"),
         (VALIDATOR, ("validator", "trainer"), {}, "not-admitted"),
+        (WORKER, ("validator", "trainer"), {}, "not-admitted"),
         (WORKER, ("emperor",), {}, "unknown-role"),
-        (WORKER, ("relay",), {"protocol_version": 2}, "protocol-version"),
+        (WORKER, ("relay",), {"protocol_version": PROTOCOL_VERSION + 1}, "protocol-version"),
         (WORKER, ("relay",), {"joined_at": 2**53}, "bad-record"),
     ],
 )
@@ -56,6 +51,13 @@ def test_a_false_claim_is_a_fault_and_changes_nothing(signer, roles, changes, fa
     assert isinstance(refused, Fault)
     assert refused.code == fault
     assert result.records() == []
+
+
+def test_every_admitted_key_may_be_a_validator():
+    """It acts as one when a page gives it a seat."""
+    record = WORLD.record(WORKER, ("inference", "validator"))
+    result = roster(record)
+    assert peers(result.live(WORLD.at(0), Role.VALIDATOR)) == [WORKER.peer_id]
 
 
 def test_an_allowlist_is_asked_for_workers_alone():
@@ -188,55 +190,8 @@ def test_orders_do_not_depend_on_arrival():
     assert one.peers_at_epoch(1, Role.RELAY) == sorted(worker.peer_id for worker in WORLD.workers)
 
 
-# The electorate
-
-
-def test_the_electorate_is_the_live_validators():
-    result = roster(
-        WORLD.record(WORLD.validators[1], ("validator",)),
-        WORLD.record(VALIDATOR, ("validator", "relay")),
-        WORLD.record(WORLD.validators[2], ("relay",)),
-        WORLD.record(WORKER, ("inference",)),
-    )
-    electorate = electorate_of(result)
-    expected = sorted(one.peer_id for one in WORLD.validators[:2])
-    assert list(electorate.at_epoch(1).validators) == expected
-    assert electorate.at_epoch(100).validators == ()
-    assert Role.RELAY in result.get(VALIDATOR.peer_id).record.message.roles
-
-
-def test_the_electorate_follows_who_comes_changes_role_and_is_forgotten():
-    result = roster(WORLD.record(VALIDATOR, ("validator",)))
-    electorate = electorate_of(result)
-    second = WORLD.validators[1]
-    assert electorate.at_epoch(2).validators == (VALIDATOR.peer_id,)
-    result.offer(WORLD.record(second, ("validator",)), WORLD.at(1))
-    both = tuple(sorted((VALIDATOR.peer_id, second.peer_id)))
-    assert electorate.at_epoch(2).validators == both
-    result.offer(WORLD.record(second, ("relay",), 1), WORLD.at(1))
-    assert electorate.at_epoch(2).validators == (VALIDATOR.peer_id,)
-    result.advance(WORLD.at(2) + 3 * LIFETIME_SECONDS)
-    assert electorate.at_epoch(2).validators == ()
-
-
-def test_an_electorate_that_is_asked_about_many_epochs_still_answers_right():
-    result = roster(WORLD.record(VALIDATOR, ("validator",)))
-    electorate = electorate_of(result)
-    for _ in range(2):
-        answers = [electorate.at_epoch(n) for n in range(EPOCHS_KEPT + 9)]
-        assert answers[1] == electorate_of(result).at_epoch(1)
-        assert answers[1].validators != answers[-1].validators
-        assert len({answer.beacon for answer in answers}) == len(answers)
-
-
-def test_every_epoch_and_run_has_its_own_beacon():
-    electorates = [
-        electorate_of(Roster(manifest, verify), manifest)
-        for manifest in (WORLD.manifest, run_manifest(2))
-    ]
-    beacons = [
-        electorate.at_epoch(epoch).beacon
-        for electorate in electorates
-        for epoch in (0, 1, 2**53 + 1)
-    ]
-    assert len(set(beacons)) == 6
+def test_every_epoch_and_run_has_its_own_hash():
+    """Proofs of work are dated by one of these."""
+    runs = (WORLD.manifest, run_manifest(2))
+    hashes = {epoch_hash(run.run_id, epoch) for run in runs for epoch in (0, 1, 2**53 + 1)}
+    assert len(hashes) == 6

@@ -10,12 +10,16 @@ from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import RunId
 from protocol.messages import (
     BATCH_MAX,
+    COUNCIL_MAX,
     ENVELOPE_BYTES_MAX,
+    LISTED_MAX,
+    REVEALERS_MAX,
     VERDICT_BYTES_MAX,
     VERDICTS_MAX,
     Certificate,
     CheckpointManifest,
     NodeRecord,
+    Page,
     RolloutCommit,
     Signed,
     Verdict,
@@ -35,6 +39,9 @@ MESSAGES = [
     WORLD.verdict(VALIDATOR, COMMIT),
     WORLD.certificate(COMMIT),
     WORLD.genesis(),
+    WORLD.book.page(2),
+    WORLD.book.votes(2)[0],
+    WORLD.book.reveals(2)[0],
 ]
 
 
@@ -265,6 +272,7 @@ def test_the_largest_certificate_fits_an_envelope():
     signed = WORLD.sealed(
         Certificate(
             commit=COMMIT.digest,
+            page=bytes(32),
             escalated=True,
             accepted=False,
             verdicts=(bytes(VERDICT_BYTES_MAX),) * VERDICTS_MAX,
@@ -272,6 +280,61 @@ def test_the_largest_certificate_fits_an_envelope():
         VALIDATOR,
     )
     assert len(signed.envelope) <= ENVELOPE_BYTES_MAX
+
+
+KEYS = tuple(digest(b"%d" % n) for n in range(2 * COUNCIL_MAX))
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {"drawn": KEYS[:COUNCIL_MAX], "seats": (COUNCIL_MAX,) * COUNCIL_MAX},
+        {"joined": KEYS[:COUNCIL_MAX], "removed": KEYS[COUNCIL_MAX:]},
+        {"commits": KEYS[:LISTED_MAX], "certified": KEYS[-LISTED_MAX:]},
+    ],
+    ids=lambda contents: next(iter(contents)),
+)
+def test_the_largest_page_fits_an_envelope(contents):
+    """A page changes the council by keys, draws a new one, or lists commits."""
+    page = Page(
+        epoch=2**53,
+        council=bytes(32),
+        parent=bytes(32),
+        seed=bytes(32),
+        final_epoch=2**53 - 1,
+        reveals=(bytes(80),) * REVEALERS_MAX,
+        **contents,
+    )
+    signed = WORLD.sealed(page, VALIDATOR)
+    assert opened(signed.envelope, Page) == signed
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("reveals", (bytes(79),)),
+        ("reveals", (bytes(80),) * (REVEALERS_MAX + 1)),
+        ("seed", b""),
+        ("parent", bytes(31)),
+        ("joined", (bytes(32),) * (COUNCIL_MAX + 1)),
+        ("removed", (bytes(31),)),
+        ("drawn", (bytes(32),) * (COUNCIL_MAX + 1)),
+        ("seats", (0,)),
+        ("seats", (COUNCIL_MAX + 1,)),
+        ("seats", (1,) * (COUNCIL_MAX + 1)),
+        ("commits", (bytes(32),) * (LISTED_MAX + 1)),
+        ("commits", (bytes(31),)),
+        ("certified", (bytes(32),) * (LISTED_MAX + 1)),
+        ("certified", (b"",)),
+        ("final_epoch", -2),
+        ("epoch", -1),
+    ],
+)
+def test_a_page_with_an_impossible_field_is_refused(field, value):
+    fields = WORLD.book.page(2).message.model_dump() | {field: value}
+    signed = sealed_payload(encode(fields), "page", VALIDATOR)
+    assert reason(signed, Page) == "bad-fields"
+    assert opened(WORLD.book.page(2).envelope, Page) == WORLD.book.page(2)
 
 
 def test_the_largest_checkpoint_fits_an_envelope():

@@ -4,15 +4,13 @@ from itertools import count
 
 import pytest
 
-from protocol.core.crypto import verify
 from protocol.core.faults import FaultCode
 from protocol.core.types import ValidationResult
 from protocol.ledger.commits import CommitState
 from protocol.membership import admission as admitted
 from protocol.membership import roster
-from protocol.membership.proof_of_work import solve
+from protocol.membership.proof_of_work import is_solved, solve, work_proof
 from protocol.replica import replica
-from protocol.replica.replica import Replica
 from tests.worlds.messages import World, identity, run_manifest
 
 ACCEPT, IGNORE, REJECT = ValidationResult.ACCEPT, ValidationResult.IGNORE, ValidationResult.REJECT
@@ -33,6 +31,14 @@ def proof(signer, epoch):
     return solve(rules, run_id, signer.peer_id, epoch, count())
 
 
+def is_unsolved(proof):
+    rules = WORLD.manifest.admission
+    return not is_solved(rules, WORLD.run_id, WORKER.peer_id, proof)
+
+
+UNSOLVED = next(filter(is_unsolved, (work_proof(2, nonce) for nonce in count())))
+
+
 def record(signer, epoch, roles=("inference",), *, date=None):
     admission = proof(signer, epoch if date is None else date)
     return WORLD.record(signer, roles, epoch, admission=admission)
@@ -45,7 +51,7 @@ def receive(here, signed, epoch, **options):
 def with_genesis_of(epoch):
     """Return a replica whose version 0 was made in an epoch, and that version."""
     genesis = WORLD.genesis(created_at=round(WORLD.at(epoch) * 1000))
-    here = Replica(WORLD.manifest, verify)
+    here = WORLD.replica(roster_at=None, genesis=False)
     assert receive(here, genesis, epoch).result is ACCEPT
     return here, genesis
 
@@ -59,7 +65,7 @@ def knowing(*records, epoch):
 
 
 @pytest.mark.parametrize("roles", [("inference",), ("relay",)])
-@pytest.mark.parametrize("bad", [b"", bytes(16), b"x" * 512])
+@pytest.mark.parametrize("bad", [b"", UNSOLVED, b"x" * 512])
 def test_a_record_without_its_proof_is_refused_whatever_the_role(roles, bad):
     here = WORLD.replica()
     received = receive(here, WORLD.record(WORKER, roles, 2, admission=bad), 2)
@@ -162,7 +168,7 @@ def test_workers_of_the_genesis_commit_at_once():
 @pytest.mark.parametrize(("version", "timely"), [(0, False), (1, True), (2, True)])
 def test_whom_a_committee_has_judged_was_here_before_what_came_later(version, timely):
     """A late validator receives an old key now, with a certificate from before."""
-    here = Replica(WORLD.manifest, verify)
+    here = WORLD.replica(roster_at=None, genesis=False)
     versions = [WORLD.genesis()]
     for number in range(2):
         changes = {"created_at": round(WORLD.at(10 + number) * 1000)}

@@ -1,10 +1,11 @@
-"""Evidence against a worker reaches nodes that join after its commits were forgotten."""
+"""Evidence against a worker, and the batch of a missed version, reach a node much later."""
 
 import pytest
 
 from protocol.core.containers import table_sizes
 from protocol.core.crypto import digest
 from protocol.core.types import ValidationResult
+from protocol.ledger.commits import CommitState
 from protocol.replica import late_evidence
 from protocol.replica.replica import Replica
 from tests.worlds.messages import World, fingerprint, forged, identity, run_manifest
@@ -21,12 +22,12 @@ REJECTION = WORLD.certificate(LIE, accepted=False, escalated=True)
 FORK = [WORLD.commit(WORKER, tokens=tokens) for tokens in (10, 11)]
 
 
-def late(*, joined_epoch=0, validators=WORLD.validators) -> Replica:
-    """Return the replica of a node that has just joined, with records of this epoch."""
-    result = WORLD.replica(roster_at=None)
-    joined_at = round(WORLD.at(joined_epoch) * 1000)
+def late(*, joined_epoch=0, validators=WORLD.validators, world=WORLD) -> Replica:
+    """Return the replica of a node that has just joined, with records and pages of this epoch."""
+    result = world.replica(roster_at=None, pages_to=LATE)
+    joined_at = round(world.at(joined_epoch) * 1000)
     for one in validators:
-        record = WORLD.record(one, ("validator",), LATE, joined_at=joined_at)
+        record = world.record(one, ("validator",), LATE, joined_at=joined_at)
         assert result.receive(record.envelope, NOW).result is ValidationResult.ACCEPT
     return result
 
@@ -46,9 +47,7 @@ def learns(target, *messages) -> bool:
     slashed = target.ledger.workers.is_slashed(WORKER.peer_id)
     target.advance(NOW)
     assert target.ledger.workers.is_slashed(WORKER.peer_id) is slashed
-    again = WORLD.replica(roster_at=None)
-    for envelope in target.envelopes():
-        again.restore(envelope)
+    again = WORLD.restarted(target)
     again.advance(NOW)
     assert again.ledger.workers.is_slashed(WORKER.peer_id) is slashed
     assert len(again.ledger.proofs()) == len(target.ledger.proofs())
@@ -177,6 +176,94 @@ def test_a_run_that_does_not_slash_keeps_no_evidence():
     synchronise(target, *(world.commit(WORKER, tokens=tokens) for tokens in (10, 11)))
     assert table_sizes(target.tables)["old_commits"] == 0
     assert target.ledger.proofs() == []
+
+
+# Batches of versions that were missed
+
+BATCH = WORLD.chain(WORKER, 4)[1:]
+CERTIFICATES = [WORLD.certificate(commit) for commit in BATCH]
+MISSED = WORLD.checkpoint(WORLD.genesis(), batch=tuple(commit.digest for commit in BATCH))
+OLD = [one for pair in zip(BATCH, CERTIFICATES, strict=True) for one in pair]
+
+
+def states(target) -> set[CommitState]:
+    known = map(target.ledger.commits.known, (commit.digest for commit in BATCH))
+    return {entry.state for entry in known if entry is not None}
+
+
+@pytest.mark.parametrize("joined_epoch", [0, LATE - 5])
+@pytest.mark.parametrize("slash", [True, False])
+def test_a_version_that_was_missed_is_taken_with_its_old_certificates(joined_epoch, slash):
+    world = World(run_manifest(credit={"slash": slash}))
+    batch = world.chain(WORKER, 3)
+    missed = world.checkpoint(world.genesis(), batch=tuple(commit.digest for commit in batch))
+    target = late(joined_epoch=joined_epoch, world=world)
+    synchronise(target, missed, *batch)
+    for commit in batch:
+        assert target.ledger.chain.version == 0
+        received = synchronise(target, world.certificate(commit))
+        assert received.result is ValidationResult.ACCEPT
+        target.advance(NOW)
+    assert target.ledger.chain.head == missed
+    assert {entry.trained_in for entry in target.ledger.commits.kept.values()} == {1}
+
+
+def test_old_certificates_that_no_missed_version_names_are_not_taken():
+    target = late()
+    synchronise(target, *OLD)
+    assert states(target) == set()
+    synchronise(target, WORLD.checkpoint(MISSED, batch=MISSED.message.batch), *OLD)
+    assert states(target) == set(), "of a version that may not follow"
+    synchronise(target, MISSED, *OLD)
+    assert states(target) == {CommitState.CERTIFIED}
+
+
+def test_invented_old_certificates_let_no_version_in():
+    target = late()
+    committee = WORLD.committee(BATCH[0])
+    outsiders = [WORLD.by_peer[peer] for peer in committee.ranking[-committee.first_size :]]
+    verdicts = tuple(WORLD.verdict(one, BATCH[0]).envelope for one in outsiders)
+    invented = WORLD.certificate(BATCH[0], verdicts=verdicts)
+    synchronise(target, MISSED, *BATCH, invented, *CERTIFICATES[1:])
+    assert target.ledger.chain.version == 0
+    synchronise(target, *OLD)
+    assert target.ledger.chain.head == MISSED
+
+
+def test_a_missed_version_that_learned_from_a_worker_slashed_since_is_taken():
+    target = late()
+    synchronise(target, LIE, REJECTION, MISSED, *OLD)
+    assert target.ledger.workers.is_slashed(WORKER.peer_id)
+    assert target.ledger.chain.head == MISSED
+
+
+def test_a_commit_that_expired_here_counts_once_after_its_certificate():
+    target = late()
+    target.receive(LIE.envelope, WORLD.at(0))
+    target.advance(NOW)
+    assert LIE.digest in target.ledger.commits.kept, "it is the last one of its worker"
+    missed = WORLD.checkpoint(WORLD.genesis(), batch=(LIE.digest,))
+    synchronise(target, missed, LIE, WORLD.certificate(LIE))
+    assert target.ledger.chain.head == missed
+    totals = target.ledger.workers.totals
+    assert (totals.committed, totals.certified, totals.expired) == (1, 1, 0)
+    assert len(target.ledger.commits.all_entries()) == 1
+
+
+def test_the_batches_of_the_newest_versions_are_kept_for_those_that_missed_them():
+    target = late()
+    named = 1 + WORLD.manifest.grpo.async_level
+    synchronise(target, MISSED, *OLD)
+    target.advance(NOW)
+    head = MISSED
+    for _ in range(named):
+        assert BATCH[0].digest in target.ledger.commits.kept
+        assert BATCH[0].digest in target.ledger.named()
+        head = WORLD.checkpoint(head)
+        synchronise(target, head)
+        target.advance(NOW)
+    assert target.ledger.chain.version == 1 + named
+    assert BATCH[0].digest not in target.ledger.commits.kept
 
 
 # Bounds

@@ -24,14 +24,17 @@ from hypothesis.stateful import (
     rule,
 )
 
-from protocol.core.crypto import digest, verify
+from protocol.consensus.member import Contents
+from protocol.core.crypto import digest
 from protocol.core.types import ValidationResult
-from protocol.ledger import fork_choice as branches_module
+from protocol.ledger import branches as branches_module
+from protocol.ledger.chain import Lead
 from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX, CommitState
-from protocol.messages import Certificate
+from protocol.messages import Certificate, Page, PageVote
 from protocol.replica import replica as replica_module
 from protocol.replica.replica import Replica
 from tests.worlds.messages import World, fingerprint, run_manifest
+from tests.worlds.page_book import fast_output, fast_verify
 
 WORLD = World(run_manifest(trainers=2))
 WAITING_MAX = 6
@@ -47,17 +50,28 @@ def opened(envelope: bytes) -> tuple[str, dict]:
     fields = msgpack.unpackb(envelope)
     kind = fields["kind"].encode()
     key = Ed25519PublicKey.from_public_bytes(base58.b58decode(fields["signer"])[6:])
-    covered = b"prime-node/1" + bytes([len(kind)]) + kind + WORLD.run_id + fields["payload"]
+    covered = b"prime-node/2" + bytes([len(kind)]) + kind + WORLD.run_id + fields["payload"]
     key.verify(fields["signature"], covered)
     return fields["signer"], msgpack.unpackb(fields["payload"])
+
+
+def message_id(envelope: bytes) -> bytes:
+    """Return the id of a message: it does not cover the signature."""
+    fields = msgpack.unpackb(envelope)
+    kind, signer = fields["kind"].encode(), fields["signer"].encode()
+    domain = b"prime-node/2" + bytes([len(kind)]) + kind + WORLD.run_id
+    return blake3(domain + signer + fields["payload"]).digest()
 
 
 @cache
 def is_proven(commit, certificate) -> bool:
     """Return whether a certificate has enough equal verdicts of the right committee."""
     _, shown = opened(certificate.envelope)
-    epoch = commit.message.epoch + 1
-    beacon = blake3(b"prime-node/beacon" + WORLD.run_id + epoch.to_bytes(8, "big")).digest()
+    drawing = WORLD.book.drawing(commit)
+    page, listing = drawing.page.envelope, drawing.parent.page.envelope
+    is_listed = commit.digest in opened(listing)[1]["commits"]
+    is_listed = is_listed and opened(page)[1]["parent"] == message_id(listing)
+    beacon = drawing.beacon
     validators = [peer for peer in WORLD.manifest.genesis.validators if peer != commit.signer]
     ranked = sorted(
         validators, key=lambda peer: blake3(beacon + commit.digest + peer.encode()).digest()
@@ -68,9 +82,10 @@ def is_proven(commit, certificate) -> bool:
         for signer, verdict in votes
         if verdict["commit"] == commit.digest and verdict["accept"] is shown["accepted"]
     }
-    # Committees of three and four, a quorum of three in both, and one rank of slack.
-    places = 5 if shown["escalated"] else 4
-    enough = len(agreeing & set(ranked[:places])) >= 3
+    # Committees of three and four, and a quorum of three in both.
+    places = 4 if shown["escalated"] else 3
+    enough = len(agreeing) >= 3 and agreeing <= set(ranked[:places])
+    enough = enough and is_listed and shown["page"] == message_id(page)
     return enough and (shown["accepted"] or shown["escalated"]) and len(agreeing) == len(votes)
 
 
@@ -89,8 +104,14 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(replica_module, "WAITING_MAX", WAITING_MAX)
         self.patch.setattr(branches_module, "VERSIONS_WAITING_MAX", WAITING_MAX)
-        self.replica = WORLD.replica()
+        self.lead = Lead(0, b"")
+        self.patch.setattr(Replica, "lead", property(lambda _: self.lead))
+        self.replica = Replica(WORLD.manifest, fast_verify, fast_output)
+        WORLD.refresh(self.replica, 0)
+        self.replica.receive(WORLD.genesis().envelope, WORLD.at(0))
         self.epoch = 0
+        self.drawn: dict = {}
+        self.unpaged: list = []
         self.chains: dict = {}
         self.published: dict = {}
 
@@ -153,18 +174,34 @@ class ReplicaMachine(RuleBasedStateMachine):
         signed = WORLD.verdict(WORLD.validators[validator], commit, accept=accept)
         return self.say(signed, heard)
 
+    def draw(self, commit, paged):
+        """Publish the pages that draw the committee of a commit: now, or when time passes."""
+        if commit.digest not in self.drawn:
+            self.unpaged.append(commit)
+        if paged:
+            self.publish_pages()
+
+    def publish_pages(self):
+        for commit in self.unpaged:
+            self.replica.pages.offer_chain(WORLD.book.drawing(commit).to_offer())
+            self.drawn[commit.digest] = commit
+        self.unpaged.clear()
+
     @rule(
         target=mail,
         heard=HEARD,
+        paged=HEARD,
         commit=commits,
         about=commits,
         ranks=st.lists(st.integers(0, 5), min_size=1, max_size=6),
         accepted=st.booleans(),
         escalated=st.booleans(),
         liar=st.integers(-6, 5),
+        lists=st.sampled_from([False, False, False, True]),
     )
-    def certificate(self, heard, commit, about, ranks, accepted, escalated, liar):
+    def certificate(self, *, heard, paged, commit, about, ranks, accepted, escalated, liar, lists):
         committee = WORLD.committee(commit)
+        self.draw(commit, paged)
         verdicts = [
             WORLD.verdict(
                 WORLD.by_peer[committee.ranking[rank]],
@@ -175,14 +212,23 @@ class ReplicaMachine(RuleBasedStateMachine):
         ]
         message = Certificate(
             commit=commit.digest,
+            page=(committee.page.parent if lists else committee.page).digest,
             escalated=escalated,
             accepted=accepted,
             verdicts=tuple(verdict.envelope for verdict in verdicts),
         )
         return self.say(WORLD.sealed(message, WORLD.validators[0]), heard)
 
-    @rule(target=mail, heard=HEARD, commit=commits, accepted=st.booleans(), late=st.booleans())
-    def outcome(self, heard, commit, accepted, late):
+    @rule(
+        target=mail,
+        heard=HEARD,
+        paged=HEARD,
+        commit=commits,
+        accepted=st.booleans(),
+        late=st.booleans(),
+    )
+    def outcome(self, heard, paged, commit, accepted, late):
+        self.draw(commit, paged)
         certificate = WORLD.certificate(commit, accepted=accepted, escalated=not accepted or late)
         return self.say(certificate, heard)
 
@@ -204,6 +250,17 @@ class ReplicaMachine(RuleBasedStateMachine):
     def announce(self, version):
         return version
 
+    @rule(back=st.integers(0, 2), terms=st.sampled_from([0, 0, 1, 2]))
+    def final_page(self, back, terms):
+        """A final page names a version from the one before on, and may begin a term."""
+        chain = self.replica.ledger.chain
+        head = chain.get(max(0, chain.place(self.lead.head), chain.version - back))
+        self.lead = Lead(self.lead.term + terms, head.digest)
+        self.replica.advance(self.now)
+        assert chain.is_taken(head.digest)
+        later = [entry.manifest for entry in chain.checkpoints[chain.place(head.digest) + 1 :]]
+        assert all(version.message.term == self.lead.term for version in later)
+
     @rule(target=mail, who=st.integers(0, 2), role=st.sampled_from(["inference", "validator"]))
     def record(self, who, role):
         return WORLD.record(WORLD.workers[who], (role,), self.epoch)
@@ -218,8 +275,8 @@ class ReplicaMachine(RuleBasedStateMachine):
         before = fingerprint(self.replica)
         received = self.replica.receive(signed.envelope, self.now)
         if received.result is not ValidationResult.ACCEPT:
-            end = -1 if received.settled else None  # verdicts come last
-            assert fingerprint(self.replica)[:end] == before[:end]
+            assert received.settled == ()
+            assert fingerprint(self.replica) == before
         else:
             assert received.fault is None
             assert (
@@ -237,10 +294,13 @@ class ReplicaMachine(RuleBasedStateMachine):
         assert fingerprint(self.replica) == before
 
     @precondition(lambda self: self.epoch < LAST_EPOCH)
-    @rule(epochs=st.sampled_from([0, 0, 1, 2, 8]))
-    def time_passes(self, epochs):
+    @rule(epochs=st.sampled_from([0, 0, 1, 2, 8]), paged=HEARD)
+    def time_passes(self, epochs, paged):
+        """Pages may come later."""
         self.epoch = min(LAST_EPOCH, self.epoch + epochs)
         WORLD.refresh(self.replica, self.epoch)
+        if paged:
+            self.publish_pages()
         self.replica.advance(self.now)
 
     # Invariants
@@ -288,6 +348,7 @@ class ReplicaMachine(RuleBasedStateMachine):
                 accepted = entry.state is CommitState.CERTIFIED
                 assert entry.certificate.message.accepted is accepted
                 assert is_proven(entry.commit, entry.certificate)
+                assert entry.commit.digest in self.drawn, "its committee is drawn by a page"
 
     @invariant()
     def versions_are_one_chain(self):
@@ -310,7 +371,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             assert versions == ([] if entry.trained_in is None else [entry.trained_in])
 
     @invariant()
-    def all_that_was_learned_from_has_an_outcome(self):
+    def all_that_was_learned_from_has_a_certificate(self):
         entries = self.replica.ledger.commits.entries
         for version in self.replica.ledger.chain.checkpoints:
             for commit in version.manifest.message.batch:
@@ -336,9 +397,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     def teardown(self):
         self.patch.undo()
-        again = Replica(WORLD.manifest, verify)
-        for envelope in self.replica.envelopes():
-            again.restore(envelope)
+        again = WORLD.restarted(self.replica)
         for one in (self.replica, again):
             one.ledger.advance(self.epoch)
         assert fingerprint(again)[1:] == fingerprint(self.replica)[1:]
@@ -354,11 +413,12 @@ test_a_replica_keeps_its_word = ReplicaMachine.TestCase
 def everything_said(world, bad, fork) -> list:
     """Return all messages of a run with an honest majority, and those of one dishonest validator.
 
-    ``bad`` holds each worker's dishonest commits, ``fork`` the version from which a second trainer
-    went on with a later term and most validators.
+    ``bad`` holds each worker's dishonest commits, ``fork`` the final version from which a second
+    trainer went on in a later term.
     """
     said = [world.record(one, ("validator",)) for one in world.validators]
     chains = [world.chain(worker, len(bad[0])) for worker in world.workers]
+    drawing = world.book.drawing(*(commit for chain in chains for commit in chain))
     certified = []
     for chain, lies in zip(chains, bad, strict=True):
         for commit, lie in zip(chain, lies, strict=True):
@@ -373,10 +433,10 @@ def everything_said(world, bad, fork) -> list:
         batch = tuple(certified[2 * (fork + number) + 1 : 2 * (fork + number) + 3])
         second.append(world.checkpoint(parent, 1, term=1, batch=batch))
         parent = second[-1]
-    said += [
-        world.record(one, ("validator",), 1, checkpoint=version.digest)
-        for one, version in zip(world.validators, (*[parent] * 4, *[first[-1]] * 2), strict=True)
-    ]
+    leads = Contents(term=1, head=first[fork].digest)
+    for node in (drawing.parent, drawing, *world.book.extended(drawing, leads, Contents())):
+        assert node.proof is not None
+        said += [node.page, *node.proof.opened_votes(node.council, world.run_id)]
     return said + first + second
 
 
@@ -393,6 +453,7 @@ def outcome(world, commit, *, accepted) -> list:
     lies = [world.verdict(liar, commit, accept=accept) for accept in (accepted, not accepted)]
     true = Certificate(
         commit=commit.digest,
+        page=committee.page.digest,
         escalated=True,
         accepted=accepted,
         verdicts=tuple(verdict.envelope for verdict in verdicts[:3]),
@@ -443,15 +504,17 @@ CONVERGING = {
 def test_the_same_messages_in_any_order_lead_to_the_same_conclusions(slash, bad, fork, randoms):
     world = CONVERGING[slash]
     said = everything_said(world, bad, fork)
-    replicas = [Replica(world.manifest, verify) for _ in randoms]
+    replicas = [Replica(world.manifest, fast_verify, fast_output) for _ in randoms]
     for replica, random in zip(replicas, randoms, strict=True):
         order = said + random.sample(said, len(said) // 3)
         random.shuffle(order)
         for place, signed in enumerate(order):
-            replica.receive(signed.envelope, world.at(1))
+            is_of_pages = isinstance(signed.message, Page | PageVote)
+            epoch = max(2, signed.message.epoch) if is_of_pages else 2
+            replica.receive(signed.envelope, world.at(epoch))
             if place % 7 == 0:
-                replica.advance(world.at(1))
-        replica.advance(world.at(1))
+                replica.advance(world.at(2))
+        replica.advance(world.at(2))
     one, other = map(conclusions, replicas)
     assert one == other
     expected = [

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from node.founding.found import manifest_toml
 from protocol.core.codec import encode
 from protocol.core.crypto import digest, verify
 from protocol.core.faults import Fault, FaultCode
@@ -20,7 +21,15 @@ from protocol.run.manifest import (
 )
 from protocol.run.sections import RuntimeSection, runtime_digest
 from protocol.run.toml import ManifestError, load_recipe
-from tests.worlds.messages import GENESIS_AT, RECIPE, World, identity, run_manifest
+from tests.worlds.messages import (
+    GENESIS_AT,
+    PREDECESSOR,
+    RECIPE,
+    World,
+    identity,
+    run_manifest,
+    succeeding,
+)
 
 MANIFEST = run_manifest()
 CREATOR = identity("creator")
@@ -112,7 +121,7 @@ def test_the_run_id_is_the_digest_of_everything_in_it():
         (changed("escalated_size = 3", f"escalated_size = {VERDICTS_MAX + 1}"), "escalated_size"),
         (changed("rollouts_per_step = 4", f"rollouts_per_step = {BATCH_MAX + 1}"), "rollouts_per_"),
         (refill(253), f"must not exceed {BATCH_MAX}"),
-        (refill(5), "within rollouts_ahead"),
+        (refill(9), "within rollouts_ahead"),
         (refill(-1), "refill_max"),
         (changed("expire_after_epochs = 30", "expire_after_epochs = 4"), "must exceed escalate"),
         (changed("chunk_bytes = 65_536", "chunk_bytes = 1_048_576"), "must not exceed shard_bytes"),
@@ -125,8 +134,8 @@ def test_a_wrong_recipe_is_one_line_that_names_the_key(text, message):
 
 
 def test_a_step_may_wait_for_no_more_than_workers_make_before_they_pause():
-    grpo = load_recipe(refill(4)).grpo
-    assert grpo.batch_max == 8 == grpo.rollouts_per_step * grpo.rollouts_ahead
+    grpo = load_recipe(refill(8)).grpo
+    assert grpo.batch_max == 12 == grpo.rollouts_per_step * grpo.rollouts_ahead
 
 
 def test_only_the_named_creator_signs():
@@ -309,9 +318,15 @@ def test_two_signatures_are_still_one_run():
     assert MANIFEST.genesis_policy == digest(b"policy 0")
 
 
-def test_everything_is_audited_while_the_beacon_can_be_predicted():
-    with pytest.raises(ManifestError, match=r"audit_share must be 1 while everyone can predict"):
-        load_recipe(RECIPE.read_text().replace("audit_share = 1.0", "audit_share = 0.25"))
+def test_a_part_of_a_rollout_may_be_audited():
+    text = RECIPE.read_text().replace("audit_share = 1.0", "audit_share = 0.25")
+    assert load_recipe(text).toploc.audit_share == 0.25
+
+
+def test_the_genesis_has_no_more_validators_than_seats():
+    assert run_manifest(validators=6, council={"seats_max": 6})
+    with pytest.raises(ValueError, match=r"more than council\.seats_max"):
+        run_manifest(validators=7, council={"seats_max": 6})
 
 
 def test_logits_are_float32_unless_the_recipe_says_otherwise():
@@ -329,3 +344,32 @@ def test_a_configuration_with_tables_and_lists_is_read_back():
     assert decode_manifest(manifest.encoded()) == manifest != MANIFEST
     assert manifest.model.end_tokens == (1, 7)
     assert manifest.model.end_tokens != MANIFEST.model.end_tokens == (1,)
+
+
+# Predecessor
+
+
+def test_a_manifest_names_the_run_that_it_succeeds():
+    manifest = succeeding(MANIFEST)
+    assert manifest.run_id != MANIFEST.run_id
+    assert decode_manifest(manifest.encoded()) == manifest
+    text = manifest_toml(sign_manifest(manifest, CREATOR))
+    assert load_signed_manifest(text, verify).manifest.genesis.predecessor == PREDECESSOR
+
+
+def test_a_manifest_without_a_predecessor_keeps_its_run_id():
+    assert b"predecessor" not in MANIFEST.encoded()
+    assert "predecessor" not in manifest_toml(SIGNED)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("run_id", "ab"), ("page", ""), ("epoch", -1), ("version", 5000), ("tokens", -1), ("x", 1)],
+)
+def test_a_predecessor_out_of_bounds_is_refused(field, value):
+    values = succeeding(MANIFEST).model_dump(mode="json")
+    values["genesis"]["predecessor"][field] = value
+    fault = decode_manifest(encode(values))
+    assert isinstance(fault, Fault)
+    assert fault.code is FaultCode.BAD_MANIFEST
+    assert f"predecessor.{field}" in fault.detail

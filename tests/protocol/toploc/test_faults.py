@@ -132,7 +132,7 @@ def test_a_changed_byte_is_a_fault_or_an_error(chunk, offset, change):
         result = verify_proofs(BF16, proofs)[chunk]
         # The constant coefficient shifts every value by the same: one unit is a small error.
         shifted = offset in {2, 3} and result.mantissa_error_mean >= 0.5
-        assert shifted or result.exponent_mismatches > 50
+        assert shifted or result.exponent_mismatches > 4, "more than the testnet allows"
 
 
 @settings(max_examples=30, deadline=None)

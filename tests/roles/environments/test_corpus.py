@@ -31,7 +31,7 @@ def grades(answers):
     return asyncio.run(corpus.grade(answers))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_programs_have_their_score():
     everything = [*corpus.programs(PYTHON)]
     assert len(everything) > 300
@@ -50,7 +50,7 @@ def test_reported_programs_have_the_score_of_python_but_for_named_ones():
     assert dict(zip(expected, grades(answers), strict=True)) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_root_with_a_small_stack_and_a_user_with_any_give_the_same_scores():
     answers = corpus.corpus(PYTHON)

@@ -16,7 +16,7 @@ from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.runtime.shared_lock import SharedLock
 from tests.worlds.flow_world import Engine, FlowWorld, Task, Unsure
-from tests.worlds.messages import found
+from tests.worlds.messages import found, set_outcome
 
 pytestmark = pytest.mark.virtual
 
@@ -82,7 +82,7 @@ def settle_all(world):
     for signed in world.network.published:
         entry = world.replica.ledger.commits.entries[signed.digest]
         if entry.certificate is None:
-            world.replica.ledger.offer_certificate(world.world.certificate(signed), found())
+            set_outcome(world.replica.ledger, world.world.certificate(signed), found())
     world.changes.notify()
 
 
@@ -164,7 +164,7 @@ async def test_worker_begins_its_share_of_slots_by_deliveries(tmp_path):
     )
     for commit in (*chain, other):
         world.take(commit)
-        world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
+        set_outcome(world.replica.ledger, world.world.certificate(commit), found())
     world.version(*chain, other)
     world.run(flow)
     await world.rest(3)
@@ -229,7 +229,7 @@ async def test_slots_of_superseded_versions_or_slashed_workers_are_dropped(tmp_p
     assert slots(world) == [(0, 0)]
     assert engine.running == 3
     lie = world.world.certificate(world.network.published[0], accepted=False, escalated=True)
-    world.replica.ledger.offer_certificate(lie, found("computation"))
+    set_outcome(world.replica.ledger, lie, found("computation"))
     world.changes.notify()
     await world.rest(30)
     assert engine.running == 0

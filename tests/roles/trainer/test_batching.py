@@ -99,7 +99,7 @@ async def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_
     batching = Batching(world.context, world.engine, world.asked(Task()))
     found = asyncio.create_task(batching.next(1, b"policy"))
     await asyncio.sleep(0.01)
-    world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
+    world.adopt(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
     assert await found is None
 
 

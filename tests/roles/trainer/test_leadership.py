@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from protocol.core.crypto import digest
@@ -6,21 +8,37 @@ from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World
 
 pytestmark = pytest.mark.virtual
 
-# Order of succession
+# Terms
 
 
-async def test_the_next_in_line_waits_for_the_ones_before_it(tmp_path):
-    world = World(tmp_path, "trainer 1", epochs={"seconds": 10.0, "record_epochs": 20})
+async def test_a_trainer_waits_for_a_final_page_that_lets_it_lead(tmp_path):
+    """However long the leader is silent."""
+    world = World(tmp_path, "trainer 1")
     world.start()
-    await world.rest(190)
+    await world.rest(300)
     assert world.engine.loaded == []
-    world.live(world.signer, policy_version=0)
-    await world.rest(20)
+    head = world.replica.ledger.chain.head
+    await world.decide(1, head)
+    await world.rest(EPOCH_SECONDS)
     assert world.engine.loaded == ["v0.safetensors"]
-    world.live(*world.world.validators, roles=("validator",), policy_version=0)
     world.batch()
     await world.rest(5)
-    assert [(item.version, item.term) for item in world.published] == [(1, 1)]
+    (made,) = world.published
+    assert (made.version, made.term, made.parent) == (1, 1, head.digest)
+    await world.stop()
+
+
+async def test_a_trainer_waits_for_the_final_version_that_its_term_follows(tmp_path):
+    world = World(tmp_path, "trainer 1")
+    missing = world.world.checkpoint(world.replica.ledger.chain.head)
+    world.start()
+    await world.decide(1, missing)
+    await world.rest(2 * EPOCH_SECONDS)
+    assert world.engine.loaded == []
+    world.replica.receive(missing.envelope, world.now())
+    world.hold(1, b"policy 1")
+    await world.rest(2 * EPOCH_SECONDS)
+    assert world.engine.loaded == ["v1.safetensors"]
     await world.stop()
 
 
@@ -30,10 +48,85 @@ async def test_what_held_it_up_is_forgotten_when_another_one_leads(tmp_path):
     world.start()
     await world.rest(10)
     assert "waiting for the weights of version 0" in str(world.conditions)
-    world.live(world.world.trainers[1], policy_version=0)
-    world.version(trainer=1, term=1)
+    await world.decide(1, world.replica.ledger.chain.head)
     await world.rest(10)
     assert str(world.conditions) == ""
+    await world.stop()
+
+
+async def test_versions_of_a_term_that_has_ended_are_dropped_and_made_again_in_the_next_own_term(
+    tmp_path,
+):
+    """Other nodes never got version 2: its trainer goes on from the final version, too."""
+    world = World(tmp_path, trainers=1)
+    world.start()
+    world.batch()
+    await world.rest(5)
+    final = world.replica.ledger.chain.head
+    lost_batch = world.batch()
+    await world.rest(5)
+    assert [(item.version, item.term) for item in world.published] == [(1, 0), (2, 0)]
+    await world.decide(1, final)
+    await world.rest(2 * EPOCH_SECONDS)
+    assert world.engine.loaded == ["v0.safetensors", "v1.state"], "not that of version 2"
+    made = world.published[2]
+    assert (made.version, made.term, made.parent) == (2, 1, final.digest)
+    assert set(made.batch) == {signed.digest for signed in lost_batch}, "they were given back"
+    assert world.replica.ledger.chain.head.message == made
+    await world.stop()
+
+
+async def test_a_former_leader_follows_the_final_version_and_drops_its_own(tmp_path):
+    world = World(tmp_path)
+    world.start()
+    world.batch()
+    await world.rest(5)
+    genesis, own = world.replica.ledger.chain.get(0), world.replica.ledger.chain.head
+    assert own.message in world.published
+    await world.decide(1, genesis)
+    assert world.version_now == 0
+    new = world.world.checkpoint(genesis, 1, term=1)
+    world.take(new)
+    await world.rest(2 * EPOCH_SECONDS)
+    assert world.replica.ledger.chain.head == new
+    assert len(world.published) == 1
+    await world.stop()
+
+
+async def test_a_stored_version_that_was_dropped_meanwhile_is_not_gone_on_from(tmp_path):
+    """The trainer stopped; the council gave its term to another one, and then back to it."""
+    world = World(tmp_path, trainers=1)
+    genesis = world.replica.ledger.chain.head
+    stored = world.world.checkpoint(genesis)
+    world.replica.restore(stored.envelope)
+    world.files.state(1).write_text("state")
+    world.hold(1, b"policy 1")
+    world.network.synchronised = False
+    world.start()
+    await world.decide(2, genesis)
+    world.network.synchronised = True
+    await world.rest(2 * EPOCH_SECONDS)
+    assert world.engine.loaded == ["v0.safetensors"]
+    world.batch()
+    await world.rest(5)
+    assert [(item.version, item.term) for item in world.published] == [(1, 2)]
+    await world.stop()
+
+
+async def test_a_stored_version_that_final_pages_drop_is_not_used_before_it_is_dropped(tmp_path):
+    """A page may be final here a while before the replica follows it."""
+    world = World(tmp_path)
+    await world.decide(2, world.replica.ledger.chain.head)
+    stored = world.world.checkpoint(world.replica.ledger.chain.head)
+    world.replica.restore(stored.envelope)
+    world.hold(1, b"policy 1")
+    world.live(world.signer, policy_version=-1)
+    world.run(world.flow)
+    await asyncio.sleep(EPOCH_SECONDS / 2)
+    assert world.version_now == 1
+    assert world.engine.loaded == []
+    await world.rest(2 * EPOCH_SECONDS)
+    assert world.engine.loaded == ["v0.safetensors"]
     await world.stop()
 
 
@@ -70,7 +163,7 @@ async def test_it_goes_on_from_its_own_state_and_says_again_what_it_said_last(tm
 
 
 @pytest.mark.parametrize("published", ["good", "damaged", "of other weights", "gone"])
-async def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, published):
+async def test_a_damaged_state_is_replaced(tmp_path, published):
     world = World(tmp_path)
     world.version(state=digest(b"state"), state_bytes=5)
     world.files.state(1).write_text("half")
@@ -88,10 +181,9 @@ async def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, publish
     await world.rest(5)
     expected = "published.state" if published == "good" else "v1.safetensors"
     assert world.engine.loaded == [expected]
-    assert world.network.announced == []
     world.batch()
     await world.rest(5)
-    assert [(item.version, item.term) for item in world.published] == [(2, 2)]
+    assert [(item.version, item.term) for item in world.published] == [(2, 0)]
     await world.stop()
 
 
@@ -110,8 +202,9 @@ async def test_its_own_state_of_a_version_that_it_made_twice_is_not_used(tmp_pat
 async def test_a_state_is_fetched_only_if_it_can_be_one(tmp_path, state_bytes):
     world = World(tmp_path)
     world.policies.state = tmp_path / "published.state"
-    world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=state_bytes)
+    published = world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=state_bytes)
     world.hold(1, b"policy 1")
+    await world.decide(2, published)
     world.start()
     await world.rest(5)
     usable = state_bytes <= await world.engine.state_bytes_max()
@@ -123,7 +216,7 @@ async def test_a_state_is_fetched_only_if_it_can_be_one(tmp_path, state_bytes):
 async def test_a_state_of_an_earlier_version_goes_with_the_weights_of_the_newest(tmp_path, held):
     world = World(tmp_path, shardcast={"state_every": 3})
     world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=5)
-    world.version(trainer=1, term=1)
+    await world.decide(2, world.version(trainer=1, term=1))
     world.policies.state = tmp_path / "published.state"
     world.engine.states["published.state"] = world.replica.ledger.chain.get(1).message.policy
     if held:
@@ -210,87 +303,4 @@ async def test_nothing_that_another_trainer_signs_ends_an_honest_one(tmp_path, l
     world.batch()
     await world.rest(5)
     assert world.published, str(world.conditions)
-    await world.stop()
-
-
-LIFE_EPOCHS = 12
-
-
-def orphaned(tmp_path):
-    """Return a world whose newest version died with its trainer before any node had it."""
-    world = World(tmp_path, epochs={"seconds": EPOCH_SECONDS, "record_epochs": LIFE_EPOCHS})
-    batch = world.batch()
-    world.version(*batch, trainer=1, term=1)
-    return world, batch
-
-
-async def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
-    world, batch = orphaned(tmp_path)
-    lost = world.replica.ledger.chain.head
-    world.start()
-    await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
-    assert world.engine.loaded == []
-    assert "waiting for the weights of version 1" in str(world.conditions)
-    world.live(world.signer, policy_version=0)
-    await world.rest(30)
-    assert world.engine.loaded == ["v0.safetensors"]
-    fresh = [world.rollout(worker=worker, version=0) for worker in range(2)]
-    await world.rest(5)
-    made, after = world.published
-    assert (made.version, made.parent) == (1, lost.message.parent)
-    assert made.term > lost.message.term
-    assert set(made.batch) == {signed.digest for signed in fresh}
-    assert set(after.batch) == {signed.digest for signed in batch}, "they were given back"
-    assert str(world.conditions) == ""
-    await world.stop()
-
-
-async def test_several_lost_versions_cost_one_number_and_the_rest_of_the_chain_stays(tmp_path):
-    """A trainer alone can replace only the newest version."""
-    world, _ = orphaned(tmp_path)
-    parent = world.replica.ledger.chain.head
-    lost = world.version(trainer=1, term=1)
-    world.start()
-    await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
-    world.live(world.signer, policy_version=0)
-    await world.rest(30)
-    assert world.engine.loaded == ["v0.safetensors"], "the newest that is here"
-    for worker in range(2):
-        world.rollout(worker=worker, version=0)
-    await world.rest(5)
-    (made,) = world.published
-    assert (made.version, made.parent) == (2, parent.digest)
-    assert made.term > lost.message.term
-    assert world.replica.ledger.chain.head.message == made
-    await world.stop()
-
-
-async def test_it_does_not_go_back_to_a_version_that_it_does_not_hold(tmp_path):
-    """Others could not download the weights of such a version from it, whatever its state."""
-    world = World(tmp_path, epochs={"seconds": EPOCH_SECONDS, "record_epochs": LIFE_EPOCHS})
-    world.version(state=digest(b"state"), state_bytes=5)
-    world.version(trainer=1, term=1)
-    world.policies.held.clear()
-    world.policies.state = tmp_path / "published.state"
-    world.start()
-    await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
-    world.live(world.signer, policy_version=0)
-    await world.rest(30)
-    assert world.engine.loaded == []
-    await world.stop()
-
-
-async def test_a_version_that_somebody_holds_is_waited_for(tmp_path):
-    world, _ = orphaned(tmp_path)
-    world.start()
-    await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
-    world.live(world.signer, policy_version=0)
-    holder = world.world.validators[0]
-    world.live(holder, roles=("validator",), policy_version=1)
-    await world.rest(60)
-    assert world.published == []
-    world.hold(1, b"policy 1")
-    world.changes.notify()
-    await world.rest(5)
-    assert world.engine.loaded == ["v1.safetensors"]
     await world.stop()

@@ -41,6 +41,79 @@ async def test_a_refused_publication_is_dropped_and_the_swarm_followed(tmp_path)
     await world.stop()
 
 
+async def test_a_version_whose_term_ends_during_its_step_is_neither_written_nor_published(tmp_path):
+    """The file of a version with its number may come from the next leader by now."""
+    world = World(tmp_path)
+    end_step = world.engine.end_step
+
+    async def slow():
+        await asyncio.sleep(10 * EPOCH_SECONDS)
+        return await end_step()
+
+    world.engine.end_step = slow
+    world.start()
+    world.batch()
+    await world.rest(1)
+    await world.decide(1, world.replica.ledger.chain.head)
+    await world.rest(10 * EPOCH_SECONDS)
+    assert len(world.engine.batches) == 1
+    assert not world.files.weights(1).exists()
+    assert (world.published, world.policies.releases) == ([], 0)
+    await world.stop()
+
+
+async def test_in_its_next_term_it_makes_the_version_again_whose_step_it_has_begun(tmp_path):
+    """A version of the term that has ended would be refused after it was written and stored."""
+    world = World(tmp_path)
+    end_step = world.engine.end_step
+
+    async def slow():
+        world.engine.end_step = end_step
+        await asyncio.sleep(10 * EPOCH_SECONDS)
+        return await end_step()
+
+    world.engine.end_step = slow
+    world.start()
+    world.batch()
+    await world.rest(1)
+    await world.decide(2, world.replica.ledger.chain.head)
+    await world.rest(10 * EPOCH_SECONDS)
+    assert world.engine.loaded == ["v0.safetensors", "v0.safetensors"]
+    assert [(item.version, item.term) for item in world.published] == [(1, 2)]
+    assert world.policies.releases == 1
+    await world.stop()
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+async def test_a_version_whose_term_ends_during_its_publication_is_made_again_in_a_later_one(
+    tmp_path, trainers
+):
+    world = World(tmp_path, trainers=trainers)
+    release, begun = world.policies.release, []
+
+    async def slow(policy):
+        begun.append(policy.version)
+        await asyncio.sleep(10 * EPOCH_SECONDS)
+        return await release(policy)
+
+    world.policies.release = slow
+    world.start()
+    world.batch()
+    await world.rest(2)
+    final = world.replica.ledger.chain.head
+    await world.decide(1, final)
+    await world.rest(5 * EPOCH_SECONDS)
+    assert (begun, world.published, str(world.conditions)) == ([1], [], "")
+    world.policies.release = release
+    await world.decide(2, final)
+    world.batch()
+    await world.rest(10 * EPOCH_SECONDS)
+    made = world.published[0]
+    assert (made.version, made.parent) == (1, final.digest)
+    assert made.term == 2
+    await world.stop()
+
+
 async def test_a_step_that_changed_nothing_is_published_all_the_same(tmp_path):
     """Skipping it would leave its rollouts in every node's backlog."""
     world = World(tmp_path)

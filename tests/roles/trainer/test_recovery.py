@@ -10,6 +10,7 @@ from roles.runtime.retry import PAUSE_EPOCHS_MAX
 from roles.trainer.flow import FAILURES_TO_RESIGN
 from roles.trainer.leadership import RESIGNED_LIVES
 from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World, fresh, led
+from tests.worlds.messages import found, set_outcome
 
 pytestmark = pytest.mark.virtual
 
@@ -110,9 +111,11 @@ async def test_the_lead_is_left_to_another_trainer_that_is_here(tmp_path):
     assert world.conditions.has_resigned(Role.TRAINER)
     assert "handing over the lead to another trainer" in str(world.conditions)
     await world.rest(20 * EPOCH_SECONDS)
+    assert world.conditions.has_resigned(Role.TRAINER), "no page has ended its term"
     assert 1000 - len(world.engine.errors["step"]) == FAILURES_TO_RESIGN
-    world.version(trainer=1, term=1)
-    await world.rest(EPOCH_SECONDS)
+    world.live(world.signer, roles=("relay",))
+    await world.rest(10 * EPOCH_SECONDS)
+    assert world.replica.leader == world.world.trainers[1].peer_id
     assert not world.conditions.has_resigned(Role.TRAINER), "it may be needed again"
     assert str(world.conditions) == ""
     await world.stop()
@@ -179,5 +182,30 @@ async def test_a_rollout_that_cannot_be_scored_is_drawn_last(tmp_path):
     world.rollout(worker=2)
     await world.rest(EPOCH_SECONDS)
     assert versions(world) == [0, 1]
+    assert str(world.conditions) == ""
+    await world.stop()
+
+
+async def test_a_step_from_a_commit_rejected_meanwhile_is_made_again_without_it(tmp_path):
+    """No node would take the version on this trainer's word."""
+    world = fresh(tmp_path)
+    await led(world)
+    lie, other = world.batch()
+    end_step = world.engine.end_step
+
+    async def rejected_meanwhile():
+        world.engine.end_step = end_step
+        rejection = world.world.certificate(lie, accepted=False, escalated=True)
+        assert set_outcome(world.replica.ledger, rejection, found("computation"), rank=b"")
+        return await end_step()
+
+    world.engine.end_step = rejected_meanwhile
+    await world.rest(EPOCH_SECONDS)
+    assert versions(world) == [0]
+    world.rollout(worker=2)
+    await world.rest(2 * EPOCH_SECONDS)
+    assert versions(world) == [0, 1]
+    assert lie.digest not in world.published[-1].batch
+    assert other.digest in world.published[-1].batch
     assert str(world.conditions) == ""
     await world.stop()

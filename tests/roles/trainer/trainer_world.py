@@ -5,7 +5,7 @@ from protocol.messages import CheckpointManifest
 from protocol.rollout.body import RolloutSequence, encode_body
 from roles.trainer.flow import TrainerFlow
 from tests.worlds.flow_world import ANSWER, END, FlowWorld, Task, Trainer
-from tests.worlds.messages import found
+from tests.worlds.messages import found, set_outcome
 
 EPOCH_SECONDS = 10.0
 
@@ -46,7 +46,7 @@ class World(FlowWorld):
         )
         self.take(signed)
         if certified:
-            self.replica.ledger.offer_certificate(self.world.certificate(signed), found())
+            set_outcome(self.replica.ledger, self.world.certificate(signed), found())
         if held:
             self.network.bodies[digest(data)] = data
         self.changes.notify()

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from structlog.testing import capture_logs
 
+from protocol.consensus.member import Contents
 from protocol.core.crypto import digest
 from protocol.ledger.commits import CommitState
 from protocol.ledger.reputation import has_reputation
@@ -24,12 +25,13 @@ from roles.validator.flow import (
     ValidatorFlow,
 )
 from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task, Unsure
-from tests.worlds.messages import found, identity
+from tests.worlds.messages import found, identity, set_outcome
+from tests.worlds.page_book import PageBook
 
 pytestmark = pytest.mark.virtual
 
 EPOCH_SECONDS = 10.0
-COMMITTEE = {"committee": {"size": 2, "escalated_size": 3, "roster_min": 2}}
+COMMITTEE = {"committee": {"size": 2, "escalated_size": 3}}
 GOOD = RolloutSequence((ANSWER, END), (-0.5, -0.5), 1_000_000, (b"proof",))
 
 
@@ -159,7 +161,7 @@ def settle(world, commit, reason="accepted"):
     accepted = reason == "accepted"
     certificate = world.world.certificate(commit, accepted=accepted, escalated=not accepted)
     measured = {"chunks": 1, "means": (0,) * 8}
-    assert world.replica.ledger.offer_certificate(certificate, found(reason, **measured))
+    assert set_outcome(world.replica.ledger, certificate, found(reason, **measured))
 
 
 @pytest.mark.parametrize("others", ["exact", "alike"])
@@ -215,7 +217,7 @@ async def test_a_wrong_computation_is_rejected_by_the_larger_committee(tmp_path)
     world.engine.honest = False
     world.run(world.flow)
     commit = world.commit()
-    await world.rest(5 * EPOCH_SECONDS + 2)  # by then it is escalated to all three
+    await world.rest(6 * EPOCH_SECONDS + 2)  # by then it is escalated to all three
     (verdict,) = world.verdicts
     assert (verdict.accept, verdict.reason) == (False, "computation")
     world.verdict(commit, accept=False, reason="computation")
@@ -234,7 +236,7 @@ async def test_a_reject_brings_the_larger_committee_in_at_once(tmp_path):
     world.run(world.flow)
     for n in range(60):
         commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
-        committee = world.replica.verdicts.committee(commit)
+        committee = world.pages.committee(commit)
         if committee.ranking.index(world.signer.peer_id) == 2:
             break
     else:
@@ -281,10 +283,10 @@ async def test_undelivered_verdicts_are_sent_again(tmp_path):
 
 
 def first_of(world, rank, count=12):
-    """Commit until this validator is in the first or larger committee; return that commit."""
+    """Commit until this validator has a rank in the committee; return that commit."""
     for n in range(count):
         commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
-        if world.replica.verdicts.committee(commit).ranking.index(world.signer.peer_id) == rank:
+        if world.pages.committee(commit).ranking.index(world.signer.peer_id) == rank:
             return commit
     raise AssertionError("another seed is needed: we never have this place")
 
@@ -312,8 +314,9 @@ async def test_a_silent_committee_is_enlarged_after_its_deadline_and_not_before(
     world.run(world.flow)
     commit = first_of(world, 2)
     given = lambda: [item.commit for item in world.verdicts]  # noqa: E731
-    await world.rest((deadline_epochs + 1) * EPOCH_SECONDS - 1)
-    assert world.context.epoch() == commit.message.epoch + deadline_epochs
+    await world.rest((deadline_epochs + 2) * EPOCH_SECONDS - 1)
+    page = world.replica.pages.drawing(commit.digest)
+    assert world.context.epoch() == page.epoch + deadline_epochs
     assert commit.digest not in given()
     await world.rest(EPOCH_SECONDS / 2 + 2)
     assert commit.digest in given()
@@ -346,16 +349,31 @@ async def test_verdict_needs_policy_body_and_predecessor(tmp_path):
     await world.stop()
 
 
-async def test_too_few_validators_make_no_committee(tmp_path):
-    world = World(tmp_path)
+async def test_without_a_page_nobody_is_drawn_and_later_the_deadline_counts_from_it(tmp_path):
+    rules = COMMITTEE["committee"] | {"expire_after_epochs": 20}
+    world = World(tmp_path, validators=3, committee=rules)
+    deadline_epochs = world.manifest.committee.escalate_after_epochs
+    begins = deadline_epochs + 2
+    world.pages.stop()
     world.run(world.flow)
-    await world.rest(5)
-    world.live(world.others[0], roles=("validator",), leaving=True)
+    commits = [world.commit(signer=world.world.workers[n % 3], **slot(world, n)) for n in range(12)]
+    await world.rest(begins * EPOCH_SECONDS + 1)
+    world.pages.write(begins)
     await world.rest(EPOCH_SECONDS)
-    world.commit()
-    await world.rest(2 * EPOCH_SECONDS)
-    assert world.verdicts == []
+    assert world.verdicts == [], "listed, and not drawn"
+    world.pages.write(begins + 1)
+    third = {one.digest for one in commits if rank_of(world, one) == 2}
+    given = lambda: {item.commit for item in world.verdicts}  # noqa: E731
+    await world.rest(EPOCH_SECONDS)
+    assert 0 < len(third) < len(commits)
+    assert given() == {one.digest for one in commits} - third
+    await world.rest((deadline_epochs + 1) * EPOCH_SECONDS)
+    assert third <= given()
     await world.stop()
+
+
+def rank_of(world, commit):
+    return world.replica.verdicts.committee(commit).ranking.index(world.signer.peer_id)
 
 
 async def test_a_policy_that_the_engine_refuses_is_handed_back_and_nobody_is_judged(tmp_path):
@@ -421,7 +439,7 @@ async def test_a_version_superseded_meanwhile_is_nobodys_fault(tmp_path):
 
     def supersede():
         world.engine.on_load = lambda: None
-        world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
+        world.adopt(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
         del world.policies.held[1]
 
     world.engine.on_load = supersede
@@ -446,7 +464,7 @@ async def test_commit_settled_meanwhile_is_not_measured(tmp_path):
     second = world.commit(signer=world.world.workers[1])
     await world.rest(EPOCH_SECONDS + 5)
     for commit in (first, second):
-        world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
+        set_outcome(world.replica.ledger, world.world.certificate(commit), found())
     await world.rest(6 * EPOCH_SECONDS)
     assert len(world.engine.measured) == 1
     await world.stop()
@@ -513,12 +531,13 @@ async def test_least_tried_commits_are_checked_first(tmp_path, monkeypatch):
         return await fetch(commit, sources)
 
     world.network.fetch_body = stall
-    lost = [world.commit(f"lost {n}".encode(), signer=world.world.workers[n]) for n in range(2)]
-    for commit in lost:
-        del world.network.bodies[commit.message.body]
+    earlier = [known(world, worker) for worker in world.world.workers]
+    for n, worker in enumerate(world.world.workers[:2]):
+        lost = world.commit(f"lost {n}".encode(), worker, slot=1, previous=earlier[n].digest)
+        del world.network.bodies[lost.message.body]
     world.run(world.flow)
     await world.rest(EPOCH_SECONDS + 1)
-    honest = world.commit(signer=world.world.workers[2])
+    honest = world.commit(signer=world.world.workers[2], slot=1, previous=earlier[2].digest)
     await world.rest(5 * EPOCH_SECONDS)
     assert honest.digest in [item.commit for item in world.verdicts]
     await world.stop()
@@ -600,7 +619,7 @@ async def test_failing_check_is_retried_with_backoff(tmp_path):
     await world.rest(EPOCH_SECONDS + 2)
     assert "validator failed: ValueError: a bug of the task" in str(world.conditions)
     honest = world.commit(signer=world.world.workers[1])
-    await world.rest(EPOCH_SECONDS + 2)
+    await world.rest(2 * EPOCH_SECONDS + 2)
     assert [item.commit for item in world.verdicts] == [honest.digest]
     await world.rest(25 * EPOCH_SECONDS)
     pauses = [(after - before) / EPOCH_SECONDS for before, after in pairwise(tried)]
@@ -617,7 +636,7 @@ async def test_settled_commit_clears_its_failures(tmp_path):
     commit = world.commit()
     await world.rest(7 * EPOCH_SECONDS)
     assert "gone" in str(world.conditions)
-    world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
+    set_outcome(world.replica.ledger, world.world.certificate(commit), found())
     await world.rest(EPOCH_SECONDS)
     assert str(world.conditions) == ""
     await world.stop()
@@ -695,7 +714,7 @@ async def test_measured_sequences_are_drawn_after_the_commit(tmp_path, monkeypat
     world.run(world.flow)
     commit = world.commit()
     await world.rest(EPOCH_SECONDS + 2)
-    beacon = world.replica.verdicts.electorate.at_epoch(commit.message.epoch + 1).beacon
+    beacon = world.pages.committee(commit).page.beacon
     share = world.manifest.toploc.audit_share
     assert drawn == [(beacon, commit.digest, commit.message.sequences, share)]
     expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
@@ -704,25 +723,34 @@ async def test_measured_sequences_are_drawn_after_the_commit(tmp_path, monkeypat
 
 
 async def test_validator_drawn_later_checks_then(tmp_path):
+    """A longer branch of pages draws other committees."""
     world = World(tmp_path, validators=6)
     world.run(world.flow)
-    commits = [world.commit(signer=worker) for worker in world.world.workers]
-    commits += [
-        world.commit(None, worker, 1, one.digest)
-        for worker, one in zip(world.world.workers, commits, strict=True)
-    ]
+    commits = [world.commit(signer=world.world.workers[n % 3], **slot(world, n)) for n in range(12)]
     await world.rest(EPOCH_SECONDS + 2)
-    committees = {
-        commit.digest: world.replica.verdicts.committee(commit).escalated for commit in commits
-    }
-    ours = {key for key, members in committees.items() if world.signer.peer_id in members}
+    world.pages.stop()
+    ours = drawn_for(world, commits)
     assert len(ours) < len(commits), "another seed is needed: we are drawn for all of them"
     assert {verdict.commit for verdict in world.verdicts} <= ours
-    world.live(*world.others[:4], roles=("relay",))
+    await world.rest(3 * EPOCH_SECONDS)
+    listed = Contents(commits=tuple(one.digest for one in commits))
+    branch = PageBook(world.manifest, world.world.validators, {3: listed}, first=3)
+    branch.show(world.replica, 4, first=3)
     world.changes.notify()
-    await world.rest(EPOCH_SECONDS)
-    assert {verdict.commit for verdict in world.verdicts} == set(committees)
+    later = drawn_for(world, commits)
+    assert later - ours, "another seed is needed: we are drawn for none of the others"
+    await world.rest(5 * EPOCH_SECONDS)  # by then the larger committee is due
+    assert later <= {verdict.commit for verdict in world.verdicts}
     await world.stop()
+
+
+def drawn_for(world, commits):
+    """Return the commits whose larger committee has this node."""
+    return {
+        commit.digest
+        for commit in commits
+        if world.signer.peer_id in world.replica.verdicts.committee(commit).escalated
+    }
 
 
 async def test_without_its_disk_a_validator_judges_only_what_is_drawn_later(tmp_path):
@@ -821,7 +849,7 @@ async def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged
 def known(world, worker):
     """Certify a rollout of a worker."""
     first = world.commit(f"earlier of {worker.peer_id}".encode(), signer=worker)
-    world.replica.ledger.offer_certificate(world.world.certificate(first), found())
+    set_outcome(world.replica.ledger, world.world.certificate(first), found())
     return first
 
 

@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from protocol.consensus.committee import VerdictTable, draw
 from protocol.core.faults import FaultCode
 from protocol.core.types import Digest
 from protocol.ledger.ledger import Ledger
@@ -16,7 +18,8 @@ from protocol.rollout.body import RolloutSequence, encode_body, reward_of
 from roles.environments.threaded import InBackground
 from roles.ports.storage import Owner, Purpose
 from roles.runtime.scoring import Task
-from simulations.adversaries import BEHAVIOURS, trainers, validators
+from simulations.adversaries import BEHAVIOURS, leaders, trainers, validators
+from simulations.adversaries import council as councils
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import WrongBytes
 from simulations.adversaries.validators import CredulousEnvironment
@@ -157,6 +160,50 @@ def test_a_worker_that_withholds_its_bodies_gets_nothing_for_them(play):
     honest_work_is_not_hurt(played, "worker-0")
 
 
+def selected_commits(world):
+    """Return the commits of relay 1 at the trainer, and those with a page that fits them."""
+    replica = world.machines["trainer-0"].daemon.replica
+    me = world.machines["relay-1"].signer.peer_id
+    liars = [one.signer.peer_id for one in world.machines.values() if one.behaviour]
+    entries = replica.ledger.commits.entries.values()
+    commits = [one.commit for one in entries if one.commit.signer == me]
+    fitting = [
+        commit
+        for commit in commits
+        for node in replica.pages.notarised()
+        if node.draws
+        and node.epoch == commit.message.epoch + 1
+        and set(draw(replica.manifest, node, commit).first) <= set(liars)
+    ]
+    return len(commits), len(fitting)
+
+
+BACKDATING = {
+    "relay-1": "backdated-commits",
+    **{f"validator-{number}": "backdated-commits" for number in range(3)},
+}
+
+
+def test_a_commit_that_is_selected_for_the_committee_of_a_public_page_gains_no_certificate(play):
+    played = play(BACKDATING, selected_commits)
+    commits, fitting = played.looked
+    assert commits == fitting > 0, "each would have a committee of accomplices"
+    assert played.workers["relay-1"].certified == 0
+    honest_work_is_not_hurt(played, "relay-1")
+
+
+def test_without_the_list_the_committee_of_a_public_page_would_count(play, monkeypatch):
+    def rank_of_any_page(table, certificate, verdicts, commit, page):
+        return rank(
+            table, certificate, verdicts, commit, replace(page, drawn={commit.digest: None})
+        )
+
+    rank = VerdictTable.rank
+    monkeypatch.setattr(VerdictTable, "rank", rank_of_any_page)
+    with pytest.raises(AssertionError, match="certified-only"):
+        play(BACKDATING, selected_commits)
+
+
 # Validators
 
 
@@ -194,17 +241,78 @@ EXPECTED_VERDICTS = {
 def test_a_third_of_the_validators_cannot_sway_the_others(play, behaviour):
     liars = {"worker-0": "forged-rewards", "worker-1": "other-weights"}
     dishonest = {"validator-0": behaviour, "validator-1": behaviour, **liars}
-    played = play(dishonest, verdicts_of_liars)
+    played = play(dishonest, verdicts_of_liars, minutes=1.6)  # a council that ends draws nothing
     verdicts, equivocators = played.looked
     assert set(verdicts) <= EXPECTED_VERDICTS[behaviour]
     honest = {(author, accept) for author, accept in EXPECTED_VERDICTS[behaviour] if not author}
     assert honest <= set(verdicts)
     assert set(equivocators) == ({behaviour} if behaviour == "two-verdicts" else set())
     # At most those in flight when the first offence was found: for other weights at once, for
-    # differing rewards in the fifth rollout.
+    # differing rewards in the fifth rollout. A page, and two silent validators, take time.
     assert played.workers["worker-1"].rejected in (1, 2)
-    assert 0 < played.workers["worker-0"].rejected <= 6
+    assert 0 < played.workers["worker-0"].rejected <= 8
     honest_work_is_not_hurt(played, *liars)
+
+
+def council(world):
+    """Return the names of the council's members, as an honest node knows them."""
+    names = {machine.signer.peer_id: name for name, machine in world.machines.items()}
+    members = world.machines["trainer-0"].daemon.replica.pages.council.members
+    return sorted(names[peer] for peer in members)
+
+
+def test_a_validator_that_votes_twice_in_an_epoch_loses_its_seat(play):
+    played = play({"validator-0": "two-votes"}, council)
+    assert played.looked == [f"validator-{number}" for number in range(1, 6)]
+    honest_work_is_not_hurt(played)
+
+
+def reveals_of_withholder(world):
+    """Return (proposed by itself, revealed) of the pages for which validator 0 was drawn."""
+    me = world.machines["validator-0"].signer.peer_id
+    pages = world.machines["trainer-0"].daemon.replica.pages
+    found = []
+    for (one,) in [chain for chain in pages.chains() if len(chain) == 1]:
+        message = one.page.message
+        drawn = pages.council.revealers(message.seed, message.epoch, pages.rules.revealers)
+        found.append((one.page.signer == me, bool(message.reveals[drawn.index(me)])))
+    return found
+
+
+def test_withheld_reveals_hurt_no_honest_work(play):
+    played = play({"validator-0": "withheld-reveals"}, reveals_of_withholder)
+    assert (False, False) in played.looked
+    assert (False, True) not in played.looked
+    honest_work_is_not_hurt(played)
+
+
+def leads(world):
+    """Return the term at an honest node, and the notarised pages as epochs and authors."""
+    replica = world.machines["trainer-0"].daemon.replica
+    assert replica.ledger.chain.is_taken(replica.lead.head)
+    assert replica.pages.root.epoch > 0
+    pages = [node.page for node in replica.pages.notarised()]
+    return replica.lead.term, {(page.message.epoch, page.signer) for page in pages}
+
+
+def test_a_page_with_a_wrong_leader_or_version_is_not_notarised(play, monkeypatch):
+    misled, honest_misled = {}, councils._misled
+
+    def noted(page):
+        wrong = honest_misled(page)
+        misled[page.epoch] = (wrong.term, wrong.head) != (page.term, page.head)
+        return wrong
+
+    monkeypatch.setattr(councils, "_misled", noted)
+    played = play({"validator-0": "wrong-leads"}, leads)
+    term, notarised = played.looked
+    assert term == 0
+    assert misled
+    assert all(misled.values())
+    author = played.world.machines["validator-0"].signer.peer_id
+    assert not {(epoch, author) for epoch in misled} & notarised
+    assert len(notarised) > len(misled)
+    honest_work_is_not_hurt(played)
 
 
 async def test_a_credulous_validator_comes_to_the_reward_that_is_claimed():
@@ -250,8 +358,8 @@ def test_nodes_get_their_weights_past_relays_that_serve_badly(play, behaviour):
     good, bad = (
         played.world.machines[name].host.meters["blobs"].sent for name in ("relay-1", "relay-0")
     )
-    assert good > 5_000_000
-    assert bad > 5_000_000 if behaviour == "bad-bytes" else 100 < bad < 100_000
+    assert good > 2_000_000
+    assert bad > 2_000_000 if behaviour == "bad-bytes" else 100 < bad < 100_000
 
 
 OWNER = Owner(Purpose.WEIGHTS, digest_of(b"a version"))
@@ -353,18 +461,41 @@ def contradicted(monkeypatch):
 def run_scenario(name, minutes):
     outcome = run_plan(RunPlan(name, seed=3, minutes=minutes), clock=time.perf_counter)
     assert outcome.violation is None, str(outcome.violation)
-    assert outcome.result.versions_published > 3
+    assert outcome.result.versions_published > 1
     return outcome.result
 
 
 def test_untrusted_peers_that_commit_to_the_weights_of_others_delete_nothing(published):
-    run_scenario("byzantine-untrusted", 3)
+    run_scenario("byzantine-untrusted", 2)
     assert published["NamingTransport", "RolloutCommit"] > 10
 
 
 def test_standby_trainers_turn_nobody_from_the_chain_of_the_leader(published):
-    run_scenario("byzantine-trainers", 4.5)
-    assert published["PublishingTransport", "CheckpointManifest"] > 8
+    run_scenario("byzantine-trainers", 3)
+    assert published["PublishingTransport", "CheckpointManifest"] > 4
+
+
+@pytest.mark.long
+def test_what_a_leader_publishes_after_its_term_is_not_taken(published):
+    result = run_scenario("former-leader", 7)
+    assert published["FormerLeaderTransport", "CheckpointManifest"] > 5
+    assert result.rollouts.expired == 0
+
+
+@pytest.mark.long
+def test_the_term_of_a_leader_with_two_chains_ends_and_one_chain_goes_on(monkeypatch):
+    other_versions, honest_rewritten = set(), leaders.TwoVersionsTransport.rewritten
+
+    def rewritten(self, encoded, run_id):
+        other = honest_rewritten(self, encoded, run_id)
+        if other != encoded:
+            other_versions.add(other)
+        return other
+
+    monkeypatch.setattr(leaders.TwoVersionsTransport, "rewritten", rewritten)
+    result = run_scenario("trainer-equivocates", 10)
+    assert len(other_versions) > 2
+    assert result.versions_published > 6
 
 
 def test_the_stale_batch_of_a_standby_is_certified_and_refused_for_its_age_alone():
@@ -389,7 +520,8 @@ def test_the_stale_batch_of_a_standby_is_certified_and_refused_for_its_age_alone
 
 
 def test_what_was_rejected_stays_so_when_half_of_the_swarm_hears_that_it_is_certified(contradicted):
-    result = run_scenario("byzantine-committees", 4)
+    # A version that learned from a rollout that is rejected meanwhile costs its trainer a minute.
+    result = run_scenario("byzantine-committees", 3)
     assert len(contradicted) > 1
     assert result.contradictory_certificates > 0
     assert result.certified_false == 0

@@ -17,8 +17,10 @@ from node.network.connections.dial_policy import SILENT_DIALS_MAX
 from node.network.resources.rate_limiter import Rate, RateLimiter
 from node.network.resources.stream_slots import StreamSlots
 from node.replication.anti_entropy import AntiEntropy
+from protocol.core.faults import Fault
 from protocol.core.types import Role
 from protocol.gossipsub.events import RpcReceived
+from protocol.gossipsub.message import decode_message
 from protocol.gossipsub.router import Router
 from protocol.gossipsub.rpc import Rpc, decode_rpc
 from roles.validator.flow import UNTRUSTED_CHECKS, ValidatorFlow
@@ -240,11 +242,17 @@ def distinct_offers(rpc, _data):
     return sum(len(entry.message_ids) for entry in rpc.ihave)
 
 
+def messages_but_pages(rpc, _):
+    """Count messages, except pages, votes and reveals: honest nodes forward many in each epoch."""
+    messages = [decode_message(one) for one in rpc.publish]
+    return sum(isinstance(one, Fault) or not one.topic.endswith("pages") for one in messages)
+
+
 RPCS_RECEIVED = {
     "graft-flood": (lambda rpc, _: len(rpc.graft), 20_000),
     "ihave-flood": (distinct_offers, 100 * IDS),
     "iwant-flood": (lambda rpc, _: len(rpc.iwant), 10_000),
-    "invalid-signatures": (lambda rpc, _: len(rpc.publish), 100),
+    "invalid-signatures": (messages_but_pages, 100),
     "slow-rpc": (lambda _, data: EMPTY_FIELDS * (len(data) == 2 * EMPTY_FIELDS), 500_000),
 }
 """Contents of a flood, and the minimum that must arrive at honest nodes; an honest untrusted peer

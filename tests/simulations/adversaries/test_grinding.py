@@ -36,7 +36,7 @@ names = ["relay-1"]
 """
 
 
-def scenario(probation: int, settled: int, minutes: int) -> Scenario:
+def scenario(probation: int, settled: int, minutes: float) -> Scenario:
     return parse_scenario(SWARM.format(probation=probation, settled=settled, minutes=minutes))
 
 
@@ -76,10 +76,10 @@ def lived(swarm: Scenario, seed: int) -> Found:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_problems_that_were_chosen_count_for_nothing():
     """With a probation no validator judges these commits, whatever their date; without, all do."""
-    open_to_all, on_probation = lived(scenario(0, 0, 4), 1), lived(scenario(2, 24, 8), 1)
+    open_to_all, on_probation = lived(scenario(0, 0, 2.5), 1), lived(scenario(2, 24, 6.5), 1)
     assert sum(open_to_all.judged.values()) > 20, "it is an attack where nothing keeps it out"
     assert sum(on_probation.taken.values()) > 20, "they are heard of"
     assert set(on_probation.judged.values()) == {0}

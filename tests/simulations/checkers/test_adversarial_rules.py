@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.simulations.trace_examples import PATIENCE, TraceExample, small_run
+from simulations.checkers.excluded import CLOSING_EPOCHS
+from tests.simulations.trace_examples import PATIENCE, small_run
 
 VALIDATORS = ("validator-0", "validator-1", "validator-2")
 EXPIRE_EPOCHS = 10
@@ -17,23 +18,37 @@ def dishonest(run, *names):
 
 
 def false_and_accepted(run, **options):
-    """Let validators 0 and 1 accept a false rollout; return its commit."""
+    """Let validators 0 and 1 accept a false rollout; return its commit, and its page."""
     commit = run.commit("liar")
     run.spread(commit)
-    run.spread(run.certificate(VALIDATORS[:2], commit, **options))
-    return commit
+    page = run.drawn_for(commit, [run.peers[name] for name in VALIDATORS[:2]])
+    run.spread(run.certificate(VALIDATORS[:2], commit, page=page, **options))
+    return commit, page
 
 
 def test_what_a_dishonest_committee_accepts_may_be_rejected_by_a_larger_one():
     run = small_run()
     dishonest(run, "validator-0", "validator-1")
-    commit = false_and_accepted(run)
+    commit, page = false_and_accepted(run)
     assert run.violations == []
     dishonest(run, "validator-2")
-    run.spread(run.certificate(VALIDATORS[1:], commit, accepted=False, escalated=True))
+    run.spread(run.certificate(VALIDATORS[1:], commit, accepted=False, escalated=True, page=page))
     run.wait(EXPIRE_EPOCHS + 3)
     assert run.violations == []
     assert (run.certificates.contradictory, run.certificates.certified_false) == (1, 0)
+
+
+def test_a_rejection_of_a_worse_rank_does_not_reject_what_is_false():
+    run = small_run(more={"validator-3": ("validator",)}, escalated_size=4, size=1)
+    dishonest(run, "validator-0", *VALIDATORS[1:], "validator-3")
+    commit = run.commit("liar")
+    run.spread(commit)
+    page = run.drawn_for(commit, [run.peers["validator-0"]])
+    run.spread(run.certificate(["validator-0"], commit, page=page))
+    others = ["validator-1", "validator-2", "validator-3"]
+    run.spread(run.certificate(others, commit, accepted=False, escalated=True, page=page))
+    run.wait(EXPIRE_EPOCHS + 2)
+    assert run.rules_broken == ["no-false-rollout-certified"]
 
 
 def test_what_a_dishonest_committee_accepts_must_be_rejected_before_it_expires():
@@ -58,8 +73,8 @@ def test_every_node_must_come_to_the_outcome_that_counts():
     run = small_run()
     run.emit("world", "calm")
     dishonest(run, *VALIDATORS)
-    commit = false_and_accepted(run)
-    rejecting = run.certificate(VALIDATORS[1:], commit, accepted=False, escalated=True)
+    commit, page = false_and_accepted(run)
+    rejecting = run.certificate(VALIDATORS[1:], commit, accepted=False, escalated=True, page=page)
     everyone_but_the_relay = [name for name in run.roles if name != "relay"]
     run.spread(rejecting, *everyone_but_the_relay)
     run.wait(PATIENCE.converge_epochs)
@@ -94,7 +109,7 @@ def evidence(run, commit, validator="validator-0", other="validator-0", about=No
 
 def run_with_evidence():
     """Return a run with evidence against validator 0, and the commit that it concerns."""
-    run = small_run()
+    run = small_run(more={"validator-3": ("validator",)})
     dishonest(run, "validator-0")
     commit = run.commit("worker-0")
     run.spread(commit)
@@ -102,34 +117,59 @@ def run_with_evidence():
     return run, commit
 
 
+REMOVAL_EPOCHS = PATIENCE.converge_epochs + CLOSING_EPOCHS
+"""Epochs from evidence to the first council without its key."""
+
+
 @pytest.mark.parametrize(
-    ("epochs", "validators", "broken"),
-    [
-        (EXPIRE_EPOCHS - 1, VALIDATORS[:2], []),
-        (EXPIRE_EPOCHS, VALIDATORS[:2], ["excluded"]),
-        (EXPIRE_EPOCHS, VALIDATORS[1:], []),
-    ],
+    ("epochs", "broken"), [(REMOVAL_EPOCHS, []), (REMOVAL_EPOCHS + 1, ["excluded"])]
 )
-def test_a_validator_with_evidence_is_in_no_later_committee(epochs, validators, broken):
-    run, commit = run_with_evidence()
-    run.wait(epochs)
-    run.certified("worker-0", validators, slot=1, previous=run.digest(commit))
+def test_a_validator_with_evidence_loses_its_seat(epochs, broken):
+    run, _ = run_with_evidence()
+    run.emit("world", "calm")
+    run.voted(run.page(epoch=epochs))
     assert run.rules_broken == broken
 
 
-def test_evidence_counts_when_everyone_can_have_it():
-    run = small_run()
+def test_the_time_to_remove_a_validator_begins_with_the_evidence():
+    run = small_run(more={"validator-3": ("validator",)})
+    run.emit("world", "calm")
     dishonest(run, "validator-0")
+    run.wait(EXPIRE_EPOCHS)
     commit = run.commit("worker-0")
     run.spread(commit)
-    run.wait(EXPIRE_EPOCHS)
     run.stored(evidence(run, commit), "relay")
-    run.wait(PATIENCE.converge_epochs - 2)
-    second = run.certified("worker-0", slot=1, previous=run.digest(commit))
+    first = run.voted(run.page(epoch=EXPIRE_EPOCHS + REMOVAL_EPOCHS))
     assert run.violations == []
-    run.wait(1)
-    run.certified("worker-0", slot=2, previous=run.digest(second))
+    run.voted(run.page(first))
     assert run.rules_broken == ["excluded"]
+
+
+@pytest.mark.parametrize("calm", [False, True])
+def test_the_time_to_remove_a_validator_begins_after_the_faults(calm):
+    run, _ = run_with_evidence()
+    run.wait(4)
+    if calm:
+        run.emit("world", "calm")
+    first = run.voted(run.page(epoch=REMOVAL_EPOCHS + 4))
+    assert run.violations == []
+    run.voted(run.page(first))
+    assert run.rules_broken == (["excluded"] if calm else [])
+
+
+def test_a_council_with_a_third_of_dishonest_members_may_keep_them():
+    run, _ = run_with_evidence()
+    run.emit("world", "calm")
+    dishonest(run, "validator-1")
+    run.voted(run.page(epoch=REMOVAL_EPOCHS + 1))
+    assert run.violations == []
+
+
+def test_a_page_that_draws_nothing_may_have_an_accused_member():
+    run, _ = run_with_evidence()
+    run.emit("world", "calm")
+    run.voted(run.page(epoch=REMOVAL_EPOCHS + 1, reveals=[b"", b""]))
+    assert run.violations == []
 
 
 @pytest.mark.parametrize(
@@ -137,7 +177,6 @@ def test_evidence_counts_when_everyone_can_have_it():
     [
         ("validator-0", "validator-1", "worker-0"),
         ("validator-0", "validator-0", "liar"),
-        ("relay", "relay", "worker-0"),
     ],
 )
 def test_evidence_that_proves_nothing_is_not_taken(validator, other, worker):
@@ -145,59 +184,3 @@ def test_evidence_that_proves_nothing_is_not_taken(validator, other, worker):
     about = run.commit(worker)
     run.stored(evidence(run, run.commit("worker-0"), validator, other, about), "relay")
     assert run.rules_broken == ["excluded"]
-
-
-# Chains
-
-
-TRAINERS = {
-    "relay": ("relay",),
-    "trainer": ("trainer",),
-    "standby": ("trainer",),
-    "worker-0": ("inference",),
-    **dict.fromkeys(VALIDATORS, ("validator",)),
-}
-
-
-def chain_of_three():
-    """Return a run with versions 0 to 3, and the manifests."""
-    run = TraceExample(TRAINERS)
-    run.up()
-    versions = [run.published(0)]
-    for number in (1, 2, 3):
-        versions.append(run.published(number, versions[-1]))
-    return run, versions
-
-
-def test_the_newest_version_may_be_replaced():
-    run, versions = chain_of_three()
-    run.spread(run.checkpoint(3, versions[2], term=1, author="standby", policy=bytes(32)))
-    assert run.violations == []
-
-
-def test_more_than_the_newest_version_is_never_given_up_for_a_standby():
-    run, versions = chain_of_three()
-    manifest = run.checkpoint(2, versions[1], term=1, author="standby", policy=bytes(32))
-    run.stored(manifest, "standby", "relay")
-    assert run.rules_broken == ["one-chain"]
-    assert "replaced versions 2 to 3" in run.violations[0].what
-
-
-def test_a_validator_does_not_vouch_for_its_own_roll_back():
-    run, versions = chain_of_three()
-    manifest = run.checkpoint(2, versions[1], term=1, author="standby", policy=bytes(32))
-    run.stored(manifest, "standby", "validator-0")
-    assert run.rules_broken == ["one-chain"]
-
-
-def test_a_node_that_was_cut_off_comes_back_to_the_branch_of_the_validators():
-    run, versions = chain_of_three()
-    run.down("relay", how="lost")
-    run.up("relay", restart=True)
-    run.down("validator-0", how="lost")
-    run.up("validator-0", restart=True)
-    run.stored(versions[0], "validator-0")
-    branch = run.checkpoint(1, versions[0], term=1, author="standby", policy=bytes(32))
-    run.stored(branch, "standby", "validator-0")
-    run.stored(branch, "worker-0")
-    assert run.violations == []

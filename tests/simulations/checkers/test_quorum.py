@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulations.checkers.wire import Rules, Wire, blake3_digest
+from simulations.checkers.wire import Rules, Wire
 from tests.simulations.trace_examples import TraceExample, forged, small_run
 
 VALIDATORS = ("validator-0", "validator-1", "validator-2")
@@ -70,8 +70,15 @@ def test_a_forged_copy_does_not_take_the_place_of_a_signed_message():
 def test_a_certificate_is_about_a_rollout_that_somebody_made(commit):
     run = small_run()
     about = run.digest(run.genesis) if commit is None else commit
+    page = run.digest(run.voted(run.page()))
     certificate = run.envelope(
-        "certificate", "validator-0", commit=about, escalated=False, accepted=True, verdicts=[]
+        "certificate",
+        "validator-0",
+        commit=about,
+        page=page,
+        escalated=False,
+        accepted=True,
+        verdicts=[],
     )
     run.spread(certificate, "relay")
     assert "commit is unknown" in run.violations[0].what
@@ -121,133 +128,166 @@ def test_who_is_dishonest_may_hold_a_certificate_that_is_wrong():
 
 
 def many(**options):
-    """Return a run in which every node has known ten validators for a while."""
+    """Return a run with ten validators."""
     run = TraceExample(MANY, **options)
     run.up()
     run.published(0)
-    run.wait(12)
     return run
 
 
-def ranked(run, commit):
-    """Return the validators in the order of the beacon's draw for a commit."""
-    beacon = run.watch.rules.beacon(run.epoch() + 1)
-    names = [name for name in run.roles if name.startswith("validator")]
-    digest = run.digest(commit)
-    return sorted(names, key=lambda name: blake3_digest(beacon + digest + run.peers[name].encode()))
+def drawn(run, worker="worker-0"):
+    """Return a commit, the page that draws its committee, and the names in the order drawn."""
+    commit = run.commit(worker)
+    run.stored(commit, worker)
+    page = run.voted(run.page(run.listed(commit, epoch=run.epoch() + 1)))
+    return commit, page, [name for name in run.committee(commit, page) if name != worker]
 
 
-def certify(run, commit, signers, **options):
+def certify(run, commit, signers, page, **options):
     """Deliver a certificate by ``signers`` to a relay; return the violated rules."""
-    run.stored(commit, "worker-0")
-    run.spread(run.certificate(list(signers), commit, **options), "relay")
+    run.spread(run.certificate(list(signers), commit, page=page, **options), "relay")
     return run.rules_broken
 
 
-@pytest.mark.parametrize(("last", "broken"), [(3, []), (4, ["certified-only"])])
-def test_a_view_may_differ_by_two_ranks_and_no_more(last, broken):
+@pytest.mark.parametrize(("last", "broken"), [(1, []), (2, ["certified-only"])])
+def test_the_first_committee_is_exactly_the_one_that_the_page_draws(last, broken):
     run = many()
-    commit = run.commit("worker-0")
-    order = ranked(run, commit)
-    assert certify(run, commit, [order[0], order[last]]) == broken
+    commit, page, order = drawn(run)
+    assert certify(run, commit, [order[0], order[last]], page) == broken
 
 
-@pytest.mark.parametrize(("last", "broken"), [(4, []), (5, ["certified-only"])])
-def test_the_same_holds_of_the_wider_committee(last, broken):
+@pytest.mark.parametrize(("last", "broken"), [(2, []), (3, ["certified-only"])])
+def test_the_larger_committee_is_exactly_the_one_that_the_page_draws(last, broken):
     run = many()
-    commit = run.commit("worker-0")
-    order = ranked(run, commit)
-    assert certify(run, commit, [order[0], order[last]], escalated=True) == broken
+    commit, page, order = drawn(run)
+    assert certify(run, commit, [order[0], order[last]], page, escalated=True) == broken
 
 
 @pytest.mark.parametrize(("signers", "broken"), [(5, ["certified-only"]), (6, [])])
-def test_two_thirds_of_the_wider_committee_decide(signers, broken):
-    run = many(size=3, escalated_size=9, roster_min=3)
-    commit = run.commit("worker-0")
-    chosen = ranked(run, commit)[:signers]
-    assert certify(run, commit, chosen, escalated=True) == broken
+def test_two_thirds_of_the_larger_committee_decide(signers, broken):
+    run = many(size=3, escalated_size=9)
+    commit, page, order = drawn(run)
+    assert certify(run, commit, order[:signers], page, escalated=True) == broken
 
 
 def test_all_of_the_first_committee_must_accept():
-    run = many(size=3, escalated_size=6, roster_min=3)
-    commit = run.commit("worker-0")
-    assert certify(run, commit, ranked(run, commit)[:2]) == ["certified-only"]
+    run = many(size=3, escalated_size=6)
+    commit, page, order = drawn(run)
+    assert certify(run, commit, order[:2], page) == ["certified-only"]
+
+
+@pytest.mark.parametrize(("size", "signers"), [(2, 2), (12, 10)])
+def test_a_small_council_is_the_whole_committee(size, signers):
+    run = many(size=size, escalated_size=12)
+    commit, page, order = drawn(run)
+    assert certify(run, commit, order[:signers], page) == []
 
 
 def own_worker_run():
-    """Return a run, a commit of a validator, and the other validators in the order drawn."""
+    """Return a run, a commit of a validator, its page, and the other validators in order."""
     run = many()
-    for slot in range(100):
-        commit = run.commit("validator-0", body_bytes=slot)
-        order = ranked(run, commit)
+    commits = [run.commit("validator-0", body_bytes=size) for size in range(100)]
+    page = run.voted(run.page(run.listed(*commits)))
+    for commit in commits:
+        order = run.committee(commit, page)
         if order.index("validator-0") < 2:
             run.stored(commit, "validator-0")
-            return run, commit, [name for name in order if name != "validator-0"]
+            return run, commit, page, [name for name in order if name != "validator-0"]
     raise AssertionError("never drawn")
 
 
 def test_a_worker_takes_no_place_in_the_committee_for_its_own_rollout():
-    run, commit, others = own_worker_run()
-    run.spread(run.certificate([others[0], others[3]], commit), "relay")
-    assert run.violations == []
+    run, commit, page, others = own_worker_run()
+    assert certify(run, commit, others[:2], page) == []
 
 
 def test_a_worker_does_not_judge_its_own_rollout():
-    run, commit, others = own_worker_run()
-    run.spread(run.certificate([others[0], "validator-0"], commit), "relay")
-    assert run.rules_broken == ["certified-only"]
+    run, commit, page, others = own_worker_run()
+    assert certify(run, commit, [others[0], "validator-0"], page) == ["certified-only"]
     assert "a worker judges its own rollout" in run.violations[0].what
 
 
-# Validators known to every node
+# The page of a certificate
 
 
-def outsiders(run, commit):
-    """Return two validators outside of the committee drawn from all ten."""
-    return ranked(run, commit)[-2:]
+def certified_by(run, commit, page):
+    """Return the flaw of a certificate by the committee that ``page`` draws, or an empty text."""
+    order = run.committee(commit, page)
+    certify(run, commit, order[:2], page)
+    return run.violations[0].what if run.violations else ""
 
 
-@pytest.mark.parametrize(
-    ("story", "broken"),
-    [
-        ("nothing", ["certified-only"]),
-        ("a fault that goes on", []),
-        ("calm for less than a record lives", []),
-        ("calm for longer", ["certified-only"]),
-    ],
-)
-def test_views_are_alike_when_no_fault_was_within_the_life_of_a_record(story, broken):
+def test_a_page_without_a_quorum_draws_no_committee():
     run = many()
-    if story != "nothing":
-        run.emit("world", "fault", what="partition")
-    if story.startswith("calm"):
-        run.emit("world", "calm")
-        run.wait(8 if story == "calm for longer" else 2)
     commit = run.commit("worker-0")
-    assert certify(run, commit, outsiders(run, commit)) == broken
+    run.stored(commit, "worker-0")
+    page = run.page(run.listed(commit))
+    run.voted(page, *(f"validator-{number}" for number in range(6)))
+    assert "its page is not notarised" in certified_by(run, commit, page)
 
 
-def test_views_may_differ_at_the_beginning():
-    run = TraceExample(MANY)
-    run.up()
-    run.published(0)
-    run.wait(2)
+def test_more_than_two_thirds_of_the_council_are_a_quorum():
+    run = many()
     commit = run.commit("worker-0")
-    assert certify(run, commit, outsiders(run, commit)) == []
+    run.stored(commit, "worker-0")
+    page = run.page(run.listed(commit))
+    run.voted(page, *(f"validator-{number}" for number in range(7)))
+    assert certified_by(run, commit, page) == ""
 
 
-@pytest.mark.parametrize("excuse", ["came late", "restarted", "never came"])
-def test_only_validators_that_were_up_for_long_are_certain(excuse):
-    """If the others have just joined, the rest may have any rank in a smaller view."""
-    run = TraceExample(MANY)
-    late = [f"validator-{number}" for number in range(2, 10)]
-    run.up(*(name for name in MANY if excuse == "restarted" or name not in late))
-    run.published(0)
-    run.wait(12)
-    if excuse == "restarted":
-        for name in late:
-            run.down(name)
-    if excuse != "never came":
-        run.up(*late)
+def test_votes_of_other_keys_or_for_another_place_do_not_count():
+    run = many()
     commit = run.commit("worker-0")
-    assert certify(run, commit, ["validator-0", "validator-1"]) == []
+    run.stored(commit, "worker-0")
+    page = run.page(run.listed(commit))
+    run.voted(page, *(f"validator-{number}" for number in range(6)))
+    run.voted(page, "relay", "trainer")
+    run.stored(run.vote("validator-6", page, epoch=3), "validator-6")
+    run.stored(run.vote("validator-7", page, council=bytes(32)), "validator-7")
+    run.stored(run.vote("validator-8", page, parent=bytes(32)), "validator-8")
+    assert "its page is not notarised" in certified_by(run, commit, page)
+
+
+def test_a_page_with_too_few_reveals_draws_no_committee():
+    run = many()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    page = run.voted(run.page(run.listed(commit), reveals=[b"", b""]))
+    assert "its page draws no committee" in certified_by(run, commit, page)
+
+
+def test_half_of_the_reveals_draw_a_committee():
+    run = many()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    page = run.voted(run.page(run.listed(commit), reveals=[b"", bytes(80)]))
+    assert certified_by(run, commit, page) == ""
+
+
+@pytest.mark.parametrize(("place", "flaw"), [(0, "another page"), (1, ""), (2, "another page")])
+def test_the_drawing_page_after_the_list_draws_the_committee(place, flaw):
+    run = many()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    listing = run.voted(run.page(epoch=1, commits=[run.digest(commit)]))  # draws for older commits
+    pages = [listing, *run.chain(2, listing)]
+    what = certified_by(run, commit, pages[place])
+    assert flaw in what
+    assert bool(what) is bool(flaw)
+
+
+def test_no_page_draws_the_committee_of_a_commit_that_is_not_listed():
+    run = many()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    page = run.chain(2, epoch=1)[-1]
+    assert "another page draws its committee" in certified_by(run, commit, page)
+
+
+def test_a_page_without_a_draw_leaves_a_commit_to_the_next_page():
+    run = many()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    idle = run.voted(run.page(run.listed(commit), reveals=[b"", b""]))
+    page = run.voted(run.page(idle))
+    assert certified_by(run, commit, page) == ""

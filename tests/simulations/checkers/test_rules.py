@@ -285,44 +285,9 @@ def test_two_chains_may_learn_from_one_rollout():
     run = small_run()
     commit = run.certified("worker-0")
     run.published(1, run.genesis, [commit])
+    run.led(1, run.genesis)
     run.published(1, run.genesis, [commit], term=1)
     assert run.violations == []
-
-
-def test_a_node_that_lost_its_disk_may_take_the_earlier_term_first():
-    run = small_run()
-    early, late = (run.checkpoint(1, run.genesis, term=term) for term in (0, 1))
-    run.stored(early, "trainer")
-    run.stored(late, "trainer", "relay")
-    run.down("relay", "lost")
-    run.up("relay")
-    run.stored(early, "relay")
-    assert run.violations == []
-
-
-def test_a_disk_that_was_lost_before_is_no_excuse():
-    run = small_run()
-    early, late = (run.checkpoint(1, run.genesis, term=term) for term in (0, 1))
-    run.stored(early, "trainer")
-    run.down("relay", "lost")
-    run.up("relay")
-    run.now += 1
-    run.stored(late, "trainer", "relay")
-    run.stored(early, "relay")
-    assert run.rules_broken == ["one-chain"]
-
-
-def test_a_node_that_only_restarts_does_not_go_back_to_an_earlier_term():
-    run = small_run()
-    early, late = (run.checkpoint(1, run.genesis, term=term) for term in (0, 1))
-    run.stored(early, "trainer")
-    run.stored(late, "trainer", "relay")
-    run.down("relay")
-    run.up("relay", restart=True)
-    run.stored(late, "relay")
-    assert run.violations == []
-    run.stored(early, "relay")
-    assert run.rules_broken == ["one-chain"]
 
 
 def test_what_dishonest_nodes_take_for_versions_is_their_affair():
@@ -341,6 +306,7 @@ def loaded(run, version, claimed, actual):
 def test_weights_of_one_version_are_not_those_of_its_other_term():
     run = small_run()
     run.published(1, run.genesis, policy=NEW)
+    run.led(1, run.genesis)
     run.published(1, run.genesis, policy=OTHER, term=1)
     loaded(run, 1, NEW, NEW)
     loaded(run, 1, OTHER, OTHER)
@@ -516,8 +482,25 @@ def test_a_version_that_replaces_an_older_one_is_no_progress():
     run.published(1, run.genesis)
     run.emit("world", "calm")
     run.wait(15)
+    run.led(1, run.genesis)
     run.published(1, run.genesis, term=1)
     run.wait(6)
+    assert run.rules_broken == ["progress"]
+
+
+@pytest.mark.parametrize("behaviour", ["", "two-versions"])
+def test_the_versions_of_a_dishonest_leader_are_no_progress_once_they_are_dropped(behaviour):
+    run = small_run()
+    run.published(2, run.published(1, run.genesis))
+    run.emit("world", "calm")
+    run.wait(15)
+    run.watch.swarm.members["trainer"].behaviour = behaviour
+    run.led(1, run.genesis)
+    run.wait(5)
+    run.published(1, run.genesis, term=1)
+    run.wait(18)
+    assert run.rules_broken == ([] if behaviour else ["progress"])
+    run.wait(5)
     assert run.rules_broken == ["progress"]
 
 

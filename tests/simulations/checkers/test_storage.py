@@ -107,6 +107,19 @@ def test_the_body_of_a_certified_commit_is_kept_while_it_is_young(newer, broken)
     assert run.rules_broken == broken
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_version_of_a_dishonest_trainer_makes_bodies_old_once_a_node_takes_it(taken):
+    run = small_run()
+    run.watch.swarm.members["trainer"].behaviour = "two-versions"
+    commit, parent = run.certified("worker-0"), run.genesis
+    own(run, "relay", BODY, run.digest(commit))
+    for version in range(1, 4):
+        parent = run.checkpoint(version, parent)
+        run.stored(parent, "trainer", *["relay"] * taken)
+    release(run, "relay", BODY, run.digest(commit))
+    assert run.rules_broken == ([] if taken else RULE)
+
+
 @pytest.mark.parametrize(("epochs", "broken"), [(37, RULE), (42, [])])
 def test_the_body_of_a_certified_commit_is_kept_until_all_forget_it(epochs, broken):
     run = small_run()
@@ -160,6 +173,7 @@ def test_a_version_that_a_later_term_replaced_may_go():
     run = small_run()
     own(run, "relay", WEIGHTS, index(1))
     run.published(1, run.genesis, index=index(1))
+    run.led(1, run.genesis)
     run.published(1, run.genesis, index=index(9), term=1)
     release(run, "relay", WEIGHTS, index(1))
     assert run.rules_broken == []
@@ -168,12 +182,14 @@ def test_a_version_that_a_later_term_replaced_may_go():
 @pytest.mark.parametrize(("forked", "broken"), [(False, RULE), (True, [])])
 def test_the_longer_branch_may_go_when_a_later_term_has_begun_below_it(forked, broken):
     run = small_run()
+    run.led(1, run.genesis)
     first = run.published(1, run.genesis, index=index(1), term=1)
     parent = first
     for version in (2, 3, 4):
         parent = run.checkpoint(version, parent, index=index(version), term=1)
         run.spread(parent, "relay", "validator-1")
     if forked:
+        run.led(2, first)
         run.spread(run.checkpoint(2, first, index=index(9), term=2), "validator-0")
     own(run, "relay", WEIGHTS, index(4))
     release(run, "relay", WEIGHTS, index(4))

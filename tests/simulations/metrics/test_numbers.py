@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulations.checkers.swarm import TracedNode
 from simulations.metrics.makespan import ideal_seconds, round_trips_least
-from simulations.metrics.numbers import RunMeter, quantile, rounded
+from simulations.metrics.numbers import SETTLE_EPOCHS, RunMeter, quantile, rounded
 from simulations.metrics.series import POINTS_MAX
 from simulations.metrics.spread import CLOSE_SECONDS, SpreadHistogram
 from tests.simulations.trace_examples import small_run
@@ -26,6 +26,9 @@ KEYS = {
     "rollouts",
     "certified_false",
     "contradictory_certificates",
+    "conflicting_final_pages",
+    "final_gap_epochs_p50",
+    "final_gap_epochs_p99",
     "committee_agreement",
     "gossip",
     "weights",
@@ -39,7 +42,7 @@ VALIDATORS = ("validator-0", "validator-1", "validator-2")
 
 def measured_run(**options):
     run = small_run(**options)
-    run.meter = RunMeter(run.watch, run.certificates, 0.1)
+    run.meter = RunMeter(run.watch, run.checkers, 0.1)
     return run
 
 
@@ -366,3 +369,43 @@ def member(upload, download):
 )
 def test_the_bound_is_the_narrowest_of_three(root, others, seconds):
     assert ideal_seconds(100, root, others) == pytest.approx(seconds, rel=1e-3)
+
+
+# Final pages
+
+
+def sampled(run, name, final_epoch):
+    run.emit(name, "sample", final_epoch=final_epoch)
+
+
+def test_the_gap_is_the_distance_of_the_newest_final_page():
+    run = measured_run()
+    run.wait(SETTLE_EPOCHS)
+    for behind in (1, 1, 2, 9):
+        sampled(run, "relay", run.epoch() - behind)
+    sampled(run, "liar", -1)  # it is dishonest
+    found = result(run)
+    assert (found.final_gap_epochs_p50, found.final_gap_epochs_p99) == (1, 9)
+
+
+def test_a_node_that_has_just_started_has_no_gap():
+    run = measured_run()
+    run.wait(SETTLE_EPOCHS - 1)
+    sampled(run, "relay", -1)
+    assert result(run).final_gap_epochs_p99 is None
+    run.wait(1)
+    run.down("trainer")
+    run.up("trainer", restart=True)
+    sampled(run, "trainer", -1)
+    sampled(run, "relay", run.epoch() - 2)
+    assert result(run).final_gap_epochs_p99 == 2
+
+
+def test_conflicting_final_pages_are_counted():
+    run = measured_run()
+    for name in VALIDATORS:
+        run.watch.swarm.members[name].behaviour = "two-votes"
+    run.chain(3, epoch=1)
+    assert result(run).conflicting_final_pages == 0
+    run.chain(3, epoch=4)
+    assert result(run).conflicting_final_pages == 1

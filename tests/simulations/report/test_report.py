@@ -20,7 +20,7 @@ COMMAND = "prime-node simulate run 'a b' --seed 3"
 def story(*, broken=False):
     """Make a run that shows every feature of the plots; return its result and series."""
     run = small_run()
-    meter = RunMeter(run.watch, run.certificates, 0.1)
+    meter = RunMeter(run.watch, run.checkers, 0.1)
     manifest = run.genesis
     for version in range(1, 12):
         run.wait(2)
@@ -100,7 +100,7 @@ def test_a_violation_stands_on_the_page_with_its_causes():
 
 def test_pictures_of_a_run_that_hardly_began():
     run = small_run()
-    meter = RunMeter(run.watch, run.certificates, 0.1)
+    meter = RunMeter(run.watch, run.checkers, 0.1)
     assert all(png.startswith(PNG) for png in draw_all(meter.series).values())
 
 

@@ -10,9 +10,9 @@ from node.api.v1.recording import Recording, read_recording, write_recording
 from simulations.report.view import ViewRecorder
 from simulations.study.study import RunPlan, run_plan
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
-PLAN = RunPlan("byzantine-inference", seed=0, minutes=2)
+PLAN = RunPlan("byzantine-inference", seed=0, minutes=1.2)
 
 
 def test_a_report_shows_what_an_honest_node_saw_and_the_run_is_the_same(tmp_path):

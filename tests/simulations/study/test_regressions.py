@@ -28,7 +28,7 @@ def node_minutes(entry):
 SHORT = [entry for entry in KEPT if node_minutes(entry) <= NODE_MINUTES_MAX]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "entry", SHORT, ids=lambda entry: f"{entry.plan.scenario}-{entry.plan.seed}"
 )

@@ -43,7 +43,7 @@ export default {
       draw.head({ ...now, now: Math.floor(now.now / 10), rewards: 0, happened: 0 });
       draw.figures({ ...now, now: 0, happened: 0 });
       draw.reasons(now.rollouts);
-      draw.swarm({ members: now.members_by_role, total: now.members_count, connected: now.peers_connected, leader: now.leader, slashed: now.slashed, me: now.peer_id });
+      draw.swarm({ members: now.members_by_role, total: now.members_count, connected: now.peers_connected, slashed: now.slashed, me: now.peer_id, leader: now.leader, term: now.council.term, live: now.council.is_leader_live, council: now.council.text, fault: now.council.fault });
       draw.happened(now.happened);
       if (rewards?.series.length !== (now.evaluation.length ? 2 : 1)) show(learned, (rewards = rewardChart(now.evaluation.length)).element);
       rewards.least = Math.min(0, ...now.rewards.map((one) => one.reward), ...now.evaluation.map((one) => one.reward_low));
@@ -109,7 +109,7 @@ function drawFigures(now) {
   const delta = last && before ? last.reward - before.reward : null;
   const cells = [
     ["Reward", last ? reward(last.reward) : "–", delta === null ? "of the latest version" : `${delta < 0 ? "−" : "+"}${Math.abs(delta).toFixed(3)} over 5 versions`],
-    ["Version", now.policy_version_newest < 0 ? "–" : count(now.policy_version_newest), now.steps_total ? [bar(Math.max(0, now.policy_version_newest) / now.steps_total, "accent", `${now.policy_version_newest} of ${now.steps_total}`), `of ${count(now.steps_total)}`] : ""],
+    ["Version", now.policy_version_newest < 0 ? "–" : count(now.policy_version_newest), now.steps_total ? [bar(Math.max(0, now.policy_version_newest) / now.steps_total, "accent", `${now.policy_version_newest} of ${now.steps_total}`), `of ${count(now.steps_total)}`, now.council.final_version < 0 ? "" : `; final ${count(now.council.final_version)}`] : ""],
     ["Time left", now.seconds_to_go === 0 ? "done" : about(now.seconds_to_go), "at the pace of 10 versions"],
     ["Certified per minute", now.certified_per_minute === null ? "–" : short(now.certified_per_minute), `${count(now.rollouts.certified)} in total`],
     ["Trainer idle", percent(now.trainer_idle_share), "too few certified rollouts"],
@@ -138,14 +138,15 @@ function drawOutcomes(rollouts) {
   ];
 }
 
-function drawSwarm({ members, total, connected, leader, slashed, me }) {
+function drawSwarm({ members, total, connected, leader, term, live, slashed, me, council, fault }) {
   const most = Math.max(1, ...Object.values(members));
   return [
     h("table", { className: "bars" }, h("tbody", {}, ROLES.map((role) => h("tr", {},
       h("th", { scope: "row" }, h("a", { href: `#/peers?role=${role}` }, role)), h("td", {}, bar((members[role] ?? 0) / most, "ink")), h("td", { className: "number" }, count(members[role] ?? 0)))))),
     h("p", { className: "note" }, `${many(total, "member")}, ${count(connected)} connected to this node`,
       slashed ? [", ", h("a", { href: "#/peers?reputation=slashed" }, `${count(slashed)} slashed`)] : ""),
-    leader ? h("p", { className: "note" }, "Leading trainer ", peerLink(leader, me)) : "",
+    leader ? h("p", { className: live ? "note" : "warning" }, "Leading trainer ", peerLink(leader, me), `, term ${count(term)}`, live ? "" : ", not live") : "",
+    council ? h("p", { className: fault ? "warning" : "note" }, "Council: ", clean(council, 400)) : "",
   ];
 }
 

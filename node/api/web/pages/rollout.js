@@ -45,7 +45,7 @@ function steps({ row, committee, verdicts, certified_by: author }) {
   const drawn = committee.first.length > 0;
   const items = [
     [true, "Committed", [`epoch ${count(row.epoch)}, ${clock(row.at)}`], peerLink(row.worker)],
-    [drawn, "Committee drawn", [`with the beacon of epoch ${count(committee.epoch)}`],
+    [drawn, "Committee drawn", [drawn ? `by the page of epoch ${count(committee.epoch)}` : ""],
       drawn ? [many(committee.first.length, "validator"), `, ${committee.escalated.length} if they disagree`] : "not yet"],
     [verdicts.length > 0, "Verdicts", [verdicts.length ? `${accepts} accept, ${verdicts.length - accepts} reject` : "none received yet"],
       row.escalated ? `larger committee, quorum ${committee.quorum}` : ""],

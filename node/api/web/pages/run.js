@@ -5,7 +5,7 @@ import { h, redrawn } from "../dom.js";
 import { clean, moment } from "../format.js";
 import { copied, heading, section } from "../parts.js";
 
-const LONG = new Set(["trainers", "validators", "run", "creator"]);
+const LONG = new Set(["succeeds", "trainers", "validators"]);
 
 export default {
   seconds: 10,

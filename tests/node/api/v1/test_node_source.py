@@ -18,7 +18,9 @@ from node.local.errors import NodeError
 from node.local.log_tail import LogTail
 from node.replication.inbox import MessageOrigin
 from node.storage.blobs import FileBlobs
-from protocol.core.crypto import digest
+from protocol.consensus.member import Contents
+from protocol.consensus.trusted_page import TrustedPage
+from protocol.core.crypto import digest, public_key_from_peer_id
 from protocol.core.types import ValidationResult
 from protocol.membership.measured_capacity import forest_members
 from protocol.rollout.body import RolloutSequence, encode_body
@@ -27,6 +29,7 @@ from roles.environments.threaded import InBackground
 from roles.ports.storage import Owner, Purpose
 from simulations.runtime.loop import SimBackground
 from tests.node.api.test_observer import NOW, WORKER, WORLD, reader
+from tests.worlds.page_book import PageBook
 
 OTHER = WORLD.workers[1]
 SEQUENCES = [
@@ -91,6 +94,7 @@ async def test_before_it_joins_there_is_the_status_alone(tmp_path):
     assert (await source.rollouts(RolloutQuery())).rows == ()
     assert await source.rollout("00" * 32) is None
     assert source.peers(PeerQuery()).rows == source.weights(WeightsQuery()).versions == ()
+    assert source.council().members == () and source.council().text == ""
     assert source.run().run_id == "" and (await source.machine()).log == ()
 
 
@@ -107,7 +111,7 @@ async def test_a_rollout_is_told_with_its_text_its_way_and_its_verdicts(node):
     assert [one.reward for one in shown.sequences] == [0, 0, 1, 0]
     assert [one.group for one in shown.sequences] == [0, 0, 1, 1]
     drawn = WORLD.committee(commit)
-    assert shown.committee.first == drawn.first and shown.committee.epoch == 1
+    assert shown.committee.first == drawn.first and shown.committee.epoch == 2
     assert [one.validator for one in shown.verdicts] == list(drawn.first)
     assert [one.place for one in shown.verdicts] == [0, 1, 2]
     (row,) = (await node.source.rollouts(RolloutQuery())).rows
@@ -197,7 +201,11 @@ def test_the_overview_is_the_summary_of_the_status_and_the_latest_events(node):
         name: getattr(status, name) for name in summary
     }
     assert [(point.version, point.reward) for point in seen.rewards] == [(1, 0.25)]
-    assert (seen.steps_total, seen.members_by_role["validator"], seen.leader) == (50, 6, "")
+    assert (seen.steps_total, seen.members_by_role["validator"], seen.leader) == (
+        50,
+        6,
+        WORLD.trainers[0].peer_id,
+    )
     assert [one.kind for one in seen.happened] == ["leader"]
 
 
@@ -237,6 +245,15 @@ async def test_the_machine_and_the_run_are_told(node):
     assert dict(run.words)["training"].startswith("50 versions, each from 2 rollouts")
 
 
+def test_the_join_command_names_the_page_that_seated_the_council(node):
+    assert "--page" not in node.source.run().join_command, "the run id names the first council"
+    leaves = public_key_from_peer_id(WORLD.validators[0].peer_id)
+    book = PageBook(WORLD.manifest, WORLD.validators, {26: Contents(removed=(leaves,))})
+    book.show(node.replica, 33)
+    page = TrustedPage(26, book.page(26).digest)
+    assert node.source.run().join_command.endswith(f" --page {page}")
+
+
 async def test_what_is_recorded_answers_as_the_node_did(tmp_path, node):
     commit = commit_with_body()
     node.hear(commit, WORLD.certificate(commit), *WORLD.chain(OTHER, 3))
@@ -251,6 +268,8 @@ async def test_what_is_recorded_answers_as_the_node_did(tmp_path, node):
     assert await recording.rollout(digest_) == await node.source.rollout(digest_)
     for query in (PeerQuery(), PeerQuery(role="validator", offset=2, limit=3)):
         assert recording.peers(query) == node.source.peers(query)
+    assert recording.council() == node.source.council()
+    assert len(recording.council().members) == 6
     assert recording.run() == node.source.run()
     assert recording.events(EventQuery()) == node.source.events(EventQuery())
     assert recording.meta().mode == "recorded"

@@ -22,6 +22,7 @@ PATHS = {
     "rollouts": "/rollouts?limit=3",
     "rollout": f"/rollouts/{READY.rollouts[0].row.commit}",
     "peers": "/peers",
+    "council": "/council",
     "weights": "/weights",
     "training": "/training",
     "node": "/node",

@@ -195,16 +195,16 @@ def test_the_command_takes_the_nodes_options_and_tells_by_its_exit_code(
         "0f" * 32,
         {},
         Identity(b"\x09" * 32),
-        [PEER],
-        [key, *others] if named else others,
+        [key] if named else [PEER],
+        others,
     )
     run = tmp_path / "run.toml"
     run.write_text(manifest_toml(signed))
-    arguments = ["--run", str(run), "--data-dir", str(tmp_path / "data"), "--role", "validator"]
+    arguments = ["--run", str(run), "--data-dir", str(tmp_path / "data"), "--role", "trainer"]
     assert main(["doctor", "--no-engine", "--json", *arguments]) == code
     found = {item["what"]: item for item in json.loads(capsys.readouterr().out)}
     assert found["run"]["level"] == "ok"
-    assert found["memory"]["found"].startswith("validator needs about")
+    assert found["memory"]["found"].startswith("trainer needs about")
     assert ("key" in found) is not named
     left = [path.name for path in (tmp_path / "data").iterdir()]
     assert sorted(left) == ["identity.key", "version"], "it looks and changes nothing"

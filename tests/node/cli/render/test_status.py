@@ -29,12 +29,21 @@ def test_status_at_a_glance():
     assert lines[0] == "inference  ● ready"
     assert row(lines, "up").split(maxsplit=1)[1] == "1 h 6 min"
     assert "7 members (2 inference, 3 validator, 1 trainer, 1 relay)" in row(lines, "swarm")
-    assert "version 41, 1 behind the newest" in row(lines, "policy")
+    assert "3 members (6 seats, era 2), final page 3 s ago, no votes" in row(lines, "council")
+    assert row(lines, "leader").endswith("term 3, live")
+    assert row(lines, "policy").endswith("version 41, 1 behind the newest; final 39")
     assert "0.840  ▁" in row(lines, "reward")
     assert "since start: sent 3.1 GB, received 1.25 GB" in row(lines, "traffic")
     assert any(line.split()[:6] == ["swarm", "860", "812", "12", "4", "790"] for line in lines)
     assert any(line.split()[:4] == ["this", "node", "120", "118"] for line in lines)
     assert lines[-1] == "prime-node why explains this node's failed rollouts."
+
+
+def test_status_names_the_run_that_this_one_succeeds():
+    succeeds = "run 12ab… at page 34cd… (epoch 17), version 2"
+    lines = drawn(status_view(replace(STATUS, succeeds=succeeds), STATUS.started_at))
+    assert row(lines, "succeeds").split(maxsplit=1)[1] == succeeds
+    assert not any("succeeds" in line for line in drawn(status_view(STATUS, STATUS.started_at)))
 
 
 def arriving_lines(lines):
@@ -174,14 +183,14 @@ def test_status_of_a_node_that_has_just_started():
 
 def test_a_policy_that_has_not_arrived():
     lines = drawn(status_view(replace(STATUS, policy_version=-1), 0.0))
-    assert "version none; the newest is 42" in row(lines, "policy")
+    assert "version none; the newest is 42; final 39" in row(lines, "policy")
 
 
 def test_versions_that_have_come_and_cannot_be_taken_are_told():
     """A trainer has published them, but the outcome of their batches is unknown here."""
     waiting = replace(STATUS, tables={**STATUS.tables, "versions_waiting": 3})
     told = row(drawn(status_view(waiting, 0.0)), "policy")
-    assert told.endswith("1 behind the newest; 3 more pending")
+    assert told.endswith("1 behind the newest; final 39; 3 more pending")
 
 
 @pytest.mark.parametrize(

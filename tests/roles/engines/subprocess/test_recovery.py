@@ -13,7 +13,7 @@ from roles.inference.flow import InferenceFlow
 from tests.roles.engines.subprocess.engine_processes import BRISK, PROOFS, calls_of, eventually
 from tests.roles.engines.tiny import CONFIG
 from tests.worlds.flow_world import FlowWorld, Task
-from tests.worlds.messages import found
+from tests.worlds.messages import found, set_outcome
 
 RECOVERY_SECONDS = 60.0
 
@@ -49,7 +49,7 @@ class RealWorker:
                 self.world.replica.advance(self.world.now())
                 for signed in self.world.network.published[self._settled :]:
                     certificate = self.world.world.certificate(signed)
-                    self.world.replica.ledger.offer_certificate(certificate, found())
+                    set_outcome(self.world.replica.ledger, certificate, found())
                     self._settled += 1
                     self.world.changes.notify()
 
@@ -68,9 +68,7 @@ async def stopped_in_mid_rollout(worker) -> int:
     pid = worker.engine.supervisor.pid
     os.kill(pid, signal.SIGSTOP)
     for signed in worker.world.network.published[worker._settled :]:
-        worker.world.replica.ledger.offer_certificate(
-            worker.world.world.certificate(signed), found()
-        )
+        set_outcome(worker.world.replica.ledger, worker.world.world.certificate(signed), found())
         worker._settled += 1
     worker.world.changes.notify()
     await eventually(lambda: calls_of(worker.engine) or worker.engine.supervisor.pid != pid)

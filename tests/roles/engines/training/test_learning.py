@@ -19,7 +19,7 @@ TOPLOC = toploc(top_k=64, chunk_tokens=32)
 LAG, STEPS, PROMPTS, GROUP = 2, 45, 16, 16
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_asynchronous_grpo_learns_addition(tmp_path):
     task = solved(environment("arithmetic"))
     made = cold_start(task, MODEL, 0, tmp_path / "0")

@@ -1,0 +1,95 @@
+"""Trainers that abuse their lead: two versions of one number, and versions after their term."""
+
+from typing_extensions import override
+
+from protocol.core.crypto import digest
+from protocol.core.faults import Fault
+from protocol.core.rng import Rng
+from protocol.core.types import Digest, PeerId, RunId, Topic
+from protocol.gossipsub.message import decode_message, encode_message, sign_message
+from protocol.messages import CheckpointManifest, Signed, open_envelope, seal
+from protocol.replica.replica import Replica
+from simulations.adversaries.gossip import GossipRewritingTransport, trusting
+from simulations.adversaries.gossiping import GossipingTransport
+from simulations.ports.parts import Parts
+
+PAUSE_SECONDS = 10.0
+"""Interval between two versions of a former leader."""
+
+
+class TwoVersionsTransport(GossipRewritingTransport):
+    """Gossips to half of its peers another version of each number.
+
+    Both have the same weights, which every node can get. Each is the parent of the next one that
+    the same peers receive.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._others: dict[Digest, Digest] = {}
+        """Own version to the other one of its number."""
+
+    @override
+    def rewrites(self, peer: PeerId) -> bool:
+        return bool(digest(peer.encode())[0] % 2)
+
+    @override
+    def rewritten(self, encoded: bytes, run_id: RunId) -> bytes | None:
+        message, signer = decode_message(encoded), self.parts.signer
+        if isinstance(message, Fault) or message.author != signer.peer_id:
+            return encoded
+        version = open_envelope(message.data, CheckpointManifest, run_id, trusting)
+        if isinstance(version, Fault) or version.signer != signer.peer_id:
+            return encoded
+        fields, parent = version.message, Digest(version.message.parent)
+        if fields.version == 0:
+            return encoded
+        changes = {"created_at": fields.created_at + 1, "parent": self._others.get(parent, parent)}
+        other = seal(fields.model_copy(update=changes), run_id, signer)
+        self._others[version.digest] = other.digest
+        seqno = int.from_bytes(message.seqno, "big") + 1
+        return encode_message(sign_message(signer, message.topic, other.envelope, seqno))
+
+
+class FormerLeaderTransport(GossipingTransport):
+    """Publishes versions after its last one in its term, once another trainer leads.
+
+    They are well formed, and their weights are those of its last version.
+    """
+
+    pause_seconds = PAUSE_SECONDS
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._newest: Signed[CheckpointManifest] | None = None
+
+    @override
+    async def act(self, replica: Replica) -> None:
+        me = self.parts.signer.peer_id
+        if replica.leader == me:
+            self._newest = None
+            return
+        checkpoints = replica.ledger.chain.checkpoints
+        own = [entry.manifest for entry in checkpoints if entry.manifest.signer == me]
+        self._newest = self._newest or (own[-1] if own else None)
+        if self._newest is None or self._newest.message.version >= replica.manifest.grpo.steps:
+            return
+        before = self._newest.message
+        changes = {
+            "version": before.version + 1,
+            "parent": self._newest.digest,
+            "batch": (),
+            "created_at": round(self.parts.ports.clock.now() * 1000),
+        }
+        self._newest = seal(before.model_copy(update=changes), replica.run_id, self.parts.signer)
+        await self.publish(replica, Topic.CHECKPOINTS, self._newest.message)
+
+
+def two_versions(parts: Parts, _rng: Rng) -> Parts:
+    """Publish two versions of each number, for different peers."""
+    return parts.with_ports(transport=TwoVersionsTransport(parts))
+
+
+def former_leader(parts: Parts, _rng: Rng) -> Parts:
+    """Go on publishing after its term."""
+    return parts.with_ports(transport=FormerLeaderTransport(parts))

@@ -1,0 +1,395 @@
+"""A member's judgement of a page: changes of the council, commits, and draws of an era."""
+
+import pytest
+
+from protocol.consensus.council import vote_for
+from protocol.consensus.member import Contents
+from protocol.core.crypto import digest, peer_id_from_public_key
+from protocol.core.types import ValidationResult
+from protocol.ledger.commits import CommitState
+from protocol.messages import LISTED_MAX, PageVote
+from protocol.replica.page_contents import (
+    MEMORY,
+    PATIENCE_EPOCHS,
+    SETTLED_EPOCHS,
+    PageContents,
+)
+from protocol.replica.replica import Replica
+from tests.worlds.messages import World, found, identity, run_manifest, set_outcome
+from tests.worlds.page_book import PageBook, fast_output, fast_verify
+
+SILENT, RECOVERY = 5, 8
+WORLD = World(
+    run_manifest(validators=7, council={"silent_epochs": SILENT, "recovery_epochs": RECOVERY})
+)
+ME, OTHER, THIRD, *_ = WORLD.validators
+EVERYBODY = {one.peer_id for one in WORLD.validators}
+FINAL = 10
+"""Epoch of the newest final page."""
+
+
+def replica(book=WORLD.book, last=FINAL + 1) -> Replica:
+    target = Replica(WORLD.manifest, fast_verify, fast_output)
+    book.show(target, last)
+    for one in book.votes(last):  # a chain has no more votes than it needs
+        target.pages.offer_vote(one)
+    return target
+
+
+def contents(target, epoch, *, since=0, me=ME) -> Contents:
+    """Return what a member would propose for a page of an epoch."""
+    judgement = PageContents(target, me.peer_id, since, held=lambda: -1)
+    return judgement.contents(target.pages.tip(epoch), epoch)
+
+
+def judged(target, epoch, **view) -> tuple[set, set]:
+    """Return the keys that join and leave by a page of an epoch, as peer ids."""
+    changes = contents(target, epoch, **view)
+    return tuple(
+        set(map(peer_id_from_public_key, keys)) for keys in (changes.joined, changes.removed)
+    )
+
+
+def approves(target, epoch, *, joined=(), removed=(), since=0, me=ME, **fields) -> bool:
+    """Return whether a member would vote for a page with these contents."""
+    page = WORLD.book.page(FINAL + 2).message.model_copy(
+        update={
+            "epoch": epoch,
+            "joined": tuple(one.public_key for one in joined),
+            "removed": tuple(one.public_key for one in removed),
+            **fields,
+        }
+    )
+    judgement = PageContents(target, me.peer_id, since, held=lambda: -1)
+    return judgement.approves(page, target.pages.tip(epoch))
+
+
+def vote(signer, epoch, page=b"some page"):
+    message = PageVote(
+        epoch=epoch, council=b"", page=digest(page), parent=WORLD.book.page(FINAL + 1).digest
+    )
+    return WORLD.sealed(message, signer)
+
+
+def heard(target, epoch, *signers):
+    """Let a replica receive votes of an epoch."""
+    for one in signers:
+        received = target.receive(vote(one, epoch).envelope, WORLD.at(epoch))
+        assert received.result is ValidationResult.ACCEPT
+
+
+# Silence
+
+
+def test_nobody_leaves_a_council_that_votes():
+    assert judged(replica(), FINAL + 2) == (set(), set())
+
+
+def test_members_that_send_nothing_leave_after_some_epochs():
+    target = replica()
+    for epoch in range(FINAL + 2, FINAL + 9):
+        heard(target, epoch, *WORLD.validators[:5])
+    gone = {one.peer_id for one in WORLD.validators[5:]}
+    newest = FINAL + 1  # all have voted for that page
+    assert judged(target, newest + SILENT - 1) == (set(), set())
+    assert judged(target, newest + SILENT) == (set(), gone)
+    heard(target, newest + SILENT, WORLD.validators[5])
+    assert judged(target, newest + SILENT) == (set(), {WORLD.validators[6].peer_id})
+
+
+@pytest.mark.parametrize("since", [0, FINAL + 1, FINAL + 4])
+def test_silence_counts_from_the_start_of_watching(since):
+    """A node that has just started has heard nobody."""
+    target, me = replica(), ME.peer_id
+    begins = max(since, FINAL + 1) + SILENT
+    assert judged(target, begins - 1, since=since)[1] == set()
+    assert judged(target, begins, since=since)[1] == EVERYBODY - {me}
+
+
+def test_a_member_never_removes_itself():
+    target = replica()
+    for me in WORLD.validators:
+        assert me.peer_id not in judged(target, FINAL + 50, me=me)[1]
+        assert not approves(target, FINAL + 50, removed=[me], me=me)
+        assert not approves(target, FINAL + 50, removed=[OTHER, me], me=me)
+
+
+def test_another_members_view_of_silence_is_approved_a_little_sooner():
+    """Votes reach the proposer and the voters at different times."""
+    target = replica()
+    due = FINAL + 1 + SILENT
+    assert judged(target, due - 1)[1] == set()
+    assert approves(target, due - PATIENCE_EPOCHS, removed=[OTHER, THIRD])
+    assert not approves(target, due - PATIENCE_EPOCHS - 1, removed=[OTHER])
+    heard(target, FINAL + 2, OTHER)
+    assert not approves(target, due - PATIENCE_EPOCHS, removed=[OTHER])
+    assert not approves(target, due - PATIENCE_EPOCHS, removed=[THIRD, OTHER])
+    assert approves(target, due - PATIENCE_EPOCHS, removed=[THIRD])
+    assert approves(target, due - PATIENCE_EPOCHS), "a page without changes"
+
+
+# Evidence
+
+
+def test_two_verdicts_on_one_commit_cost_the_seat():
+    target, commit = replica(), WORLD.commit(WORLD.workers[0])
+    assert not approves(target, FINAL + 2, removed=[OTHER])
+    target.receive(WORLD.evidence(OTHER, commit).envelope, WORLD.at(FINAL))
+    assert judged(target, FINAL + 2) == (set(), {OTHER.peer_id})
+    assert approves(target, FINAL + 2, removed=[OTHER])
+    assert not approves(target, FINAL + 2, removed=[OTHER, THIRD])
+
+
+def test_two_votes_in_one_epoch_cost_the_seat():
+    target, now = replica(), WORLD.at(FINAL + 2)
+    for one, page in ((OTHER, b"one"), (OTHER, b"another"), (THIRD, b"one"), (THIRD, b"one")):
+        target.receive(vote(one, FINAL + 2, page).envelope, now)
+    assert judged(target, FINAL + 2) == (set(), {OTHER.peer_id})
+    assert approves(target, FINAL + 2, removed=[OTHER])
+    assert not approves(target, FINAL + 2, removed=[THIRD])
+
+
+# Return of genesis validators
+
+LEAVES = Contents(removed=(OTHER.public_key, THIRD.public_key))
+LEAVES_ALONE = Contents(removed=(OTHER.public_key,))
+BOOK = PageBook(WORLD.manifest, WORLD.validators, {3: LEAVES})
+
+
+def without_two() -> Replica:
+    """Return a replica whose council lacks two validators of the genesis."""
+    target = replica(BOOK)
+    assert set(target.pages.council.members) == EVERYBODY - {OTHER.peer_id, THIRD.peer_id}
+    return target
+
+
+def live(target, signer, epoch=FINAL, roles=("validator",)):
+    record = WORLD.record(signer, roles, epoch)
+    assert target.receive(record.envelope, WORLD.at(epoch)).result is ValidationResult.ACCEPT
+
+
+def test_a_validator_of_the_genesis_that_is_live_returns():
+    target, epoch = without_two(), FINAL + 2
+    assert judged(target, epoch) == (set(), set())
+    assert not approves(target, epoch, joined=[OTHER])
+    live(target, OTHER)
+    live(target, THIRD, roles=("relay",))
+    live(target, WORLD.workers[0], roles=("inference",))
+    assert judged(target, epoch) == ({OTHER.peer_id}, set())
+    assert approves(target, epoch, joined=[OTHER])
+    for key in (THIRD, WORLD.workers[0], WORLD.validators[4]):
+        assert not approves(target, epoch, joined=[key])
+        assert not approves(target, epoch, joined=[OTHER, key])
+    gone = FINAL + WORLD.manifest.epochs.record_epochs + 1
+    assert judged(target, gone, since=gone) == (set(), set())
+    assert not approves(target, gone, joined=[OTHER])
+
+
+@pytest.mark.parametrize(
+    ("changes", "returns_from"),
+    [
+        ({9: LEAVES}, 9 + SILENT),
+        ({3: Contents(removed=(THIRD.public_key,)), 11: LEAVES_ALONE}, 11 + SILENT),
+        ({3: LEAVES, 7: Contents(joined=LEAVES.removed), 11: LEAVES}, 11 + 2 * SILENT),
+    ],
+)
+def test_a_removed_member_returns_after_a_pause_that_doubles(changes, returns_from):
+    """A member that sends records and no votes would stop a small council again and again."""
+    last = returns_from - 2
+    target = replica(PageBook(WORLD.manifest, WORLD.validators, changes), last)
+    assert OTHER.peer_id not in target.pages.council.places
+    live(target, OTHER, last)
+    assert not approves(target, returns_from - 1, joined=[OTHER], since=last)
+    assert approves(target, returns_from, joined=[OTHER], since=last)
+    assert judged(target, returns_from - 1, since=last)[0] == set()
+    assert judged(target, returns_from, since=last)[0] == {OTHER.peer_id}
+
+
+@pytest.mark.parametrize("issued", [9, 10])
+def test_a_record_from_before_its_removal_does_not_show_a_member_live(issued):
+    """The member may have been gone since then."""
+    target = replica(PageBook(WORLD.manifest, WORLD.validators, {9: LEAVES}), 12)
+    live(target, OTHER, issued)
+    returning = {OTHER.peer_id} if issued > 9 else set()
+    assert judged(target, 9 + SILENT, since=12)[0] == returning
+
+
+@pytest.mark.parametrize("between", [MEMORY * SILENT - 1, MEMORY * SILENT])
+def test_a_removal_of_long_ago_makes_no_pause_longer(between):
+    target = without_two()
+    first = target.pages.removals[OTHER.peer_id][0]
+    target.pages.removals[OTHER.peer_id].append(first + between)
+    returns_from = first + between + SILENT * (2 if between < MEMORY * SILENT else 1)
+    live(target, OTHER, returns_from - 2)
+    assert judged(target, returns_from - 1, since=returns_from)[0] == set()
+    assert judged(target, returns_from, since=returns_from)[0] == {OTHER.peer_id}
+
+
+def test_a_member_that_evidence_names_does_not_return():
+    target = without_two()
+    live(target, OTHER)
+    evidence = WORLD.evidence(OTHER, WORLD.commit(WORLD.workers[0]))
+    target.receive(evidence.envelope, WORLD.at(FINAL))
+    assert OTHER.peer_id in target.intake.evidence
+    assert judged(target, FINAL + 2) == (set(), set())
+    assert not approves(target, FINAL + 2, joined=[OTHER])
+
+
+def test_no_more_members_join_than_there_are_seats():
+    world = World(run_manifest(validators=7, council={"seats_max": 7, "silent_epochs": SILENT}))
+    outsider, leaving = world.workers[0], world.validators[1:3]
+    changes = Contents((outsider.public_key,), tuple(one.public_key for one in leaving))
+    book = PageBook(world.manifest, [*world.validators, outsider], {3: changes})
+    target = Replica(world.manifest, fast_verify, fast_output)
+    book.show(target, FINAL + 1)
+    for one in leaving:
+        target.receive(world.record(one, ("validator",), FINAL).envelope, world.at(FINAL))
+    assert len(target.pages.council.members) == 6
+    changes = contents(target, FINAL + 2)
+    assert len(changes.joined) == 1
+
+
+def test_nobody_joins_in_a_recovery():
+    target = without_two()
+    shown = target.pages.tip().shown_epoch
+    begins = shown + RECOVERY
+    live(target, OTHER, begins - 2)
+    here = [one for one in WORLD.validators if one not in (OTHER, THIRD)]
+    for epoch in range(FINAL + 2, begins + 1):
+        for one in here[:-1]:
+            council = target.pages.council.seat
+            message = vote(one, epoch).message.model_copy(update={"council": council})
+            target.receive(WORLD.sealed(message, one).envelope, WORLD.at(epoch))
+    silent = {here[-1].peer_id}
+    assert judged(target, begins - 1) == ({OTHER.peer_id}, silent)
+    assert judged(target, begins) == (set(), silent)
+    heard_again = vote(here[-1], begins).message.model_copy(
+        update={"council": target.pages.council.seat}
+    )
+    target.receive(WORLD.sealed(heard_again, here[-1]).envelope, WORLD.at(begins))
+    assert judged(target, begins) == ({OTHER.peer_id}, set()), "nobody leaves: no recovery"
+
+
+def test_a_vote_in_the_book_is_the_vote_for_its_page():
+    """The votes above are invented; those of an honest council name page and parent."""
+    assert WORLD.book.votes(3)[0].message == vote_for(WORLD.book.page(3))
+
+
+# Commits
+
+
+def commits(count, worker=WORLD.workers[0], epoch=FINAL) -> list:
+    return WORLD.chain(worker, count, epoch=epoch)
+
+
+def held(*messages, book=WORLD.book) -> Replica:
+    """Return a replica that holds some commits."""
+    target = replica(book)
+    for one in messages:
+        target.restore(one.envelope)
+    return target
+
+
+def digests(*messages) -> tuple[bytes, ...]:
+    return tuple(one.digest for one in messages)
+
+
+def test_new_commits_are_listed_the_oldest_first_and_a_page_has_room_for_so_many():
+    newer, older = commits(1, epoch=FINAL + 1), commits(2, WORLD.workers[1])
+    expected = (*sorted(digests(*older)), *digests(*newer))
+    assert contents(held(*newer, *older), FINAL + 2).commits == expected
+    workers = [identity(f"worker of many {number}") for number in range(11)]
+    many = [one for worker in workers for one in commits(20, worker)]
+    target = held(*newer, *many)
+    listed = contents(target, FINAL + 2).commits
+    assert listed == tuple(sorted(digests(*many)))[:LISTED_MAX]
+    assert len(many) > LISTED_MAX == len(listed)
+    assert approves(target, FINAL + 2, commits=listed)
+
+
+def test_a_commit_that_came_too_late_is_not_listed():
+    """Its author could have waited for this page."""
+    late, timely = commits(1, epoch=0)[0], commits(1, WORLD.workers[1])[0]
+    target = held(timely)
+    target.receive(WORLD.genesis().envelope, WORLD.at(0))
+    target.receive(late.envelope, WORLD.at(FINAL), anti_entropy=True)
+    assert not target.ledger.commits.entries[late.digest].timely
+    assert contents(target, FINAL + 2).commits == digests(timely)
+
+
+@pytest.mark.parametrize("epoch", [FINAL - 3, FINAL + 1])
+def test_a_commit_is_listed_once(epoch):
+    """By a final page, or by one that is not final yet."""
+    listed, new = commits(1)[0], commits(1, WORLD.workers[1])[0]
+    book = PageBook(WORLD.manifest, WORLD.validators, {epoch: Contents(commits=digests(listed))})
+    target = held(listed, new, book=book)
+    assert contents(target, FINAL + 2).commits == digests(new)
+    assert approves(target, FINAL + 2, commits=digests(new))
+    assert not approves(target, FINAL + 2, commits=digests(new, listed))
+    assert not approves(target, FINAL + 2, commits=digests(new, new))
+
+
+def test_a_commit_that_is_not_here_is_no_reason_to_vote():
+    known, unknown = commits(1)[0], commits(1, WORLD.workers[1])[0]
+    target = held(known)
+    assert approves(target, FINAL + 2, commits=digests(known))
+    assert not approves(target, FINAL + 2, commits=digests(known, unknown))
+
+
+def decided(target, commit, epoch, *, accepted=True) -> None:
+    """Give a commit its outcome in an epoch."""
+    target.ledger.advance(epoch)
+    certificate = WORLD.certificate(commit, accepted=accepted, escalated=not accepted)
+    verdicts = found("accepted" if accepted else "computation")
+    assert set_outcome(target.ledger, certificate, verdicts)
+
+
+def test_acceptances_are_final_when_every_member_has_the_certificate():
+    good, bad, open_one = (commits(1, worker)[0] for worker in WORLD.workers)
+    target = held(good, bad, open_one)
+    decided(target, good, FINAL + 2)
+    decided(target, bad, FINAL + 2, accepted=False)
+    settles = FINAL + 2 + SETTLED_EPOCHS
+    assert contents(target, settles - 1).certified == ()
+    assert contents(target, settles).certified == digests(good)
+    assert contents(target, settles).commits == digests(open_one)
+    assert approves(target, settles, certified=digests(good))
+    assert not approves(target, settles, certified=digests(good, good))
+    for one in (bad, open_one, commits(2)[1]):
+        assert not approves(target, settles, certified=digests(one))
+        assert not approves(target, settles, certified=digests(good, one))
+
+
+@pytest.mark.parametrize("epoch", [FINAL - 3, FINAL + 1])
+def test_an_acceptance_becomes_final_once(epoch):
+    good = commits(1, epoch=2)[0]
+    book = PageBook(WORLD.manifest, WORLD.validators, {epoch: Contents(certified=digests(good))})
+    target = Replica(WORLD.manifest, fast_verify, fast_output)
+    target.restore(good.envelope)
+    decided(target, good, 4)
+    book.show(target, FINAL + 1)
+    target.intake.count_final(target.ledger.commits)
+    assert target.ledger.commits.entries[good.digest].is_final == (epoch < FINAL)
+    assert contents(target, FINAL + 2).certified == ()
+    assert not approves(target, FINAL + 2, certified=digests(good))
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_no_certificate_overturns_a_final_acceptance(is_final):
+    """A rejection with a better rank arrives later."""
+    commit = commits(1, epoch=0)[0]
+    target = WORLD.replica(pages_to=3)
+    accepted = WORLD.certificate(commit)
+    rejected = WORLD.certificate(commit, accepted=False, escalated=True)
+    for one, epoch in ((commit, 1), (accepted, 3)):
+        assert target.receive(one.envelope, WORLD.at(epoch)).result is ValidationResult.ACCEPT
+    entry = target.ledger.commits.entries[commit.digest]
+    assert entry.state is CommitState.CERTIFIED
+    named = Contents(certified=digests(commit)) if is_final else Contents()
+    book = PageBook(WORLD.manifest, WORLD.validators, {4: named})
+    book.show(target, 6, first=4)
+    target.intake.count_final(target.ledger.commits)
+    received = target.receive(rejected.envelope, WORLD.at(6))
+    expected = ValidationResult.IGNORE if is_final else ValidationResult.ACCEPT
+    assert received.result is expected
+    assert entry.state is (CommitState.CERTIFIED if is_final else CommitState.REJECTED)
