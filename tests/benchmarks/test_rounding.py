@@ -4,12 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "training" / "rounding.py"
 
 
+@pytest.mark.long
 def test_policies_follow_their_masters_when_they_are_dithered(tmp_path):
     torch.manual_seed(0)
     weights = {"one.weight": torch.randn(300, 200), "two.weight": torch.randn(50)}

@@ -465,11 +465,13 @@ def run_scenario(name, minutes):
     return outcome.result
 
 
+@pytest.mark.long
 def test_untrusted_peers_that_commit_to_the_weights_of_others_delete_nothing(published):
     run_scenario("byzantine-untrusted", 2)
     assert published["NamingTransport", "RolloutCommit"] > 10
 
 
+@pytest.mark.long
 def test_standby_trainers_turn_nobody_from_the_chain_of_the_leader(published):
     run_scenario("byzantine-trainers", 3)
     assert published["PublishingTransport", "CheckpointManifest"] > 4
