@@ -2,67 +2,47 @@
 
 from typing_extensions import override
 
-from protocol.core.crypto import Signer, digest
-from protocol.core.faults import Fault
+from protocol.core.crypto import digest
 from protocol.core.rng import Rng
-from protocol.core.types import PeerId, RunId
-from protocol.gossipsub.message import decode_message, encode_message, sign_message
-from protocol.messages import Page, PageVote, Reveal, open_envelope, seal
-from simulations.adversaries.gossip import GossipRewritingTransport, trusting
+from protocol.messages import Message, Page, PageVote, Reveal, Signed, seal
+from protocol.replica.replica import Replica
+from simulations.adversaries.gossip import GossipRewritingTransport
 from simulations.ports.parts import Parts
 
 
 class TwoVotesTransport(GossipRewritingTransport):
     """Gossips to half of its peers a vote for another page, which nobody has proposed."""
 
-    @override
-    def rewrites(self, peer: PeerId) -> bool:
-        return bool(digest(peer.encode())[0] % 2)
+    kind: type[Message] = PageVote
+    to_half = True
 
     @override
-    def rewritten(self, encoded: bytes, run_id: RunId) -> bytes | None:
-        message, signer = decode_message(encoded), self.parts.signer
-        if isinstance(message, Fault) or message.author != signer.peer_id:
-            return encoded
-        vote = open_envelope(message.data, PageVote, run_id, trusting)
-        if isinstance(vote, Fault):
-            return encoded
-        envelope = _other_vote(vote.message, run_id, signer)
-        seqno = int.from_bytes(message.seqno, "big") + 1
-        return encode_message(sign_message(signer, message.topic, envelope, seqno))
-
-
-def _other_vote(vote: PageVote, run_id: RunId, signer: Signer) -> bytes:
-    other = vote.model_copy(update={"page": digest(vote.page)})
-    return seal(other, run_id, signer).envelope
+    def other(self, own: Signed[PageVote], replica: Replica) -> Signed[PageVote]:
+        vote = own.message.model_copy(update={"page": digest(own.message.page)})
+        return seal(vote, replica.run_id, self.parts.signer)
 
 
 class WithholdingTransport(GossipRewritingTransport):
     """Gossips none of its reveals."""
 
+    kind: type[Message] = Reveal
+
     @override
-    def rewritten(self, encoded: bytes, run_id: RunId) -> bytes | None:
-        message = decode_message(encoded)
-        if isinstance(message, Fault) or message.author != self.parts.signer.peer_id:
-            return encoded
-        reveal = open_envelope(message.data, Reveal, run_id, trusting)
-        return encoded if isinstance(reveal, Fault) else None
+    def other(self, own: Signed[Reveal], replica: Replica) -> None:
+        return None
 
 
 class WrongLeadsTransport(GossipRewritingTransport):
     """Gossips, instead of its pages, pages with another leader or another final version."""
 
+    kind: type[Message] = Page
+
     @override
-    def rewritten(self, encoded: bytes, run_id: RunId) -> bytes | None:
-        message, signer = decode_message(encoded), self.parts.signer
-        if isinstance(message, Fault) or message.author != signer.peer_id:
-            return encoded
-        page = open_envelope(message.data, Page, run_id, trusting)
-        if isinstance(page, Fault) or page.signer != signer.peer_id:
-            return encoded
-        envelope = seal(_misled(page.message), run_id, signer).envelope
-        seqno = int.from_bytes(message.seqno, "big") + 1
-        return encode_message(sign_message(signer, message.topic, envelope, seqno))
+    def other(self, own: Signed[Page], replica: Replica) -> Signed[Page]:
+        signer = self.parts.signer
+        if own.signer != signer.peer_id:
+            return own
+        return seal(_misled(own.message), replica.run_id, signer)
 
 
 def _misled(page: Page) -> Page:

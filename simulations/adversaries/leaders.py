@@ -2,14 +2,11 @@
 
 from typing_extensions import override
 
-from protocol.core.crypto import digest
-from protocol.core.faults import Fault
 from protocol.core.rng import Rng
-from protocol.core.types import Digest, PeerId, RunId, Topic
-from protocol.gossipsub.message import decode_message, encode_message, sign_message
-from protocol.messages import CheckpointManifest, Signed, open_envelope, seal
+from protocol.core.types import Digest, Topic
+from protocol.messages import CheckpointManifest, Message, Signed, seal
 from protocol.replica.replica import Replica
-from simulations.adversaries.gossip import GossipRewritingTransport, trusting
+from simulations.adversaries.gossip import GossipRewritingTransport
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.ports.parts import Parts
 
@@ -24,31 +21,25 @@ class TwoVersionsTransport(GossipRewritingTransport):
     the same peers receive.
     """
 
+    kind: type[Message] = CheckpointManifest
+    to_half = True
+
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._others: dict[Digest, Digest] = {}
         """Own version to the other one of its number."""
 
     @override
-    def rewrites(self, peer: PeerId) -> bool:
-        return bool(digest(peer.encode())[0] % 2)
-
-    @override
-    def rewritten(self, encoded: bytes, run_id: RunId) -> bytes | None:
-        message, signer = decode_message(encoded), self.parts.signer
-        if isinstance(message, Fault) or message.author != signer.peer_id:
-            return encoded
-        version = open_envelope(message.data, CheckpointManifest, run_id, trusting)
-        if isinstance(version, Fault) or version.signer != signer.peer_id:
-            return encoded
-        fields, parent = version.message, Digest(version.message.parent)
-        if fields.version == 0:
-            return encoded
+    def other(
+        self, own: Signed[CheckpointManifest], replica: Replica
+    ) -> Signed[CheckpointManifest]:
+        fields, parent = own.message, Digest(own.message.parent)
+        if fields.version == 0 or own.signer != self.parts.signer.peer_id:
+            return own
         changes = {"created_at": fields.created_at + 1, "parent": self._others.get(parent, parent)}
-        other = seal(fields.model_copy(update=changes), run_id, signer)
-        self._others[version.digest] = other.digest
-        seqno = int.from_bytes(message.seqno, "big") + 1
-        return encode_message(sign_message(signer, message.topic, other.envelope, seqno))
+        other = seal(fields.model_copy(update=changes), replica.run_id, self.parts.signer)
+        self._others[own.digest] = other.digest
+        return other
 
 
 class FormerLeaderTransport(GossipingTransport):

@@ -14,8 +14,7 @@ from protocol.core.crypto import Signer, digest
 from protocol.core.faults import Fault
 from protocol.core.rng import Rng
 from protocol.core.types import Digest, PeerId, RunId, Version
-from protocol.gossipsub.message import decode_message, encode_message, sign_message
-from protocol.messages import Certificate, Verdict, open_envelope, seal
+from protocol.messages import Certificate, Message, Signed, Verdict, open_envelope, seal
 from protocol.replica.replica import Replica
 from protocol.rollout.assignment import SequenceAssignment, assign
 from protocol.rollout.audit import ACCEPTED
@@ -176,27 +175,18 @@ class ContradictingTransport(GossipRewritingTransport):
     This works if the first committee consists of accomplices that sign for each other.
     """
 
-    @override
-    def rewrites(self, peer: PeerId) -> bool:
-        return bool(digest(peer.encode())[0] % 2)
+    kind: type[Message] = Certificate
+    to_half = True
 
     @override
-    def rewritten(self, encoded: bytes, run_id: RunId) -> bytes | None:
-        replica = self.parts.replica()
-        return encoded if replica is None else self._accepting(encoded, replica)
-
-    def _accepting(self, encoded: bytes, replica: Replica) -> bytes:
-        message, signer = decode_message(encoded), self.parts.signer
-        if isinstance(message, Fault) or message.author != signer.peer_id:
-            return encoded
-        rejecting = open_envelope(message.data, Certificate, replica.run_id, trusting)
-        if isinstance(rejecting, Fault) or rejecting.message.accepted:
-            return encoded
-        commit = Digest(rejecting.message.commit)
+    def other(self, own: Signed[Certificate], replica: Replica) -> Signed[Certificate]:
+        if own.message.accepted:
+            return own
+        commit = Digest(own.message.commit)
         committee = replica.verdicts.committee(replica.ledger.commits.entries[commit].commit)
         signers = self.parts.accomplices
         if committee is None or not signers.keys() >= set(committee.first):
-            return encoded
+            return own
         verdict = Verdict(commit=commit, accept=True, reason=ACCEPTED)
         verdicts = (seal(verdict, replica.run_id, signers[peer]) for peer in committee.first)
         accepting = Certificate(
@@ -206,9 +196,7 @@ class ContradictingTransport(GossipRewritingTransport):
             accepted=True,
             verdicts=tuple(signed.envelope for signed in verdicts),
         )
-        envelope = seal(accepting, replica.run_id, signer).envelope
-        seqno = int.from_bytes(message.seqno, "big") + 1
-        return encode_message(sign_message(signer, message.topic, envelope, seqno))
+        return seal(accepting, replica.run_id, self.parts.signer)
 
 
 def _blind(parts: Parts, finding: Measurement | None) -> Parts:

@@ -446,15 +446,15 @@ def published(monkeypatch):
 def contradicted(monkeypatch):
     """Collect the certificates that a validator sends to some peers only, with another outcome."""
     certificates = set()
-    honest_accepting = validators.ContradictingTransport._accepting
+    honest_other = validators.ContradictingTransport.other
 
-    def accepting(self, encoded, replica):
-        other = honest_accepting(self, encoded, replica)
-        if other != encoded:
-            certificates.add(encoded)
+    def noted(self, own, replica):
+        other = honest_other(self, own, replica)
+        if other is not own:
+            certificates.add(own.digest)
         return other
 
-    monkeypatch.setattr(validators.ContradictingTransport, "_accepting", accepting)
+    monkeypatch.setattr(validators.ContradictingTransport, "other", noted)
     return certificates
 
 
@@ -486,15 +486,15 @@ def test_what_a_leader_publishes_after_its_term_is_not_taken(published):
 
 @pytest.mark.long
 def test_the_term_of_a_leader_with_two_chains_ends_and_one_chain_goes_on(monkeypatch):
-    other_versions, honest_rewritten = set(), leaders.TwoVersionsTransport.rewritten
+    other_versions, honest_other = set(), leaders.TwoVersionsTransport.other
 
-    def rewritten(self, encoded, run_id):
-        other = honest_rewritten(self, encoded, run_id)
-        if other != encoded:
-            other_versions.add(other)
+    def noted(self, own, replica):
+        other = honest_other(self, own, replica)
+        if other is not own:
+            other_versions.add(other.digest)
         return other
 
-    monkeypatch.setattr(leaders.TwoVersionsTransport, "rewritten", rewritten)
+    monkeypatch.setattr(leaders.TwoVersionsTransport, "other", noted)
     result = run_scenario("trainer-equivocates", 10)
     assert len(other_versions) > 2
     assert result.versions_published > 6
