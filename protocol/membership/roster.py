@@ -1,8 +1,7 @@
 """Roster: the newest signed record of each member, until it expires.
 
-A record counts while it is younger than ``record_epochs``. Committees of epoch *e* are drawn from
-the members that had joined before *e* began and were not silent by then. A record that arrives
-during *e* therefore changes no committee.
+A record counts while it is younger than ``record_epochs``. Pages, not records, say who is in the
+council and in a committee: nodes hold different records.
 """
 
 import bisect
@@ -53,15 +52,6 @@ class Member:
         """Unix seconds at which the newest record was issued."""
         return self.record.message.issued_at
 
-    @property
-    def since(self) -> float:
-        """Unix seconds since when the member claims to be present.
-
-        A member that backdates it is drawn an epoch early and gains nothing. In return a node that
-        has just joined can determine the committees of the time before.
-        """
-        return self.record.message.joined_at / 1000
-
 
 class Roster:
     """The records that a node holds."""
@@ -78,8 +68,6 @@ class Roster:
         """Members by peer id, kept sorted."""
         self._holders: dict[str, list[PeerId]] = {role: [] for role in Role}
         """Members with each role, by peer id."""
-        self.revisions: dict[str, int] = dict.fromkeys(Role, 0)
-        """Number of new, changed or removed records of members with each role."""
         self._admits: dict[str, Callable[[PeerId], bool]] = {
             Role.TRAINER: manifest.is_trainer,
             Role.INFERENCE: manifest.admits_worker,
@@ -125,8 +113,6 @@ class Roster:
 
     def _index_roles(self, peer: PeerId, before: Sequence[str], after: Sequence[str]) -> None:
         for role, holders in self._holders.items():
-            if role in before or role in after:
-                self.revisions[role] += 1
             if role in before and role not in after:
                 _remove(holders, peer)
             elif role in after and role not in before:
@@ -221,16 +207,6 @@ class Roster:
         order = self._order
         place %= max(1, len(order))
         return chain(islice(order, place, None), islice(order, place))
-
-    def peers_at_epoch(self, epoch: int, role: Role) -> list[PeerId]:
-        """Return the members with a role that are eligible for committees of ``epoch``, sorted."""
-        start = self._manifest.epoch_start(epoch)
-        members = self._members
-        return [
-            peer
-            for peer in self._holders[role]
-            if (member := members[peer]).since <= start <= member.live_until
-        ]
 
 
 def _remove(peers: list[PeerId], peer: PeerId) -> None:

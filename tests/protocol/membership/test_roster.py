@@ -122,28 +122,11 @@ def test_an_old_record_is_no_news():
     assert Roster(WORLD.manifest, verify).offer(record, late) is False
 
 
-def test_who_leaves_is_gone_at_once_and_stays_drawn_where_it_was():
+def test_who_leaves_is_gone_at_once():
     stay = WORLD.record(WORKER, ("relay",), 1)
     leave = WORLD.record(WORKER, ("relay",), 2, leaving=True)
     result = roster(stay, leave)
     assert result.live(WORLD.at(2)) == []
-    assert result.peers_at_epoch(2, Role.RELAY) == [WORKER.peer_id]
-    assert result.peers_at_epoch(3, Role.RELAY) == []
-
-
-def test_who_comes_during_an_epoch_is_not_drawn_in_it():
-    result = roster(WORLD.record(WORKER, ("relay",), 3, joined_at=round(WORLD.at(3) * 1000)))
-    assert result.peers_at_epoch(3, Role.RELAY) == []
-    assert result.peers_at_epoch(4, Role.RELAY) == [WORKER.peer_id]
-
-
-def test_backdating_gains_one_epoch_and_no_more():
-    joined_at = round(WORLD.at(3) * 1000)
-    liar = WORLD.record(WORKER, ("relay",), 3, joined_at=0)
-    honest = WORLD.record(WORLD.workers[1], ("relay",), 3, joined_at=joined_at)
-    result = roster(liar, honest)
-    assert result.peers_at_epoch(3, Role.RELAY) == [WORKER.peer_id]
-    assert len(result.peers_at_epoch(4, Role.RELAY)) == 2
 
 
 def test_the_roster_is_bounded_and_untrusted_peers_cannot_shut_out_the_genesis_keys(monkeypatch):
@@ -187,7 +170,7 @@ def test_orders_do_not_depend_on_arrival():
     one, other = roster(*records), roster(*reversed(records))
     assert one.records() == other.records()
     assert one.live(WORLD.at(0)) == other.live(WORLD.at(0))
-    assert one.peers_at_epoch(1, Role.RELAY) == sorted(worker.peer_id for worker in WORLD.workers)
+    assert peers(one.live(WORLD.at(1), Role.RELAY)) == sorted(one.peer_id for one in WORLD.workers)
 
 
 def test_every_epoch_and_run_has_its_own_hash():
