@@ -34,8 +34,8 @@ class GossipRewritingTransport(PassingTransport):
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         stream = await super().open_stream(peer, protocol)
-        is_spared = self.to_half and digest(peer.encode())[0] % 2 == 0
-        changes = protocol == GOSSIP.name and not is_spared
+        is_target = not self.to_half or digest(peer.encode())[0] % 2
+        changes = protocol == GOSSIP.name and is_target
         return RewritingStream(stream, self._rewritten_frames) if changes else stream
 
     def _rewritten_frames(self, data: bytes) -> bytes:
