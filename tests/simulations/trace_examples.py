@@ -110,6 +110,16 @@ class TraceExample:
         self.output = output_of if signatures == "ed25519" else bytes
         self.emit("world", "run", manifest=self.manifest, signatures=signatures)
 
+    def dishonest(self, *names):
+        self._behave("two-votes", names)
+
+    def honest(self, *names):
+        self._behave("", names)
+
+    def _behave(self, behaviour, names):
+        for name in names:
+            self.watch.swarm.members[name].behaviour = behaviour
+
     def _of(self, role):
         return [self.peers[name] for name, (own, *_) in self.roles.items() if own == role]
 

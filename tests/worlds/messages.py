@@ -232,6 +232,17 @@ class World:
         }
         return self.sealed(Certificate(**fields | changes), self.by_peer[voters[0]])
 
+    def unchecked_certificate(self, commit, *, accepted=True) -> Signed[Certificate]:
+        """Return a certificate for a ledger: the replica checks its page and verdicts before."""
+        message = Certificate(
+            commit=commit.digest,
+            page=bytes(32),
+            escalated=not accepted,
+            accepted=accepted,
+            verdicts=(b"",),
+        )
+        return self.sealed(message, self.validators[0])
+
     def evidence(self, validator, about, signer=None, **changes) -> Signed[Evidence]:
         """Return evidence by ``signer`` of two contradicting verdicts of ``validator``."""
         fields = {

@@ -2,7 +2,6 @@ from protocol.core.faults import Fault, FaultCode
 from protocol.ledger.chain import Lead
 from protocol.ledger.commits import CommitState
 from protocol.ledger.ledger import Ledger
-from protocol.messages import Certificate
 from tests.worlds.messages import World, found, run_manifest, set_outcome
 
 WORLD = World(run_manifest(evaluation={"every_versions": 2, "rollouts_per_worker": 2}))
@@ -16,15 +15,7 @@ def settled() -> Ledger:
     assert ledger.offer_checkpoint(WORLD.genesis(), WORLD.at(0), Lead(0, b"")) is True
     for commit in CHAIN:
         assert ledger.offer_commit(commit, 0) is True
-        message = Certificate(
-            commit=commit.digest,
-            page=bytes(32),
-            escalated=False,
-            accepted=True,
-            verdicts=(b"",),
-        )
-        certificate = WORLD.sealed(message, WORLD.validators[0])
-        assert set_outcome(ledger, certificate, found("accepted")) is True
+        assert set_outcome(ledger, WORLD.unchecked_certificate(commit), found("accepted")) is True
     return ledger
 
 

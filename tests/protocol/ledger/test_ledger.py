@@ -15,7 +15,6 @@ from protocol.ledger.commits import (
 from protocol.ledger.ledger import Ledger
 from protocol.ledger.worker_stats import CREDIT_MAX
 from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
-from protocol.messages import Certificate
 from tests.worlds.messages import World, found, run_manifest, set_outcome
 
 WORLD = World(run_manifest(trainers=2))
@@ -51,14 +50,7 @@ def adopt(result, versions, now=NOW) -> list:
 
 def settle(result, commit, *, accepted=True, reason="computation") -> None:
     """Settle a commit; the replica, not the ledger, checks certificates."""
-    message = Certificate(
-        commit=commit.digest,
-        page=bytes(32),
-        escalated=not accepted,
-        accepted=accepted,
-        verdicts=(b"",),
-    )
-    certificate = WORLD.sealed(message, WORLD.validators[0])
+    certificate = WORLD.unchecked_certificate(commit, accepted=accepted)
     assert set_outcome(result, certificate, found(reason)) is True
 
 
@@ -335,15 +327,7 @@ def test_the_decided_rollouts_of_a_worker_come_with_what_was_measured_by_epoch()
     result = ledger(late, early, unmeasured, other, epoch=2)
     for commit, mean in ((late, 3), (early, 2), (other, 1)):
         verdicts = found(chunks=4, means=(mean * 10**9,) * 8)
-        message = Certificate(
-            commit=commit.digest,
-            page=bytes(32),
-            escalated=False,
-            accepted=True,
-            verdicts=(b"",),
-        )
-        signed = WORLD.sealed(message, WORLD.validators[0])
-        assert set_outcome(result, signed, verdicts) is True
+        assert set_outcome(result, WORLD.unchecked_certificate(commit), verdicts) is True
     settle(result, unmeasured, accepted=False)
     known = result.decisions().workers
     assert [one.reason for one in known[WORKER.peer_id] if not one.accepted] == ["computation"]

@@ -7,7 +7,6 @@ from protocol.ledger import worker_stats
 from protocol.ledger.chain import Lead
 from protocol.ledger.commits import CommitState
 from protocol.ledger.ledger import Ledger
-from protocol.messages import Certificate
 from tests.worlds.messages import World, found, identity, run_manifest, set_outcome
 
 WORLD = World(run_manifest())
@@ -39,14 +38,7 @@ def fork(ledger, signer, epoch=0):
 
 
 def certify(ledger, commit, *, accepted=True):
-    message = Certificate(
-        commit=commit.digest,
-        page=bytes(32),
-        escalated=not accepted,
-        accepted=accepted,
-        verdicts=(b"",),
-    )
-    certificate = WORLD.sealed(message, WORLD.validators[0])
+    certificate = WORLD.unchecked_certificate(commit, accepted=accepted)
     assert set_outcome(ledger, certificate, found("computation"))
 
 

@@ -41,16 +41,21 @@ async def test_a_refused_publication_is_dropped_and_the_swarm_followed(tmp_path)
     await world.stop()
 
 
-async def test_a_version_whose_term_ends_during_its_step_is_neither_written_nor_published(tmp_path):
-    """The file of a version with its number may come from the next leader by now."""
-    world = World(tmp_path)
+def delay_next_step(world):
     end_step = world.engine.end_step
 
     async def slow():
+        world.engine.end_step = end_step
         await asyncio.sleep(10 * EPOCH_SECONDS)
         return await end_step()
 
     world.engine.end_step = slow
+
+
+async def test_a_version_whose_term_ends_during_its_step_is_neither_written_nor_published(tmp_path):
+    """The file of a version with its number may come from the next leader by now."""
+    world = World(tmp_path)
+    delay_next_step(world)
     world.start()
     world.batch()
     await world.rest(1)
@@ -65,14 +70,7 @@ async def test_a_version_whose_term_ends_during_its_step_is_neither_written_nor_
 async def test_in_its_next_term_it_makes_the_version_again_whose_step_it_has_begun(tmp_path):
     """A version of the term that has ended would be refused after it was written and stored."""
     world = World(tmp_path)
-    end_step = world.engine.end_step
-
-    async def slow():
-        world.engine.end_step = end_step
-        await asyncio.sleep(10 * EPOCH_SECONDS)
-        return await end_step()
-
-    world.engine.end_step = slow
+    delay_next_step(world)
     world.start()
     world.batch()
     await world.rest(1)

@@ -26,16 +26,6 @@ def chain_of_three():
     return run, versions
 
 
-def dishonest(run, *names):
-    for name in names:
-        run.watch.swarm.members[name].behaviour = "two-votes"
-
-
-def honest(run, *names):
-    for name in names:
-        run.watch.swarm.members[name].behaviour = ""
-
-
 def found(run):
     """Return what is wrong; empty if nothing is."""
     assert {violation.rule for violation in run.violations} <= {"final-versions"}
@@ -79,7 +69,7 @@ def test_the_final_version_only_grows(term):
 
 def test_the_final_version_is_of_one_chain():
     run, versions = chain_of_three()
-    dishonest(run, *TRAINERS)
+    run.dishonest(*TRAINERS)
     other = run.published(3, versions[2], policy=OTHER)
     run.led(0, versions[3])
     assert found(run) == ""
@@ -89,7 +79,7 @@ def test_the_final_version_is_of_one_chain():
 
 def test_no_page_makes_an_unknown_version_final():
     run, versions = chain_of_three()
-    dishonest(run, *TRAINERS)
+    run.dishonest(*TRAINERS)
     run.led(0, run.checkpoint(4, versions[3]))
     assert "which does not descend" in found(run)
 
@@ -128,11 +118,11 @@ def test_a_member_need_not_have_written_every_version(excuse):
     version, parent = run.checkpoint(4, versions[3]), b""
     run.stored(version, "trainer")
     if excuse == "dishonest":
-        dishonest(run, "validator-1")
+        run.dishonest("validator-1")
     elif excuse == "same":
-        dishonest(run, *VALIDATORS)
+        run.dishonest(*VALIDATORS)
         parent = run.voted(run.page(epoch=3, head=run.digest(version)))
-        honest(run, "validator-1")
+        run.honest("validator-1")
     run.voted(proposed(run, version, parent), "validator-1")
     if excuse == "crash":
         run.down("validator-1")
@@ -144,9 +134,9 @@ def test_a_vote_for_a_notarised_page_is_a_sign_of_life():
     run, versions = chain_of_three()
     version = run.checkpoint(4, versions[3])
     run.stored(version, "trainer")
-    dishonest(run, *VALIDATORS)
+    run.dishonest(*VALIDATORS)
     page = run.voted(proposed(run, version))
-    honest(run, "validator-1")
+    run.honest("validator-1")
     run.stored(run.vote("validator-1", page, epoch=8), "validator-1")
     run.wait(2)
     assert found(run) == ""
@@ -212,7 +202,7 @@ def test_what_other_nodes_take_is_their_affair(excuse):
         run.up("relay", restart=True)
     taker = {"dishonest": "liar", "crash": "relay", "author": "standby"}[excuse]
     version = run.checkpoint(2, versions[1], term=1, author="standby", policy=OTHER)
-    dishonest(run, "standby")
+    run.dishonest("standby")
     run.stored(version, *dict.fromkeys(("liar", taker)))
     assert ("conflicts" in found(run)) is False
     run.stored(version, "validator-0")
@@ -267,7 +257,7 @@ def test_a_term_is_led_by_the_trainer_whose_turn_it_is():
 
 def test_only_a_dishonest_trainer_publishes_two_versions_of_one_number():
     run, versions = chain_of_three()
-    dishonest(run, "trainer")
+    run.dishonest("trainer")
     run.stored(run.checkpoint(4, versions[3]), "trainer", "relay")
     run.stored(run.checkpoint(4, versions[3], policy=OTHER), "trainer", "worker-0")
     assert found(run) == ""

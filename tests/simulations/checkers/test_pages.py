@@ -33,14 +33,6 @@ class Council(TraceExample):
     def key(self, name):
         return base58.b58decode(self.peers[name])[6:]
 
-    def dishonest(self, *names):
-        for name in names:
-            self.watch.swarm.members[name].behaviour = "two-votes"
-
-    def honest(self, *names):
-        for name in names:
-            self.watch.swarm.members[name].behaviour = ""
-
     def peers_of(self, *names):
         return sorted(self.peers[name] for name in names)
 
