@@ -1,4 +1,4 @@
-"""What a successor takes over from the data directory of a node: rules, final version and files.
+"""Rules, final version and files that a successor takes over from the data directory of a node.
 
 The successor begins at version 0, with the weights of the final version and a fresh optimiser.
 """
@@ -24,7 +24,7 @@ members that are left may still remove the others."""
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """What a successor takes over: the predecessor's state, rules, and final version."""
+    """State, rules and final version of the predecessor that a successor takes over."""
 
     predecessor: Predecessor
     recipe: Recipe

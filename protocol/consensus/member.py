@@ -25,7 +25,7 @@ LATER_VOTE_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a page decides: the council, commits, the trainer that leads, and the final version.
+    """Decisions of a page: the council, commits, the trainer that leads, and the final version.
 
     ``term`` and ``head`` are None while those of the parent stand.
     """

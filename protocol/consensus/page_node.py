@@ -71,7 +71,7 @@ class PageNode:
 
     @property
     def changes_council(self) -> bool:
-        """Whether another council follows this page."""
+        """True if another council follows this page."""
         return self.page is not None and self.page.message.changes_council
 
     @property

@@ -19,7 +19,7 @@ TERM_MAX = 2**52
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """What the newest final page says of the versions."""
+    """Leader and final version, by the newest final page."""
 
     term: int
     """Term of the trainer that leads (``RunManifest.leader``)."""

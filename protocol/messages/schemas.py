@@ -253,7 +253,7 @@ class Page(Message):
 
     @property
     def changes_council(self) -> bool:
-        """Whether another council follows this page."""
+        """True if another council follows this page."""
         return bool(self.joined or self.removed or self.drawn)
 
 

@@ -275,7 +275,7 @@ class Replica:
 
     @property
     def lead(self) -> Lead:
-        """What the newest final page says of the versions."""
+        """Leader and final version, by the newest final page."""
         return Lead(self.pages.root.term, self.pages.root.head)
 
     @property

@@ -28,7 +28,7 @@ PROPOSERS = 3
 
 @dataclass(frozen=True, slots=True)
 class TracedLead:
-    """What the pages from an epoch on say of the versions."""
+    """Leader and final version in the pages from an epoch on."""
 
     epoch: int
     term: int

@@ -85,7 +85,7 @@ class Node:
 
     @property
     def state(self):
-        """What a node concludes from pages, whatever the order in which they arrived."""
+        """Conclusions of a node from pages: the order of arrival must not change them."""
         pages = self.pages
         tips = sorted((tip.digest, tip.shown_epoch) for tip in pages.tips())
         epochs = range(max(0, pages.root.epoch - KEPT_EPOCHS + 5), pages.tip().epoch)

@@ -68,7 +68,7 @@ class ConflictError(AssertionError):
 
 @dataclass(frozen=True)
 class Setting:
-    """What one schedule begins with."""
+    """Start of one schedule."""
 
     seed: int
     size: int = 4

@@ -1,4 +1,4 @@
-"""What a page may say of the leader and of the final version, given its parent."""
+"""Rules for the leader and the final version in a page, given its parent."""
 
 from dataclasses import asdict
 

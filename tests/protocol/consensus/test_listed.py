@@ -357,7 +357,7 @@ def chains_of(tree: PageTree, *, alone: bool) -> list:
 
 @given(st.randoms(use_true_random=False), st.booleans(), st.booleans())
 def test_the_order_of_the_chains_does_not_matter(rng, alone, is_seated):
-    """What is known early is never wrong, and in the end all is known."""
+    """Commits that are known early are right, and in the end all are known."""
     late = WORLD.tree()
     starts = [*source().handovers, source().newest]
     chains = chains_of(source(), alone=alone)

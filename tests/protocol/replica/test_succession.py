@@ -1,4 +1,4 @@
-"""What a node of a run leaves to a successor, and its check of what a successor claims."""
+"""Claim that a node leaves to a successor of its run, and its check of such a claim."""
 
 import pytest
 
