@@ -401,6 +401,7 @@ async def test_after_a_partition_everybody_follows_the_later_term():
 # Retention
 
 
+@pytest.mark.long
 async def test_a_long_run_needs_no_more_room_than_a_short_one():
     world = Swarm()
     world.start_all()

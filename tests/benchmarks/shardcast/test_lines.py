@@ -39,6 +39,7 @@ def command(script: str, *options: str) -> list[str]:
     return [sys.executable, str(FOLDER / script), "--json", *options]
 
 
+@pytest.mark.long
 def test_a_swarm_is_as_fast_as_its_lines_at_best(tmp_path):
     small = ["--processes", "3", "--megabytes", "4", "--only", "ours"]
     options = [*small, "--megabytes-per-second", "2", "--directory", str(tmp_path)]

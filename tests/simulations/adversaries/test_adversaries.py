@@ -521,6 +521,7 @@ def test_the_stale_batch_of_a_standby_is_certified_and_refused_for_its_age_alone
     assert replica.receive(successor.envelope, world.at(1)).fault is None
 
 
+@pytest.mark.long
 def test_what_was_rejected_stays_so_when_half_of_the_swarm_hears_that_it_is_certified(contradicted):
     # A version that learned from a rollout that is rejected meanwhile costs its trainer a minute.
     result = run_scenario("byzantine-committees", 3)
