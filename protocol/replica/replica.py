@@ -378,11 +378,10 @@ class Replica:
         rank = self.verdicts.rank(certificate.message, verdicts, entry.commit, page)
         if isinstance(rank, Fault):
             return _received(certificate, rank)
-        for verdict in verdicts:
-            self.verdicts.add(verdict, entry.commit)
+        added = [one for one in verdicts if self.verdicts.add(one, entry.commit) is True]
         messages = [verdict.message for verdict in verdicts]
         decided = self.ledger.offer_certificate(certificate, messages, rank)
-        return _received(certificate, decided)
+        return replace(_received(certificate, decided), settled=() if decided else tuple(added))
 
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
         taken = self.ledger.offer_checkpoint(manifest, now, self.lead)

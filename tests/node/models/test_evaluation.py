@@ -197,7 +197,12 @@ def test_an_exported_directory_is_evaluated_as_the_version_that_it_is(held, tmp_
             2,
             "has no tokenizer for rows: the task of its run, arithmetic, is",
         ),
-        (("--tasks", "reasoning-gym:gcd"), 78, "the run's task arithmetic is over characters"),
+        pytest.param(
+            ("--tasks", "reasoning-gym:gcd"),
+            78,
+            "the run's task arithmetic is over characters",
+            marks=needs_jail,
+        ),
         (("--model", "{base}"), 2, "belongs to no run: add the --data-dir of a node"),
         (("--model", "/nowhere"), 78, "/nowhere is not a Hugging Face directory"),
     ],

@@ -17,6 +17,7 @@ from protocol.rollout.evaluation import EvaluationPoint
 from protocol.run.manifest import load_signed_manifest
 from protocol.run.toml import load_recipe
 from roles.environments import registry
+from tests.worlds.text import needs_jail
 
 
 def test_a_run_is_founded_on_the_keys_of_its_nodes(tmp_path):
@@ -51,6 +52,7 @@ def replace_steps(recipe, steps):
     return recipe.grpo.model_copy(update={"steps": steps})
 
 
+@needs_jail
 def test_a_task_that_cannot_run_here_is_refused_before_the_swarm_starts(tmp_path, monkeypatch):
     recipe = recipe_for(Options(tmp_path, recipe="tiny-qwen3-bpe"))
     require_task(recipe)
