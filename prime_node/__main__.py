@@ -1,5 +1,7 @@
 """``python -m prime_node``."""
 
+import sys
+
 from prime_node import main
 
-main()
+sys.exit(main())

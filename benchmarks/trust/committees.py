@@ -43,18 +43,21 @@ from councils import (
     subsets,
 )
 
-from protocol.consensus.committee import (
-    Committee,
-    VerdictPool,
-    check_certificate,
-    draw,
-    outcome_rank,
-)
+from protocol.consensus.committee import Committee, check_certificate, draw, outcome_rank
 from protocol.consensus.council import Council
 from protocol.consensus.page_node import PageNode
+from protocol.consensus.verdict_pool import VerdictPool
 from protocol.core.crypto import digest
 from protocol.core.types import Digest, PeerId
-from protocol.messages import Certificate, RolloutCommit, Signed, Verdict, with_signature
+from protocol.messages import (
+    ACCEPTED,
+    WITNESSES,
+    Certificate,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    with_signature,
+)
 from protocol.run.manifest import RunManifest
 
 SIZES = ((2, 3), (3, 7), (3, 9), (9, 27))
@@ -62,6 +65,9 @@ SIZES = ((2, 3), (3, 7), (3, 9), (9, 27))
 
 SEATS = (100, 200)
 """Councils whose draw is computed."""
+
+ANY_PAGE = bytes(32)
+"""Page of every verdict here: the checks only compare it."""
 
 Outcomes = tuple[bool, bool, bool]
 """False certified, honest rejected, honest undecided."""
@@ -135,10 +141,11 @@ class Rules:
                 continue
             certificate = Certificate.model_construct(
                 commit=self.commit.digest,
-                page=committee.page.digest,
+                page=ANY_PAGE,
                 escalated=outcome.escalated,
                 accepted=outcome.accepted,
-                verdicts=(),
+                verdicts=tuple(verdict.envelope for verdict in outcome.verdicts),
+                dissents=(),
             )
             fault = check_certificate(certificate, outcome.verdicts, committee)
             assert fault is None, fault
@@ -149,8 +156,15 @@ class Rules:
     def _verdict(self, peer: PeerId, *, accept: bool) -> Signed[Verdict]:
         known = self.verdicts.get((peer, accept))
         if known is None:
-            reason = "accepted" if accept else "computation"
-            verdict = Verdict(commit=self.commit.digest, accept=accept, reason=reason)
+            verdict = Verdict(
+                commit=self.commit.digest,
+                page=ANY_PAGE,
+                nonce=bytes(32),
+                accept=accept,
+                reason=ACCEPTED if accept else "computation",
+                witness=(0,) * WITNESSES,
+                replays=(0,) * WITNESSES,
+            )
             known = with_signature(verdict, self.manifest.run_id, peer, SIGNATURE)
             self.verdicts[peer, accept] = known
         return known

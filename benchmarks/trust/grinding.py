@@ -37,11 +37,19 @@ from typing import Any
 
 from councils import SHARES, SIGNATURE, Draws, beacons, commit_of, drawn, manifest_of, sigmas
 
-from protocol.consensus.committee import Committee, Outcome, VerdictTable, draw
+from protocol.consensus.committee import Committee, draw
 from protocol.consensus.page_node import PageNode
+from protocol.consensus.verdict_pool import Outcome, VerdictTable
 from protocol.core.crypto import digest
 from protocol.core.faults import Fault
-from protocol.messages import RolloutCommit, Signed, Verdict, with_signature
+from protocol.messages import (
+    ACCEPTED,
+    WITNESSES,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    with_signature,
+)
 from protocol.run.manifest import RunManifest
 
 EVERYBODY: frozenset[Any] = frozenset()
@@ -98,7 +106,15 @@ class Grinding:
 
     def passes(self, commit: Signed[RolloutCommit], committee: Committee) -> bool:
         """Return whether the first committee's acceptances make a certificate."""
-        verdict = Verdict(commit=commit.digest, accept=True, reason="accepted")
+        verdict = Verdict(
+            commit=commit.digest,
+            page=committee.page.digest,
+            nonce=bytes(32),
+            accept=True,
+            reason=ACCEPTED,
+            witness=(0,) * WITNESSES,
+            replays=(0,) * WITNESSES,
+        )
         verdicts = tuple(
             with_signature(verdict, self._draws.rules.run_id, peer, SIGNATURE)
             for peer in committee.first

@@ -102,6 +102,9 @@ class Writer:
             reveals=tuple(reveal.message.proof for reveal in reveals),
             commits=tuple(digest(b"%d" % number) for number in range(self._listed)),
             certified=tuple(digest(b"-%d" % number) for number in range(self._listed)),
+            checkers=(7,) * self._listed,
+            work=digest(b"work"),
+            ledger=digest(b"accounts"),
         )
         proposer = self._keys[tip.council.proposer(tip.beacon, epoch)]
         sign_page_ms, page = timed(lambda: seal(unsigned, run_id, proposer))

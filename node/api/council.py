@@ -60,12 +60,17 @@ class CouncilSummary:
     """Share of recent epochs with a page that draws committees; None in the first epoch."""
     leader: str = ""
     """Trainer that leads by the newest final page."""
+    leader_name: str = ""
+    """Name in its record."""
     term: int = 0
     """Its term."""
     is_leader_live: bool = False
     """True if its record is live and offers the role trainer."""
     final_version: int = -1
     """Newest final version; -1 for none, and while it is not on this node."""
+    refused: str = ""
+    """Version that this node does not make final for its batch, its trainer and the reason; empty
+    for none."""
     recovery_at: float | None = None
     """Unix time from which ``recovery_quorum`` votes remove silent members; None if all vote."""
 
@@ -94,6 +99,8 @@ class CouncilRow:
     """True if it has sent nothing for so long that the others may remove it."""
     evidence: str
     """Proven misbehaviour, for which it is removed; else empty."""
+    name: str = ""
+    """Name in its record."""
 
 
 @dataclass(frozen=True, slots=True)

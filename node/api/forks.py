@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from protocol.core.faults import Fault
-from protocol.core.types import PeerId
-from protocol.messages import Evidence, Signed, Verdict, open_envelope
+from protocol.core.types import Digest, PeerId
+from protocol.messages import Evidence, RolloutCommit, Signed, open_envelope
 from protocol.replica.replica import Replica
 
 FORKS_MAX = 64
@@ -19,24 +19,24 @@ def forks_told(replica: Replica) -> tuple[str, ...]:
     return tuple(told[peer] for peer in sorted(told))[:FORKS_MAX]
 
 
-def contradictions(replica: Replica) -> Iterator[tuple[Signed[Evidence], Signed[Verdict]]]:
-    """Yield each proof of two conflicting verdicts, with the accepting one."""
-    for evidence in replica.intake.evidence.evidence.values():
+def contradictions(replica: Replica) -> Iterator[tuple[Signed[Evidence], PeerId, Digest]]:
+    """Yield each proof of two conflicting verdicts, with the validator and the commit."""
+    for validator, evidence in replica.intake.evidence.evidence.items():
         # The signature was verified on receipt.
-        verdict = open_envelope(
-            evidence.message.accepting, Verdict, replica.run_id, lambda *_: True
+        commit = open_envelope(
+            evidence.message.commit, RolloutCommit, replica.run_id, lambda *_: True
         )
-        if not isinstance(verdict, Fault):
-            yield evidence, verdict
+        if not isinstance(commit, Fault):
+            yield evidence, validator, commit.digest
 
 
 def _validators(replica: Replica) -> dict[PeerId, str]:
     return {
-        verdict.signer: (
-            f"validator {verdict.signer} signed two verdicts on one rollout: "
+        validator: (
+            f"validator {validator} signed two verdicts on one rollout: "
             f"the council removes it, {_LASTING}"
         )
-        for _, verdict in contradictions(replica)
+        for _, validator, _ in contradictions(replica)
     }
 
 

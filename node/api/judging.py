@@ -35,9 +35,9 @@ def _overruled(replica: Replica) -> Counter[str]:
     entries = replica.ledger.commits.entries
     return Counter(
         str(signer)
-        for commit, tally in replica.verdicts.pools.items()
+        for commit in replica.verdicts.pools
         if (entry := entries.get(commit)) is not None and entry.certificate is not None
-        for signer, verdict in tally.verdicts.items()
+        for signer, verdict in replica.verdicts.held(commit).items()
         if _contradicts(verdict.message, entry)
     )
 

@@ -23,6 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from node.api.contributors import OwnWork
 from node.api.council import CouncilSummary
 from node.api.downloads import HistogramStatus
 from node.api.status import LOOP_DELAY_BOUNDS, NodeStatus, TrafficStatus
@@ -130,7 +131,7 @@ class NodeMetrics(Collector):
         rollouts = own = Counter[str]()
         if status.restored:
             rollouts = self._rollouts.look(status.rollouts)
-            own = self._own_rollouts.look(status.own_rollouts)
+            own = self._own_rollouts.look(_own_counts(status.yours))
         yield from _outcomes("rollouts", "Rollouts of the swarm, by outcome.", rollouts)
         yield from _outcomes("own_rollouts", "Rollouts of this node, by outcome.", own)
         yield self._rejections(rollouts)
@@ -296,6 +297,10 @@ def _states(status: NodeStatus) -> Iterator[Metric]:
         spent.add_metric([state], status.machine.state_seconds.get(state, 0.0))
     yield now
     yield spent
+
+
+def _own_counts(own: OwnWork) -> RolloutCounts:
+    return RolloutCounts(own.committed, own.certified, own.rejected, own.expired, own.trained)
 
 
 def _outcomes(name: str, text: str, counts: Counter[str]) -> Iterator[Metric]:

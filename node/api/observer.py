@@ -17,6 +17,7 @@ from node.replication.inbox import MessageIntake, MessageOrigin
 from node.weights.download_progress import DownloadLog
 from node.weights.library import PolicyLibrary
 from protocol.core.types import PeerId, Role, ValidationResult
+from protocol.ledger.accounts import Accounts
 from protocol.messages import PROTOCOL_VERSION, Certificate
 from protocol.replica.replica import Received
 from protocol.run.manifest import SignedManifest
@@ -97,6 +98,15 @@ class Observer:
             sizes=self.context.tables.sizes(),
         )
 
+    @property
+    def accounts(self) -> Accounts:
+        """Accounts of all keys, up to the newest final page that is counted."""
+        return self.context.replica.intake.accounts
+
+    def is_slashed(self, peer: PeerId) -> bool:
+        """Return whether a final page, or a message that this node holds, proves a fault."""
+        return self.context.replica.ledger.workers.is_slashed(peer)
+
     def roster_counts(self) -> RosterCounts:
         """Return the counts of this epoch: they scan all members and workers."""
         now, replica = self.context.ports.clock.now(), self.context.replica
@@ -105,8 +115,9 @@ class Observer:
             live = replica.roster.live(now)
             found = Counter(role for member in live for role in member.record.message.roles)
             roles = {str(role): found[role] for role in Role}
-            slashed = sum(map(ledger.workers.is_slashed, ledger.workers.counts))
-            self._counts = RosterCounts(epoch, roles, len(live), slashed)
+            slashed = {peer for peer, one in self.accounts.scan() if one.slashed >= 0}
+            slashed.update(filter(ledger.workers.is_slashed, ledger.workers.counts))
+            self._counts = RosterCounts(epoch, roles, len(live), len(slashed))
         return self._counts
 
     def stage(self) -> Stage:
@@ -118,7 +129,7 @@ class Observer:
         if not self.peers.connected:
             reason = self.peers.unreachable or self._other_versions() or "looking for peers"
             return Stage("joining", reason)
-        if self.context.replica.ledger.workers.is_slashed(self.context.signer.peer_id):
+        if self.is_slashed(self.context.signer.peer_id):
             return Stage("paused", "this node is slashed; see `prime-node why`")
         if wrong := self.context.conditions.wrong:
             return Stage("paused", wrong)

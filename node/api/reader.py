@@ -16,6 +16,7 @@ from node.api.status import (
     TrafficStatus,
 )
 from node.api.v1.answers import NodeSummary, RewardPoint, RolloutCounts
+from node.api.v1.contributors import ContributorReader
 from node.api.v1.council import CouncilReader
 from node.api.v1.peers import PeerReader
 from node.api.v1.rollouts import RolloutReader
@@ -40,6 +41,7 @@ class NodeReader:
         self.rollouts = RolloutReader(observer.context, observer.task)
         self.peers = PeerReader(observer)
         self.council = CouncilReader(observer)
+        self.contributors = ContributorReader(observer)
         self.weights = WeightsReader(observer)
         self._rewards: tuple[bytes, tuple[RewardPoint, ...]] = b"", ()
 
@@ -59,6 +61,7 @@ class NodeReader:
             started_at=observer.started_at,
             succeeds=predecessor_text(predecessor) if predecessor else "",
             now=now,
+            name=replica.roster.name_of(me),
             share=stage.share,
             epoch=manifest.epoch_at(now),
             epoch_seconds=manifest.epochs.seconds,
@@ -77,7 +80,7 @@ class NodeReader:
             backlog=ledger.backpressure.backlog(ledger.epoch),
             slashed=counts.slashed,
             rollouts=_counted(ledger.workers.totals),
-            own_rollouts=_counted(ledger.workers.counts.get(me, WorkerStats())),
+            yours=self.contributors.own_work(),
             rewards=self._reward_points(ledger.chain.checkpoints),
             training_warning=context.training.warning,
             evaluation=context.evaluated()[-POINTS_MAX:],
@@ -158,10 +161,11 @@ class NodeReader:
         """Return the reason of this node's state, and its rollouts that were not certified."""
         replica, me = self.observer.context.replica, self.observer.context.signer.peer_id
         stage, failed = self.observer.stage(), (CommitState.REJECTED, CommitState.EXPIRED)
+        council = self.council.summary()
         return Why(
             stage.state,
             stage.reason,
-            replica.ledger.workers.is_slashed(me),
+            self.observer.is_slashed(me),
             tuple(
                 self.rollouts.detail(entry)
                 for entry in replica.ledger.commits.entries.values()
@@ -170,7 +174,8 @@ class NodeReader:
             self._trained_on_rejected(),
             forks_told(replica),
             judging_status(replica).doubts,
-            self.council.summary().fault,
+            council.fault,
+            council.refused,
         )
 
     def _trained_on_rejected(self) -> tuple[TrainedOnRejected, ...]:

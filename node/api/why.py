@@ -38,6 +38,8 @@ class Why:
     """As in ``JudgingStatus``."""
     council: str = ""
     """``fault`` of ``CouncilSummary``."""
+    refused: str = ""
+    """As in ``CouncilSummary``."""
 
     def about(self, which: str) -> "Why":
         """Return the entries of a commit, a reason, a state or a trainer."""

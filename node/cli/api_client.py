@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from node.api.contributors import ContributorsPage
 from node.api.council import CouncilPage
 from node.api.status import NodeStatus
 from node.api.why import Why
@@ -38,6 +39,11 @@ def fetch_why(datadir: DataDir) -> Why:
 def fetch_council(datadir: DataDir) -> CouncilPage:
     """Return the daemon's view of the council; raises ``NodeError`` when no daemon responds."""
     return _shaped(CouncilPage, datadir, "/api/v1/council")
+
+
+def fetch_contributors(datadir: DataDir) -> ContributorsPage:
+    """Return the contributors of the run; raises ``NodeError`` when no daemon responds."""
+    return _shaped(ContributorsPage, datadir, "/api/v1/contributors")
 
 
 def _shaped(shape: type[_Shape], datadir: DataDir, path: str) -> _Shape:

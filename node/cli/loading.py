@@ -30,6 +30,8 @@ BUILT_IN = tuple(
         "status",
         "peers",
         "council",
+        "ledger",
+        "contributors",
         "why",
         "dashboard",
         "export",

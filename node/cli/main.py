@@ -74,6 +74,7 @@ def node(
     page: options.Page = None,
     yes: options.Yes = None,
     invite: options.Invite = None,
+    name: options.Name = None,
     config: options.Config = None,
     data_dir: options.DataDir = None,
     identity_path: options.IdentityPath = None,

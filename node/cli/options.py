@@ -56,6 +56,10 @@ Invite = Annotated[
 Config = Annotated[
     Path | None, _node(metavar="FILE", help="TOML file; default ~/.config/prime-node/config.toml.")
 ]
+Name = Annotated[
+    str | None,
+    _node(metavar="TEXT", help="Name shown to all members beside the key; 32 characters at most."),
+]
 DataDir = Annotated[
     Path | None,
     _node(

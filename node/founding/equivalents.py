@@ -83,6 +83,9 @@ EQUIVALENTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             TRL: "adam_beta1, adam_beta2",
             VERL: "actor_rollout_ref.actor.optim.betas",
         },
+        "grpo.adam_epsilon": {
+            TRL: "adam_epsilon",
+        },
         "grpo.entropy_coefficient": {
             TRL: "entropy_coef",
             VERL: "actor_rollout_ref.actor.entropy_coeff",

@@ -24,7 +24,7 @@ from node.local.invite_token import read_invite
 from node.local.units import parse_bytes, parse_rate
 from protocol.consensus.trusted_page import TrustedPage
 from protocol.core.types import Role
-from protocol.messages import SYSTEM_PORTS
+from protocol.messages import SYSTEM_PORTS, check_node_name
 
 ENVIRONMENT_PREFIX = "PRIME_NODE_"
 CONFIG_VARIABLE = "PRIME_NODE_CONFIG"
@@ -98,6 +98,12 @@ def _run_id(value: object) -> str:
     return value.lower()
 
 
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("write the name as text, in quotes")  # noqa: TRY004 - for pydantic
+    return check_node_name(value)
+
+
 def _page(value: object) -> str:
     return str(TrustedPage.parse(str(value)))
 
@@ -162,6 +168,8 @@ class NodeConfig(LocalPaths):
     """Join the run that the peers offer without confirmation."""
     invite: Annotated[bytes, BeforeValidator(_invite)] = b""
     """Invite to a run with invited keys only; the node stores it."""
+    name: Annotated[str, BeforeValidator(_name)] = ""
+    """Name that other members see beside the key; empty for none."""
     host: Ipv4 = ANY_HOST
     """IPv4 address to listen on for peers."""
     port: Port = 0

@@ -1,4 +1,4 @@
-"""Parsing and formatting of sizes, rates and durations."""
+"""Parsing and formatting of counts, sizes, rates and durations."""
 
 import re
 
@@ -40,6 +40,18 @@ def bytes_text(count: float) -> str:
         if count < 999.5 or unit == "TB":
             break
     return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
+
+
+def count_text(count: int) -> str:
+    """Format a count, from 10,000 on with three digits: ``9,999``, ``12.3 k``, ``1.9 M``."""
+    if count < 10_000:
+        return f"{count:,}"
+    rest = float(count)
+    for unit in ("k", "M", "G", "T"):
+        rest /= 1000
+        if rest < 999.5 or unit == "T":
+            break
+    return f"{rest:.3g} {unit}" if rest < 999.5 else f"{rest:,.0f} {unit}"
 
 
 def duration_text(seconds: float) -> str:

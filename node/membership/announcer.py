@@ -51,6 +51,8 @@ class About:
     upload_bytes_per_second: int = 0
     """Upload limit set by the operator; 0 for none."""
     http_port: int = 0
+    name: str = ""
+    """Name chosen by the operator; empty for none."""
     invite: bytes = b""
     """Invite to a run with invited keys only; a node stores it for later starts."""
 
@@ -175,6 +177,7 @@ class Announcer:
         return NodeRecord(
             sequence=self._key_guard.sequence,
             joined_at=self._key_guard.joined_at,
+            name=self._about.name,
             roles=tuple(str(role) for role in roles or (Role.RELAY,)),
             addresses=tuple(short[:ADDRESSES_MAX]),
             hardware=self._about.hardware,

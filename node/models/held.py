@@ -3,14 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from node.local.datadir import DataDir
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run, pinned_run
+from node.storage.ledger_history import LedgerHistory
 from node.storage.sharded_files import index_of
-from node.storage.state import stored_chains, stored_messages, stored_work
+from node.storage.state import stored_chains, stored_messages, stored_value
 from protocol.core.crypto import digest, verify
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId, Version
@@ -37,7 +39,7 @@ class HeldVersion:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Certified rollouts of one key, as far as this node knows them."""
+    """Certified rollouts of one key, as final pages name them."""
 
     peer: PeerId
     rollouts: int
@@ -60,6 +62,11 @@ class HeldRun:
     def manifest(self) -> RunManifest:
         """Manifest of the run."""
         return self.signed.manifest
+
+    @property
+    def state_path(self) -> Path:
+        """The node's store, which exists once the node has run."""
+        return self._datadir.state
 
     @property
     def versions(self) -> Mapping[int, HeldVersion]:
@@ -93,11 +100,11 @@ class HeldRun:
         ]
 
     def contributions(self) -> list[Contribution]:
-        """Return the contributions of all keys, most certified rollouts first."""
+        """Return the contributions of all workers in final pages, most rollouts first."""
         found = [
-            Contribution(peer, counts.certified, counts.tokens_certified)
-            for peer, counts in self._ledger.workers.counts.items()
-            if counts.certified
+            Contribution(peer, account.rollouts, account.tokens)
+            for peer, account in self.replica.intake.accounts.all().items()
+            if account.rollouts
         ]
         return sorted(found, key=lambda one: (-one.rollouts, one.peer))
 
@@ -187,14 +194,13 @@ def open_held_run(root: Path) -> HeldRun:
 
 
 def _restore(replica: Replica, store: Path) -> None:
-    work = stored_work(store)
-    if work is not None:
-        replica.intake.work.restore(work)
+    intake = replica.intake
+    LedgerHistory(partial(stored_value, store), intake.open_page).restore(intake.ledger)
     for chain in stored_chains(store):
         replica.intake.offer_chain(chain)
     for envelope in stored_messages(store):
         replica.restore(envelope)
-    replica.intake.count_final(replica.ledger.commits)
+    replica.count_final()
 
 
 def ranges(numbers: Mapping[int, object]) -> str:

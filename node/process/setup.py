@@ -82,5 +82,6 @@ def about_us(config: NodeConfig, manifest: SignedManifest) -> About:
         software=SOFTWARE,
         scoring=scoring_digest(manifest.manifest, config),
         upload_bytes_per_second=config.upload_limit or 0,
+        name=config.name,
         invite=config.invite,
     )

@@ -21,6 +21,7 @@ from node.network.streams.deadline import loop_time, within
 from node.network.streams.framing import write_frame
 from node.network.streams.protocols import IDS_MAX, REQUEST_SECONDS, SYNC
 from node.replication.inbox import MessageIntake, MessageOrigin
+from node.replication.ledger_sync import LedgerSync
 from node.replication.page_sync import PageSync
 from node.replication.sync_peers import SyncPeers
 from node.replication.sync_streams import SyncStreams, fields_of, ids_in
@@ -62,6 +63,7 @@ class AntiEntropy:
         self._context = context
         self._replica = context.replica
         self._pages = PageSync(context, inbox, upload_cap)
+        self.ledger = LedgerSync(context, inbox, upload_cap)
         self._streams = SyncStreams(context, SYNC, upload_cap)
         self._inbox = inbox
         self._protocol = SYNC.on(context.replica.run_id)
@@ -98,6 +100,7 @@ class AntiEntropy:
     async def start(self) -> None:
         """Register the protocol handler."""
         await self._pages.start()
+        await self.ledger.start()
         await self._context.peers.handle(self._protocol, self._bounded)
         self._context.peers.follow(self._note_connected)
 
@@ -143,6 +146,7 @@ class AntiEntropy:
         try:
             await self._pages.pull(peer)
             await within(EXCHANGE_SECONDS, self._pull(peer))
+            await self.ledger.pull(peer)
         except TransportError as error:
             log.info("synchronisation failed", peer=peer[-8:], error=str(error))
             self._sources.failed(peer)

@@ -50,7 +50,7 @@ class EvaluationCollector:
 
     async def _read(self, entry: Entry) -> None:
         replica, message = self._context.replica, entry.commit.message
-        voters = replica.verdicts.pool(entry.commit.digest).verdicts
+        voters = replica.verdicts.held(entry.commit.digest)
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
         body = await self._bodies.fetch(entry.commit, [entry.commit.signer, *certifier, *voters])
         if body is None:

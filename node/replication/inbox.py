@@ -16,6 +16,7 @@ import structlog
 from node.context import NodeContext
 from node.membership.admission import AdmittedLog
 from node.membership.key_guard import KeyGuard
+from node.replication.ledger_log import LedgerLog
 from node.replication.message_log import MessageLog
 from protocol.core.containers import BoundedDict
 from protocol.core.faults import Fault, FaultCode
@@ -80,6 +81,8 @@ class MessageIntake:
         self._own_id = context.signer.peer_id
         self._replica = context.replica
         self._log = message_log
+        self.history = LedgerLog(context.ports.store, context.replica.intake.open_page)
+        """All final pages that this node has counted, with their work."""
         self._admitted_log = AdmittedLog(context.ports.store, context.replica.roster.admitted)
         self._key_guard = key_guard
         self._judges = Role.VALIDATOR in roles or Role.TRAINER in roles
@@ -95,9 +98,7 @@ class MessageIntake:
     async def restore(self) -> None:
         """Load the messages accepted before the last restart."""
         self._admitted_log.restore()
-        work = self._log.work()
-        if work is not None:
-            self._replica.intake.work.restore(work)
+        self.history.restore(self._replica.intake.ledger)
         for chain in self._log.chains():
             self._replica.intake.offer_chain(chain)
             await asyncio.sleep(0)
@@ -105,9 +106,8 @@ class MessageIntake:
             self.take(envelope, MessageOrigin.LOG)
             if number % RESTORED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        intake, commits = self._replica.intake, self._replica.ledger.commits
-        intake.count_final(commits)
-        intake.fix_counted(commits)
+        self._replica.count_final()
+        self._replica.intake.fix_counted(self._replica.ledger.commits)
 
     def take(
         self,
@@ -179,7 +179,7 @@ class MessageIntake:
             self.advance()
             await self._flush()
             if loop.time() >= compact_at:
-                await self._log.compact(self._replica)
+                await self._compact()
                 compact_at = loop.time() + COMPACT_EPOCHS * epoch_seconds
             unchecked = self._replica.roster.unchecked
             await asyncio.sleep(min(CHECKS_SECONDS if unchecked else math.inf, epoch_seconds / 4))
@@ -194,9 +194,17 @@ class MessageIntake:
         try:
             await self._admitted_log.flush()
             await self._log.flush()
+            await self.history.flush(self._replica.intake.ledger)
             conditions.clear("messages")
         except StorageFullError as error:
             conditions.set("messages", f"disk full: {error}; waiting for room")
+
+    async def _compact(self) -> None:
+        await self._log.compact(self._replica)
+        try:
+            await self.history.keep_accounts(self._replica.intake.ledger)
+        except StorageFullError as error:
+            log.warning("accounts not stored", error=str(error))
 
     def _follow_up(self, received: Received, source: MessageOrigin) -> None:
         signed, is_news = received.signed, received.result is ValidationResult.ACCEPT

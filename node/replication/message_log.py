@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from node.storage.state import MESSAGES_TABLE, PAGES_TABLE, WORK_KEY, WORK_TABLE
+from node.storage.state import MESSAGES_TABLE, PAGES_TABLE
 from protocol.messages import ENVELOPE_BYTES_MAX
 from protocol.replica.replica import Replica
 from roles.ports.storage import Delete, Put, StorageFullError, Store
@@ -97,8 +97,7 @@ class MessageLog:
         async with self._writing:
             needed = dict.fromkeys(replica.envelopes())
             old = [item for item in (*self._pending, *self._written) if item not in needed]
-            work = replica.intake.work.encoded()
-            if not await self._keep_chains(list(replica.chains()), work):
+            if not await self._keep_chains(list(replica.chains())):
                 return
         needed = dict.fromkeys(replica.envelopes())
         old = [item for item in old if item not in needed]
@@ -112,17 +111,12 @@ class MessageLog:
             self._next_chain = int.from_bytes(key, "big") + 1
             yield chain
 
-    def work(self) -> bytes | None:
-        """Return the stored work of the final pages up to those of ``chains``."""
-        return self._store.get(WORK_TABLE, WORK_KEY)
-
-    async def _keep_chains(self, chains: Sequence[bytes], work: bytes) -> bool:
-        """Replace the stored pages, and the work that they count; False if there is no room."""
+    async def _keep_chains(self, chains: Sequence[bytes]) -> bool:
+        """Replace the stored pages; False if there is no room."""
         rows = [_chain_row(number, chain) for number, chain in enumerate(chains)]
         known, keys = dict(self._store.scan(PAGES_TABLE)), {row.key for row in rows}
         changes: list[Put | Delete] = [row for row in rows if known.get(row.key) != row.value]
         changes += [Delete(PAGES_TABLE, key) for key in known if key not in keys]
-        changes.append(Put(WORK_TABLE, WORK_KEY, work))
         taken = len(self._new_chains)
         try:
             await self._store.commit(changes)

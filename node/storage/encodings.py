@@ -3,6 +3,7 @@
 Only the page cache holds the files in memory, and the kernel can reclaim it.
 """
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from protocol.shardcast.encodings.stream import (
     StreamDecoder,
 )
 from protocol.shardcast.encodings.tensor_file import EncodingError
+from protocol.shardcast.movement_bound import ExcessiveMovement, MovementBound
 from roles.ports.engines import Policy
 
 THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
@@ -111,11 +113,44 @@ def encode(path: Path, base: Policy | None, target: Path) -> Digest | None:
         return Digest(hasher.digest())
 
 
-class DecodingFile:
-    """Decoder of an encoding into a file; one thread at a time, and always closed."""
+def excess_of(path: Path, base: Policy, bound: MovementBound) -> ExcessiveMovement | None:
+    """Return the movement of a file from its base that exceeds its bound most, if any does.
 
-    def __init__(self, base: Policy | None, path: Path, file_bytes_max: int) -> None:
+    Raises ``EncodingError`` unless the file of ``base`` holds it.
+    """
+    with opened(base.path) as before:
+        try:
+            with opened(path) as after:
+                excess = stream.excess_of(after, before, bound)
+        except EncodingError:
+            excess = ExcessiveMovement("", math.inf)
+    if excess is not None:
+        check_base(base)
+    return excess
+
+
+def check_base(base: Policy) -> None:
+    """Raise ``EncodingError`` unless a file holds its policy."""
+    with opened(base.path) as source:
+        if stream.policy_of(source) != base.digest:
+            raise EncodingError(f"{base.path} is damaged")
+
+
+class DecodingFile:
+    """Decoder of an encoding into a file; one thread at a time, and always closed.
+
+    ``bound`` is that on the movement of a weight from the base.
+    """
+
+    def __init__(
+        self,
+        base: Policy | None,
+        path: Path,
+        file_bytes_max: int,
+        bound: MovementBound | None = None,
+    ) -> None:
         self._base = base
+        self._bound = bound
         self._path = path
         self._file_bytes_max = file_bytes_max
         self._open = ExitStack()
@@ -138,6 +173,11 @@ class DecodingFile:
         return policy
 
     @property
+    def excess(self) -> ExcessiveMovement | None:
+        """Movement so far that exceeds its bound most."""
+        return None if self._begun is None else self._begun[0].excess
+
+    @property
     def encoding(self) -> Digest:
         """The BLAKE3 of the bytes fed."""
         return Digest(self._hasher.digest())
@@ -150,5 +190,6 @@ class DecodingFile:
         against = self._open.enter_context(opened_base(self._base))
         file = self._open.enter_context(self._path.open("wb"))
         in_order = self._open.enter_context(in_threads())
-        self._begun = StreamDecoder(against, self._file_bytes_max, in_order), file
+        decoder = StreamDecoder(against, self._file_bytes_max, in_order, self._bound)
+        self._begun = decoder, file
         return self._begun

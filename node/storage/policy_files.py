@@ -9,6 +9,7 @@ from node.storage import encodings, files
 from node.storage.blobs import FileBlobs
 from protocol.core.types import Digest
 from protocol.shardcast.encodings.tensor_file import EncodingError
+from protocol.shardcast.movement_bound import ExcessiveMovementError, MovementBound
 from roles.ports.engines import Policy
 from roles.ports.storage import ENCODING, PolicyFiles
 
@@ -50,19 +51,29 @@ class PolicyDirectory(PolicyFiles):
         target: Path,
         policy: Digest,
         file_bytes_max: int,
+        bound: MovementBound | None = None,
     ) -> Digest:
         partial = _partial(target)
-        decoding = encodings.DecodingFile(base, partial, file_bytes_max)
+        decoding = encodings.DecodingFile(base, partial, file_bytes_max, bound)
         try:
             async for data in encoding:
                 await files.uninterrupted(files.in_thread(decoding.feed, data))
             if await files.uninterrupted(files.in_thread(decoding.finish)) != policy:
                 raise EncodingError("the encoding makes another policy than it was signed for")
+            if base is not None and decoding.excess is not None:
+                await files.in_thread(encodings.check_base, base)
+                raise ExcessiveMovementError(decoding.excess)
             await files.uninterrupted(files.in_thread(files.promote, partial, target))
             return decoding.encoding
         finally:
             decoding.close()
             partial.unlink(missing_ok=True)
+
+    @override
+    async def check_movement(self, path: Path, base: Policy, bound: MovementBound) -> None:
+        excess = await files.in_thread(encodings.excess_of, path, base, bound)
+        if excess is not None:
+            raise ExcessiveMovementError(excess)
 
     @override
     async def link(self, index: Digest, path: Path) -> None:

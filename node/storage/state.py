@@ -28,8 +28,11 @@ MESSAGES_TABLE = "messages"
 PAGES_TABLE = "pages"
 """Table of the message log: encoded notarised pages, the newest last."""
 
-WORK_TABLE, WORK_KEY = "final-work", b""
-"""Certified work of the final pages, written with them."""
+LEDGER_TABLE = "ledger"
+"""Final pages that are counted, with their work, by page digest."""
+
+ACCOUNTS_TABLE = "accounts"
+"""Accounts of the ledger: where its pages begin, the newest that were stored, the newest page."""
 
 BATCH_COMMITS_MAX = 256
 """Commits per transaction; bounds the wait of the first one. A guess."""
@@ -154,16 +157,20 @@ def stored_chains(path: Path) -> list[bytes]:
     return _values(path, PAGES_TABLE)
 
 
-def stored_work(path: Path) -> bytes | None:
-    """Return the certified work of the final pages in such a store, if it holds any."""
-    return next(iter(_values(path, WORK_TABLE)), None)
+def stored_value(path: Path, table: str, key: bytes) -> bytes | None:
+    """Return a value in such a store, or None."""
+    query = "SELECT value FROM entries WHERE name = ? AND key = ?"
+    return next(iter(_select(path, query, (table, key))), None)
 
 
 def _values(path: Path, table: str) -> list[bytes]:
-    query = "SELECT value FROM entries WHERE name = ? ORDER BY key"
+    return _select(path, "SELECT value FROM entries WHERE name = ? ORDER BY key", (table,))
+
+
+def _select(path: Path, query: str, values: tuple[object, ...]) -> list[bytes]:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            rows = database.execute(query, (table,)).fetchall()
+            rows = database.execute(query, values).fetchall()
     except sqlite3.Error as error:
         raise ValueError(str(error)) from None
     return [value for (value,) in rows]

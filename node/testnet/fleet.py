@@ -92,6 +92,7 @@ class Fleet:
         engine = self._engine(plan)
         settings = {
             "roles": [str(plan.role)],
+            "name": plan.name,
             "data_dir": str(plan.directory),
             "initial_peers": list(initial_peers),
             "new_swarm": not initial_peers,
@@ -178,7 +179,8 @@ def free_port() -> int:
 def restart_command(plan: NodePlan, initial_peers: tuple[str, ...], port: int) -> str:
     """Return the command that restarts a killed node of the testnet."""
     command = program()
-    command += ["adversary", plan.behaviour] if plan.behaviour else ["--role", str(plan.role)]
+    honest = ["--role", str(plan.role), "--name", plan.name]
+    command += ["adversary", plan.behaviour] if plan.behaviour else honest
     command += ["--data-dir", str(plan.directory.resolve()), "--host", LOOPBACK]
     if port:
         command += ["--port", str(port)]

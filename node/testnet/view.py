@@ -18,7 +18,7 @@ from node.api.v1.answers import PeerRow
 from node.cli.render.downloads import remaining_text
 from node.cli.render.piece_map import piece_bar, piece_shares
 from node.cli.render.status import reward_bars
-from node.cli.render.style import BAD, DIM, GOOD, WARN, plain, short_peer
+from node.cli.render.style import BAD, DIM, GOOD, WARN, peer_text, plain
 from node.local.units import bytes_text, duration_text
 from node.testnet.plan import NodePlan
 from node.testnet.record import Condition, Observation, SwarmRecord
@@ -199,11 +199,12 @@ def _row(record: SwarmRecord, node: Observation) -> _Row:
 
 def _outsider_row(record: SwarmRecord, member: PeerRow) -> _Row:
     counts = record.worker_counts(member.peer_id)
-    name = f"◆ {short_peer(member.peer_id)}"
+    name = Text("◆ ").append_text(peer_text(member.peer_id, member.name))
     version = _version(record, member.policy_version)
     joined = f"joined as {plain(', '.join(member.roles), 40)}"
     work = f"{counts.certified}/{counts.committed} certified"
-    return Text(name, "bold"), version, work, Text(joined, "bold")
+    name.stylize("bold")
+    return name, version, work, Text(joined, "bold")
 
 
 def _version(record: SwarmRecord, version: int) -> Text:
@@ -212,7 +213,7 @@ def _version(record: SwarmRecord, version: int) -> Text:
 
 
 def _work(role: Role, status: NodeStatus) -> Text:
-    own = status.own_rollouts
+    own = status.yours
     if role is Role.INFERENCE:
         text = Text(f"{own.certified}/{own.committed} certified")
         return text.append(f" ✗{own.rejected}", BAD) if own.rejected else text

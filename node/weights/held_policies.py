@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import structlog
 
 from node.context import Ports
+from node.weights.refused_versions import RefusedVersions
 from node.weights.retention import WeightsRetention
 from protocol.core.types import Digest, Version
 from protocol.messages import CheckpointManifest, Signed
@@ -25,19 +26,25 @@ _TABLE = "policies"
 class HeldPolicies:
     """Policies of which this machine has the file."""
 
-    def __init__(self, ports: Ports, replica: Replica) -> None:
+    def __init__(self, ports: Ports, replica: Replica, refused: RefusedVersions) -> None:
         self._ports = ports
         self._replica = replica
+        self._refused = refused
         self._retention = WeightsRetention(replica, ports.blobs)
         self._held: dict[int, Policy] = {}
         self._in_use: Counter[int] = Counter()
         self._states_from = 0
 
     def get(self, version: int) -> Policy | None:
-        """Return the held policy of a version, as the ledger has it; None if it is not here."""
+        """Return the held policy of a version, as the ledger has it; None if it is not here.
+
+        None also for a refused version.
+        """
         policy = self._held.get(version)
         checkpoint = self._replica.ledger.chain.get(version)
         if policy is None or checkpoint is None or checkpoint.message.policy != policy.digest:
+            return None
+        if self._refused.has(version):
             return None
         return policy
 
@@ -86,9 +93,13 @@ class HeldPolicies:
         del self._held[policy.version]
         return checkpoint
 
+    def before(self, version: int) -> Iterator[Policy]:
+        """Yield the held policies before a version, newest first."""
+        yield from filter(None, map(self.get, range(version - 1, -1, -1)))
+
     def wanted(self) -> range:
-        """Return the versions that rollouts may still use."""
-        newest = self._replica.ledger.chain.version
+        """Return the versions that rollouts may still use, up to the newest usable one."""
+        newest = self._refused.newest_usable()
         return range(max(0, newest - self._replica.manifest.grpo.async_level), newest + 1)
 
     async def release(self, checkpoint: CheckpointManifest) -> None:
@@ -99,9 +110,12 @@ class HeldPolicies:
     async def forget_old(self, bases: Iterable[int]) -> None:
         """Delete versions beyond the retention, and leftovers of interrupted downloads.
 
-        ``bases`` stay, as do versions in use, and the blobs of wanted versions.
+        ``bases`` stay, as do versions in use, and the blobs of wanted versions. The retention
+        counts from the newest held version: a trainer that announces versions which nobody can
+        hold deletes nothing.
         """
-        newest = self._replica.ledger.chain.version
+        usable, held = self._refused.newest_usable(), self.newest()
+        newest = usable if held is None else held.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
         old = [version for version in self._held if version <= kept_from]
         read = {*bases, *self._in_use}
@@ -112,7 +126,7 @@ class HeldPolicies:
         for version in range(self._states_from, states_from):
             await self._ports.files.delete(self._ports.files.state(version))
         self._states_from = max(self._states_from, states_from)
-        kept = self._replica.manifest.shardcast.forms_kept(newest)
+        kept = self._replica.manifest.shardcast.forms_kept(usable)
         await self._retention.sweep({*self._held, *self.wanted(), *kept})
         old = [_version(key) for key, _ in self._ports.store.scan(_TABLE)]
         old = [version for version in old if version <= kept_from]

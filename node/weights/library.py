@@ -22,11 +22,18 @@ from node.weights.downloads import Downloads
 from node.weights.held_policies import HeldPolicies
 from node.weights.optimizer_states import TrainerStates
 from node.weights.publish import offer_file, publish_encoding
+from node.weights.refused_versions import RefusedVersions
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId, Version
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica.replica import Replica
+from protocol.run.training_bound import movement_bound
 from protocol.shardcast.forest import ForestMember
+from protocol.shardcast.movement_bound import (
+    ExcessiveMovement,
+    ExcessiveMovementError,
+    MovementBound,
+)
 from roles.ports.engines import Patch, Policy
 from roles.ports.storage import Purpose, StorageFullError
 from roles.ports.swarm import Policies, Release
@@ -69,13 +76,16 @@ class PolicyLibrary(Policies):
         self.saved_bytes = 0
         """Total bytes saved by encodings."""
         self._conditions = conditions
-        self._held = HeldPolicies(ports, replica)
+        self._refused = RefusedVersions(ports.store, replica.ledger.chain)
+        self._held = HeldPolicies(ports, replica, self._refused)
         self._arriving: dict[int, _Arriving] = {}
         self._routes = DownloadPlanner(replica.ledger.chain, replica.manifest.shardcast, self.get)
         self._bases: set[int] = set()
         """Versions needed as bases of wanted versions."""
         self._refusals: dict[Digest, int] = {}
-        self._states = TrainerStates(ports, replica, downloads, lambda: not self._arriving)
+        self._states = TrainerStates(
+            ports, replica, downloads, lambda: not self._arriving, self._refused.newest_usable
+        )
 
     # Held policies
 
@@ -92,8 +102,11 @@ class PolicyLibrary(Policies):
         return self._held.in_use(policy)
 
     async def restore(self) -> None:
-        """Load the policies held before a restart."""
+        """Load the policies held before a restart, and the refused versions."""
+        self._refused.restore()
         await self._held.restore()
+        if (checkpoint := self._refused.checkpoint) is not None:  # its blobs, after a crash
+            await self._held.release(checkpoint.message)
 
     @override
     async def discard(self, policy: Policy) -> None:
@@ -143,7 +156,7 @@ class PolicyLibrary(Policies):
 
     @override
     def published_state(self, version: int) -> Signed[CheckpointManifest] | None:
-        return self._states.newest(version)
+        return self._states.newest(min(version, self._refused.newest_usable()))
 
     @override
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
@@ -202,6 +215,8 @@ class PolicyLibrary(Policies):
     def _start_download(self) -> None:
         """Start one download, of the newest missing version: the newest has the bandwidth first."""
         self._conditions.clear("policy")
+        if reason := self._refused.reason:
+            self._conditions.set("policy", reason)
         wanted = reversed(self._held.wanted())
         missing = [version for version in wanted if self.get(version) is None]
         ways = [route.legs for version in missing if (route := self._routes.to(version))]
@@ -266,10 +281,14 @@ class PolicyLibrary(Policies):
             if isinstance(path, Fault):
                 self._give_up(leg, str(path))
                 return
+            await self._check_movement(leg, path)
             policy = Policy(Version(message.version), Digest(message.policy), path)
             if decoded:
                 policy = replace(policy, patch=await self._patch_of(leg, decoded[0]))
             await self._held.add(policy)
+        except ExcessiveMovementError as error:
+            await self._refuse(leg.checkpoint, error.excess)
+            return
         except ValueError as error:  # from the decoder
             self._give_up(leg, str(error))
             return
@@ -297,11 +316,43 @@ class PolicyLibrary(Policies):
     ) -> None:
         """Make the file of an encoding; add the decoder's digest to ``decoded``."""
         message = leg.checkpoint.message
-        decoded.append(
-            await self._ports.files.decode(
-                encoding, leg.base, path, Digest(message.policy), message.total_bytes
-            )
-        )
+        arguments = encoding, leg.base, path, Digest(message.policy), message.total_bytes
+        bound = None if leg.base is None else self._bound(leg.version, leg.base)
+        decoded.append(await self._ports.files.decode(*arguments, bound))
+
+    def _bound(self, version: int, base: Policy) -> MovementBound | None:
+        return movement_bound(self._replica.manifest.grpo, version - base.version)
+
+    async def _check_movement(self, leg: DownloadStep, path: Path) -> None:
+        """Compare a complete file with the newest version held before it.
+
+        Decoding has done so if that is the base. A trainer could choose an older base, from which a
+        weight may move farther. Nothing to compare with: the version is accepted, as the members
+        that hold the version before it judge it. Raises ``ExcessiveMovementError``.
+        """
+        for base in self._held.before(leg.version):
+            bound = self._bound(leg.version, base)
+            if base is leg.base or bound is None:
+                return
+            try:
+                with self._held.in_use(base):
+                    await self._ports.files.check_movement(path, base, bound)
+            except ExcessiveMovementError:
+                raise
+            except ValueError as error:  # damaged on this disk, or of no tensors
+                log.warning("version not compared", base=base.version, error=str(error))
+            else:
+                return
+
+    async def _refuse(
+        self, checkpoint: Signed[CheckpointManifest], excess: ExcessiveMovement
+    ) -> None:
+        """Refuse a version, and stop serving it."""
+        await self._refused.add(checkpoint, excess)
+        await self._ports.files.delete(self._ports.files.weights(checkpoint.message.version))
+        await self._held.release(checkpoint.message)
+        self._changes.notify()
+        self.news.notify()
 
     async def _patch_of(self, leg: DownloadStep, decoded: Digest) -> Patch | None:
         """Keep the decoded patch for engines, if it is one and there is room."""

@@ -44,19 +44,25 @@ class TrainerStates:
     """Fetcher of states: in advance on possible next trainers, and on demand."""
 
     def __init__(
-        self, ports: Ports, replica: Replica, downloads: Downloads, line_is_free: Callable[[], bool]
+        self,
+        ports: Ports,
+        replica: Replica,
+        downloads: Downloads,
+        line_is_free: Callable[[], bool],
+        newest_usable: Callable[[], int],
     ) -> None:
         self._ports = ports
         self._replica = replica
         self._downloads = downloads
         self._line_is_free = line_is_free
+        self._newest_usable = newest_usable
         self._fetching = asyncio.Lock()
 
     async def run(self) -> None:
         """Keep the newest state here until cancelled, if another trainer published it."""
         own, manifest = self._ports.transport.peer_id, self._replica.manifest
         while manifest.is_trainer(own):
-            checkpoint = self.newest(self._replica.ledger.chain.version)
+            checkpoint = self.newest(self._newest_usable())
             if checkpoint is not None and checkpoint.signer != own:
                 await self._fetch_in_advance(checkpoint)
             await asyncio.sleep(manifest.epochs.seconds)

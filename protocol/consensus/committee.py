@@ -3,19 +3,23 @@
 A page lists a commit, and the next page that draws committees draws its committee
 (``protocol.consensus.pages``): the seats of that page's council, ranked by ``H(beacon, commit,
 member, seat)``, without the worker's. The members of the first ``size`` seats decide if all of them
-accept. A reject, a split or a missing verdict enlarges the committee to the first
-``escalated_size`` seats, where two thirds of the seats decide either way.
+accept and their verdicts agree. A reject, a split or a missing verdict enlarges the committee to
+the first ``escalated_size`` seats, where two thirds of the seats decide either way.
+
+A certificate of the larger committee also carries its *dissents*: verdicts that contradict it, by
+which the council finds members that do not check (``protocol.consensus.dissents``).
 """
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from protocol.consensus.page_node import PageNode
-from protocol.consensus.pages import PageTree
 from protocol.core.crypto import digest
 from protocol.core.faults import Fault, FaultCode
-from protocol.core.types import Digest, PeerId
-from protocol.messages import Certificate, Evidence, RolloutCommit, Signed, Verdict
+from protocol.core.types import PeerId
+from protocol.messages import VERDICTS_MAX, Certificate, RolloutCommit, Signed, Verdict
+from protocol.rollout.agreement import Agreement
 from protocol.run.manifest import RunManifest
 
 
@@ -29,6 +33,8 @@ class Committee:
     escalated_size: int
     page: PageNode
     """The page whose beacon drew it."""
+    agreement: Agreement
+    """Limits on the differences of honest verdicts."""
 
     @property
     def first(self) -> tuple[PeerId, ...]:
@@ -52,7 +58,30 @@ class Committee:
 
     def is_quorum(self, peers: Container[PeerId]) -> bool:
         """Return whether some members decide as the larger committee."""
-        return sum(peer in peers for peer in self.seats[: self.escalated_size]) >= self.quorum
+        return self._seats(peers) >= self.quorum
+
+    def agrees(self, one: Signed[Verdict], other: Signed[Verdict]) -> bool:
+        """Return whether two verdicts have the same result and support the same outcome."""
+        same = one.message.accept is other.message.accept
+        return same and self.agreement.agrees(one.message, other.message)
+
+    def seats_of(self, verdicts: Sequence[Signed[Verdict]]) -> int:
+        """Return the number of seats in the larger committee of the signers of verdicts."""
+        return self._seats({verdict.signer for verdict in verdicts})
+
+    def is_dissent(self, verdict: Signed[Verdict], deciding: Sequence[Signed[Verdict]]) -> bool:
+        """Return whether a verdict contradicts more than half of the deciding seats.
+
+        Less than a third of dishonest seats are at most half of a quorum, so they cannot make an
+        honest verdict a dissent with values at the edge of agreement.
+        """
+        against = [
+            one for one in deciding if self.agreement.contradicts(verdict.message, one.message)
+        ]
+        return 2 * self.seats_of(against) > self.seats_of(deciding)
+
+    def _seats(self, peers: Container[PeerId]) -> int:
+        return sum(peer in peers for peer in self.seats[: self.escalated_size])
 
 
 def draw(manifest: RunManifest, page: PageNode, commit: Signed[RolloutCommit]) -> Committee | None:
@@ -61,7 +90,10 @@ def draw(manifest: RunManifest, page: PageNode, commit: Signed[RolloutCommit]) -
     if not seats:
         return None
     rules, count = manifest.committee, len(seats)
-    return Committee(seats, min(rules.size, count), min(rules.escalated_size, count), page)
+    agreement = Agreement.of(manifest.toploc)
+    return Committee(
+        seats, min(rules.size, count), min(rules.escalated_size, count), page, agreement
+    )
 
 
 def outcome_rank(
@@ -73,168 +105,73 @@ def outcome_rank(
     rank of its last signer, a rejection by the larger one that of its first signer. So a rejection
     wins only with a signer that ranks among the first committee: no coalition overturns a
     certificate by an escalation that was not due. An acceptance by the larger committee loses to
-    both. At equality the rejection wins, and then the verdicts' digests decide. The rank follows
-    from certificate and page alone: it is the same on every node.
+    both. At equality the rejection wins, then the one with more dissents, and then the digests
+    decide. The rank follows from certificate and page alone: it is the same on every node.
+    ``verdicts`` include the dissents, at the end.
     """
     ranking = committee.ranking
+    verdicts, dissents = split(certificate, verdicts)
     places = [ranking.index(verdict.signer) for verdict in verdicts]
     place = max(places) if certificate.accepted else min(places)
     if certificate.accepted and certificate.escalated:
         place = len(ranking)
-    content = digest(b"".join(sorted(verdict.digest for verdict in verdicts)))
-    epoch, accepted = committee.page.epoch.to_bytes(8, "big"), bytes([certificate.accepted])
-    return epoch + place.to_bytes(2, "big") + accepted + content
+    digests = (sorted(one.digest for one in part) for part in (verdicts, dissents))
+    content = digest(b"".join(chain.from_iterable(digests)))
+    epoch = committee.page.epoch.to_bytes(8, "big")
+    order = bytes([certificate.accepted, VERDICTS_MAX - len(dissents)])
+    return epoch + place.to_bytes(2, "big") + order + content
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A committee's decision with the verdicts that prove it."""
-
-    accepted: bool
-    escalated: bool
-    verdicts: tuple[Signed[Verdict], ...]
-
-    def certificate(self, commit: Digest, committee: Committee) -> Certificate:
-        """Return the certificate of this outcome of a committee."""
-        return Certificate(
-            commit=commit,
-            page=committee.page.digest,
-            escalated=self.escalated,
-            accepted=self.accepted,
-            verdicts=tuple(verdict.envelope for verdict in self.verdicts),
-        )
-
-
-class VerdictPool:
-    """The verdicts on one commit that a node holds."""
-
-    def __init__(self) -> None:
-        self.verdicts: dict[PeerId, Signed[Verdict]] = {}
-        self.equivocations: dict[PeerId, tuple[Signed[Verdict], Signed[Verdict]]] = {}
-        """The first two contradicting verdicts of each validator that signed both."""
-
-    def add(self, verdict: Signed[Verdict]) -> Fault | bool:
-        """Add a signed verdict; False if known, a fault if it contradicts its author."""
-        known = self.verdicts.get(verdict.signer)
-        if known is None:
-            self.verdicts[verdict.signer] = verdict
-            return True
-        if known.message.accept != verdict.message.accept:
-            self.equivocations.setdefault(verdict.signer, (known, verdict))
-            return Fault(FaultCode.EQUIVOCATION, f"{verdict.signer} signed two verdicts")
-        return False
-
-    def outcome(self, committee: Committee) -> Outcome | None:
-        """Return the decision of the verdicts, or None while they are too few."""
-        first = [self.verdicts[peer] for peer in committee.first if peer in self.verdicts]
-        if len(first) == len(committee.first) and all(item.message.accept for item in first):
-            return Outcome(accepted=True, escalated=False, verdicts=tuple(first))
-        heard = [self.verdicts[peer] for peer in committee.escalated if peer in self.verdicts]
-        for accepted in (True, False):
-            agreeing = [item for item in heard if item.message.accept is accepted]
-            if committee.is_quorum({item.signer for item in agreeing}):
-                return Outcome(accepted=accepted, escalated=True, verdicts=tuple(agreeing))
-        return None
-
-    def disputed(self, committee: Committee) -> bool:
-        """Return whether a first member rejected, so that the larger committee must check."""
-        return any(
-            not self.verdicts[peer].message.accept
-            for peer in committee.first
-            if peer in self.verdicts
-        )
+def split(
+    certificate: Certificate, verdicts: Sequence[Signed[Verdict]]
+) -> tuple[Sequence[Signed[Verdict]], Sequence[Signed[Verdict]]]:
+    """Return the opened deciding verdicts and the opened dissents of a certificate."""
+    count = len(certificate.verdicts)
+    return verdicts[:count], verdicts[count:]
 
 
 def check_certificate(
     certificate: Certificate, verdicts: Sequence[Signed[Verdict]], committee: Committee | None
 ) -> Fault | None:
-    """Check opened verdicts against the committee that the certificate's page draws."""
+    """Check opened verdicts against the committee that the certificate's page draws.
+
+    ``verdicts`` include the dissents, at the end.
+    """
     signers = [verdict.signer for verdict in verdicts]
     if len(set(signers)) != len(signers):
         return Fault(FaultCode.BAD_CERTIFICATE, "a validator is counted twice")
-    if any(verdict.message.commit != certificate.commit for verdict in verdicts):
-        return Fault(FaultCode.BAD_CERTIFICATE, "a verdict is about another commit")
-    if any(verdict.message.accept is not certificate.accepted for verdict in verdicts):
+    subject = certificate.commit, certificate.page
+    if any((one.message.commit, one.message.page) != subject for one in verdicts):
+        return Fault(FaultCode.BAD_CERTIFICATE, "a verdict is about another commit or page")
+    deciding, dissents = split(certificate, verdicts)
+    if any(verdict.message.accept is not certificate.accepted for verdict in deciding):
         return Fault(FaultCode.BAD_CERTIFICATE, "a verdict contradicts the outcome")
     if not certificate.escalated and not certificate.accepted:
         return Fault(FaultCode.BAD_CERTIFICATE, "only the larger committee can reject")
     if committee is None:
         return Fault(FaultCode.BAD_CERTIFICATE, "its page draws no committee")
+    signers = signers[: len(deciding)]
     if certificate.escalated:
         members, is_enough = committee.escalated, committee.is_quorum(signers)
     else:
         members, is_enough = committee.first, len(signers) == len(committee.first)
     if not is_enough or not set(signers) <= set(members):
         return Fault(FaultCode.BAD_CERTIFICATE, "its signers are not the committee")
+    leading = min(deciding, key=lambda one: members.index(one.signer))
+    if not all(committee.agrees(leading, one) for one in deciding):
+        return Fault(FaultCode.BAD_CERTIFICATE, "its verdicts do not agree")
+    return _dissent_fault(certificate, deciding, dissents, committee)
+
+
+def _dissent_fault(
+    certificate: Certificate,
+    deciding: Sequence[Signed[Verdict]],
+    dissents: Sequence[Signed[Verdict]],
+    committee: Committee,
+) -> Fault | None:
+    if dissents and not certificate.escalated:
+        return Fault(FaultCode.BAD_CERTIFICATE, "a first committee has no dissents")
+    for one in dissents:
+        if one.signer not in committee.escalated or not committee.is_dissent(one, deciding):
+            return Fault(FaultCode.BAD_CERTIFICATE, "a dissent that contradicts nothing")
     return None
-
-
-class VerdictTable:
-    """Verdict pools of the known commits, and the committees of commits."""
-
-    def __init__(self, manifest: RunManifest, pages: PageTree) -> None:
-        self._manifest, self._pages = manifest, pages
-        self.pools: dict[Digest, VerdictPool] = {}
-        self._evidence_due: dict[PeerId, Evidence] = {}
-
-    def pool(self, commit: Digest) -> VerdictPool:
-        """Return the verdicts on a commit."""
-        known = self.pools.get(commit)
-        if known is None:
-            known = self.pools[commit] = VerdictPool()
-        return known
-
-    def retain(self, commits: Container[Digest]) -> None:
-        """Forget the verdicts on all other commits."""
-        for commit in [key for key in self.pools if key not in commits]:
-            del self.pools[commit]
-
-    def committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
-        """Return the committee of a commit; None before the page that draws it."""
-        page = self._pages.drawing(commit.digest)
-        return None if page is None else draw(self._manifest, page, commit)
-
-    def rank(
-        self,
-        certificate: Certificate,
-        verdicts: Sequence[Signed[Verdict]],
-        commit: Signed[RolloutCommit],
-        page: PageNode,
-    ) -> bytes | Fault:
-        """Check a certificate about ``commit`` that names ``page``, and return its rank."""
-        if commit.digest not in page.drawn:
-            return Fault(FaultCode.BAD_CERTIFICATE, "its page draws no committee for the commit")
-        committee = draw(self._manifest, page, commit)
-        fault = check_certificate(certificate, verdicts, committee)
-        if fault is not None or committee is None:
-            return fault or Fault(FaultCode.BAD_CERTIFICATE)
-        return outcome_rank(certificate, verdicts, committee)
-
-    def add(self, verdict: Signed[Verdict], commit: Signed[RolloutCommit]) -> Fault | bool:
-        """Add a verdict on ``commit``; an equivocation becomes evidence to publish."""
-        pool, validator = self.pool(commit.digest), verdict.signer
-        known = validator in pool.equivocations
-        result = pool.add(verdict)
-        pair = pool.equivocations.get(validator)
-        if pair is not None and not known:
-            accepting, rejecting = sorted(pair, key=lambda one: not one.message.accept)
-            self._evidence_due[validator] = Evidence(
-                commit=commit.envelope,
-                accepting=accepting.envelope,
-                rejecting=rejecting.envelope,
-            )
-        return result
-
-    def restore(self, verdict: Signed[Verdict]) -> None:
-        """Restore a verdict accepted before a restart."""
-        self.pool(Digest(verdict.message.commit)).add(verdict)
-
-    def envelopes(self) -> list[bytes]:
-        """Return the envelopes of all verdicts."""
-        return [one.envelope for pool in self.pools.values() for one in pool.verdicts.values()]
-
-    def evidence_due(self) -> list[Evidence]:
-        """Return the equivocations that this node found itself and should sign and gossip."""
-        due = list(self._evidence_due.values())
-        self._evidence_due.clear()
-        return due

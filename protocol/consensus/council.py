@@ -234,7 +234,9 @@ def follows_change(page: Page) -> bool:
 def _changes_fault(page: Page, council: Council, rules: PageRules) -> Fault | None:
     if follows_change(page) and page.changes_council:
         return Fault(FaultCode.WRONG_COUNCIL, "its council has ended")
-    if page.changes_council and (page.commits or page.certified):
+    if follows_change(page) and (page.lists_work or page.ledger):
+        return Fault(FaultCode.WRONG_COUNCIL, "its council has ended")
+    if page.changes_council and page.lists_work:
         return Fault(FaultCode.WRONG_COUNCIL, "a page that changes the council lists nothing")
     if page.drawn or page.seats:
         return _draw_fault(page, council, rules)

@@ -1,15 +1,25 @@
-"""Evidence of council members that signed an accepting and a rejecting verdict on one commit.
+"""Evidence of council members that signed two contradicting statements about one commit.
 
-Such a member can give each half of the swarm another outcome. The council removes it.
+A member that accepts and rejects can give each half of the swarm another outcome. A member whose
+verdict does not fit its seal may have copied it from another member. The council removes both.
 """
 
 from collections.abc import Callable
 
+from protocol.consensus.seals import Statement, is_contradiction
 from protocol.core.containers import BoundedDict
 from protocol.core.crypto import Verifier
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import PeerId, RunId
-from protocol.messages import COUNCIL_MAX, Evidence, RolloutCommit, Signed, Verdict, open_envelope
+from protocol.messages import (
+    COUNCIL_MAX,
+    Evidence,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    VerdictSeal,
+    open_envelope,
+)
 
 
 class EquivocationTable:
@@ -40,13 +50,17 @@ class EquivocationTable:
         commit = open_envelope(message.commit, RolloutCommit, run_id, verify)
         if isinstance(commit, Fault):
             return Fault(FaultCode.BAD_EVIDENCE, f"its commit: {commit}")
-        accepting = open_envelope(message.accepting, Verdict, run_id, verify)
-        rejecting = open_envelope(message.rejecting, Verdict, run_id, verify)
-        if isinstance(accepting, Fault) or isinstance(rejecting, Fault):
-            return Fault(FaultCode.BAD_EVIDENCE, "its verdicts are not signed verdicts of this run")
-        one_author = accepting.signer == rejecting.signer
-        one_commit = accepting.message.commit == rejecting.message.commit == commit.digest
-        contradict = accepting.message.accept and not rejecting.message.accept
-        if not (one_author and one_commit and contradict):
-            return Fault(FaultCode.BAD_EVIDENCE, "its verdicts do not contradict each other")
-        return accepting.signer
+        first, second = self._open(message.first), self._open(message.second)
+        if first is None or second is None:
+            return Fault(FaultCode.BAD_EVIDENCE, "not signed verdicts or seals of this run")
+        if first.message.commit != commit.digest or not is_contradiction(first, second):
+            return Fault(FaultCode.BAD_EVIDENCE, "its statements do not contradict each other")
+        return first.signer
+
+    def _open(self, envelope: bytes) -> Statement | None:
+        run_id, verify = self._run_id, self._verify
+        verdict = open_envelope(envelope, Verdict, run_id, verify)
+        if isinstance(verdict, Signed):
+            return verdict
+        seal = open_envelope(envelope, VerdictSeal, run_id, verify)
+        return seal if isinstance(seal, Signed) else None

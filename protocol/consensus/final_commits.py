@@ -16,7 +16,8 @@ class FinalCommits:
         self.drawn: dict[bytes, PageNode] = {}
         """For each commit, the first page that draws its committee."""
         self.listed: set[bytes] = set()
-        self.certified: set[bytes] = set()
+        self.decided: dict[bytes, bool] = {}
+        """For each commit with a final outcome, whether it is accepted."""
         self._is_known = False
 
     def forget(self) -> None:
@@ -27,14 +28,52 @@ class FinalCommits:
         """Return the commits of the chain that ends with the final page ``root``."""
         if not self._is_known:
             self._is_known = True
-            self.drawn, self.listed, self.certified = {}, set(), set()
+            self.drawn, self.listed, self.decided = {}, set(), {}
             node = recent.get(root.digest)
             while node is not None and node.page is not None:
+                page = node.page.message
                 self.drawn |= dict.fromkeys(node.drawn, node)
-                self.listed |= set(node.page.message.commits)
-                self.certified |= set(node.page.message.certified)
-                node = recent.get(node.page.message.parent)
+                self.listed |= set(page.commits)
+                self.decided |= dict.fromkeys(page.rejected, False)
+                self.decided |= dict.fromkeys(page.certified, True)
+                node = recent.get(page.parent)
         return self
+
+
+def is_final(
+    node: PageNode, root: PageNode, page: Callable[[bytes], PageNode | None]
+) -> bool | None:
+    """Return whether a page is final, by the final page ``root``.
+
+    None if it is later than ``root``, or if a page between them is not here. ``page`` returns a
+    page that is here.
+    """
+    later = page(root.digest)
+    while later is not None and later.page is not None and later.epoch > node.epoch:
+        later = page(later.page.message.parent)
+    if later is None or node.epoch > root.epoch:
+        return None
+    return later.digest == node.digest
+
+
+def accepted_before(
+    node: PageNode, page: Callable[[bytes], PageNode | None], epochs: int
+) -> tuple[bytes, ...] | None:
+    """Return the commits that a final page and those of some epochs before it accept.
+
+    None if one of these pages is not here. ``page`` returns a page that is here.
+    """
+    found, one = list[bytes](), node
+    while one.page is not None and one.epoch > node.epoch - epochs:
+        message = one.page.message
+        found += message.certified
+        before = page(message.parent)
+        if not message.parent:
+            break
+        if before is None:
+            return None
+        one = before
+    return tuple(found)
 
 
 def with_listing(node: PageNode, page: Callable[[bytes], PageNode | None]) -> dict[bytes, PageNode]:

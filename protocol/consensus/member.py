@@ -25,7 +25,7 @@ LATER_VOTE_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Decisions of a page: the council, commits, the trainer that leads, and the final version.
+    """Decisions of a page: the council, commits, the leading trainer, the final version, accounts.
 
     ``term`` and ``head`` are None while those of the parent stand.
     """
@@ -36,6 +36,10 @@ class Contents:
     seats: tuple[int, ...] = ()
     commits: tuple[bytes, ...] = ()
     certified: tuple[bytes, ...] = ()
+    rejected: tuple[bytes, ...] = ()
+    checkers: tuple[int, ...] = ()
+    work: bytes = b""
+    ledger: bytes = b""
     term: int | None = None
     head: bytes | None = None
 
@@ -49,8 +53,8 @@ class Contents:
 class Judgement(Protocol):
     """A member's view of the contents of pages."""
 
-    def contents(self, parent: PageNode, epoch: int) -> Contents:
-        """Return what a child of ``parent`` should decide."""
+    def contents(self, parent: PageNode, epoch: int) -> Contents | None:
+        """Return what a child of ``parent`` should decide; None while this node cannot tell."""
 
     def approves(self, page: Page, parent: PageNode) -> bool:
         """Return whether this node's view supports what a page decides."""
@@ -126,8 +130,10 @@ class CouncilMember:
         pages = (one for one in self._tree.pages_of(epoch) if one.parent is tip)
         if any(one.place < place and self._supports(one, share) for one in pages):
             return []
-        self._proposed_epoch = epoch
         contents = Contents() if tip.is_closing else self._judgement.contents(tip, epoch)
+        if contents is None:
+            return []
+        self._proposed_epoch = epoch
         return [
             Page(
                 epoch=epoch,

@@ -160,8 +160,7 @@ class PageTree:
         """Return whether a page up to ``tip`` has listed a commit."""
         if commit in self._final.of(self.root, self._recent).listed:
             return True
-        pages = (node.page.message for node in tip.path() if node.page is not None)
-        return any(commit in page.commits for page in pages)
+        return any(commit in page.commits for page in tip.pages())
 
     def lists(self, commit: Digest) -> bool:
         """Return whether a page of the present council's tree lists a commit."""
@@ -170,16 +169,16 @@ class PageTree:
 
     def unlisted(self, commits: Iterable[Digest], tip: PageNode) -> list[Digest]:
         """Return the commits that no page up to ``tip`` has listed."""
-        pages = (node.page.message for node in tip.path() if node.page is not None)
-        listed = frozenset(joined.from_iterable(page.commits for page in pages))
+        listed = frozenset(joined.from_iterable(page.commits for page in tip.pages()))
         final = self._final.of(self.root, self._recent).listed
         return [one for one in commits if one not in listed and one not in final]
 
-    def is_certified(self, commit: Digest, tip: PageNode) -> bool:
-        """Return whether a page up to ``tip`` makes the acceptance of a commit final."""
-        pages = (node.page.message for node in tip.path() if node.page is not None)
-        in_path = any(commit in page.certified for page in pages)
-        return in_path or commit in self._final.of(self.root, self._recent).certified
+    def outcome(self, commit: Digest, tip: PageNode) -> bool | None:
+        """Return whether a page up to ``tip`` accepts a commit; None if no page decides it."""
+        for page in tip.pages():
+            if commit in page.decided:
+                return commit in page.certified
+        return self._final.of(self.root, self._recent).decided.get(commit)
 
     def page(self, page: bytes) -> PageNode | None:
         """Return a recent notarised page, in any branch, or an older one that is still kept."""

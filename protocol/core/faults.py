@@ -29,6 +29,9 @@ class FaultCode(StrEnum):
         return member
 
     AFTER_LAST_VERSION = "after-last-version", Blame.SENDER
+    BATCH_OMITTED = "batch-omitted", Blame.AUTHOR
+    BATCH_PAGE = "batch-page", Blame.AUTHOR
+    BATCH_SIZE = "batch-size", Blame.AUTHOR
     BAD_BLOB = "bad-blob", Blame.SENDER
     BAD_BUNDLE = "bad-bundle", Blame.AUTHOR
     BAD_CERTIFICATE = "bad-certificate", Blame.SENDER
@@ -68,6 +71,7 @@ class FaultCode(StrEnum):
     NOT_PROPOSER = "not-proposer", Blame.SENDER
     WRONG_COUNCIL = "wrong-council", Blame.SENDER
     WRONG_EPOCH = "wrong-epoch", Blame.SENDER
+    WRONG_WORK = "wrong-work", Blame.SENDER
     NOT_A_TRAINER = "not-a-trainer", Blame.SENDER
     NOT_A_VALIDATOR = "not-a-validator", Blame.SENDER
     NOT_ADMITTED = "not-admitted", Blame.SENDER

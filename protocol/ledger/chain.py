@@ -33,6 +33,9 @@ class CheckpointEntry:
 
     manifest: Signed[CheckpointManifest]
     taken_at: float = float("-inf")
+    final_epoch: int = -1
+    """Epoch of the newest final page at that time; -1 for none, and for a version that was accepted
+    because it is final, or before a restart."""
 
 
 class Chain:
@@ -83,17 +86,18 @@ class Chain:
         return known is None or known.digest == digest
 
     def replace(
-        self, branch: Sequence[Signed[CheckpointManifest]], now: float
+        self, branch: Sequence[Signed[CheckpointManifest]], now: float, final_epoch: int = -1
     ) -> list[Signed[CheckpointManifest]]:
         """Append checked versions in place of those with their numbers and all later ones.
 
-        Return the removed versions; their commits count as not learned from.
+        ``final_epoch``: that of ``CheckpointEntry``. Return the removed versions; their commits
+        count as not learned from.
         """
         removed = self.drop_from(branch[0].message.version)
         for manifest in branch:
             message = manifest.message
             assert message.version == len(self.checkpoints)
-            self.checkpoints.append(CheckpointEntry(manifest, now))
+            self.checkpoints.append(CheckpointEntry(manifest, now, final_epoch))
             self._places[manifest.digest] = message.version
             self.learned.update((Digest(commit), message.version) for commit in message.batch)
         return removed
@@ -146,7 +150,8 @@ class Chain:
             return Fault(FaultCode.AFTER_LAST_VERSION)
         if (message.version == 0) != (message.parent == b""):
             return Fault(FaultCode.WRONG_PARENT)
-        genesis = message.policy == self._manifest.genesis_policy and not message.batch
+        learns = message.batch or message.page or message.omitted
+        genesis = message.policy == self._manifest.genesis_policy and not learns
         if message.version == 0 and not genesis:
             return Fault(FaultCode.WRONG_GENESIS)
         return None

@@ -68,8 +68,10 @@ class Entry:
     """Rank of the certificate, if any."""
     decided_epoch: int = -1
     """Our epoch when the certificate was accepted."""
-    is_final: bool = False
-    """True if a final page names the commit as certified: no certificate overturns that."""
+    checkers: tuple[PeerId, ...] = ()
+    """Members whose verdicts are in the certificate."""
+    final: bool | None = None
+    """Whether a final page accepts the commit; None before. No certificate overturns that."""
     reason: str = ""
     trained_in: int | None = None
     measured: Sums | None = None
@@ -108,8 +110,9 @@ class Entry:
         Colluding validators can produce two that contradict each other; the one of lower rank
         (``protocol.consensus.committee.outcome_rank``) wins on every node, in any order.
         """
-        if self.is_final:
-            return accepted and self.state is not CommitState.CERTIFIED
+        if self.final is not None:
+            held = self.state is CommitState.CERTIFIED if self.certificate is not None else None
+            return accepted is self.final and held is not self.final
         return self.certificate is None or rank < self.rank
 
 
@@ -299,7 +302,7 @@ class CommitTable:
     def decide(
         self,
         certificate: Signed[Certificate],
-        verdicts: Sequence[Verdict],
+        verdicts: Sequence[Signed[Verdict]],
         rank: bytes,
         epoch: int,
     ) -> CommitChange | None:
@@ -311,10 +314,12 @@ class CommitTable:
         if not entry.is_outranked_by(rank, accepted=certificate.message.accepted):
             return None
         entry.certificate, entry.rank, entry.decided_epoch = certificate, rank, epoch
-        entry.measured = agreed(verdicts, entry.commit.message.tokens)
+        entry.checkers = tuple(verdict.signer for verdict in verdicts)
+        messages = [verdict.message for verdict in verdicts]
+        entry.measured = agreed(messages, entry.commit.message.tokens)
         accepted = certificate.message.accepted
         state = CommitState.CERTIFIED if accepted else CommitState.REJECTED
-        return self._set_outcome(entry, state, agreed_reason(verdicts))
+        return self._set_outcome(entry, state, agreed_reason(messages))
 
     def expire(self, oldest: int) -> list[CommitChange]:
         """Expire the pending commits of epochs before ``oldest``."""
@@ -446,13 +451,13 @@ class CommitTable:
 
     # Memory
 
-    def retire(self, oldest_epoch: int) -> list[Digest]:
+    def retire(self, oldest_epoch: int, needed: Collection[Digest]) -> list[Digest]:
         """Move commits of epochs before ``oldest_epoch`` to ``kept``, and return their digests.
 
-        Forget the slots that no commit needs any more.
+        The ``needed`` ones stay. Forget the slots that no commit needs any more.
         """
         entries = self.entries.items()
-        old = [digest for digest, entry in entries if entry.epoch < oldest_epoch]
+        old = [one for one, entry in entries if entry.epoch < oldest_epoch and one not in needed]
         for digest in old:
             self.kept[digest] = self.entries.pop(digest)
         self._forget_slots()

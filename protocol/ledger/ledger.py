@@ -9,11 +9,11 @@ certificate before. Between two contradicting certificates the same one always w
 from the changes of commits.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from protocol.core.containers import Table
 from protocol.core.faults import Fault, FaultCode
-from protocol.core.types import Digest
+from protocol.core.types import Digest, PeerId
 from protocol.ledger.backpressure import Backpressure
 from protocol.ledger.branches import Branches
 from protocol.ledger.chain import Chain, Lead
@@ -27,12 +27,14 @@ from protocol.run.manifest import RunManifest
 class Ledger:
     """The state machine; every ``offer_*`` either changes it or returns a reason."""
 
-    def __init__(self, manifest: RunManifest) -> None:
+    def __init__(
+        self, manifest: RunManifest, slashed_by_page: Callable[[PeerId], bool] = lambda _: False
+    ) -> None:
         self._manifest = manifest
         self.chain = Chain(manifest)
         self.branches = Branches(self.chain)
         self.commits = CommitTable(manifest, self.chain)
-        self.workers = WorkerTable(manifest)
+        self.workers = WorkerTable(manifest, slashed_by_page)
         self.backpressure = Backpressure(manifest, self.chain, self.workers)
         self.epoch = 0
         self.batch_since: int | None = None
@@ -82,7 +84,7 @@ class Ledger:
         return True
 
     def offer_certificate(
-        self, certificate: Signed[Certificate], verdicts: Sequence[Verdict], rank: bytes
+        self, certificate: Signed[Certificate], verdicts: Sequence[Signed[Verdict]], rank: bytes
     ) -> bool:
         """Accept a checked certificate of a known commit; False if a known one outranks it."""
         change = self.commits.decide(certificate, verdicts, rank, self.epoch)
@@ -115,13 +117,14 @@ class Ledger:
     # Versions
 
     def offer_checkpoint(
-        self, manifest: Signed[CheckpointManifest], now: float, lead: Lead
+        self, manifest: Signed[CheckpointManifest], now: float, lead: Lead, final_epoch: int = -1
     ) -> Fault | bool:
         """Accept a version on its trainer's signature; False if it is known or must wait.
 
         It waits for its parent, for the certificates of all commits in its batch, and for the final
         page that lets its trainer ``lead``. A node that accepts it knows those commits, so no
-        honest node accepts a version that learned from a policy that was too old.
+        honest node accepts a version that learned from a policy that was too old. ``final_epoch``:
+        epoch of the newest final page.
         """
         taken = self.chain.fits(manifest)
         if taken is True:
@@ -131,7 +134,7 @@ class Ledger:
             return taken
         if not self.commits.are_certified(manifest):
             return False
-        self._take_versions([manifest], now)
+        self._take_versions([manifest], now, final_epoch)
         return True
 
     def follow(self, lead: Lead, now: float) -> list[Signed[CheckpointManifest]]:
@@ -171,15 +174,17 @@ class Ledger:
         if self.chain.fits(manifest) is True:
             self._take_versions([manifest], float("-inf"))
 
-    def _take_versions(self, branch: Sequence[Signed[CheckpointManifest]], now: float) -> None:
+    def _take_versions(
+        self, branch: Sequence[Signed[CheckpointManifest]], now: float, final_epoch: int = -1
+    ) -> None:
         self.batch_since = None
-        removed = self.chain.replace(branch, now)
+        removed = self.chain.replace(branch, now, final_epoch)
         self._apply_all(self.commits.follow(removed, branch))
 
     # Time
 
-    def advance(self, epoch: int) -> None:
-        """Expire commits that waited too long, and forget old ones."""
+    def advance(self, epoch: int, needed: Callable[[], Collection[Digest]] = tuple) -> None:
+        """Expire commits that waited too long, and forget old ones that are not ``needed``."""
         expire_after = self._manifest.committee.expire_after_epochs
         if epoch != self.epoch:
             self._note_batch(epoch)
@@ -187,7 +192,7 @@ class Ledger:
         self._apply_all(self.commits.expire(epoch - expire_after))
         state = epoch, self.chain.version
         if self._tidied != state:
-            for digest in self.commits.retire(epoch - 4 * expire_after):
+            for digest in self.commits.retire(epoch - 4 * expire_after, needed()):
                 self.backpressure.forget(digest)
             self.workers.forget({entry.commit.signer for entry in self.commits.entries.values()})
             awaited = self.backpressure.awaited(self.commits.kept.values())

@@ -4,7 +4,7 @@ Memory is bounded: keys are free, and each may commit.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -117,8 +117,10 @@ certified rollout have their own limit."""
 class WorkerTable:
     """The workers of one ledger."""
 
-    def __init__(self, manifest: RunManifest) -> None:
-        self._slash = manifest.credit.slash
+    def __init__(
+        self, manifest: RunManifest, slashed_by_page: Callable[[PeerId], bool] = lambda _: False
+    ) -> None:
+        self._slash, self._slashed_by_page = manifest.credit.slash, slashed_by_page
         self.totals = WorkerStats()
         self.counts: dict[PeerId, WorkerStats] = {}
         """In the order of their first message."""
@@ -158,6 +160,7 @@ class WorkerTable:
     def is_slashed(self, worker: PeerId) -> bool:
         """Return whether a worker is slashed: a slashable offence, or two commits for one slot.
 
+        A final page shows it to nodes that have never held, or have forgotten, the evidence.
         Its commits are no longer checked, but still accepted: some nodes may have received them
         before.
         """
@@ -169,7 +172,7 @@ class WorkerTable:
             and counts.rejected
             and not SLASHABLE_REASONS.isdisjoint(+counts.reasons)
         )
-        return bool(lied) or worker in self.forks
+        return bool(lied) or worker in self.forks or self._slashed_by_page(worker)
 
     def forget(self, busy: Collection[PeerId]) -> None:
         """Evict the oldest workers outside ``busy`` where there are too many.

@@ -187,6 +187,11 @@ class Roster:
         """Return a member, even if it has just become silent."""
         return self._members.get(peer)
 
+    def name_of(self, peer: PeerId) -> str:
+        """Return the name in a member's record; empty for a member without one, and for others."""
+        member = self._members.get(peer)
+        return "" if member is None else member.record.message.name
+
     def records(self) -> list[Signed[NodeRecord]]:
         """Return every record that is held, by peer id."""
         return [self._members[peer].record for peer in self._order]

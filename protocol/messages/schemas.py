@@ -5,6 +5,7 @@ signature for this run. The id of a signed message (``Signed.digest``) covers si
 payload but not the signature: a second signature does not make a second message.
 """
 
+import operator
 from typing import Annotated, Self
 
 from pydantic import (
@@ -16,9 +17,21 @@ from pydantic import (
 from protocol.core.types import DIGEST_BYTES, RATE_CLASS_MAX, Role
 from protocol.core.vrf import PROOF_BYTES
 from protocol.messages.envelope import Message
+from protocol.messages.node_names import NODE_NAME_CHARACTERS_MAX, check_node_name
 
 VERDICT_BYTES_MAX = 1024
-"""An honest envelope has at most about 700 bytes: 13 numbers and 200 characters of detail."""
+"""An honest envelope has at most about 950 bytes: 29 numbers and 200 characters of detail."""
+
+SEAL_BYTES_MAX = 512
+"""An envelope has about 330 bytes."""
+
+WITNESSES = 8
+"""Witness values of a verdict that measured something. They cost eight rows of logits."""
+
+ACCEPTED = "accepted"
+
+UNMEASURED = frozenset({"format", "termination", "reward-history"})
+"""Reasons of a rejection that need no prefill, so such a verdict has no witness values."""
 
 EVIDENCE_BYTES_MAX = 4096
 """Two verdicts and a commit of about 500 bytes."""
@@ -28,6 +41,9 @@ VERDICTS_MAX = 15
 
 BATCH_MAX = 256
 """Maximum commits in a version's batch; their digests take half of an envelope."""
+
+OMITTED_MAX = 64
+"""Maximum commits that a version names as left out of its batch: a quarter of the largest batch."""
 
 ENCODINGS_MAX = 4
 """Maximum encodings of one version: byte planes, and patches of the versions most nodes hold."""
@@ -46,7 +62,7 @@ REVEALERS_MAX = 8
 """Maximum members drawn to reveal in an epoch."""
 
 LISTED_MAX = 200
-"""Maximum new commits, and maximum certified ones, in a page; together they take 14 KB of 16."""
+"""Maximum new commits, and maximum decided ones, in a page; together they take 14.5 KB of 16."""
 
 PROTOCOL_VERSION = 2
 
@@ -78,6 +94,9 @@ RateClass = Annotated[int, Field(ge=0, le=RATE_CLASS_MAX)]
 Millionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Billionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
 ShortText = Annotated[str, Field(max_length=200)]
+NodeName = Annotated[
+    str, Field(max_length=NODE_NAME_CHARACTERS_MAX), AfterValidator(check_node_name)
+]
 
 
 class Hardware(Message):
@@ -99,6 +118,8 @@ class NodeRecord(Message):
     """Unix milliseconds of issue; strictly increasing per member."""
     joined_at: UInt
     """Claimed start of the current uninterrupted membership, in unix milliseconds."""
+    name: Annotated[NodeName, Field(exclude_if=operator.not_)] = ""
+    """Name chosen by its operator, neither unique nor verified; left out when it is empty."""
     roles: Annotated[tuple[str, ...], Field(max_length=len(Role))]
     addresses: Annotated[tuple[ShortText, ...], Field(max_length=8)]
     hardware: Hardware
@@ -181,6 +202,10 @@ class Verdict(Message):
     kind = "verdict"
     envelope_bytes_max = VERDICT_BYTES_MAX
     commit: DigestBytes
+    page: DigestBytes
+    """The page that drew the committee and the witness points."""
+    nonce: DigestBytes
+    """Random bytes that hide the verdict in its seal."""
     accept: bool
     reason: ShortText
     detail: ShortText = ""
@@ -190,6 +215,34 @@ class Verdict(Message):
     """Means of ``protocol.rollout.statistics.STATISTICS``, of clipped values, in order."""
     extremes: Annotated[tuple[Billionths, ...], Field(max_length=16)] = ()
     """The worst single values, as ``protocol.rollout.statistics.Extremes``."""
+    witness: Annotated[tuple[Billionths, ...], Field(max_length=WITNESSES)] = ()
+    """Log-probabilities at the witness points (``protocol.rollout.witness``); empty if nothing was
+    measured."""
+    replays: Annotated[tuple[UInt, ...], Field(max_length=WITNESSES)] = ()
+    """Tokens that the noise of the witness points selects."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.accept is not (self.reason == ACCEPTED):
+            raise ValueError("accept and reason contradict each other")
+        count = 0 if self.reason in UNMEASURED else WITNESSES
+        if not len(self.witness) == len(self.replays) == count:
+            raise ValueError(f"a verdict for {self.reason!r} has {count} witness values")
+        return self
+
+
+class VerdictSeal(Message):
+    """A validator's commitment to its verdict, sent before it sees another one.
+
+    ``protocol.consensus.seals`` defines ``seal``.
+    """
+
+    kind = "verdict-seal"
+    envelope_bytes_max = SEAL_BYTES_MAX
+    commit: DigestBytes
+    page: DigestBytes
+    """The page of the verdict."""
+    seal: DigestBytes
 
 
 class Certificate(Message):
@@ -202,16 +255,27 @@ class Certificate(Message):
     escalated: bool
     accepted: bool
     verdicts: Annotated[tuple[bytes, ...], Field(min_length=1, max_length=VERDICTS_MAX)]
+    dissents: Annotated[tuple[bytes, ...], Field(max_length=VERDICTS_MAX - 1)] = ()
+    """Verdicts of other members of the larger committee that contradict these."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.verdicts) + len(self.dissents) > VERDICTS_MAX:
+            raise ValueError("more verdicts than members of a committee")
+        return self
 
 
 class Evidence(Message):
-    """Envelopes of two contradicting verdicts of one validator; any node may publish it."""
+    """Envelopes of two contradicting statements of one validator; any node may publish it.
+
+    A statement is a verdict or the seal of one.
+    """
 
     kind = "evidence"
     envelope_bytes_max = EVIDENCE_BYTES_MAX
     commit: bytes
-    accepting: bytes
-    rejecting: bytes
+    first: bytes
+    second: bytes
 
 
 class Page(Message):
@@ -250,6 +314,34 @@ class Page(Message):
     know yet."""
     certified: Annotated[tuple[DigestBytes, ...], Field(max_length=LISTED_MAX)] = ()
     """Commits whose acceptance this page makes final."""
+    rejected: Annotated[tuple[DigestBytes, ...], Field(max_length=LISTED_MAX)] = ()
+    """Commits whose rejection this page makes final."""
+    checkers: Annotated[tuple[UInt, ...], Field(max_length=LISTED_MAX)] = ()
+    """Members whose verdicts decided each certified and then each rejected commit: one bit for
+    each place in its larger committee, the first place lowest."""
+    work: OptionalDigest = b""
+    """Digest of the receipts of these commits and of the versions that become final
+    (``protocol.ledger.receipts``); empty for none."""
+    ledger: OptionalDigest = b""
+    """Merkle root of all accounts after the page of ``final_epoch`` (``protocol.ledger.accounts``);
+    empty on a page that follows a change of the council."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        decided = len(self.certified) + len(self.rejected)
+        if len(self.checkers) != decided:
+            raise ValueError("checkers and decided commits differ in number")
+        return self
+
+    @property
+    def decided(self) -> tuple[bytes, ...]:
+        """The commits that this page makes final, in the order of ``checkers``."""
+        return self.certified + self.rejected
+
+    @property
+    def lists_work(self) -> bool:
+        """True if the page lists commits or decides anything but the council."""
+        return bool(self.commits or self.checkers or self.work)
 
     @property
     def changes_council(self) -> bool:
@@ -316,6 +408,11 @@ class CheckpointManifest(Message):
     state_bytes: UInt = 0
     batch: Annotated[tuple[DigestBytes, ...], Field(max_length=BATCH_MAX)] = ()
     """Commits that this version learned from."""
+    page: OptionalDigest = b""
+    """Newest final page when its trainer drew the batch; empty for none."""
+    omitted: Annotated[tuple[DigestBytes, ...], Field(max_length=OMITTED_MAX)] = ()
+    """Final commits that the lot drew for the batch and that its trainer left out, in the order of
+    the lot (``protocol.replica.batch_rule``)."""
     reward_mean: Millionths = 0
     """Mean verified reward of the batch, millionths."""
     created_at: UInt

@@ -11,8 +11,9 @@ a version for long accepts it with their certificates, which are checked in the 
 
 from collections.abc import Sequence
 
-from protocol.consensus.committee import VerdictTable
+from protocol.consensus.committee import split
 from protocol.consensus.pages import PageTree
+from protocol.consensus.verdict_pool import VerdictTable
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId
 from protocol.ledger.commits import agreed_reason
@@ -103,11 +104,11 @@ class LateEvidence:
         rank = self._table.rank(certificate.message, verdicts, commit, page)
         if isinstance(rank, Fault):
             return rank
-        messages = [verdict.message for verdict in verdicts]
-        slashes = agreed_reason(messages) in SLASHABLE_REASONS
+        deciding, _ = split(certificate.message, verdicts)
+        slashes = agreed_reason([one.message for one in deciding]) in SLASHABLE_REASONS
         if not (certificate.message.accepted or slashes) or not self._take([commit]):
             return False
-        return self._ledger.offer_certificate(certificate, messages, rank)
+        return self._ledger.offer_certificate(certificate, deciding, rank)
 
     def _take(self, commits: Sequence[Signed[RolloutCommit]]) -> bool:
         """Add commits to the ledger, and tell whether it holds all of them."""

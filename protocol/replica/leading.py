@@ -1,17 +1,20 @@
 """The trainer that leads, and the newest final version, in a member's view.
 
 A version becomes final once the council has it: members state only versions whose weights they
-hold. The next trainer that is live leads once the leader is gone, publishes nothing for
-``stall_epochs`` although the rollouts of a step are certified, has announced a version whose
-weights nobody can get, or has signed two branches. It goes on from the version that the same page
-makes final.
+hold, and whose batches follow the lot (``protocol.replica.batch_rule``). The next trainer that is
+live leads once the leader is gone, publishes nothing for ``stall_epochs`` although the rollouts of
+a step are certified, has announced a version whose weights nobody can get or whose batch does not
+follow the lot, or has signed two branches. It goes on from the version that the same page makes
+final.
 """
 
 from collections.abc import Callable
 
 from protocol.consensus.page_node import PageNode
+from protocol.core.faults import Fault
 from protocol.core.types import PeerId, Role
 from protocol.ledger.chain import Lead
+from protocol.ledger.receipts import STEPS_MAX
 from protocol.messages import Page
 from protocol.replica.replica import Replica
 
@@ -28,7 +31,7 @@ class Leading:
     def __init__(self, replica: Replica, since_epoch: int, held: Callable[[], int]) -> None:
         self._replica, self._since, self._held = replica, since_epoch, held
         self._chain, self._manifest = replica.ledger.chain, replica.manifest
-        self._epochs = replica.manifest.epochs
+        self._batches, self._epochs = replica.batches, replica.manifest.epochs
         self._term, self._term_since = -1, since_epoch
 
     def proposed(self, parent: PageNode, epoch: int) -> Lead:
@@ -56,7 +59,7 @@ class Leading:
         if page.head == parent.head:
             return True
         before, version = self._chain.place(parent.head), self._chain.place(page.head)
-        if before is None or version is None or not before < version <= self._held():
+        if before is None or version is None or not before < version <= self._sound(before):
             return False
         return self._chain.checkpoints[version].manifest.message.term == parent.term
 
@@ -72,8 +75,15 @@ class Leading:
             and not any(self._is_live(one, later) for one in skipped)
         )
 
+    def _sound(self, final: int) -> int:
+        """Return the newest version whose weights are here and, after ``final``, all batches good.
+
+        At least ``final``: the council has had it.
+        """
+        return max(final, min(self._held(), self._batches.conforming(final)))
+
     def _newest(self, parent: PageNode, epoch: int) -> bytes:
-        """Return the newest version that this node holds, and the others too by now.
+        """Return the newest sound version that this node holds, and the others too by now.
 
         It is of the term of ``parent``: those that a former leader published after the final
         version are dropped once the page that began the term is final.
@@ -82,7 +92,7 @@ class Leading:
         if final is None:
             return parent.head
         before = self._manifest.epoch_start(epoch - 1)
-        newest = self._chain.checkpoints[final + 1 : self._held() + 1]
+        newest = self._chain.checkpoints[final + 1 : min(self._sound(final), final + STEPS_MAX) + 1]
         settled = [
             entry.manifest
             for entry in newest
@@ -93,13 +103,14 @@ class Leading:
     def _may_end_with(self, head: bytes, parent: PageNode, epoch: int) -> bool:
         """Return whether a term may end with this final version: later ones are dropped.
 
-        They may still become final, if this node holds the next one or has not known it for long.
+        They may still become final, if the next one is sound or this node has not known it for
+        long.
         """
         final = self._chain.place(head)
         if final is None or final == self._chain.version:
             return final is not None
-        is_held = self._held() > final and not self._is_split(parent)
-        return not is_held and self._later_epochs(final, epoch) >= self._epochs.record_epochs
+        is_sound = self._sound(final) > final and not self._is_split(parent)
+        return not is_sound and self._later_epochs(final, epoch) >= self._epochs.record_epochs
 
     def _next_terms(self, parent: PageNode, epoch: int) -> range:
         """Return the terms that may follow; none while the leader stays."""
@@ -111,16 +122,19 @@ class Leading:
         return range(first, first + trainers - 1) if ends else range(0)
 
     def _is_lost(self, parent: PageNode, leader: PeerId, epoch: int) -> bool:
-        """Return whether the weights of a version have been missing for too long.
+        """Return whether a version has not been sound for too long.
 
-        Not those of the final version and before it: the council has had them.
+        Its leader has more time if it serves the weights, and nothing is wrong with the batch.
         """
         final, epochs = self._chain.place(parent.head), self._epochs
-        held = self._held() if final is None else max(final, self._held())
+        sound = self._held() if final is None else self._sound(final)
         member = self._replica.roster.get(leader)
-        is_served = member is not None and member.record.message.policy_version > held
-        patience_epochs = epochs.stall_epochs if is_served else epochs.record_epochs
-        return self._later_epochs(held, epoch) >= patience_epochs
+        is_served = member is not None and member.record.message.policy_version > sound
+        is_refused = final is not None and isinstance(self._batches.judged(sound + 1), Fault)
+        patience_epochs = epochs.record_epochs
+        if is_served and not is_refused:
+            patience_epochs = epochs.stall_epochs
+        return self._later_epochs(sound, epoch) >= patience_epochs
 
     def _is_split(self, parent: PageNode) -> bool:
         """Return whether the leader has signed two branches after the final version."""

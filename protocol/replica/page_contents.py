@@ -13,10 +13,11 @@ every fourth epoch only: a draw in every eighth, otherwise the leader and the fi
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from typing_extensions import override
 
-from protocol.consensus.council import peers_of
+from protocol.consensus.council import follows_change, peers_of
 from protocol.consensus.era import ERAS_OF_WORK, drawn_seats
 from protocol.consensus.member import Contents, Judgement
 from protocol.consensus.page_node import PageNode
@@ -55,27 +56,40 @@ class PageContents(Judgement):
         self._draws: dict[int, dict[PeerId, int]] = {}
 
     @override
-    def contents(self, parent: PageNode, epoch: int) -> Contents:
+    def contents(self, parent: PageNode, epoch: int) -> Contents | None:
+        ledger = self._replica.intake.ledger.root(parent.shown_epoch)
+        if ledger is None:
+            return None  # another member proposes, or this one once it has the missing work
         drawn = {} if epoch % (2 * OPEN_EPOCHS) else self._due_draw(parent, epoch)
         if drawn:
             seated = {peer: seats for peer, seats in drawn.items() if self._is_willing(peer, epoch)}
             keys = {_key(peer): seats for peer, seats in seated.items()}
-            return Contents(
-                drawn=tuple(sorted(keys)), seats=tuple(keys[one] for one in sorted(keys))
-            )
+            seats = tuple(keys[one] for one in sorted(keys))
+            return Contents(drawn=tuple(sorted(keys)), seats=seats, ledger=ledger)
         leaving = [peer for peer in parent.council.members if self._may_leave(peer, epoch)]
         recovers = leaving and epoch - parent.shown_epoch >= self._rules.recovery_epochs
         joined = [] if recovers else self._returning(parent, epoch, len(leaving))
         if joined or leaving:
-            return Contents(tuple(map(_key, joined)), tuple(map(_key, leaving)))
+            return Contents(tuple(map(_key, joined)), tuple(map(_key, leaving)), ledger=ledger)
+        return self._of_work(parent, epoch, ledger)
+
+    def _of_work(self, parent: PageNode, epoch: int, ledger: Digest) -> Contents:
+        """Return contents that change commits, versions and accounts."""
+        is_open = epoch % OPEN_EPOCHS == 0
         lead = Lead(parent.term, parent.head)
-        if epoch % OPEN_EPOCHS == 0:
+        if is_open:
             lead = self._leading.proposed(parent, epoch)
-        return Contents(
-            commits=self._new_commits(parent),
-            certified=self._settled_commits(parent, epoch),
-            term=lead.term,
-            head=lead.head,
+        settle = self._replica.settlement
+        certified = self._settled(parent, epoch, CommitState.CERTIFIED)
+        # Members may disagree about the reason of a rejection, if its checkers do.
+        rejected = self._settled(parent, epoch, CommitState.REJECTED) if is_open else []
+        decided = settle.decided(certified, rejected[: LISTED_MAX - len(certified)])
+        contents = Contents(commits=self._new_commits(parent), ledger=ledger)
+        work = settle.work(decided, parent.head, lead.head)
+        if work is None:
+            return contents
+        return replace(
+            contents, **decided._asdict(), term=lead.term, head=lead.head, work=work.digest
         )
 
     @override
@@ -91,9 +105,19 @@ class PageContents(Judgement):
             <= set(self._returning(parent, page.epoch, len(page.removed)))
             and all(self._is_new(Digest(one), parent) for one in page.commits)
             and len(set(page.commits)) == len(page.commits)
-            and len(set(page.certified)) == len(page.certified)
-            and all(self._is_settled(Digest(one), parent) for one in page.certified)
+            and self._approves_work(page, parent)
         )
+
+    def _approves_work(self, page: Page, parent: PageNode) -> bool:
+        root = self._replica.intake.ledger.root(parent.shown_epoch)
+        if follows_change(page):
+            return True  # it decides no work, and states no root
+        if root != page.ledger:
+            return False
+        if not all(self._is_settled(Digest(one), parent) for one in page.decided):
+            return False
+        work = self._replica.settlement.work_of(page, parent.head)
+        return work is not None and work.digest == page.work
 
     @property
     def _rules(self) -> CouncilSection:
@@ -110,11 +134,13 @@ class PageContents(Judgement):
         return max(self._since, self._replica.pages.heard.get(peer, -1))
 
     def _may_leave(self, peer: PeerId, epoch: int) -> bool:
-        return peer != self._me and (self.is_silent(peer, epoch) or self._is_guilty(peer))
+        return peer != self._me and (self.is_silent(peer, epoch) or self.is_guilty(peer))
 
-    def _is_guilty(self, peer: PeerId) -> bool:
-        voted_twice = peer in self._replica.pages.equivocations
-        return voted_twice or peer in self._replica.intake.evidence
+    def is_guilty(self, peer: PeerId) -> bool:
+        """Return whether evidence or dissents name a member, so that it may be removed."""
+        replica = self._replica
+        signed_twice = peer in replica.pages.equivocations or peer in replica.intake.evidence
+        return signed_twice or peer in replica.dissents.named
 
     def _returning(self, parent: PageNode, epoch: int, leaving: int) -> list[PeerId]:
         council = parent.council
@@ -150,7 +176,7 @@ class PageContents(Judgement):
     def _is_willing(self, peer: PeerId, epoch: int) -> bool:
         """Return whether a key acts as a validator, as far as this node sees."""
         replica = self._replica
-        if self._is_guilty(peer) or replica.ledger.workers.is_slashed(peer):
+        if self.is_guilty(peer) or replica.ledger.workers.is_slashed(peer):
             return False
         member = replica.roster.get(peer)
         if member is None or Role.VALIDATOR not in member.record.message.roles:
@@ -161,15 +187,15 @@ class PageContents(Judgement):
 
     def _due_draw(self, parent: PageNode, epoch: int) -> dict[PeerId, int]:
         """Return the seats that the beacon gives to each key, if a draw is due."""
-        era, work = epoch // self._rules.era_epochs, self._replica.intake.work
-        is_final = work.era(parent.shown_epoch + 1) >= era
+        era, accounts = epoch // self._rules.era_epochs, self._replica.intake.accounts
+        is_final = accounts.era(parent.shown_epoch + 1) >= era
         if era <= parent.council.era or era < ERAS_OF_WORK or not is_final:
             return {}
         if era not in self._draws:
-            eras, beacon = range(era - ERAS_OF_WORK, era), work.beacon(era)
-            if beacon is None or not all(map(work.is_known, eras)):
-                return {}
-            tokens, seats = work.tokens(eras), self._rules.seats_max
+            eras, beacon = range(era - ERAS_OF_WORK, era), accounts.beacon(era)
+            if beacon is None:
+                return {}  # this node has not counted the first page of the era
+            tokens, seats = accounts.tokens(eras), self._rules.seats_max
             self._draws = {era: drawn_seats(tokens, self._genesis, era, beacon, seats)}
         return self._draws[era]
 
@@ -205,21 +231,24 @@ class PageContents(Judgement):
         is_held = commit in self._replica.ledger.commits.entries
         return is_held and not self._replica.pages.is_listed(commit, parent)
 
-    def _settled_commits(self, parent: PageNode, epoch: int) -> tuple[bytes, ...]:
-        """Return the certified commits whose certificates every member has by now."""
+    def _settled(self, parent: PageNode, epoch: int, state: CommitState) -> list[Digest]:
+        """Return the commits with an outcome whose certificates every member has by now."""
         entries = self._replica.ledger.commits.entries.items()
         settled = [
             (entry.decided_epoch, digest)
             for digest, entry in entries
-            if entry.decided_epoch <= epoch - SETTLED_EPOCHS and self._is_settled(digest, parent)
+            if entry.state is state
+            and entry.decided_epoch <= epoch - SETTLED_EPOCHS
+            and self._is_settled(digest, parent)
         ]
-        return tuple(digest for _, digest in sorted(settled)[:LISTED_MAX])
+        return [digest for _, digest in sorted(settled)[:LISTED_MAX]]
 
     def _is_settled(self, commit: Digest, parent: PageNode) -> bool:
+        """Return whether a commit has an outcome that no page has made final."""
         entry = self._replica.ledger.commits.entries.get(commit)
-        if entry is None or entry.state is not CommitState.CERTIFIED or entry.is_final:
+        if entry is None or entry.certificate is None or entry.final is not None:
             return False
-        return not self._replica.pages.is_certified(commit, parent)
+        return self._replica.pages.outcome(commit, parent) is None
 
 
 def _key(peer: PeerId) -> bytes:

@@ -18,10 +18,11 @@ from protocol.core.containers import LruCache
 from protocol.core.crypto import Output, Verifier
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
-from protocol.ledger.commits import CommitTable, Entry
-from protocol.ledger.final_work import FinalWork
+from protocol.ledger.accounts import Accounts, CreditRules
+from protocol.ledger.commits import CommitTable
+from protocol.ledger.final_ledger import Derive, FinalLedger
 from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
-from protocol.messages import Opened, Page, PageVote, Reveal, Signed
+from protocol.messages import Opened, Page, PageVote, Reveal, Signed, open_envelope
 from protocol.run.manifest import RunManifest
 
 OUTPUTS_MAX = 512
@@ -44,7 +45,7 @@ class PageIntake:
             rules.seats_max,
             rules.era_epochs,
         )
-        self.work = FinalWork(rules.era_epochs)
+        self.ledger = FinalLedger(credit_rules(manifest))
         checked = _cached(output)
         genesis = [PeerId(key) for key in manifest.genesis.validators]
         # The ledger holds commits for four lifetimes, and a restart ranks their certificates again.
@@ -109,38 +110,38 @@ class PageIntake:
         else:
             self.tree.offer_vote(message)
 
-    def count_final(self, commits: CommitTable) -> None:
+    def open_page(self, envelope: bytes) -> Signed[Page] | Fault:
+        """Open the envelope of a page of the run."""
+        return open_envelope(envelope, Page, self.rules.run_id, self._verify, self._opened)
+
+    @property
+    def statement(self) -> Page | None:
+        """The newest final page if it states a root of the accounts."""
+        page = self.tree.root.page
+        return page.message if page is not None and page.message.ledger else None
+
+    @property
+    def accounts(self) -> Accounts:
+        """Accounts up to the newest final page whose work is known here."""
+        return self.ledger.accounts
+
+    def is_slashed(self, worker: PeerId) -> bool:
+        """Return whether a final page has slashed a worker."""
+        return self.accounts.is_slashed(worker)
+
+    def count_final(self, commits: CommitTable, derive: Derive) -> None:
         """Count the pages that have become final, and fix the outcomes that they name."""
         for node in self.tree.take_finalised():
-            if node.epoch <= self.work.epoch or node.page is None:
-                continue  # counted before a restart
-            if node.page.message.parent != self.work.page:
-                self.work.miss(self.work.epoch + 1, node.epoch)
-            found: list[tuple[PeerId, int]] = []
-            for commit in map(Digest, node.page.message.certified):
-                entry = commits.known(commit)
-                if entry is None:
-                    self.work.miss_commit(commit, node.epoch)
-                    continue
-                entry.is_final = True  # its certificate may still be on its way
-                found.append((entry.commit.signer, entry.commit.message.tokens))
-            self.work.count_page(node.digest, node.epoch, node.beacon, found)
-
-    def count_awaited(self, entry: Entry) -> None:
-        """Count a commit that arrived after the final page that names it."""
-        commit = entry.commit
-        if self.work.is_awaited(commit.digest):
-            entry.is_final = True
-            self.work.count_awaited(commit.digest, commit.signer, commit.message.tokens)
+            if node.page is not None:
+                _fix_outcomes(node.page.message, commits)
+                self.ledger.follow(node.page, node.beacon)
+        self.ledger.count(derive)
 
     def fix_counted(self, commits: CommitTable) -> None:
         """Fix the outcomes that the final pages name that were counted before a restart."""
         node = self.tree.page(self.tree.root.digest)
         while node is not None and node.page is not None:
-            for commit in map(Digest, node.page.message.certified):
-                entry = commits.known(commit)
-                if entry is not None:
-                    entry.is_final = True
+            _fix_outcomes(node.page.message, commits)
             node = self.tree.page(node.page.message.parent)
 
     def chains(self, named: Iterable[bytes] = ()) -> Iterator[bytes]:
@@ -219,6 +220,26 @@ class PageIntake:
             decided = node is not None and node.is_notarised
             if not decided and self._is_recent(message.epoch, now):
                 yield one
+
+
+def _fix_outcomes(page: Page, commits: CommitTable) -> None:
+    for place, commit in enumerate(page.decided):
+        entry = commits.known(Digest(commit))
+        if entry is not None:  # its certificate may still be on its way
+            entry.final = place < len(page.certified)
+
+
+def credit_rules(manifest: RunManifest) -> CreditRules:
+    """Return the rules of a run for accounts."""
+    credit = manifest.credit
+    return CreditRules(
+        per_token=credit.per_token,
+        per_checked_token=credit.per_checked_token,
+        per_learned_token=credit.per_learned_token,
+        lock_epochs=credit.lock_epochs,
+        slash=credit.slash,
+        era_epochs=manifest.council.era_epochs,
+    )
 
 
 def _cached(output: Output) -> Output:

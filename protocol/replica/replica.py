@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from protocol.consensus.committee import VerdictTable
+from protocol.consensus.committee import split
+from protocol.consensus.dissents import DissentTable
+from protocol.consensus.page_node import PageNode
+from protocol.consensus.verdict_pool import VerdictTable
 from protocol.core.containers import Table
 from protocol.core.crypto import Output, Verifier, reveal_output
 from protocol.core.faults import Blame, Fault, FaultCode
@@ -36,12 +39,15 @@ from protocol.messages import (
     RolloutCommit,
     Signed,
     Verdict,
+    VerdictSeal,
     open_any,
     open_envelope,
 )
 from protocol.messages.pending import PendingPool
+from protocol.replica.batch_rule import BatchRule
 from protocol.replica.late_evidence import LateEvidence
 from protocol.replica.page_intake import PageIntake
+from protocol.replica.settlement import Settlement
 from protocol.run.manifest import RunManifest
 
 WAITING_MAX = 1024
@@ -100,7 +106,10 @@ class Replica:
         self.intake = PageIntake(manifest, verify, output, self._opened)
         self.pages = self.intake.tree
         self.verdicts = VerdictTable(manifest, self.pages)
-        self.ledger = Ledger(manifest)
+        self.dissents = DissentTable()
+        self.ledger = Ledger(manifest, self.intake.is_slashed)
+        self.settlement = Settlement(manifest, self.ledger, self.verdicts, self.pages)
+        self.batches = BatchRule(manifest, self.ledger, self.pages)
         self.untrusted_commits = UntrustedCommits(manifest, self.ledger)
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
@@ -115,13 +124,16 @@ class Replica:
             self._early_certificates,
             self._early_verdicts,
             *self._late.tables,
+            *self.dissents.tables,
             *self.pages.tables,
+            *self.intake.ledger.tables,
             self.intake.evidence.evidence,
         )
         self._take: dict[type[Message], _Take] = {
             NodeRecord: self._record,
             RolloutCommit: self._commit,
             Verdict: self._verdict,
+            VerdictSeal: self._verdict,
             Certificate: self._certificate,
             CheckpointManifest: self._checkpoint,
             Evidence: self._take_evidence,
@@ -160,7 +172,7 @@ class Replica:
             fault = Fault(FaultCode.WRONG_TOPIC) if misplaced else signed
             return Received(ValidationResult.REJECT, fault=fault)
         message = signed.message
-        if isinstance(message, Verdict) and not self.pages.is_member(signed.signer):
+        if isinstance(message, Verdict | VerdictSeal) and not self.pages.is_member(signed.signer):
             return _received(signed, False)  # or we do not know its council yet
         take = self._take[type(message)]
         if anti_entropy and isinstance(message, RolloutCommit):
@@ -187,12 +199,12 @@ class Replica:
             self.verdicts.restore(verdict)
         rank = self.verdicts.rank(certificate.message, verdicts, entry.commit, page)
         if not isinstance(rank, Fault):
-            self.ledger.offer_certificate(certificate, [one.message for one in verdicts], rank)
+            self._decide(certificate, verdicts, rank, page)
 
     def advance(self, now: float) -> list[Signed[Any]]:
         """Advance to ``now``: expire, forget, retry pending messages; return those accepted now."""
         settled: list[Signed[Any]] = [*self.roster.advance(now)]
-        self.ledger.advance(self.manifest.epoch_at(now))
+        self.ledger.advance(self.manifest.epoch_at(now), self.settlement.unsettled)
         self.verdicts.retain(self.ledger.commits.entries)
         oldest = now - self._waits_seconds
         early: tuple[tuple[PendingPool, _Retry], ...] = (
@@ -209,6 +221,7 @@ class Replica:
         self.ledger.branches.expire(oldest)
         self._late.expire(oldest)
         followed = self.ledger.follow(self.lead, now)
+        self.count_final()
         return [*settled, *followed, *self._settle_versions(now)]
 
     def _settle_versions(self, now: float) -> list[Signed[CheckpointManifest]]:
@@ -226,6 +239,7 @@ class Replica:
     def behind(self) -> bool:
         """True if a predecessor is missing, so that the node should synchronise with a peer."""
         pages = self.pages.is_behind() or not self.ledger.chain.is_taken(self.lead.head)
+        pages = pages or self.intake.ledger.is_behind
         return pages or self.ledger.branches.behind or bool(self._early_certificates)
 
     def is_waiting(self, digest: Digest) -> bool:
@@ -308,7 +322,7 @@ class Replica:
         )
         entry = self.ledger.commits.entries.get(commit.digest)
         if entry is not None:
-            self.intake.count_awaited(entry)
+            entry.final = self.pages.outcome(commit.digest, self.pages.root)
         return replace(_received(commit, result), lasting=entry is None or entry.timely)
 
     def _is_certified(self, commit: Signed[RolloutCommit]) -> bool:
@@ -323,25 +337,41 @@ class Replica:
         return worker in unknown or len(unknown) < UNKNOWN_KEYS_MAX
 
     def _verdict(
-        self, verdict: Signed[Verdict], now: float, arrived_at: float | None = None
+        self,
+        statement: Signed[Verdict] | Signed[VerdictSeal],
+        now: float,
+        arrived_at: float | None = None,
     ) -> Received:
-        entry = self.ledger.commits.entries.get(Digest(verdict.message.commit))
-        if entry is None:
-            self._early_verdicts.add(verdict, now if arrived_at is None else arrived_at)
-            return _received(verdict, False)
-        return _received(verdict, self.verdicts.add(verdict, entry.commit))
+        """Accept a verdict or a seal. Seals are not stored: their authors send them again."""
+        message = statement.message
+        entry = self.ledger.commits.entries.get(Digest(message.commit))
+        page = self.pages.page(message.page)
+        is_drawn = page is not None and message.commit in page.drawn
+        if entry is None or page is None or not (is_drawn or page.drawn_known):
+            self._early_verdicts.add(statement, now if arrived_at is None else arrived_at)
+            return _received(statement, False)
+        if not is_drawn:
+            return _received(statement, False)
+        return replace(
+            _received(statement, self.verdicts.add(statement, entry.commit)),
+            lasting=isinstance(message, Verdict),
+        )
 
     def _take_evidence(self, evidence: Signed[Evidence], _now: float) -> Received:
         return _received(evidence, self.intake.evidence.offer(evidence))
 
     def _page(self, page: Signed[Page], now: float) -> Received:
         received = _received(page, self.intake.offer_page(page, now))
-        self.intake.count_final(self.ledger.commits)
+        self.count_final()
         return replace(received, settled=tuple(self.pages.take_adopted()))
+
+    def count_final(self) -> None:
+        """Count the pages that have become final, as far as their work is known."""
+        self.intake.count_final(self.ledger.commits, self.settlement.work_of)
 
     def _page_vote(self, vote: Signed[PageVote], now: float) -> Received:
         received = _received(vote, self.intake.offer_vote(vote, now))
-        self.intake.count_final(self.ledger.commits)
+        self.count_final()
         return replace(received, settled=tuple(self.pages.take_adopted()))
 
     def _reveal(self, reveal: Signed[Reveal], now: float) -> Received:
@@ -365,7 +395,7 @@ class Replica:
             self._early_certificates.add(certificate, since)
             return _received(certificate, False)
         accepted = certificate.message.accepted
-        is_overruled = not accepted and self.pages.is_certified(commit, self.pages.root)
+        is_overruled = self.pages.outcome(commit, self.pages.root) is (not accepted)
         is_news = entry is not None and not entry.is_repeated_by(certificate.message)
         may_decide = is_news and not is_overruled
         if not (may_decide or self._late.wants(certificate)):
@@ -379,12 +409,28 @@ class Replica:
         if isinstance(rank, Fault):
             return _received(certificate, rank)
         added = [one for one in verdicts if self.verdicts.add(one, entry.commit) is True]
-        messages = [verdict.message for verdict in verdicts]
-        decided = self.ledger.offer_certificate(certificate, messages, rank)
+        decided = self._decide(certificate, verdicts, rank, page)
         return replace(_received(certificate, decided), settled=() if decided else tuple(added))
 
+    def _decide(
+        self,
+        certificate: Signed[Certificate],
+        verdicts: list[Signed[Verdict]],
+        rank: bytes,
+        page: PageNode,
+    ) -> bool:
+        """Offer a checked certificate to the ledger, and count its verdicts if it decides."""
+        deciding, dissents = split(certificate.message, verdicts)
+        decided = self.ledger.offer_certificate(certificate, deciding, rank)
+        if decided:
+            commit = Digest(certificate.message.commit)
+            agreeing = [verdict.signer for verdict in deciding]
+            dissenting = [verdict.signer for verdict in dissents]
+            self.dissents.count(page.epoch, commit, agreeing, dissenting)
+        return decided
+
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
-        taken = self.ledger.offer_checkpoint(manifest, now, self.lead)
+        taken = self.ledger.offer_checkpoint(manifest, now, self.lead, self.pages.root.epoch)
         received = _received(manifest, taken)
         waits = received.result is ValidationResult.IGNORE
         if waits and not self.ledger.chain.is_taken(manifest.digest):
@@ -394,8 +440,9 @@ class Replica:
         return received
 
     def _open_verdicts(self, certificate: Signed[Certificate]) -> list[Signed[Verdict]] | None:
+        """Return the verdicts of a certificate, then its dissents; None if one is bad."""
         verdicts: list[Signed[Verdict]] = []
-        for envelope in certificate.message.verdicts:
+        for envelope in (*certificate.message.verdicts, *certificate.message.dissents):
             verdict = open_envelope(envelope, Verdict, self.run_id, self._verify, self._opened)
             if isinstance(verdict, Fault):
                 return None

@@ -36,16 +36,16 @@ def predecessor_of(replica: Replica) -> Predecessor | NoSuccession:
     version = chain.place(lead.head)
     if version is None:
         return NoSuccession.UNKNOWN_VERSION
-    totals = replica.intake.work.totals
+    accounts = replica.intake.accounts
     return Predecessor(
         run_id=replica.run_id.hex(),
         page=root.digest.hex(),
         epoch=root.epoch,
         head=lead.head.hex(),
         version=version,
-        rollouts=totals.rollouts,
-        tokens=totals.tokens,
-        is_complete=totals.is_complete and replica.intake.work.page == root.digest,
+        rollouts=accounts.totals.rollouts,
+        tokens=accounts.totals.tokens,
+        is_complete=accounts.header.page == root.digest,
     )
 
 
@@ -151,17 +151,12 @@ def _version(
 
 
 def _totals(claim: Predecessor, replica: Replica) -> ClaimFinding:
-    work = replica.intake.work
-    ours, claimed = work.totals, (claim.rollouts, claim.tokens)
+    accounts = replica.intake.accounts
+    ours = accounts.totals.rollouts, accounts.totals.tokens
+    claimed = claim.rollouts, claim.tokens
     numbers = f"{claim.rollouts} rollouts, {claim.tokens} tokens"
-    if work.page.hex() != claim.page:
+    if accounts.header.page.hex() != claim.page:
         return ClaimFinding("totals", None, f"{numbers}: this node counts to another page")
-    counted = f"this node counts {ours.rollouts} and {ours.tokens}"
-    if ours.is_complete:
-        both = zip(claimed, ours[:2], strict=True)
-        fits = claimed == ours[:2] or (not claim.is_complete and all(a <= b for a, b in both))
-        return ClaimFinding("totals", fits, f"{numbers}: {counted}")
-    is_less = claim.is_complete and any(a < b for a, b in zip(claimed, ours[:2], strict=True))
-    return ClaimFinding(
-        "totals", False if is_less else None, f"{numbers}: {counted}, not all pages"
-    )
+    is_less = all(a <= b for a, b in zip(claimed, ours, strict=True))
+    fits = claimed == ours or (not claim.is_complete and is_less)
+    return ClaimFinding("totals", fits, f"{numbers}: this node counts {ours[0]} and {ours[1]}")

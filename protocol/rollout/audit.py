@@ -21,7 +21,7 @@ from typing import Self
 from protocol.core.crypto import digest
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId
-from protocol.messages import RolloutCommit, Verdict
+from protocol.messages import ACCEPTED, RolloutCommit, Verdict
 from protocol.rollout.body import RolloutSequence, decode_body
 from protocol.rollout.fit import (
     HISTORY,
@@ -45,9 +45,8 @@ from protocol.rollout.statistics import (
     of_rollout,
     stated,
 )
+from protocol.rollout.witness import WitnessValue
 from protocol.run.manifest import RunManifest
-
-ACCEPTED = "accepted"
 
 SLASHABLE_REASONS = frozenset({"format", "termination", "computation", HISTORY, REWARD_HISTORY})
 """Slashable reasons of a rejection; the others cost the worker only the rollout."""
@@ -81,28 +80,34 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Result of an audit; ``sums`` and ``extremes`` are present if something was measured."""
+    """Result of an audit; the other fields are present if something was measured."""
 
     reason: str
     detail: str = ""
     sums: Sums | None = None
     extremes: Extremes | None = None
+    witness: tuple[WitnessValue, ...] = ()
+    """Values at the witness points, in the order of their draw."""
 
     @property
     def accept(self) -> bool:
         """True if every check passed."""
         return self.reason == ACCEPTED
 
-    def verdict(self, commit: Digest) -> Verdict:
-        """Return the verdict for a validator to sign."""
+    def verdict(self, commit: Digest, page: bytes, nonce: bytes) -> Verdict:
+        """Return the verdict for a validator to sign; ``page`` drew the committee."""
         return Verdict(
             commit=commit,
+            page=page,
+            nonce=nonce,
             accept=self.accept,
             reason=self.reason,
             detail=self.detail[:200],
             chunks=0 if self.sums is None else self.sums.chunks,
             means=() if self.sums is None else stated(self.sums.means),
             extremes=stated(self.extremes or ()),
+            witness=stated(value.logprob for value in self.witness),
+            replays=tuple(value.replay for value in self.witness),
         )
 
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from protocol.messages import Verdict
+from protocol.rollout.witness import WitnessValue
 from protocol.run.recipe import ToplocSection
 from protocol.run.sections import HonestSection, HonestValue
 from protocol.toploc import ChunkResult
@@ -80,6 +81,8 @@ class Recomputed:
     chunks: Sequence[ChunkResult]
     logprobs: Sequence[float]
     gaps: Sequence[float]
+    witness: tuple[WitnessValue, ...] = ()
+    """Results at the points of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class Measurement:
     proof_fault: str | None
     sums: Sums
     extremes: Extremes
+    witness: tuple[WitnessValue, ...] = ()
+    """Results at the points of the request, none with a ``proof_fault``."""
 
 
 def measured(rules: ToplocSection, claimed: Sequence[float], own: Recomputed) -> Measurement:
@@ -124,7 +129,7 @@ def measured(rules: ToplocSection, claimed: Sequence[float], own: Recomputed) ->
         max(sizes),
         max(lost, default=0.0),
     )
-    return Measurement(None, Sums(len(errors), len(chunks), values), extremes)
+    return Measurement(None, Sums(len(errors), len(chunks), values), extremes, own.witness)
 
 
 def of_rollout(measurements: Sequence[Measurement], claims: Sequence[Hashable]) -> Sums:

@@ -216,6 +216,10 @@ class SamplingSection(RecipeModel):
     """Reward that an answer loses for each token between its length and its target."""
 
 
+ADAM_EPSILON = 1e-8
+"""Omitted from a manifest at this value, which is older than the key."""
+
+
 class GrpoSection(RecipeModel):
     """Asynchronous GRPO with two-sided clipping, and the batches of its steps."""
 
@@ -231,6 +235,15 @@ class GrpoSection(RecipeModel):
     """Weight decay of AdamW."""
     adam_betas: tuple[Share, Share]
     """Decay rates of AdamW's first and second moment."""
+    adam_epsilon: Annotated[
+        float,
+        Field(
+            ge=1e-12,
+            le=1,
+            exclude_if=lambda epsilon: epsilon == ADAM_EPSILON,
+        ),
+    ] = ADAM_EPSILON
+    """Number that AdamW adds to the root of the second moment."""
     entropy_coefficient: Share = 0.0
     """Weight of the entropy bonus in the loss; 0: no bonus."""
     warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 0

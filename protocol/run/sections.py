@@ -115,12 +115,14 @@ class CouncilSection(RecipeModel):
         return self
 
 
+Credit = Annotated[int, Field(ge=0, le=1000)]
+
 REWARD_DISAGREEMENT_RATE = 1e-3
 """Omitted from a manifest at this value, which is older than the key."""
 
 
 class CreditSection(RecipeModel):
-    """Consequences of a rejected rollout for its worker."""
+    """Credit for work that final pages name, and consequences of a rejected rollout."""
 
     slash: bool
     """True excludes a worker from the run for a fault that no accident explains."""
@@ -128,6 +130,16 @@ class CreditSection(RecipeModel):
         Share, Field(exclude_if=lambda rate: rate == REWARD_DISAGREEMENT_RATE)
     ] = REWARD_DISAGREEMENT_RATE
     """Share of honest rollouts with rewards that a validator computes differently."""
+    per_token: Credit = 10
+    """Credit of a worker for each certified token."""
+    per_checked_token: Credit = 4
+    """Credit of a validator for each token of a rollout that it checked: a check of a rollout takes
+    0.4 to 0.5 of the time of its generation (``docs/measurements.md``)."""
+    per_learned_token: Credit = 10
+    """Credit of a trainer for each token that a final version of it learned from."""
+    lock_epochs: Annotated[int, Field(ge=0, le=2**31)] = 60
+    """Epochs after its page for which credit is locked: a fault that is found in this time takes
+    it back. An hour of one-minute epochs."""
 
 
 PACKAGES_MAX = 16

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from protocol.core.types import Digest, Version
 from protocol.rollout.statistics import Measurement
+from protocol.rollout.witness import WitnessPoint
 from protocol.run.manifest import RunManifest
 
 _REASON_CHARACTERS_MAX = 200
@@ -149,13 +150,14 @@ class GenerationEngine(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerificationRequest:
-    """Claimed sequence to verify by one prefill."""
+    """Claimed sequence to verify by one prefill, with the points of its witness values."""
 
     prompt: tuple[int, ...]
     seed: int
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     proofs: tuple[bytes, ...]
+    points: tuple[WitnessPoint, ...] = ()
 
     @property
     def claim(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -184,6 +186,7 @@ class VerificationEngine(Engine, Protocol):
     ) -> list[Measurement]:
         """Measure every request under the policy of ``version``, in order.
 
+        Each measurement has the witness values of its request's points, in order.
         Raises ``LookupError`` when that policy is not kept, ``ValueError`` for a temperature that
         is not positive. A request that cannot be computed gets a ``proof_fault`` and infinite
         errors.

@@ -10,6 +10,7 @@ from typing import Protocol
 from protocol.core.types import Digest
 from protocol.run.manifest import RunFileName
 from protocol.shardcast.index import ShardIndex
+from protocol.shardcast.movement_bound import MovementBound
 from roles.ports.engines import Policy
 
 
@@ -193,11 +194,21 @@ class PolicyFiles(ABC):
         target: Path,
         policy: Digest,
         file_bytes_max: int,
+        bound: MovementBound | None = None,
     ) -> Digest:
         """Decode an encoding to ``target`` while it downloads, atomically; return its BLAKE3.
 
         Raises ``ValueError`` when decoding fails or yields another policy than ``policy`` or more
-        than ``file_bytes_max``; ``StorageFullError``.
+        than ``file_bytes_max``; ``ExcessiveMovementError`` when it yields ``policy``, and a weight
+        moves from ``base`` beyond ``bound``; ``StorageFullError``.
+        """
+
+    @abstractmethod
+    async def check_movement(self, path: Path, base: Policy, bound: MovementBound) -> None:
+        """Compare the file of a version with that of an earlier one.
+
+        Raises ``ExcessiveMovementError`` when a weight moves beyond ``bound``, another
+        ``ValueError`` when the file of ``base`` is damaged.
         """
 
     @abstractmethod

@@ -4,23 +4,26 @@ The trainer recomputes rewards with the task, and log-probabilities with its own
 run is in float32. The audit tolerates rounding: claims that exhaust this tolerance would change a
 bf16 gradient by a third, and a float32 gradient by less than 0.001 % (both measured).
 
-Rollouts are drawn by hash from all usable ones, so that fast workers have no advantage. Groups
-with equal rewards have zero advantage: the step waits for up to ``refill_max`` more rollouts in
-their place. This number is bounded, and workers generate until it is reached (``RunManifest``), so
-a run without any advantage continues, more slowly.
+Rollouts are drawn by hash, so that fast workers have no advantage: first those that final pages
+accept, in the order that the council checks (``protocol.replica.batch_rule``), then the other
+certified ones. Groups with equal rewards have zero advantage: the step waits for up to
+``refill_max`` more rollouts in their place. This number is bounded, and workers generate until it
+is reached (``RunManifest``), so a run without any advantage continues, more slowly.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
 import structlog
 
 from protocol.core.crypto import digest
+from protocol.core.faults import Fault
 from protocol.core.types import Digest
 from protocol.ledger.commits import Entry
+from protocol.replica.batch_rule import BatchRule, Draft
 from protocol.rollout.assignment import assign
 from protocol.rollout.audit import AuditResult, check_claims, read_body
 from protocol.rollout.body import REWARD_SCALE
@@ -48,6 +51,10 @@ class TrainingBatch:
     sequences: list[TrainingSequence]
     staleness_versions: tuple[int, ...]
     """Versions published since the generating one, for each rollout."""
+    page: bytes
+    """Newest final page when the batch was drawn; empty for none."""
+    omitted: tuple[Digest, ...]
+    """Final commits that the lot drew and that this node cannot use."""
 
     @property
     def reward_mean(self) -> float:
@@ -66,6 +73,10 @@ class Batching:
         self._recomputes = context.manifest.model.dtype != "fp32"
         self._task = Task(context.manifest, environment)
         self._used: dict[Digest, None] = {}
+        self._is_waiting = False
+        """True if the last batch did not conform."""
+        self._page: bytes | None = None
+        """Page of the version in progress."""
         self._misses: Counter[Digest] = Counter()
         self._unscorable: dict[Digest, None] = {}
         """Commits for which the task has no score on this node."""
@@ -74,50 +85,109 @@ class Batching:
         self._broken: EngineError | None = None
         """Failure of the task on a drawn rollout."""
 
-    def use(self, commits: tuple[Digest, ...]) -> None:
-        """Exclude ``commits`` of the version in progress; the ledger excludes earlier ones."""
-        self._used = dict.fromkeys(commits)
+    @property
+    def _rule(self) -> BatchRule:
+        return self._context.replica.batches
+
+    def use(self, batch: TrainingBatch | None) -> None:
+        """Exclude the batch of the version in progress; the ledger excludes earlier ones."""
+        self._used = {} if batch is None else dict.fromkeys(batch.commits)
+        self._page = None if batch is None else batch.page
         self._read = {}
+
+    def conforms(self, version: int, batch: TrainingBatch) -> bool:
+        """Return whether the council will accept the batch of a step from ``version``."""
+        replica, chain = self._context.replica, self._context.replica.ledger.chain
+        parent = chain.get(version)
+        page, used = (
+            (self._page or b"", self._used) if parent is None else (parent.message.page, {})
+        )
+        term, oldest_epoch = replica.lead.term, self._rule.oldest_epoch(version)
+        draft = Draft(version + 1, term, batch.page, batch.commits, batch.omitted)
+        fault = self._rule.fault(draft, page, oldest_epoch, used)
+        self._report(fault)
+        return fault is True
+
+    def _report(self, fault: Fault | bool) -> None:
+        """Show why a batch waits."""
+        conditions = self._context.conditions
+        if fault is not True:
+            reason = fault.detail if isinstance(fault, Fault) else "pages are missing"
+            conditions.wait("trainer", f"waiting for another batch: {reason}")
+        elif self._is_waiting:
+            conditions.clear("trainer")
+        self._is_waiting = fault is not True
 
     async def next(self, version: int, policy: bytes) -> TrainingBatch | None:
         """Return a batch for a step from ``version``, or None while there are too few rollouts.
 
-        ``policy``, the digest of that version's weights, seeds the draw. Workers did not know it
-        when they committed, so they could not choose favoured commits. Raises ``EngineError`` when
-        the task failed on too many rollouts, and when the engine fails.
+        ``policy``, the digest of that version's weights, ranks the rollouts that are not final.
+        Workers did not know it when they committed, so they could not choose favoured commits.
+        Raises ``EngineError`` when the task failed on too many rollouts, and when the engine fails.
         """
         self._broken = None
-        grpo = self._context.manifest.grpo
-        candidates = self._candidates(version, policy)
-        if len(candidates) < grpo.rollouts_per_step:
+        page = self._context.replica.pages.root.digest
+        lot = self._rule.lot(page, version + 1, self._used)
+        usable = self._usable(version)
+        if lot is None or len(usable) < self._context.manifest.grpo.rollouts_per_step:
             return None
+        order, missed = self._order(usable, lot, policy), set(self._misses)
+        # Bodies that could not be fetched or scored are tried again only if they are needed.
+        drawn = self._read = await self._draw([one for one in order if one not in missed], usable)
+        batch = await self._batch(version, page, lot, drawn, usable)
+        if batch is None and missed.intersection(order):
+            failed = self._misses.keys() - missed
+            drawn = self._read = await self._draw(
+                [one for one in order if one not in failed], usable
+            )
+            batch = await self._batch(version, page, lot, drawn, usable)
+        if self._wanted(drawn) and self._broken is not None:
+            raise self._broken
+        return batch
+
+    async def _draw(self, order: Sequence[Digest], entries: Mapping[Digest, Entry]) -> _Drawn:
+        """Read rollouts in an order until they suffice for a batch."""
         drawn: _Drawn = {}
-        waiting = iter(candidates[: 2 * grpo.batch_max])
+        waiting = iter(order[: 2 * self._context.manifest.grpo.batch_max])
         while some := list(islice(waiting, self._wanted(drawn))):
-            found = await asyncio.gather(*map(self._once, some))
-            for entry, sequences in zip(some, found, strict=True):
+            found = await asyncio.gather(*(self._once(entries[one]) for one in some))
+            for commit, sequences in zip(some, found, strict=True):
                 if sequences is None:
-                    self._misses[entry.commit.digest] += 1
+                    self._misses[commit] += 1
                 else:
-                    drawn[entry.commit.digest] = sequences
-        self._read = drawn
+                    drawn[commit] = sequences
+        return drawn
+
+    async def _batch(
+        self,
+        version: int,
+        page: bytes,
+        lot: Sequence[Digest],
+        drawn: _Drawn,
+        entries: Mapping[Digest, Entry],
+    ) -> TrainingBatch | None:
+        """Return the batch of some rollouts; None if they do not suffice, or weights are missing.
+
+        ``lot``: that of the final page ``page``.
+        """
         if self._wanted(drawn):
-            if self._broken is not None:
-                raise self._broken
             return None
         prompts = self._context.manifest.sampling.prompts_per_rollout
         numbered = {
             commit: [replace(item, group=index * prompts + item.group) for item in rollout]
             for index, (commit, rollout) in enumerate(drawn.items())
         }
-        versions = {entry.commit.digest: entry.version for entry in candidates}
+        versions = {commit: entries[commit].version for commit in numbered}
         if self._recomputes and not await self._recompute(numbered, versions):
             return None
-        return TrainingBatch(
+        batch = TrainingBatch(
             tuple(numbered),
             [item for own in numbered.values() for item in own],
             tuple(version - versions[commit] for commit in numbered),
+            page,
+            tuple(self._rule.omitted(version + 1, lot, tuple(numbered))),
         )
+        return batch if self.conforms(version, batch) else None
 
     async def _recompute(self, rollouts: _Drawn, versions: Mapping[Digest, int]) -> bool:
         """Recompute the log-probabilities of ``rollouts``; False while weights are missing."""
@@ -140,15 +210,15 @@ class Batching:
                 rollouts[commit] = list(islice(own, len(rollouts[commit])))
         return True
 
-    def _candidates(self, version: int, policy: bytes) -> list[Entry]:
-        """Return the usable rollouts in drawing order."""
+    def _usable(self, version: int) -> dict[Digest, Entry]:
+        """Return the rollouts that a step from ``version`` may learn from."""
         ledger = self._context.replica.ledger
         oldest = version - self._context.manifest.grpo.async_level
         self._misses = Counter(
             {k: n for k, n in self._misses.items() if k in ledger.commits.entries}
         )
         self._unscorable = {key: None for key in self._unscorable if key in ledger.commits.entries}
-        candidates = {
+        return {
             entry.commit.digest: entry
             for entry in ledger.backpressure.usable()
             if entry.commit.digest not in self._used
@@ -156,9 +226,14 @@ class Batching:
             and oldest <= entry.version
             and self._can_be_recomputed(entry)
         }
-        # Bodies that could not be fetched or scored come last, so that a few do not block a step.
-        ranked = sorted(candidates, key=lambda key: (self._misses[key], digest(policy + key)))
-        return [candidates[key] for key in ranked]
+
+    def _order(
+        self, usable: Mapping[Digest, Entry], lot: Sequence[Digest], policy: bytes
+    ) -> list[Digest]:
+        """Return the usable rollouts in drawing order: the lot, then those that are not in it."""
+        others = usable.keys() - set(lot)
+        later = sorted(others, key=lambda key: (self._misses[key], digest(policy + key)))
+        return [*(commit for commit in lot if commit in usable), *later]
 
     def _can_be_recomputed(self, entry: Entry) -> bool:
         if not self._recomputes:
@@ -184,7 +259,7 @@ class Batching:
     async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
         """Fetch a certified body and recompute its rewards."""
         context, message = self._context, entry.commit.message
-        voters = context.replica.verdicts.pool(entry.commit.digest).verdicts
+        voters = context.replica.verdicts.held(entry.commit.digest)
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
         sources = [entry.commit.signer, *certifier, *voters]
         body = await context.network.fetch_body(entry.commit, sources)

@@ -79,10 +79,10 @@ class TrainerFlow:
         if position is None:
             return False
         self._publication.start_from(position)
-        self._batching.use(())
+        self._batching.use(None)
         if position.version >= 0:
             return True
-        await self._publication.begin((), 0)
+        await self._publication.begin(None, 0)
         return await self._publication.settle()
 
     async def _lead(self) -> None:
@@ -121,10 +121,12 @@ class TrainerFlow:
         await self._record(batch, metrics)
         if not (await self._publication.settle() and self._is_current()):
             return False
+        if not self._batching.conforms(self._publication.version, batch):
+            return False  # the publication of the last version took too long
         # A step without effect is published too: otherwise its rollouts would stay in the backlog
         # of every node.
-        await self._publication.begin(batch.commits, round(batch.reward_mean * REWARD_SCALE))
-        self._batching.use(batch.commits)
+        await self._publication.begin(batch, round(batch.reward_mean * REWARD_SCALE))
+        self._batching.use(batch)
         return True
 
     async def _record(self, batch: TrainingBatch, metrics: StepMetrics) -> None:

@@ -2,21 +2,22 @@
 
 The trainer writes weights and state before it signs, stores and announces the manifest. So a crash
 at any moment resumes from the last stored version with the next number. The next step begins at
-once: it draws its batch by the digest of the weights, and changes them only after they are written.
+once: it changes the weights only after they are written.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import structlog
 
-from protocol.core.types import Digest, Topic, Version
+from protocol.core.types import Topic, Version
 from protocol.messages import CheckpointManifest
 from roles.ports.engines import EngineError, Policy, TrainingEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.runtime.context import RoleContext
+from roles.trainer.batching import TrainingBatch
 from roles.trainer.leadership import ResumePoint
 
 log = structlog.get_logger()
@@ -53,10 +54,11 @@ class Publication:
         """True when a publication has ended and is not settled."""
         return self._publishing is not None and self._publishing.done()
 
-    async def begin(self, batch: Sequence[Digest], reward_mean: int) -> None:
+    async def begin(self, batch: TrainingBatch | None, reward_mean: int) -> None:
         """Write and publish the next version in the background.
 
-        ``reward_mean`` is in millionths. The previous publication must be settled.
+        ``batch`` is None for version 0, ``reward_mean`` is in millionths. The previous publication
+        must be settled.
         """
         version, digest = self.version + 1, await self._engine.policy_digest()
         policy = Policy(Version(version), digest, self._context.files.weights(version))
@@ -119,7 +121,7 @@ class Publication:
         self,
         writing: asyncio.Task[None],
         policy: Policy,
-        batch: Sequence[Digest],
+        batch: TrainingBatch | None,
         reward_mean: int,
     ) -> None:
         await writing
@@ -140,7 +142,9 @@ class Publication:
                 state=state.digest if state else b"",
                 state_index_bytes=state.index_bytes if state else 0,
                 state_bytes=state.total_bytes if state else 0,
-                batch=tuple(batch),
+                batch=batch.commits if batch else (),
+                page=batch.page if batch else b"",
+                omitted=batch.omitted if batch else (),
                 reward_mean=reward_mean,
                 created_at=round(context.clock.now() * 1000),
             )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from protocol.consensus.page_node import PageNode
 from protocol.core.types import Digest, Version
 from protocol.messages import RolloutCommit, Signed
 from protocol.rollout.audit import AuditResult, Past, audited
@@ -42,17 +43,16 @@ class RolloutVerifier:
         return self._context.policies.get(commit.message.version)
 
     async def examine(
-        self, commit: Signed[RolloutCommit], body: bytes
+        self, commit: Signed[RolloutCommit], page: PageNode, body: bytes
     ) -> AuditResult | Unscorable | None:
         """Verify a body; None when this node cannot do so now, which is no fault of the worker.
+
+        ``page`` drew the committee; it also draws the audited sequences and the witness points.
 
         Return ``Unscorable`` when the task has no score for it. Raises ``EngineError`` when the
         engine or the task fails.
         """
         manifest, message = self._context.manifest, commit.message
-        page = self._context.replica.pages.drawing(commit.digest)
-        if page is None:
-            return None  # its branch was abandoned
         chosen = audited(page.beacon, commit.digest, message.sequences, manifest.toploc.audit_share)
 
         async def measure(
@@ -60,7 +60,7 @@ class RolloutVerifier:
         ) -> Sequence[Measurement] | None:
             return await self._measure(commit, requests) if await self._load(commit) else None
 
-        judged = Judged(commit.signer, message, body, chosen)
+        judged = Judged(commit.signer, message, body, chosen, page.beacon + commit.digest)
         return await judge(manifest, self._task, judged, lambda: self._past(commit), measure)
 
     def _past(self, commit: Signed[RolloutCommit]) -> Past:

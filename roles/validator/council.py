@@ -39,6 +39,8 @@ class CouncilFlow:
         )
         self._fetching = BoundedDict[Digest, asyncio.Task[None]](FETCHES_MAX)
         """Fetches by page, each begun once."""
+        self._refused: Digest | None = None
+        """Newest version that is logged as refused."""
         last_vote = replica.pages.last_vote(me)
         if last_vote is not None:
             self._member.restore_vote(last_vote)
@@ -62,6 +64,7 @@ class CouncilFlow:
                     await self._publish(messages)
                     epoch, share = self._time()
             self._catch_up(epoch)
+            self._log_refused()
             due = next(one for one in _DUE if share < one)
             due_at = context.manifest.epoch_start(epoch) + due * context.epoch_seconds
             seconds = max(WAIT_SECONDS_MIN, due_at - context.clock.now())
@@ -87,6 +90,21 @@ class CouncilFlow:
                 fetch = asyncio.create_task(self._context.network.catch_up(page.signer))
                 fetch.add_done_callback(lambda _: self._context.changes.notify())
                 self._fetching[page.digest] = fetch
+
+    def _log_refused(self) -> None:
+        """Log a version that this member does not make final for its batch."""
+        replica = self._context.replica
+        final = replica.ledger.chain.place(replica.lead.head)
+        refusal = None if final is None else replica.batches.refusal(final)
+        if refusal is None or refusal.manifest.digest == self._refused:
+            return
+        self._refused = refusal.manifest.digest
+        log.warning(
+            "version_refused",
+            version=refusal.manifest.message.version,
+            trainer=refusal.manifest.signer,
+            reason=str(refusal.fault),
+        )
 
     async def _publish(self, messages: Sequence[Message]) -> None:
         conditions = self._context.conditions

@@ -1,4 +1,4 @@
-"""Flow of the validator role: check assigned rollouts, exchange verdicts, publish certificates.
+"""Flow of the validator role: check assigned rollouts, seal verdicts, publish certificates.
 
 Each tick decides from the replica alone, so a lost message or a restart costs only time. A verdict
 stored before a crash is never signed a second time.
@@ -11,6 +11,7 @@ import structlog
 
 from protocol.consensus.committee import Committee
 from protocol.consensus.page_node import PageNode
+from protocol.consensus.verdict_pool import VerdictPool
 from protocol.core.types import Digest, PeerId, Topic
 from protocol.ledger.commits import CommitState, Entry
 from protocol.ledger.reputation import has_reputation
@@ -22,6 +23,7 @@ from roles.ports.swarm import RefusedError
 from roles.runtime.context import RoleContext
 from roles.runtime.retry import Failures, pause_epochs
 from roles.validator.check import RolloutVerifier
+from roles.validator.exchange import VerdictExchange
 
 log = structlog.get_logger()
 
@@ -35,7 +37,7 @@ UNTRUSTED_CHECKS = 3
 A worker gains reputation with its first certificate, and waits for those before it. A guess."""
 
 RETRY_EPOCHS = 1.0
-"""Pause before a missing body is fetched, or a verdict is sent to an unresponsive peer, again."""
+"""Pause before a missing body is fetched again."""
 
 
 class ValidatorFlow:
@@ -60,8 +62,7 @@ class ValidatorFlow:
         self._doubts: tuple[str, ...] = ()
         """Directions of the run's rules that were in doubt at the last look."""
         self._doubts_told_in = -1
-        self._delivered: dict[Digest, dict[PeerId, None]] = {}
-        self._sending: dict[tuple[Digest, PeerId], asyncio.Task[None]] = {}
+        self._exchange = VerdictExchange(context)
         self._decided_at: dict[Digest, float] = {}
         self._for_others: dict[Digest, PageNode] = {}
         """Commits whose committee excludes this node, with the page that drew it."""
@@ -79,10 +80,11 @@ class ValidatorFlow:
                     await self._attend(entry)
                 await context.tick(seen)
         finally:
-            tasks = [*self._checking.values(), *self._sending.values()]
+            tasks = list(self._checking.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._exchange.close()
 
     def _tell_doubts(self) -> None:
         """Once an epoch, log thresholds that begin or cease to be in doubt."""
@@ -129,7 +131,7 @@ class ValidatorFlow:
     def _forget(self) -> None:
         ledger = self._context.replica.ledger
         entries = ledger.commits.entries
-        tables = self._retry_at, self._delivered, self._decided_at, self._attempts, self._failed
+        tables = self._retry_at, self._decided_at, self._attempts, self._failed
         for table in (*tables, self._for_others, self._unscorable):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
@@ -138,11 +140,11 @@ class ValidatorFlow:
         waiting = (entries[commit].state is CommitState.COMMITTED for commit in self._failed)
         if self._failures.count and not any(waiting):
             self._failures.end()  # other validators settled the failed commits
-        for task in [*self._checking.values(), *self._sending.values()]:
+        self._exchange.forget(entries)
+        for task in self._checking.values():
             if task.done():
                 task.result()  # raises on a bug
         self._checking = {key: task for key, task in self._checking.items() if not task.done()}
-        self._sending = {key: task for key, task in self._sending.items() if not task.done()}
         self._workers = Counter(
             entries[commit].commit.signer for commit in self._checking if commit in entries
         )
@@ -160,21 +162,32 @@ class ValidatorFlow:
             return
         wide = self._escalated(entry, committee)
         members = committee.escalated if wide else committee.first
-        verdict = self._own_verdict(entry)
+        verdict = self._own_verdict(entry, committee.page)
         if verdict is not None:
-            self._deliver(entry, verdict, members)
+            self._exchange.deliver(entry.commit, verdict, members, is_escalated=wide)
         elif context.peer_id in members and digest not in self._unscorable:
-            self._start_check(entry, members)
+            self._start_check(entry, members, committee.page)
         await self._certify(entry, committee)
 
     def _escalated(self, entry: Entry, committee: Committee) -> bool:
+        """Return whether the larger committee checks a commit, as far as this node sees.
+
+        A member outside the first committee sees a dispute by the seals of its members: they send
+        their verdicts only to members that have sealed theirs.
+        """
         age_epochs = self._context.epoch() - committee.page.epoch
-        late = age_epochs > self._context.manifest.committee.escalate_after_epochs
-        return late or self._context.replica.verdicts.pool(entry.commit.digest).disputed(committee)
+        if age_epochs > self._context.manifest.committee.escalate_after_epochs:
+            return True
+        pool = self._pool(entry, committee.page)
+        is_called = self._context.peer_id not in committee.first and pool.calls(committee)
+        return is_called or pool.disputed(committee)
+
+    def _pool(self, entry: Entry, page: PageNode) -> VerdictPool:
+        return self._context.replica.verdicts.pool(entry.commit.digest, page.digest)
 
     # Checking
 
-    def _start_check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:
+    def _start_check(self, entry: Entry, members: tuple[PeerId, ...], page: PageNode) -> None:
         digest, worker = entry.commit.digest, entry.commit.signer
         waits = self._retry_at.get(digest, 0.0) > asyncio.get_running_loop().time()
         unsure = self._context.network.may_have_judged(entry.epoch)
@@ -183,7 +196,7 @@ class ValidatorFlow:
         if not self._is_due(entry):
             return
         self._workers[worker] += 1
-        check = self._checking[digest] = asyncio.create_task(self._check(entry, members))
+        check = self._checking[digest] = asyncio.create_task(self._check(entry, members, page))
         check.add_done_callback(lambda _: self._context.changes.notify())  # its slot is free
 
     def _has_place(self, worker: PeerId) -> bool:
@@ -203,7 +216,7 @@ class ValidatorFlow:
         unslashed = not ledger.workers.is_slashed(entry.commit.signer)
         return unslashed and ordered and self._examination.policy(entry.commit) is not None
 
-    async def _check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:
+    async def _check(self, entry: Entry, members: tuple[PeerId, ...], page: PageNode) -> None:
         context, commit = self._context, entry.commit
         pause_seconds = RETRY_EPOCHS * context.epoch_seconds
         self._retry_at[commit.digest] = asyncio.get_running_loop().time() + pause_seconds
@@ -216,11 +229,11 @@ class ValidatorFlow:
             return
         self._withheld.pop(commit.signer, None)
         async with self._computing:
-            if self._is_settled(entry):
+            if self._is_settled(entry, page):
                 return  # settled while this check waited for the engine
             began_at = asyncio.get_running_loop().time()
             try:
-                finding = await self._examination.examine(commit, body)
+                finding = await self._examination.examine(commit, page, body)
             except Exception as error:  # noqa: BLE001 - one rollout must not stop all other checks
                 self._fail(commit, error)
                 return
@@ -238,7 +251,7 @@ class ValidatorFlow:
         if finding is None:
             return
         context.durations.checks.add(check_seconds)
-        if await self._give_verdict(commit, finding):
+        if await self._give_verdict(commit, page, finding):
             log.info(
                 "rollout checked",
                 commit=commit.digest.hex()[:12],
@@ -258,19 +271,22 @@ class ValidatorFlow:
         pause_seconds = pause_epochs(self._failed[commit.digest]) * self._context.epoch_seconds
         self._retry_at[commit.digest] = asyncio.get_running_loop().time() + pause_seconds
 
-    def _is_settled(self, entry: Entry) -> bool:
+    def _is_settled(self, entry: Entry, page: PageNode) -> bool:
         """Return whether this node's verdict is stored or an outcome is known."""
-        return self._own_verdict(entry) is not None or entry.state is not CommitState.COMMITTED
+        given = self._own_verdict(entry, page) is not None
+        return given or entry.state is not CommitState.COMMITTED
 
-    def _own_verdict(self, entry: Entry) -> Signed[Verdict] | None:
-        pool = self._context.replica.verdicts.pool(entry.commit.digest)
-        return pool.verdicts.get(self._context.peer_id)
+    def _own_verdict(self, entry: Entry, page: PageNode) -> Signed[Verdict] | None:
+        return self._pool(entry, page).verdicts.get(self._context.peer_id)
 
-    async def _give_verdict(self, commit: Signed[RolloutCommit], finding: AuditResult) -> bool:
+    async def _give_verdict(
+        self, commit: Signed[RolloutCommit], page: PageNode, finding: AuditResult
+    ) -> bool:
         """Sign and store the verdict; False when that was not possible."""
         context = self._context
+        nonce = self._exchange.nonce(commit.digest, page.digest)
         try:
-            await context.network.record(finding.verdict(commit.digest))
+            await context.network.record(finding.verdict(commit.digest, page.digest, nonce))
         except StorageFullError as error:
             context.conditions.set("validator", f"disk full: {error}; waiting for room")
             return False
@@ -280,28 +296,12 @@ class ValidatorFlow:
         self._failures.end()
         return True
 
-    # Verdicts and certificates
-
-    def _deliver(self, entry: Entry, verdict: Signed[Verdict], members: tuple[PeerId, ...]) -> None:
-        """Send the verdict to the committee and the worker, until each has confirmed it."""
-        commit = entry.commit
-        delivered = self._delivered.setdefault(commit.digest, {})
-        for peer in (*members, commit.signer):
-            key = (commit.digest, peer)
-            if peer != self._context.peer_id and peer not in delivered and key not in self._sending:
-                self._sending[key] = asyncio.create_task(self._send(key, verdict.envelope))
-
-    async def _send(self, key: tuple[Digest, PeerId], envelope: bytes) -> None:
-        commit, peer = key
-        if await self._context.network.send(peer, envelope):
-            self._delivered.setdefault(commit, {})[peer] = None
-        else:
-            await asyncio.sleep(RETRY_EPOCHS * self._context.epoch_seconds)
+    # Certificates
 
     async def _certify(self, entry: Entry, committee: Committee) -> None:
         """Publish the outcome; the member of rank r waits r half epochs for those before it."""
         context, digest = self._context, entry.commit.digest
-        outcome = context.replica.verdicts.pool(digest).outcome(committee)
+        outcome = self._pool(entry, committee.page).outcome(committee)
         if outcome is None:
             return
         members = committee.escalated if outcome.escalated else committee.first

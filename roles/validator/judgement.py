@@ -1,7 +1,7 @@
 """Checks of one rollout body, in ascending order of cost; the model comes last."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protocol.core.types import Digest, PeerId
 from protocol.messages import RolloutCommit
@@ -16,6 +16,7 @@ from protocol.rollout.audit import (
     read_body,
 )
 from protocol.rollout.statistics import Measurement
+from protocol.rollout.witness import draw_points, in_draw_order, points_of
 from protocol.run.manifest import RunManifest
 from roles.ports.engines import Unscorable, VerificationRequest
 from roles.runtime.scoring import Task
@@ -32,6 +33,8 @@ class Judged:
     commit: RolloutCommit
     body: bytes
     audited: Sequence[int]
+    lot: bytes = b""
+    """Beacon and message id of the commit, which draw the witness points; empty: none are drawn."""
 
 
 async def judge(
@@ -64,17 +67,28 @@ async def judge(
     if differing is not None and differing.reason in SLASHABLE_REASONS:
         return differing
     prompts = await task.prompts([assignments[index] for index in judged.audited])
+    audited = [sequences[index] for index in judged.audited]
+    points = draw_points(
+        judged.lot, [one.tokens for one in audited], manifest.model.vocabulary_size
+    )
     requests = [
         VerificationRequest(
             prompt,
             assignments[index].noise_seed,
-            sequences[index].tokens,
-            sequences[index].logprobs,
-            sequences[index].proofs,
+            claimed.tokens,
+            claimed.logprobs,
+            claimed.proofs,
+            points_of(points, place) if judged.lot else (),
         )
-        for index, prompt in zip(judged.audited, prompts, strict=True)
+        for place, (index, claimed, prompt) in enumerate(
+            zip(judged.audited, audited, prompts, strict=True)
+        )
     ]
     measurements = await measure(requests)
     if measurements is None:
         return None
-    return decide(manifest, measurements, [one.claim for one in requests], past(), differing)
+    claims = [one.claim for one in requests]
+    found = decide(manifest, measurements, claims, past(), differing)
+    if found.sums is None or not judged.lot:
+        return found
+    return replace(found, witness=in_draw_order(points, [one.witness for one in measurements]))

@@ -2,15 +2,16 @@
 
 from typing_extensions import override
 
-from protocol.consensus.committee import Committee, Outcome, draw
+from protocol.consensus.committee import Committee, draw
 from protocol.consensus.page_node import PageNode
+from protocol.consensus.verdict_pool import Outcome
 from protocol.core.rng import Rng
 from protocol.core.types import DIGEST_BYTES, Digest, Topic
-from protocol.messages import CheckpointManifest, RolloutCommit, Signed, Verdict, seal
+from protocol.messages import CheckpointManifest, RolloutCommit, Signed, seal
 from protocol.replica.replica import Replica
-from protocol.rollout.audit import ACCEPTED
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.unverifiable import COMMITS_OPEN_MAX, unfounded
+from simulations.adversaries.validators import invented_verdict
 from simulations.ports.parts import Parts
 
 BODIES = 400
@@ -68,7 +69,7 @@ class BackdatingTransport(GossipingTransport):
         self, replica: Replica, commit: Signed[RolloutCommit], committee: Committee
     ) -> None:
         signers = [self.parts.accomplices[peer] for peer in committee.first]
-        verdict = Verdict(commit=commit.digest, accept=True, reason=ACCEPTED)
+        verdict = invented_verdict(commit.digest, committee.page.digest)
         verdicts = tuple(seal(verdict, replica.run_id, signer) for signer in signers)
         outcome = Outcome(accepted=True, escalated=False, verdicts=verdicts)
         certificate = outcome.certificate(commit.digest, committee)

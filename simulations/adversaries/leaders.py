@@ -1,4 +1,8 @@
-"""Trainers that abuse their lead: two versions of one number, and versions after their term."""
+"""Trainers that abuse their lead: two versions of one number, no batches, no end of the term."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from typing_extensions import override
 
@@ -23,6 +27,8 @@ class TwoVersionsTransport(GossipRewritingTransport):
 
     kind: type[Message] = CheckpointManifest
     to_half = True
+    changes: Mapping[str, Any] = MappingProxyType({})
+    """Fields of the other versions."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -37,9 +43,17 @@ class TwoVersionsTransport(GossipRewritingTransport):
         if fields.version == 0 or own.signer != self.parts.signer.peer_id:
             return own
         changes = {"created_at": fields.created_at + 1, "parent": self._others.get(parent, parent)}
-        other = seal(fields.model_copy(update=changes), replica.run_id, self.parts.signer)
+        changed = fields.model_copy(update={**changes, **self.changes})
+        other = seal(changed, replica.run_id, self.parts.signer)
         self._others[own.digest] = other.digest
         return other
+
+
+class EmptyBatchTransport(TwoVersionsTransport):
+    """Gossips to all peers versions that name no rollouts."""
+
+    to_half = False
+    changes: Mapping[str, Any] = MappingProxyType({"batch": (), "omitted": ()})
 
 
 class FormerLeaderTransport(GossipingTransport):
@@ -70,6 +84,7 @@ class FormerLeaderTransport(GossipingTransport):
             "version": before.version + 1,
             "parent": self._newest.digest,
             "batch": (),
+            "omitted": (),
             "created_at": round(self.parts.ports.clock.now() * 1000),
         }
         self._newest = seal(before.model_copy(update=changes), replica.run_id, self.parts.signer)
@@ -79,6 +94,11 @@ class FormerLeaderTransport(GossipingTransport):
 def two_versions(parts: Parts, _rng: Rng) -> Parts:
     """Publish two versions of each number, for different peers."""
     return parts.with_ports(transport=TwoVersionsTransport(parts))
+
+
+def empty_batch(parts: Parts, _rng: Rng) -> Parts:
+    """Publish versions that state no batch."""
+    return parts.with_ports(transport=EmptyBatchTransport(parts))
 
 
 def former_leader(parts: Parts, _rng: Rng) -> Parts:

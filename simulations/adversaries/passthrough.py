@@ -195,11 +195,13 @@ class OtherEngines(Engines):
             one
         ),
         verification: Callable[[VerificationEngine], VerificationEngine] = lambda one: one,
+        training: Callable[[TrainingEngine, RunManifest], TrainingEngine] = lambda one, _: one,
     ) -> None:
         self._honest = honest
         self._environment = environment
         self._generation = generation
         self._verification = verification
+        self._training = training
 
     @override
     def environment(self, manifest: RunManifest) -> Environment:
@@ -215,7 +217,7 @@ class OtherEngines(Engines):
 
     @override
     def training(self, manifest: RunManifest) -> TrainingEngine:
-        return self._honest.training(manifest)
+        return self._training(self._honest.training(manifest), manifest)
 
 
 def word_of(protocol: str) -> str:

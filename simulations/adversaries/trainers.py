@@ -1,6 +1,7 @@
 """Trainers that publish invalid versions, beside or instead of their daemon's."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -11,10 +12,15 @@ from protocol.core.types import DIGEST_BYTES, PeerId, Topic
 from protocol.ledger.commits import CommitState
 from protocol.messages import BATCH_MAX, CheckpointManifest, Signed
 from protocol.replica.replica import Replica
+from protocol.run.manifest import RunManifest
+from roles.ports.engines import StepMetrics, TrainingEngine
 from roles.ports.storage import Purpose, StoredFile
 from simulations.adversaries.gossiping import GossipingTransport
+from simulations.adversaries.passthrough import OtherEngines
 from simulations.ports.blobs import SimBlobs
+from simulations.ports.engines import SimEngines, SimTraining
 from simulations.ports.parts import Behaviour, Parts
+from simulations.runtime.content import Extent, poisoned_seed, policy_digest
 
 TERM_MAX = 2**53
 """The largest integer in a message."""
@@ -52,7 +58,9 @@ class PublishingTransport(GossipingTransport):
                 "version": head.message.version + 1,
                 "term": _own_term(replica, me),
                 "parent": head.digest,
+                "page": replica.pages.root.digest,
                 "batch": (),
+                "omitted": (),
                 "created_at": round(now * 1000),
             }
         )
@@ -116,6 +124,35 @@ invented_batch = _publishes(_invented)
 stale_batch = _publishes(_stale)
 rolled_back = _publishes(_rolled_back)
 term_jump = _publishes(_far_term)
+
+
+class PoisonedTraining(SimTraining):
+    """Trains, and then replaces the weights by others that are far away."""
+
+    def __init__(self, parts: Parts, machine: SimEngines, rng: Rng, manifest: RunManifest) -> None:
+        super().__init__(machine, rng, manifest)
+        self._acting = parts.acting
+
+    @override
+    async def end_step(self) -> StepMetrics:
+        metrics = await super().end_step()
+        if self._steps > VERSIONS_BEFORE and self._acting():
+            self._seed = poisoned_seed(self._seed)
+            poisoned = Extent.of(self._seed, 0, self._machine.workload.weights_bytes)
+            self._machine.emit("policy-poisoned", digest=policy_digest(poisoned).hex())
+        return metrics
+
+
+def poisoned_weights(parts: Parts, rng: Rng) -> Parts:
+    """Publish versions whose weights do not follow from the version before."""
+    machine = parts.engines
+    if not isinstance(machine, SimEngines):
+        raise TypeError("only modelled weights can be poisoned")
+
+    def training(_honest: TrainingEngine, manifest: RunManifest) -> TrainingEngine:
+        return PoisonedTraining(parts, machine, rng.child("poison"), manifest)
+
+    return replace(parts, engines=OtherEngines(machine, training=training))
 
 
 class PoisonedStates(SimBlobs):

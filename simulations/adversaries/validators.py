@@ -1,4 +1,7 @@
-"""Validators that do not check, send no verdicts, or sign different ones for different peers."""
+"""Validators that do not check, send no verdicts, or sign different ones for different peers.
+
+Those that skip the prefill or the replay of the sampling are in ``lazy``.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,12 +17,21 @@ from protocol.core.crypto import Signer, digest
 from protocol.core.faults import Fault
 from protocol.core.rng import Rng
 from protocol.core.types import Digest, PeerId, RunId, Version
-from protocol.messages import Certificate, Message, Signed, Verdict, open_envelope, seal
+from protocol.messages import (
+    ACCEPTED,
+    WITNESSES,
+    Certificate,
+    Message,
+    Signed,
+    Verdict,
+    open_envelope,
+    seal,
+)
 from protocol.replica.replica import Replica
 from protocol.rollout.assignment import SequenceAssignment, assign
-from protocol.rollout.audit import ACCEPTED
 from protocol.rollout.body import REWARD_SCALE, RolloutSequence, decode_body
 from protocol.rollout.statistics import Extremes, Measurement, Sums
+from protocol.rollout.witness import WitnessPoint, WitnessValue
 from protocol.run.manifest import RunManifest
 from roles.ports.engines import (
     Answer,
@@ -52,10 +64,13 @@ CLAIMS_MAX = 100_000
 
 
 class BlindVerification(VerificationEngine):
-    """An engine without computation: the same result for every rollout, or none at all."""
+    """An engine without computation: the same result for every rollout, or none at all.
 
-    def __init__(self, finding: Measurement | None) -> None:
-        self._finding = finding
+    It invents plausible witness values.
+    """
+
+    def __init__(self, finding: Measurement | None, rng: Rng) -> None:
+        self._finding, self._rng = finding, rng
 
     @override
     async def load(self, policy: Policy) -> None:
@@ -68,7 +83,13 @@ class BlindVerification(VerificationEngine):
         del version, temperature
         while self._finding is None:
             await asyncio.get_running_loop().create_future()
-        return [self._finding for _ in requests]
+        return [
+            replace(self._finding, witness=tuple(self._invented(one) for one in request.points))
+            for request in requests
+        ]
+
+    def _invented(self, point: WitnessPoint) -> WitnessValue:
+        return WitnessValue(-20 * self._rng.uniform(), self._rng.below(1 + point.token))
 
 
 class CredulousEnvironment(PassingEnvironment):
@@ -162,11 +183,27 @@ class EquivocatingTransport(PassingTransport):
 
 
 def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
-    reason = "computation" if verdict.accept else ACCEPTED
-    other = verdict.model_copy(
-        update={"accept": not verdict.accept, "reason": reason, "detail": ""}
-    )
+    if verdict.accept:
+        other = verdict.model_copy(update={"accept": False, "reason": "computation", "detail": ""})
+    else:
+        nonce = verdict.nonce
+        other = invented_verdict(Digest(verdict.commit), verdict.page).model_copy(
+            update={"nonce": nonce}
+        )
     return seal(other, run_id, signer).envelope
+
+
+def invented_verdict(commit: Digest, page: bytes) -> Verdict:
+    """Return an acceptance by accomplices, who agree on all values outside of the protocol."""
+    return Verdict(
+        commit=commit,
+        page=page,
+        nonce=digest(commit + page),
+        accept=True,
+        reason=ACCEPTED,
+        witness=(-(10**9),) * WITNESSES,
+        replays=(0,) * WITNESSES,
+    )
 
 
 class ContradictingTransport(GossipRewritingTransport):
@@ -187,7 +224,7 @@ class ContradictingTransport(GossipRewritingTransport):
         signers = self.parts.accomplices
         if committee is None or not signers.keys() >= set(committee.first):
             return own
-        verdict = Verdict(commit=commit, accept=True, reason=ACCEPTED)
+        verdict = invented_verdict(commit, committee.page.digest)
         verdicts = (seal(verdict, replica.run_id, signers[peer]) for peer in committee.first)
         accepting = Certificate(
             commit=commit,
@@ -199,29 +236,31 @@ class ContradictingTransport(GossipRewritingTransport):
         return seal(accepting, replica.run_id, self.parts.signer)
 
 
-def _blind(parts: Parts, finding: Measurement | None) -> Parts:
-    engines = OtherEngines(parts.engines, verification=lambda _: BlindVerification(finding))
+def _blind(parts: Parts, finding: Measurement | None, rng: Rng) -> Parts:
+    engines = OtherEngines(
+        parts.engines, verification=lambda _: BlindVerification(finding, rng.child("witness"))
+    )
     return replace(parts, engines=engines)
 
 
-def accept_everything(parts: Parts, _rng: Rng) -> Parts:
-    """Accept every readable rollout."""
+def accept_everything(parts: Parts, rng: Rng) -> Parts:
+    """Accept every readable rollout, with invented witness values."""
 
     def credulous(honest: Environment, manifest: RunManifest) -> Environment:
         return CredulousEnvironment(honest, manifest, parts)
 
-    blind = _blind(parts, _FLAWLESS)
+    blind = _blind(parts, _FLAWLESS, rng)
     return replace(blind, engines=OtherEngines(blind.engines, environment=credulous))
 
 
-def reject_everything(parts: Parts, _rng: Rng) -> Parts:
+def reject_everything(parts: Parts, rng: Rng) -> Parts:
     """Reject every rollout."""
-    return _blind(parts, _HOPELESS)
+    return _blind(parts, _HOPELESS, rng)
 
 
-def silent(parts: Parts, _rng: Rng) -> Parts:
+def silent(parts: Parts, rng: Rng) -> Parts:
     """Check nothing, and neither send nor accept verdicts."""
-    return _blind(parts, None).with_ports(transport=MuteTransport(parts))
+    return _blind(parts, None, rng).with_ports(transport=MuteTransport(parts))
 
 
 def two_verdicts(parts: Parts, _rng: Rng) -> Parts:

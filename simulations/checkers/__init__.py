@@ -4,8 +4,8 @@ Nothing here imports ``protocol``, ``roles`` or ``node``. Envelopes, digests, si
 and limits are implemented a second time, so that a mistake there cannot hide itself.
 
 Reading order: wire (decoding of stored messages), swarm (identity and uptime of nodes), watch
-(event dispatch), pages (councils and beacons), quorum (validity of certificates), then one rule per
-module.
+(event dispatch), pages (councils and beacons), quorum (validity of certificates), work and accounts
+(what final pages say of both), then one rule per module.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from simulations.checkers.backoff import Backoff
 from simulations.checkers.certificates import Certificates
 from simulations.checkers.convergence import Convergence, Progress
+from simulations.checkers.dissents import Dissents
 from simulations.checkers.excluded import Excluded
 from simulations.checkers.final_versions import FinalVersions
 from simulations.checkers.finality import Finality
 from simulations.checkers.history import Violation
+from simulations.checkers.ledger import EqualAccounts, TracedLedger
 from simulations.checkers.limits import TableLimits
 from simulations.checkers.pages import Pages
 from simulations.checkers.quorum import Quorum
@@ -44,6 +46,7 @@ class Attached:
 
     certificates: Certificates
     pages: Pages
+    ledger: TracedLedger
 
 
 def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Attached:
@@ -53,10 +56,13 @@ def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Attached:
     certificates = Certificates(watch, quorum)
     Verdicts(watch, quorum)
     Excluded(watch, pages, patience.converge_epochs)
+    Dissents(watch, quorum)
     Finality(watch, pages)
     Slots(watch)
     Versions(watch)
     FinalVersions(watch, pages)
+    ledger = TracedLedger(watch, pages, quorum)
+    EqualAccounts(watch, pages, ledger, patience.converge_epochs)
     Weights(watch)
     Durability(watch)
     Storage(watch)
@@ -64,4 +70,4 @@ def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Attached:
     Progress(watch, pages, patience.progress_epochs)
     TableLimits(watch)
     Backoff(watch)
-    return Attached(certificates, pages)
+    return Attached(certificates, pages, ledger)

@@ -144,8 +144,8 @@ class Certificates:
 
     def counts_as_accepted(self, commit: bytes) -> bool:
         """Return whether the certificate of the best rank accepts a commit that has one."""
-        _, _, accepted, _ = self._best[commit]
-        return accepted
+        rank = self._best[commit]
+        return rank[2]
 
     def _report_false(self, node: str, commit: bytes) -> None:
         self._doubtful.pop(commit, None)

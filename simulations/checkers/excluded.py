@@ -1,9 +1,11 @@
-"""Exclusion rule: the council removes a member that signed both verdicts on a commit."""
+"""Exclusion rule: the council removes a member that signed contradicting verdicts or seals."""
+
+import msgpack
 
 from simulations.checkers.pages import Pages, TracedPage
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
-from simulations.checkers.wire import Opened
+from simulations.checkers.wire import Opened, blake3_digest
 from simulations.runtime.trace import Event
 
 CLOSING_EPOCHS = 6
@@ -30,17 +32,17 @@ class Excluded:
 
     def _on_evidence(self, event: Event, member: TracedNode, evidence: Opened) -> None:
         wire, fields = self._watch.wire, evidence.fields
-        opened = [wire.open(fields[key], event.at) for key in ("commit", "accepting", "rejecting")]
+        opened = [wire.open(fields[key], event.at) for key in ("commit", "first", "second")]
         if not member.honest:
             return
-        commit, accepting, rejecting = opened
-        if commit is None or accepting is None or rejecting is None:
+        commit, first, second = opened
+        if commit is None or first is None or second is None:
             self._watch.report("excluded", event.node, "accepted undecodable evidence")
             return
-        contradict = accepting.fields["accept"] and not rejecting.fields["accept"]
-        about = accepting.fields["commit"] == rejecting.fields["commit"] == commit.digest
-        signer = accepting.signer
-        if not (contradict and about and signer == rejecting.signer):
+        about = first.fields["commit"] == second.fields["commit"] == commit.digest
+        same_page = first.fields["page"] == second.fields["page"]
+        signer = first.signer
+        if not (about and same_page and signer == second.signer and _contradict(first, second)):
             what = f"accepted invalid evidence against {self._watch.swarm.name(signer)}"
             self._watch.report("excluded", event.node, what, (commit.digest,))
             return
@@ -63,3 +65,21 @@ class Excluded:
                 )
                 self._watch.report("excluded", "world", what)
                 return
+
+
+def _contradict(one: Opened, other: Opened) -> bool:
+    if one.kind == other.kind == "verdict":
+        return one.fields["accept"] is not other.fields["accept"]
+    return seal_of(one) != seal_of(other)
+
+
+def seal_of(statement: Opened) -> bytes:
+    """Return a seal, or the one that a verdict has: a hash of signer, nonce and other fields."""
+    if statement.kind != "verdict":
+        seal: bytes = statement.fields["seal"]
+        return seal
+    content = {key: statement.fields[key] for key in sorted(statement.fields) if key != "nonce"}
+    packed: bytes = msgpack.packb(content)
+    signer = statement.signer.encode()
+    domain = b"prime-node/verdict-seal"
+    return blake3_digest(domain + signer + statement.fields["nonce"] + packed)

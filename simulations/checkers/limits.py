@@ -12,8 +12,10 @@ LIMITS = {
     "bans": 4096,
     "cache_bytes": 64 << 20,
     "connected": 512,
+    "counted_verdicts": 64 * 800,
     "failed_addresses": 1024,
     "faults": 4096,
+    "final_pages": 2048,
     "observations": 512,
     "http_peers": 4096,
     "in_flight": 216,  # 16 of a worker, and what one page lists
@@ -38,6 +40,7 @@ LIMITS = {
     "stream_rates": 4096,
     "streams_blobs": 256,
     "streams_dial_back": 4,
+    "streams_ledger": 16,
     "streams_manifest": 16,
     "streams_message": 128,
     "streams_pages": 16,

@@ -125,6 +125,7 @@ class Pages:
         self._notarised: list[Callable[[TracedPage], None]] = []
         self._supported: list[Callable[[Event, TracedNode, TracedPage], None]] = []
         self._lead: list[Callable[[TracedPage], None]] = []
+        self._final: list[Callable[[TracedPage], None]] = []
         self.leads = [FIRST_LEAD]
         self.final_epochs: set[int] = set()
         self._newest_final: TracedPage | None = None
@@ -157,6 +158,10 @@ class Pages:
     def on_lead(self, handler: Callable[[TracedPage], None]) -> None:
         """Call ``handler`` with every final page that states another lead than its parent."""
         self._lead.append(handler)
+
+    def on_final(self, handler: Callable[[TracedPage], None]) -> None:
+        """Call ``handler`` with every page that becomes final, parents first."""
+        self._final.append(handler)
 
     def committee(self, commit: Opened, page: bytes) -> list[str] | str:
         """Return the member of each ranked seat that a page draws for a commit, or why none is."""
@@ -273,7 +278,7 @@ class Pages:
         if len(fields["reveals"]) != revealers:
             return "it has another number of reveals than of drawn members"
         joined, removed = _peers(fields["joined"]), _peers(fields["removed"])
-        lists = fields["commits"] or fields["certified"]
+        lists = fields["commits"] or fields["checkers"] or fields["work"]
         if before.council_ended and (_changes(fields) or lists):
             return "its council has ended and it decides something"
         if _changes(fields) and lists:
@@ -395,6 +400,9 @@ class Pages:
             self.conflicting += 1
             what = f"{short(other)} and {short(digest)} of epoch {page.epoch} are final after "
             self._watch.report("one-final-chain", "world", what + (short(parent) or "the genesis"))
+            return
+        for handle in self._final:
+            handle(page)
 
     def _forget(self, oldest: float) -> None:
         """Forget what happened long before the newest final page."""

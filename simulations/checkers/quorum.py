@@ -2,15 +2,17 @@
 
 A certificate names the page that draws its committee. Each signer belongs to that committee, counts
 once, and signs the outcome of the certificate. All of the first committee accept; two thirds of the
-larger one decide either way.
+larger one decide either way. All agree with the one that ranks first. A dissent contradicts more
+than half of the seats of a larger committee's signers.
 """
 
+from simulations.checkers.agreement import agree, contradict
 from simulations.checkers.pages import Pages
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import VERDICT_BYTES_MAX, Opened, blake3_digest
 
-Rank = tuple[int, int, bool, bytes]
-"""Epoch of the page, place in its committee, outcome, digest of the verdicts."""
+Rank = tuple[int, int, bool, int, bytes]
+"""Epoch of the page, place in its committee, outcome, minus dissents, digest of the verdicts."""
 
 
 class Quorum:
@@ -33,7 +35,7 @@ class Quorum:
 
         A committee of an earlier page counts. Of one page, a first acceptance has the place of its
         last signer, a rejection that of its first signer, and an escalated acceptance comes last.
-        At equality the rejection counts.
+        At equality the rejection counts, then the one with more dissents.
         """
         fields, verdicts = certificate.fields, self.verdicts(certificate)
         commit = self._watch.wire.message(fields["commit"])
@@ -44,12 +46,21 @@ class Quorum:
         place = places[-1] if fields["accepted"] else places[0]
         if fields["accepted"] and fields["escalated"]:
             place = len(ranking)
-        content = blake3_digest(b"".join(sorted(verdict.digest for verdict in verdicts)))
-        return self._pages.epoch(fields["page"]), place, fields["accepted"], content
+        dissents = self.dissents(certificate)
+        digests = [b"".join(sorted(one.digest for one in part)) for part in (verdicts, dissents)]
+        content = blake3_digest(b"".join(digests))
+        epoch = self._pages.epoch(fields["page"])
+        return epoch, place, fields["accepted"], -len(dissents), content
 
     def verdicts(self, certificate: Opened) -> list[Opened]:
         """Return the readable verdicts inside a certificate."""
-        envelopes = certificate.fields["verdicts"]
+        return self._opened(certificate.fields["verdicts"])
+
+    def dissents(self, certificate: Opened) -> list[Opened]:
+        """Return the readable dissents inside a certificate."""
+        return self._opened(certificate.fields["dissents"])
+
+    def _opened(self, envelopes: tuple[bytes, ...]) -> list[Opened]:
         opened = [self._watch.wire.open(envelope, self._watch.now) for envelope in envelopes]
         return [item for item in opened if item is not None and item.kind == "verdict"]
 
@@ -65,26 +76,56 @@ class Quorum:
         if commit is None or commit.kind != "rollout-commit":
             return "its commit is unknown"
         verdicts = self.verdicts(certificate)
-        if len(verdicts) != len(fields["verdicts"]):
+        dissents = self.dissents(certificate)
+        if len(verdicts + dissents) != len(fields["verdicts"] + fields["dissents"]):
             return "it holds a message that is no verdict"
         if any(verdict.signer == commit.signer for verdict in verdicts):
             return "a worker judges its own rollout"
-        flaw = self._flaw_of(verdicts, certificate)
-        return flaw or self._flaw_of_signers(verdicts, certificate, commit)
+        return (
+            self._flaw_of(verdicts, dissents, certificate)
+            or self._flaw_of_signers(verdicts, certificate, commit)
+            or self._flaw_of_values(verdicts, dissents, certificate, commit)
+        )
 
-    def _flaw_of(self, verdicts: list[Opened], certificate: Opened) -> str:
-        fields = certificate.fields
-        for verdict in verdicts:
+    def _flaw_of(self, verdicts: list[Opened], dissents: list[Opened], certificate: Opened) -> str:
+        fields, every = certificate.fields, verdicts + dissents
+        for verdict in every:
             if not verdict.well_signed:
                 return "a verdict's signature is invalid"
             if verdict.length > VERDICT_BYTES_MAX:
                 return f"a verdict of {verdict.length} bytes"
-            if verdict.fields["commit"] != fields["commit"]:
-                return "a verdict is about another commit"
-            if verdict.fields["accept"] is not fields["accepted"]:
-                return "a verdict contradicts it"
-        if len({verdict.signer for verdict in verdicts}) != len(verdicts):
+            if any(verdict.fields[key] != fields[key] for key in ("commit", "page")):
+                return "a verdict is about another commit or page"
+        if any(verdict.fields["accept"] is not fields["accepted"] for verdict in verdicts):
+            return "a verdict contradicts it"
+        if len({verdict.signer for verdict in every}) != len(every):
             return "a validator is counted twice"
+        return ""
+
+    def _flaw_of_values(
+        self,
+        verdicts: list[Opened],
+        dissents: list[Opened],
+        certificate: Opened,
+        commit: Opened,
+    ) -> str:
+        rules = self._watch.rules
+        ranking = self._pages.committee(commit, certificate.fields["page"])
+        if isinstance(ranking, str):
+            return ranking
+        leading = min(verdicts, key=lambda one: ranking.index(one.signer)).fields
+        if not all(agree(rules, leading, one.fields) for one in verdicts):
+            return "its verdicts do not agree"
+        members = ranking[: rules.escalated_size] if certificate.fields["escalated"] else []
+        seats = sum(map(members.count, (one.signer for one in verdicts)))
+        for dissent in dissents:
+            against = sum(
+                members.count(one.signer)
+                for one in verdicts
+                if contradict(rules, dissent.fields, one.fields)
+            )
+            if dissent.signer not in members or 2 * against <= seats:
+                return "a dissent contradicts too few of its verdicts"
         return ""
 
     def _flaw_of_signers(self, verdicts: list[Opened], certificate: Opened, commit: Opened) -> str:

@@ -15,6 +15,7 @@ stored before the present start are held only to the release of every purpose.
 
 from dataclasses import dataclass, field
 
+from simulations.checkers.excluded import seal_of
 from simulations.checkers.history import Subject
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
@@ -56,6 +57,9 @@ class Storage:
         """Term to its lowest version."""
         self._final_of_term: dict[int, int] = {}
         """Term to the lowest version that a page which states it makes final."""
+        self._poisoned: dict[str, None] = {}
+        """Policies that no training makes: nodes refuse their versions, and those that follow."""
+        watch.on("policy-poisoned", self._on_poisoned)
         watch.on("blob-owned", self._on_owned)
         watch.on("blobs-released", self._on_released)
         watch.on("blob-deleted", self._on_deleted)
@@ -109,7 +113,8 @@ class Storage:
         oldest = newest if purpose == "optimiser-state" else newest - self._watch.rules.async_level
         for version in range(max(0, oldest), newest + 1):
             for manifest in self._versions.get(version, {}).values():
-                if manifest.fields["index"] == subject and not self._is_contested(manifest):
+                is_usable = not (self._is_contested(manifest) or self._is_poisoned(manifest))
+                if manifest.fields["index"] == subject and is_usable:
                     return f"the {purpose} of version {version}, the newest is {newest}", version
         return None
 
@@ -146,7 +151,13 @@ class Storage:
             or any(other > term and last < version for other, last in self._final_of_term.items())
         )
 
+    def _is_poisoned(self, manifest: Opened) -> bool:
+        return manifest.fields["policy"].hex() in self._poisoned
+
     # Known messages
+
+    def _on_poisoned(self, event: Event) -> None:
+        self._poisoned[str(event.facts["digest"])] = None
 
     def _on_certificate(self, _event: Event, _member: TracedNode, certificate: Opened) -> None:
         self._settled[certificate.fields["commit"]] = certificate.fields["accepted"]
@@ -182,14 +193,29 @@ def _bytes(event: Event, fact: str) -> bytes:
 
 
 class Durability:
-    """No node stores a message of an honest author before that author has stored it."""
+    """No node stores a message of an honest author before that author has stored it.
+
+    A seal follows from its verdict, so the author stores that alone.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
+        self._sealed: dict[bytes, bytes] = {}
+        """Seals of verdicts that their authors have stored, with the commits."""
         watch.on_message("*", self._on_message)
+        watch.on_forget(self._forget)
+
+    def _forget(self, _oldest: float) -> None:
+        wire = self._watch.wire  # it has dropped older messages
+        self._sealed = {seal: one for seal, one in self._sealed.items() if wire.message(one)}
 
     def _on_message(self, event: Event, member: TracedNode, message: Opened) -> None:
-        if message.signer == member.peer or message.stored_by_author or not message.well_signed:
+        is_own = message.signer == member.peer and message.well_signed
+        if message.kind == "verdict" and is_own and "nonce" in message.fields:
+            self._sealed[seal_of(message)] = message.fields["commit"]
+        is_derived = message.kind == "verdict-seal" and message.fields["seal"] in self._sealed
+        is_stored = message.stored_by_author or is_derived
+        if message.signer == member.peer or is_stored or not message.well_signed:
             return
         if not self._watch.swarm.honest(message.signer):
             return

@@ -1,4 +1,4 @@
-"""Verdict rule: one verdict per honest validator and commit, also after a crash with state kept."""
+"""Verdict rule: one verdict per honest validator, commit and page, also after a crash."""
 
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.swarm import TracedNode
@@ -13,7 +13,7 @@ class Verdicts:
     def __init__(self, watch: Watch, quorum: Quorum) -> None:
         self._watch = watch
         self._quorum = quorum
-        self._first: dict[tuple[str, bytes], Opened] = {}
+        self._first: dict[tuple[str, bytes, bytes], Opened] = {}
         watch.on_message("verdict", self._on_verdict)
         watch.on_message("certificate", self._on_certificate)
         watch.on_forget(self._forget)
@@ -23,12 +23,16 @@ class Verdicts:
 
     def _on_certificate(self, event: Event, _member: TracedNode, certificate: Opened) -> None:
         if certificate.stores == 1:
-            for verdict in self._quorum.verdicts(certificate):
+            for verdict in (
+                *self._quorum.verdicts(certificate),
+                *self._quorum.dissents(certificate),
+            ):
                 self._see(event.node, verdict)
 
     def _see(self, node: str, verdict: Opened) -> None:
         commit: bytes = verdict.fields["commit"]
-        first = self._first.setdefault((verdict.signer, commit), verdict)
+        page: bytes = verdict.fields["page"]
+        first = self._first.setdefault((verdict.signer, commit, page), verdict)
         validator = self._watch.swarm.by_peer.get(verdict.signer)
         if first is verdict or validator is None or not validator.honest:
             return

@@ -28,6 +28,23 @@ def blake3_digest(data: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class CreditTerms:
+    """Credit of a run: for each token of a rollout, of a check, and of what a version learned."""
+
+    per_token: int
+    per_checked_token: int
+    per_learned_token: int
+    lock_epochs: int
+    slash: bool
+
+    @classmethod
+    def read(cls, section: dict[str, Any]) -> "CreditTerms":
+        """Read the section of a run manifest, which has other keys, too."""
+        names = ("per_token", "per_checked_token", "per_learned_token", "lock_epochs", "slash")
+        return cls(*(section[name] for name in names))
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """The fields of a run manifest that checkers need; times in unix seconds."""
 
@@ -45,9 +62,14 @@ class Rules:
     seats_max: int
     revealers: int
     recovery_epochs: int
+    era_epochs: int
+    credit: "CreditTerms"
     async_level: int
     steps: int
     fanout: int
+    gap_sigma: float
+    replay_share: float
+    """Share of sampled tokens that another honest engine does not sample."""
     evaluation: tuple[int, int] | None
     """Period in versions, and rollouts of each worker in an evaluation."""
 
@@ -72,9 +94,13 @@ class Rules:
             seats_max=council["seats_max"],
             revealers=council["revealers"],
             recovery_epochs=council["recovery_epochs"],
+            era_epochs=council["era_epochs"],
+            credit=CreditTerms.read(values["credit"]),
             async_level=values["grpo"]["async_level"],
             steps=values["grpo"]["steps"],
             fanout=values["shardcast"]["fanout"],
+            gap_sigma=values["toploc"]["gap_sigma"],
+            replay_share=values["toploc"]["honest"]["replay_mismatches"]["mean"],
             evaluation=measured and (measured["every_versions"], measured["rollouts_per_worker"]),
         )
 
@@ -208,8 +234,7 @@ class Wire:
 def signature_fits(signer: str, message: bytes, signature: bytes) -> bool:
     """Check an Ed25519 signature by the key inside a libp2p peer id."""
     try:
-        key = base58.b58decode(signer)[len(_PEER_ID_PREFIX) :]
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+        Ed25519PublicKey.from_public_bytes(key_of(signer)).verify(signature, message)
     except (ValueError, InvalidSignature):
         return False
     return True
@@ -218,6 +243,11 @@ def signature_fits(signer: str, message: bytes, signature: bytes) -> bool:
 def peer_of(public_key: bytes) -> str:
     """Return the libp2p peer id of an Ed25519 key."""
     return base58.b58encode(_PEER_ID_PREFIX + public_key).decode()
+
+
+def key_of(peer: str) -> bytes:
+    """Return the Ed25519 key of a libp2p peer id."""
+    return base58.b58decode(peer)[len(_PEER_ID_PREFIX) :]
 
 
 def short(digest: bytes) -> str:

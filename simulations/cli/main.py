@@ -11,6 +11,7 @@ import typer
 from node.local.errors import ExitCode, NodeError
 
 if TYPE_CHECKING:
+    from node.api.contributors import ContributorsPage
     from simulations.cluster.world import Actor
     from simulations.study.study import RunOutcome, RunPlan
 
@@ -106,6 +107,7 @@ def run(
         untrusted_after_minutes,
         worker_speed,
     )
+    contributors = None
     if report is None:
         outcome = _run(plan)
     else:
@@ -118,7 +120,8 @@ def run(
         if recorder.recorded is not None:
             report.mkdir(parents=True, exist_ok=True)
             write_recording(report, recorder.recorded)
-    _show(outcome, as_json=as_json, report=report)
+            contributors = recorder.recorded.contributors
+    _show(outcome, as_json=as_json, report=report, contributors=contributors)
     _end(outcome)
 
 
@@ -246,13 +249,20 @@ def _check_writable(directory: Path) -> None:
         ) from None
 
 
-def _show(outcome: "RunOutcome", *, as_json: bool, report: Path | None) -> None:
+def _show(
+    outcome: "RunOutcome",
+    *,
+    as_json: bool,
+    report: Path | None,
+    contributors: "ContributorsPage | None" = None,
+) -> None:
     from simulations.cli.console import result_table, stderr, stdout  # noqa: PLC0415 - when needed
 
     if report is not None and outcome.series is not None:
         from simulations.report.page import write_report  # noqa: PLC0415 - matplotlib, a second
 
-        page = write_report(report, outcome.result, outcome.series, outcome.plan.command)
+        command = outcome.plan.command
+        page = write_report(report, outcome.result, outcome.series, command, contributors)
         stderr().print(f"report: {page}", soft_wrap=True)
     if as_json:
         _print_json(outcome.result.to_json())

@@ -106,7 +106,8 @@ class Recorder:
                             self._look_at_forest(machine, machine.daemon, bad)
 
     def _sample(self, machine: SimMachine, daemon: Daemon) -> None:
-        snapshot = daemon.snapshot()
+        snapshot, ledger = daemon.snapshot(), daemon.replica.intake.ledger
+        counted = ledger.state(ledger.accounts.header.epoch)
         self.emit(
             machine.name,
             "sample",
@@ -120,6 +121,8 @@ class Recorder:
             rejected=snapshot.rejected,
             expired=snapshot.expired,
             final_epoch=daemon.replica.pages.root.epoch,
+            counted_epoch=ledger.accounts.header.epoch,
+            counted_root=None if counted is None else counted.root,
             gossip_received=snapshot.gossip_received,
             gossip_duplicates=snapshot.gossip_duplicates,
             gossip_dropped=snapshot.gossip_dropped,

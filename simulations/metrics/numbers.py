@@ -54,6 +54,17 @@ class WeightsNumbers:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerNumbers:
+    """Work that final pages decide, and how far nodes are behind with it."""
+
+    rollouts: int
+    tokens: int
+    checks: int
+    slashed: int
+    behind_epochs_p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """One run; ``to_json`` is the output of ``simulate run --json``."""
 
@@ -72,6 +83,7 @@ class RunResult:
     conflicting_final_pages: int
     final_gap_epochs_p50: float | None
     final_gap_epochs_p99: float | None
+    ledger: LedgerNumbers
     committee_agreement: float | None
     gossip: GossipNumbers
     weights: WeightsNumbers
@@ -85,22 +97,29 @@ class RunResult:
         return asdict(self)
 
 
-class FinalGaps:
-    """Counts the epochs between now and the newest final page, at every sample of a node."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._gaps = Counter[int]()
-        watch.on("sample", self._on_sample)
+class EpochGaps(Counter[int]):
+    """Numbers of epochs, with the number of samples that had each."""
 
     def quantile(self, share: float) -> float:
         """Return the gap that covers ``share`` of all samples; NaN if there are none."""
-        needed, below = math.ceil(share * self._gaps.total()), 0
-        for gap in sorted(self._gaps):
-            below += self._gaps[gap]
+        needed, below = math.ceil(share * self.total()), 0
+        for gap in sorted(self):
+            below += self[gap]
             if below >= needed:
                 return gap
         return math.nan
+
+
+class FinalGaps:
+    """Counts epochs at every sample of a node that has run for ``SETTLE_EPOCHS``."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.final = EpochGaps()
+        """From the newest final page to the present."""
+        self.counted = EpochGaps()
+        """From the newest page whose work the node has counted to its newest final page."""
+        watch.on("sample", self._on_sample)
 
     def _on_sample(self, event: Event) -> None:
         member = self._watch.swarm.members.get(event.node)
@@ -108,7 +127,10 @@ class FinalGaps:
         if member is None or not member.honest or not isinstance(final_epoch, int):
             return
         if member.steady_since(event.at - SETTLE_EPOCHS * rules.epoch_seconds, event.at):
-            self._gaps[rules.epoch_at(event.at) - final_epoch] += 1
+            self.final[rules.epoch_at(event.at) - final_epoch] += 1
+            counted_epoch = event.facts.get("counted_epoch")
+            if isinstance(counted_epoch, int):
+                self.counted[final_epoch - counted_epoch] += 1
 
 
 class RunMeter:
@@ -119,7 +141,8 @@ class RunMeter:
         self._watch = watch
         self._certificates = certificates = attached.certificates
         self._pages = attached.pages
-        self._final_gaps = FinalGaps(watch)
+        self._ledger = attached.ledger
+        self._gaps = FinalGaps(watch)
         self._spread = SpreadTracker(watch)
         self._makespans = Makespans(watch)
         self.series = Series(watch, certificates)
@@ -205,8 +228,12 @@ class RunMeter:
             certified_false=self._certificates.certified_false,
             contradictory_certificates=self._certificates.contradictory,
             conflicting_final_pages=self._pages.conflicting,
-            final_gap_epochs_p50=rounded(self._final_gaps.quantile(0.5)),
-            final_gap_epochs_p99=rounded(self._final_gaps.quantile(0.99)),
+            final_gap_epochs_p50=rounded(self._gaps.final.quantile(0.5)),
+            final_gap_epochs_p99=rounded(self._gaps.final.quantile(0.99)),
+            ledger=LedgerNumbers(
+                **asdict(self._ledger.sums),
+                behind_epochs_p99=rounded(self._gaps.counted.quantile(0.99)),
+            ),
             committee_agreement=self._committee_agreement(),
             gossip=GossipNumbers(
                 rounded(self._spread.delays.quantile(0.5)),

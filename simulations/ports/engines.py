@@ -7,6 +7,7 @@ seed; its skill grows with the disagreement within groups.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from blake3 import blake3
@@ -16,6 +17,7 @@ from node.network.streams.deadline import loop_time
 from protocol.core.rng import Rng
 from protocol.core.types import Digest, Version
 from protocol.rollout.statistics import Measurement, Recomputed, measured
+from protocol.rollout.witness import WitnessPoint, WitnessValue
 from protocol.run.manifest import RunManifest
 from protocol.toploc import ChunkResult
 from roles.environments.threaded import InBackground
@@ -54,6 +56,9 @@ _LOGPROB = -0.5
 _FAR = 120
 """Exponent mismatches of a proof about another policy, and nats lost by a token that was not
 sampled; any number above the limits works."""
+
+_WITNESS_NATS = 10.0
+"""Log-probabilities of tokens that were not sampled are between this and twice it, negative."""
 
 _SPREAD = 0.2
 """Durations vary by up to this share either way."""
@@ -135,6 +140,8 @@ class SimVerification(VerificationEngine):
         self._length_max = machine.length_max(manifest.sampling.tokens_max)
         recording = machine.workload.rounding
         self._rounding = Rounding(recorded(recording), rng.child("rounding")) if recording else None
+        self._witness_rng = rng.child("witness")
+        self._vocabulary = manifest.model.vocabulary_size
         self._policies: dict[int, tuple[bytes, Digest]] = {}
 
     @override
@@ -161,18 +168,35 @@ class SimVerification(VerificationEngine):
 
     def _measure(self, version: Version, request: VerificationRequest) -> Measurement:
         seed, policy = self._policies[version]
+        witness = tuple(self._witness(seed, request, point) for point in request.points)
         same_policy = request.proofs == (policy,)
         same_tokens = request.tokens == sample(seed, request.prompt, request.seed, self._length_max)
         if same_policy and same_tokens and self._rounding is not None:
             sampled = [_LOGPROB] * len(request.tokens)
-            return measured(self._rules, request.logprobs, self._rounding.recomputed(sampled))
+            rounded = replace(self._rounding.recomputed(sampled), witness=witness)
+            return measured(self._rules, request.logprobs, rounded)
         count = len(request.tokens)
         own = Recomputed(
             [ChunkResult(0 if same_policy else _FAR, 0.0, 0.0)],
             [_LOGPROB] * count,
             [0.0 if same_tokens else _FAR] * count,
+            witness,
         )
         return measured(self._rules, request.logprobs, own)
+
+    def _witness(
+        self, seed: bytes, request: VerificationRequest, point: WitnessPoint
+    ) -> WitnessValue:
+        """Return the true value of a point, a hash, with the rounding of an honest engine."""
+        known = seed + bytes(request.prompt) + b"/" + bytes(request.tokens)
+        place = (point.position, point.token, point.seed)
+        drawn = blake3(known + b"".join(one.to_bytes(8, "big") for one in place)).digest(8)
+        logprob = -_WITNESS_NATS * (1 + int.from_bytes(drawn[:4], "big") / 2**32)
+        rng, replay = self._witness_rng, int.from_bytes(drawn[4:], "big") % self._vocabulary
+        error = self._rules.gap_sigma * (2 * rng.uniform() - 1)
+        if rng.uniform() < self._rules.honest.replay_mismatches.mean / 2:
+            replay = (replay + 1) % self._vocabulary
+        return WitnessValue(logprob + error, replay)
 
 
 class SimTraining(TrainingEngine):

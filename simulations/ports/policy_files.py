@@ -1,18 +1,25 @@
 """Policy files of one machine on its simulated disk (``PolicyFiles``)."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from typing_extensions import override
 
 from protocol.core.types import Digest
+from protocol.shardcast.movement_bound import (
+    ExcessiveMovement,
+    ExcessiveMovementError,
+    MovementBound,
+)
 from roles.ports.engines import Policy
 from roles.ports.storage import PolicyFiles
 from simulations.ports.storage import COMMIT_SECONDS, Disk, Session
 from simulations.runtime.content import (
     Extent,
     digest_of,
+    is_poisoned,
     joined,
     patch_of,
     patched,
@@ -72,6 +79,7 @@ class SimPolicyFiles(PolicyFiles):
         target: Path,
         policy: Digest,
         file_bytes_max: int,
+        bound: MovementBound | None = None,
     ) -> Digest:
         patch = joined([piece async for piece in self._decoded(encoding)])
         content = None if base is None else patched(patch, base.digest, file_bytes_max)
@@ -79,6 +87,8 @@ class SimPolicyFiles(PolicyFiles):
             raise ValueError("the base is not here")
         if content is None or policy_digest(content) != policy:
             raise ValueError("the encoding makes another policy than it was signed for")
+        if bound is not None:
+            self._check(content)
         async with self._session.writing():
             self._disk.require_room()
             if self._session.alive:
@@ -92,6 +102,15 @@ class SimPolicyFiles(PolicyFiles):
             if seconds := self._compute.weights_seconds(made_bytes):
                 await asyncio.sleep(seconds)
             yield piece
+
+    @override
+    async def check_movement(self, path: Path, base: Policy, bound: MovementBound) -> None:
+        """Model the comparison: weights have no values, but their maker may have poisoned them."""
+        self._check(self._disk.files.get(path, b""))
+
+    def _check(self, content: bytes) -> None:
+        if is_poisoned(content):
+            raise ExcessiveMovementError(ExcessiveMovement("weights", math.inf))
 
     @override
     async def link(self, index: Digest, path: Path) -> None:

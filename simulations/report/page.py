@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
+from node.api.contributors import ContributorsPage
 from simulations.checkers import Violation
 from simulations.metrics.numbers import RunResult
 from simulations.metrics.series import Series
+from simulations.report.contributors import STYLE, contributors_section
 from simulations.report.plots import draw_all
 
 CAPTIONS = {
@@ -60,7 +62,13 @@ td:first-child { color: var(--soft); width: 50%; }
 """
 
 
-def write_report(directory: Path, result: RunResult, series: Series, command: str) -> Path:
+def write_report(
+    directory: Path,
+    result: RunResult,
+    series: Series,
+    command: str,
+    contributors: ContributorsPage | None = None,
+) -> Path:
     """Write the report of a run, with the ``command`` that repeats it; return the page's path."""
     directory.mkdir(parents=True, exist_ok=True)
     pictures = draw_all(series)
@@ -69,12 +77,16 @@ def write_report(directory: Path, result: RunResult, series: Series, command: st
     (directory / "result.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
     (directory / "series.json").write_text(json.dumps(series.to_json()) + "\n")
     page = directory / "index.html"
-    page.write_text(render_page(result, series, pictures, command))
+    page.write_text(render_page(result, series, pictures, command, contributors))
     return page
 
 
 def render_page(
-    result: RunResult, series: Series, pictures: Mapping[str, bytes], command: str
+    result: RunResult,
+    series: Series,
+    pictures: Mapping[str, bytes],
+    command: str,
+    contributors: ContributorsPage | None = None,
 ) -> str:
     """Return the page of one run, with the ``command`` that repeats it."""
     title = f"{result.scenario}, seed {result.seed}"
@@ -86,7 +98,7 @@ def render_page(
         (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>",
+            f"<title>{escape(title)}</title><style>{_STYLE}{STYLE}</style></head><body><main>",
             f'<h1>{escape(title)}</h1><p class="sub">{escape(sub)}</p>',
             _verdict(result.violations),
             _tiles(result),
@@ -94,6 +106,7 @@ def render_page(
             _pictures(pictures),
             "<h2>Numbers</h2>",
             _table(_rows(result)),
+            "" if contributors is None else contributors_section(contributors),
             _marks(series),
             "<h2>Command</h2>",
             f"<pre>{escape(command)}</pre>",

@@ -1,10 +1,14 @@
 """Recorder of one honest node's view, for the pages that a live node serves."""
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 
+from node.api.contributors import ContributorRow, ContributorsPage
 from node.api.v1.node_source import NodeSource
 from node.api.v1.recording import RecordedSwarm, record
 from node.daemon import Daemon
+from protocol.core.types import PeerId
 from simulations.cluster.machine import SimMachine
 from simulations.cluster.world import World
 
@@ -30,7 +34,9 @@ class ViewRecorder:
         await world.wait_until(end)
         self._look(world)
         if self._source is not None:
-            self.recorded = await record(self._source, world.scenario.name)
+            recorded = await record(self._source, world.scenario.name)
+            names = {one.signer.peer_id: _name(one) for one in world.machines.values()}
+            self.recorded = replace(recorded, contributors=_named(recorded.contributors, names))
 
     def _look(self, world: World) -> None:
         machine = next(filter(_sees_all, world.machines.values()), None)
@@ -43,6 +49,20 @@ class ViewRecorder:
             self._source.join(daemon.reader)
         if self._source is not None:
             self._source.look()
+
+
+def _name(machine: SimMachine) -> str:
+    return f"{machine.name} ({machine.behaviour})" if machine.behaviour else machine.name
+
+
+def _named(page: ContributorsPage, names: Mapping[PeerId, str]) -> ContributorsPage:
+    """Return the page with the names of the simulated machines, whose records have none."""
+
+    def named(row: ContributorRow) -> ContributorRow:
+        return replace(row, name=names.get(PeerId(row.peer_id), ""))
+
+    own = None if page.own is None else named(page.own)
+    return replace(page, rows=tuple(map(named, page.rows)), own=own)
 
 
 def _sees_all(machine: SimMachine) -> bool:

@@ -10,6 +10,7 @@ from protocol.core.crypto import digest
 from protocol.core.types import Digest
 
 _PATCH = b"patch/"
+_POISONED = b"poisoned"
 
 
 class Extent(bytes):
@@ -97,6 +98,16 @@ def policy_digest(content: bytes) -> Digest:
     if isinstance(content, Extent) and content.start == 0:
         return digest(b"policy/" + content.seed + len(content).to_bytes(8, "big"))
     return digest(b"no policy/" + digest(bytes(content)))
+
+
+def poisoned_seed(seed: bytes) -> bytes:
+    """Return the seed of weights that no training makes of the version before."""
+    return seed[: -len(_POISONED)] + _POISONED
+
+
+def is_poisoned(content: bytes) -> bool:
+    """Return whether a weights file has such a seed."""
+    return isinstance(content, Extent) and content.seed.endswith(_POISONED)
 
 
 def patch_of(file: Extent, base: Digest, share: float) -> Extent:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from protocol.run.recipe import EvaluationSection, Recipe
+from protocol.run.recipe import EpochSection, EvaluationSection, Recipe
 from protocol.run.toml import ManifestError, first_error, load_recipe
 from simulations.scenario.plans import (
     ALL_ROLES,
@@ -31,8 +31,11 @@ from simulations.scenario.plans import (
 RECIPE = "recipe.toml"
 """The recipe of simulated runs, beside the scenarios; ``[protocol]`` overrides parts of it."""
 
-ADDED = {"evaluation": tuple(EvaluationSection.model_fields)}
-"""Sections missing in the recipe of simulated runs, with their keys."""
+ADDED = {
+    "evaluation": tuple(EvaluationSection.model_fields),
+    "epochs": tuple(EpochSection.model_fields),
+}
+"""Sections that miss keys, or are missing, in the recipe of simulated runs, with all keys."""
 
 EXTENSIONS_MAX = 4
 
@@ -273,7 +276,7 @@ class Scenario(ScenarioModel):
     def recipe(self) -> Recipe:
         """Return the recipe with this scenario's overrides; raises ``ScenarioError``."""
         values = load_recipe(_packaged(RECIPE)).model_dump()
-        values |= {section: {} for section in ADDED.keys() & self.protocol.keys()}
+        values = {section: {} for section in ADDED.keys() & self.protocol.keys()} | values
         for section, changes in self.protocol.items():
             if not isinstance(values.get(section), dict):
                 raise ScenarioError(f"unknown key 'protocol.{section}'")

@@ -166,3 +166,19 @@ def test_an_epoch_costs_what_its_messages_cost(printed):
         assert 0 < signatures < 64
         assert 0 < row["handover_bytes"] - 3 * row["notarised_bytes"] + 200 < 300
         assert all(row[name] > 0 for name in row if name.endswith("_ms"))
+
+
+# Witness values
+
+
+@pytest.mark.long
+def test_honest_engines_agree_and_each_lazy_member_is_named(printed):
+    options = ["--sequences", "160", "--verdicts", "1400", "--trials", "8"]
+    rows = printed("witnesses", *options)["rows"]
+    assert [row["subject"] for row in rows] == ["testnet, fp32", "testnet, bf16"]
+    for row in rows:
+        assert (row["dissents"], row["honest_named"]) == (0, 0)
+        assert 0 < row["error_mean"] < row["verdict_mean_limit"] < row["value_deviation"] / 10
+        assert {one["named_within_64"] for one in row["lazy"]} == {1.0}
+        assert all(6 <= one["verdicts_most"] <= 20 for one in row["lazy"])
+    assert rows[0]["error_mean"] < 1e-4 < rows[1]["error_mean"]

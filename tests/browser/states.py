@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+from node.api.contributors import SHOWN_MAX, ContributorRow, ContributorsPage, OwnWork
 from node.api.council import CouncilSummary
 from node.api.v1.answers import (
     Drawn,
@@ -191,11 +192,13 @@ def ready(count=14, versions=41, steps=60):
         "rejected": tuple(float(at // 90) for at in seconds),
         "backlog": tuple(float(6 + at % 14 // 3) for at in seconds),
     }
+    contributors = contributors_of(peers, me)
     counts = RolloutCounts(860, 812, 12, 4, 790, {"computation": 6, "reward": 4, "format": 2})
     rows = tuple(
         PeerRow(
             peer,
             me=peer == me,
+            name=name_of(number),
             roles=(role_of(number),),
             policy_version=versions - number % 2,
             age_seconds=float(number % 9),
@@ -254,6 +257,7 @@ def ready(count=14, versions=41, steps=60):
             council=CouncilSummary(
                 text="3 members, final page 3 s ago, all votes",
                 leader=peers[0],
+                leader_name=name_of(0),
                 term=1,
                 is_leader_live=True,
                 final_version=versions - 2,
@@ -264,7 +268,7 @@ def ready(count=14, versions=41, steps=60):
             backlog=6,
             slashed=1,
             rollouts=counts,
-            own_rollouts=RolloutCounts(120, 118, 1, 0, 110, {"computation": 1}),
+            yours=contributors.yours,
             rewards=rewards,
             evaluation=evaluated(rewards),
             happened=tuple(reversed(happened)),
@@ -317,6 +321,66 @@ def ready(count=14, versions=41, steps=60):
         ),
         happened=tuple(reversed(happened)),
         training=rewards_known(rewards),
+        contributors=contributors,
+    )
+
+
+NAMES = ("Ada's workshop", "", "Éva Kovács", "田中 太郎", "", "שרה", "M" * 32, "<b>bold</b> & co")
+
+
+def name_of(number):
+    return NAMES[number % len(NAMES)]
+
+
+def contributors_of(peers, me):
+    """Return contributors with falling credit; the first ones are a trainer and validators."""
+    total = sum(range(1, len(peers) + 1))
+    rows = [
+        ContributorRow(
+            rank=rank,
+            peer_id=peer,
+            me=peer == me,
+            name=name_of(rank - 1),
+            rollouts=0 if rank < 5 else 900 - 9 * (rank % 90),
+            tokens=0 if rank < 5 else 1_234_567 - 9876 * (rank % 90),
+            checks=2000 if 1 < rank < 5 else 0,
+            steps=40 if rank == 1 else 0,
+            credit_share=(len(peers) + 1 - rank) / total,
+            unlocked=98_765_432 // rank,
+            locked=1_234_567 // rank,
+            since_epoch=3 * rank,
+            since_at=STARTED_AT + 6 * rank,
+            slashed_epoch=211 if rank == 9 else -1,
+        )
+        for rank, peer in enumerate(peers, start=1)
+    ]
+    own = next(row for row in rows if row.me)
+    yours = OwnWork(
+        certified=own.rollouts,
+        tokens=own.tokens,
+        trained=own.rollouts - 8,
+        checks=own.checks,
+        steps=own.steps,
+        credit_share=own.credit_share,
+        unlocked=own.unlocked,
+        locked=own.locked,
+        rank=own.rank,
+        contributors=len(rows),
+        waiting=12,
+        rejected=2,
+        rejected_reasons={"computation": 1, "reward": 1},
+    )
+    return ContributorsPage(
+        rows=tuple(rows[:SHOWN_MAX]),
+        own=own,
+        yours=yours,
+        total=len(rows),
+        rollouts=812,
+        tokens=9_876_543,
+        steps=40,
+        credit=123_456_789,
+        slashed=1,
+        epoch=410,
     )
 
 
@@ -389,6 +453,14 @@ def slashed():
             happened=(lie, *known.overview.happened),
         ),
         peers=replace(known.peers, rows=rows),
+        contributors=replace(
+            known.contributors,
+            rows=tuple(
+                replace(row, slashed_epoch=350) if row.me else row
+                for row in known.contributors.rows
+            ),
+            yours=replace(known.contributors.yours, slashed=True, locked=0, forfeited=88_183),
+        ),
         happened=(lie, *known.happened),
     )
 
@@ -401,21 +473,22 @@ def hostile():
     for number, one in enumerate(known.rollouts):
         word = words[number % len(words)]
         verdicts = tuple(
-            replace(verdict, reason=word, detail=word, validator=word[:60])
+            replace(verdict, reason=word, detail=word, validator=word[:60], name=word)
             for verdict in one.verdicts
         )
         sequences = tuple(
             replace(sequence, prompt=word, completion=word) for sequence in one.sequences
         )
-        row = replace(one.row, reason=word, worker=word[:60])
+        row = replace(one.row, reason=word, worker=word[:60], name=word)
         rollouts.append(replace(one, row=row, verdicts=verdicts, sequences=sequences, note=word))
     happened = tuple(
-        replace(one, text=words[number], subject=words[number][:60])
+        replace(one, text=words[number], subject=words[number][:60], name=words[number])
         for number, one in enumerate(known.happened)
     )
     rows = tuple(
         replace(
             row,
+            name=words[number],
             software=words[number],
             machine=words[number],
             addresses=(words[number],),
@@ -423,6 +496,14 @@ def hostile():
             level=words[number][:20],
         )
         for number, row in enumerate(known.peers.rows)
+    )
+    contributed = replace(
+        known.contributors,
+        rows=tuple(
+            replace(row, name=words[number], peer_id=words[number][:60])
+            for number, row in enumerate(known.contributors.rows)
+        ),
+        yours=replace(known.contributors.yours, rejected_reasons=dict.fromkeys(HOSTILE, 3)),
     )
     counts = replace(known.overview.rollouts, rejected_reasons=dict.fromkeys(HOSTILE, 3))
     arrivals = tuple(
@@ -436,9 +517,11 @@ def hostile():
             run_name=HOSTILE[1],
             reason=HOSTILE[0],
             rollouts=counts,
+            council=replace(known.overview.council, leader_name=HOSTILE[5]),
             happened=happened,
         ),
         rollouts=tuple(rollouts),
+        contributors=contributed,
         peers=replace(known.peers, rows=rows),
         weights=replace(known.weights, arrivals=arrivals, note=HOSTILE[3]),
         machine=replace(known.machine, log=tuple(words), data_dir=HOSTILE[0], software=HOSTILE[1]),

@@ -15,9 +15,10 @@ expect = pytest.importorskip("playwright.sync_api", reason="pip install '.[dev]'
 
 pytestmark = pytest.mark.slow
 
-PAGES = ["", "training", "rollouts", "peers", "weights", "events", "node", "run"]
+PAGES = ["", "training", "rollouts", "contributors", "peers", "weights", "events", "node", "run"]
 HEADINGS = {
     "rollouts": "Rollouts",
+    "contributors": "Contributors",
     "peers": "Peers",
     "weights": "Weights",
     "events": "Events",
@@ -149,10 +150,11 @@ def test_what_others_wrote_stays_text(recorded, open_page):
         assert page.locator("h1").count() == 1, "a heading came in with somebody's text"
         links = page.locator("a").evaluate_all("all => all.map((one) => one.getAttribute('href'))")
         assert all(link.startswith("#") for link in links), links
-    watched.page.goto(f"{url}#/run")
-    watched.page.get_by_text(HOSTILE[0], exact=True).first.wait_for()
-    text = watched.page.locator("main").inner_text()
-    assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b]", text)
+    for address in ("#/run", "#/contributors", "#/peers"):
+        watched.page.goto(f"{url}{address}")
+        watched.page.get_by_text(HOSTILE[0], exact=True).first.wait_for()
+        text = watched.page.locator("main").inner_text()
+        assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b]", text)
     watched.check(url)
 
 
@@ -219,6 +221,59 @@ def test_rollouts_are_filtered_and_lead_to_what_was_said(recorded, open_page):
     assert page.locator(".prompt").count() == 2 and page.locator(".completions li").count() == 8
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contributors_are_ranked_with_this_node_marked_also_on_a_telephone(
+    recorded, open_page, scheme
+):
+    url = recorded("ready")
+    watched = open_page(f"{url}#/contributors", 360, scheme, settled="tbody tr")
+    page = watched.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    expect(page.locator("tbody tr")).to_have_count(14)
+    (own,) = page.locator("tr.marked").all()
+    for told in ("14.", "שרה", "this node", "1.0 %", "774", "epoch 42"):
+        expect(own).to_contain_text(told)
+    colours = page.locator("tbody tr").evaluate_all(
+        "all => all.map((one) => getComputedStyle(one).backgroundColor)"
+    )
+    assert len({*colours[:13]}) == 1 and colours[13] != colours[0]
+    expect(page.locator("tr", has_text="slashed")).to_have_count(1)
+    figures = page.locator(".figures > div").all_inner_texts()
+    told = [" ".join(one.split()) for one in figures]
+    assert told[2] == "Share of the run 1.0 % of the credit; rank 14 of 14"
+    assert told[5] == "Rejected 2 computation 1, reward 1"
+    go(watched, url, "#/")
+    expect(page.locator(".head .note")).to_have_text(
+        "This node: 774 certified, 1.1 M tokens, 1.0 % of the run, rank 14 of 14; "
+        "12 waiting, 2 rejected"
+    )
+    watched.check(url)
+
+
+def test_of_many_contributors_the_first_hundred_and_this_node_are_shown(recorded, open_page):
+    page = open_page(f"{recorded('peers-1000')}#/contributors", settled="tbody tr").page
+    assert page.locator("tbody tr").count() == 101
+    assert page.locator("tr.marked").all_inner_texts() == [
+        page.locator("tbody tr").last.inner_text()
+    ]
+    expect(page.locator("tr.marked")).to_contain_text("1,000.")
+    expect(page.get_by_text("and 899 more")).to_be_visible()
+
+
+def test_a_name_stands_beside_its_key_and_turns_no_text_around(recorded, open_page):
+    watched = open_page(f"{recorded('ready')}#/peers", settled="tbody tr")
+    page = watched.page
+    for address in ("#/peers", "#/contributors"):
+        go(watched, recorded("ready"), address)
+        peer = page.locator(".peer", has_text="שרה").first
+        boxes = peer.locator("bdi").bounding_box(), peer.locator("a").bounding_box()
+        assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"], "the key is on its right"
+    page.get_by_text("<b>bold</b> & co", exact=True).first.wait_for()
+    go(watched, recorded("ready"), "#/peers")
+    page.get_by_label("Search").fill("workshop")
+    expect(page.locator("tbody tr")).to_have_count(2)
+
+
 @pytest.mark.parametrize("address", ["", "#/run"])
 def test_keys_reach_everything(recorded, open_page, address):
     watched = open_page(f"{recorded('ready')}{address}")
@@ -229,7 +284,7 @@ def test_keys_reach_everything(recorded, open_page, address):
     for _ in range(12):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.textContent"))
-    assert {"Overview", "Rollouts", "Peers", "Weights", "Events", "Run"} <= reached
+    assert {"Overview", "Rollouts", "Contributors", "Peers", "Weights", "Events", "Run"} <= reached
 
 
 def test_the_link_of_a_page_is_in_sight_on_a_telephone(recorded, open_page):

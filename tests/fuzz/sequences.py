@@ -4,6 +4,7 @@ from collections import deque
 from random import Random
 from typing import Any
 
+from protocol.consensus.seals import seal_of
 from protocol.core.crypto import Identity, verify
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId, Topic, ValidationResult
@@ -29,14 +30,13 @@ from protocol.gossipsub.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
 from protocol.membership.admission import KEYS_MAX, REFUSED_MAX
 from protocol.messages import (
     Signed,
-    Verdict,
 )
 from protocol.replica.replica import UNKNOWN_KEYS_MAX, Replica
 from tests.fuzz.documents import fields, rpcs
 from tests.fuzz.mutation import mutated_bytes
 from tests.fuzz.signed import UNTRUSTED, Correspondence
 from tests.fuzz.target import BrokenBoundError, Target
-from tests.worlds.messages import fingerprint
+from tests.worlds.messages import fingerprint, verdict_of
 
 _TOPICS = tuple(Topic)
 FRESH_MAX = 100
@@ -88,8 +88,9 @@ class ReplicaSession:
         else:
             validator = rng.choice(world.validators)
             reason = rng.choice(("accepted", "reward"))
-            verdict = Verdict(commit=rng.randbytes(32), accept=True, reason=reason)
-            signed = self._post.sealed(verdict, validator)
+            verdict = verdict_of(rng.randbytes(32), rng.randbytes(32), reason)
+            seal = seal_of(verdict, validator.peer_id)
+            signed = self._post.sealed(rng.choice((verdict, seal)), validator)
         self._post.by_peer[signer.peer_id] = signer
         self._made.append(signer.peer_id)
         if len(self._made) > 2 * FRESH_MAX:  # fresh messages are newer

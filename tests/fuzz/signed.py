@@ -20,6 +20,7 @@ from protocol.messages import (
     RolloutCommit,
     Signed,
     Verdict,
+    VerdictSeal,
     open_envelope,
     seal,
 )
@@ -33,6 +34,7 @@ KINDS: tuple[type[Message], ...] = (
     Invite,
     RolloutCommit,
     Verdict,
+    VerdictSeal,
     Certificate,
     Evidence,
     Page,
@@ -99,6 +101,11 @@ class Correspondence:
             for commit in commits[:3]
             for validator in world.validators[:3]
             for accept in (True, False)
+        ]
+        said += [
+            world.verdict_seal(world.verdict(validator, commit))
+            for commit in commits[:3]
+            for validator in world.validators[2:4]
         ]
         said += [*certificates, world.evidence(world.validators[-1], commits[0])]
         encodings = (made.encoding(),)

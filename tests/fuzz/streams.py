@@ -21,6 +21,7 @@ from node.network.streams.protocols import (
     DIAL_BACK,
     GOSSIP,
     HOP,
+    LEDGER,
     MANIFEST,
     MESSAGE,
     PAGES,
@@ -34,6 +35,7 @@ from protocol.core.crypto import signing_bytes, verify
 from protocol.core.types import Digest, PeerId, Topic
 from protocol.gossipsub.message import encode_message, sign_message
 from protocol.gossipsub.rpc import IHave, Prune, Rpc, Subscription, encode_rpc, frame, uvarint
+from protocol.ledger.final_ledger import Missing
 from protocol.messages import ENVELOPE_BYTES_MAX
 from roles.ports.transport import TransportError
 from tests.fuzz.daemon import END_SECONDS, Swarm, UntrustedPeer, heard, spoken
@@ -183,6 +185,13 @@ async def _ask_sync(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
     return await swarm.daemon._anti_entropy.pull(peer)
 
 
+async def _ask_ledger(swarm: Swarm, peer: PeerId, choice: int) -> bool:
+    sync = swarm.daemon._anti_entropy.ledger
+    if choice % 2:
+        return await sync.adopt(peer)
+    return await sync.walk_back(peer, Missing(bytes([choice]) * 32, 1 + choice % 64))
+
+
 BLOB = bytes(range(250))
 
 
@@ -310,6 +319,36 @@ def _said_pages_answer(swarm: Swarm, rng: Random) -> bytes:
     return _framed(packed(offer), rng, 4) + b"".join(frames)
 
 
+def _said_ledger_question(swarm: Swarm, rng: Random) -> bytes:
+    pages = [page.digest for page in swarm.daemon.replica.pages.root.path()]
+    request: Any = {
+        "count": rng.choice((0, 1, 2, 64)),
+        "epoch": rng.choice((-1, 0, 1, swarm.daemon.replica.pages.root.epoch)),
+        "page": rng.choice((*pages, b"", bytes(32))),
+    }
+    if rng.random() < 0.5:
+        request = _VALUES.changed(request, rng)
+    return _framed(packed(request), rng, 4)
+
+
+def _said_ledger_answer(swarm: Swarm, rng: Random) -> bytes:
+    """Return pages that the daemon knows with invented work, or leaves of accounts."""
+    intake = swarm.daemon.replica.intake
+    pages = [one.page.envelope for one in intake.tree.root.path() if one.page is not None]
+    leaves = list(intake.accounts.leaves)
+    parts: list[Any] = []
+    for _ in range(rng.randrange(4)):
+        part: Any = rng.sample(leaves, rng.randrange(len(leaves) + 1))
+        if pages and rng.random() < 0.6:
+            part = [rng.choice(pages), rng.randbytes(rng.randrange(40))]
+        parts.append(_VALUES.changed(part, rng) if rng.random() < 0.4 else part)
+    head: Any = {"frames": len(parts)}
+    if rng.random() < 0.2:
+        head = _VALUES.changed(head, rng)
+    frames = [_framed(packed(one), rng, 4) for one in parts]
+    return _framed(packed(head), rng, 4) + b"".join(frames)
+
+
 def _said_blob_question(swarm: Swarm, rng: Random) -> bytes:
     ledger = swarm.daemon.replica.ledger
     digests = [bytes(entry.commit.message.body) for entry in ledger.commits.entries.values()]
@@ -427,6 +466,7 @@ TARGETS = (
     _served(MESSAGE, _said_message),
     _served(SYNC, _said_sync_question),
     _served(PAGES, _said_pages_question),
+    _served(LEDGER, _said_ledger_question),
     _served(BLOBS, _said_blob_question),
     _served(DIAL_BACK, _said_addresses),
     _served(HOP, _said_circuit),
@@ -435,6 +475,7 @@ TARGETS = (
     _asked(MESSAGE, _ask_message, _said_byte),
     _asked(SYNC, _ask_sync, _said_sync_answer),
     _asked(PAGES, _ask_sync, _said_pages_answer),
+    _asked(LEDGER, _ask_ledger, _said_ledger_answer),
     _asked(BLOBS, _ask_blobs, _said_blob_answer),
     _asked(DIAL_BACK, _ask_dial_back, _said_byte),
     _asked(HOP, _ask_hop, _said_circuit),

@@ -20,7 +20,7 @@ from tests.fuzz.targets import TARGETS
 
 COVERED = {name for target in TARGETS.values() for name in target.covers}
 SEED = 5
-INPUTS = {"serve": 12, "ask": 12, "replica": 60, "router": 60}
+INPUTS = {"serve": 20, "ask": 12, "replica": 60, "router": 60}
 """By the first word of a target; stateless targets get more."""
 INPUTS_OF_DECODERS = 120
 

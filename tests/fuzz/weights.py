@@ -224,7 +224,7 @@ def _block() -> Decoder:
             count = 300
         body = memoryview(data)[3:]
         zeros = np.zeros(count, f"<u{width}")
-        decoded = block.decode(kind, body, zeros, count, width)
+        decoded = block.decode(kind, body, zeros, count, width).words
         return len(decoded) == count
 
     return Decoder(seeds, read, (EncodingError,))

@@ -26,11 +26,11 @@ def test_an_untrusted_peer_works_its_way_in_and_its_rollouts_are_certified(tmp_p
     own = worker.until(lambda status: status["peer_id"])
     nodes[0].until(lambda status: own in {member["peer_id"] for member in status["members"]})
     assert "admission proof found" in worker.log.read_text()
-    worker.until(lambda status: status["own_rollouts"]["certified"])
+    worker.until(lambda status: status["yours"]["certified"])
     worker.stop()
     again = Node(tmp_path / "untrusted", "--role", "inference", "--initial-peers", address)
     nodes.append(again)
-    again.until(lambda status: status["own_rollouts"]["certified"] >= 2)
+    again.until(lambda status: status["yours"]["certified"] >= 2)
     assert "admission proof found" not in again.log.read_text(), "it is kept"
 
 

@@ -114,8 +114,8 @@ def test_an_untrusted_peer_joins_with_an_address_and_its_rollouts_are_certified(
     nodes.append(Node(run / "validator-1", "--role", "validator", "--initial-peers", address))
     worker = Node(tmp_path / "untrusted", "--role", "inference", "--initial-peers", address)
     nodes.append(worker)
-    worker.until(lambda status: status["own_rollouts"]["certified"] >= 2)
-    assert worker.status()["own_rollouts"]["rejected"] == 0
+    worker.until(lambda status: status["yours"]["certified"] >= 2)
+    assert worker.status()["yours"]["rejected"] == 0
     for name in ("bundle", "dataset"):
         given = (DataDir(run / "trainer-1").task / name).read_bytes()
         assert (worker.data.task / name).read_bytes() == given

@@ -91,8 +91,8 @@ def test_a_worker_behind_nat_is_certified_by_a_validator_behind_another(internet
     judge = node(internet.home(), run / "validator-2", "validator")
     worker = node(internet.home(), tmp_path / "worker", "inference")
     judged_bytes = judge.until(bodies_bytes)
-    worker.until(lambda status: status["own_rollouts"]["certified"] >= 2)
-    assert worker.status()["own_rollouts"]["rejected"] == 0
+    worker.until(lambda status: status["yours"]["certified"] >= 2)
+    assert worker.status()["yours"]["rejected"] == 0
     ways = through_a_relay(worker.status()) + through_a_relay(judge.status())
     assert len(ways) == 2
     assert all(way.startswith(f"/ip4/{relay.machine.address}/tcp/{PORT}/") for way in ways)

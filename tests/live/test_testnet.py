@@ -134,14 +134,14 @@ def test_training_goes_on_when_every_engine_is_killed_and_one_hangs(testnet):
     assert len(killed) == 6
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    before = testnet.status("inference-1")["own_rollouts"]["certified"]
+    before = testnet.status("inference-1")["yours"]["certified"]
     testnet.advances()
     assert not set(engines(testnet)) & set(killed)
     for pid in engines(testnet)[:3]:
         os.kill(pid, signal.SIGSTOP)
     testnet.advances()
     wait_for(
-        lambda: testnet.status("inference-1")["own_rollouts"]["certified"] > before,
+        lambda: testnet.status("inference-1")["yours"]["certified"] > before,
         "certified rollout after its engine came back",
     )
 
@@ -167,7 +167,7 @@ def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
     data_dir = Path(shlex.split(look)[-1])
     try:
         wait_for(
-            lambda: status_at(data_dir)["own_rollouts"]["certified"] > 0,
+            lambda: status_at(data_dir)["yours"]["certified"] > 0,
             "certified rollout of the new node",
         )
         seen = pasted(look, "/", stdout=subprocess.PIPE)
@@ -216,7 +216,7 @@ def joining(testnet, role, data_dir):
 
 def test_a_copy_of_a_node_refuses_to_work_beside_it(testnet, tmp_path):
     original, copy = testnet.data_dir("inference-1"), tmp_path / "copy"
-    wait_for(lambda: status_at(original)["own_rollouts"]["certified"] > 0, "certified rollout")
+    wait_for(lambda: status_at(original)["yours"]["certified"] > 0, "certified rollout")
     copied(original, copy)
     twin = joining(testnet, "inference", copy)
     try:
@@ -229,12 +229,12 @@ def test_a_copy_of_a_node_refuses_to_work_beside_it(testnet, tmp_path):
     assert [word for word in ("policy loaded", "rollout committed", '"ready"') if word in log] == []
     before = status_at(original)
     assert (before["state"], before["forks"]) == ("ready", [])
-    certified = before["own_rollouts"]["certified"] + 3
+    certified = before["yours"]["certified"] + 3
     wait_for(
-        lambda: status_at(original)["own_rollouts"]["certified"] >= certified,
+        lambda: status_at(original)["yours"]["certified"] >= certified,
         "certified rollouts of the original",
     )
-    assert status_at(original)["own_rollouts"]["rejected"] == 0
+    assert status_at(original)["yours"]["rejected"] == 0
 
 
 def test_training_goes_on_without_a_validator(testnet):
@@ -245,9 +245,9 @@ def test_training_goes_on_without_a_validator(testnet):
 def test_training_goes_on_when_a_p2pd_is_killed(testnet):
     os.kill(testnet.status("inference-1")["p2pd_pid"], signal.SIGKILL)
     testnet.advances()
-    before = testnet.status("inference-1")["own_rollouts"]["certified"]
+    before = testnet.status("inference-1")["yours"]["certified"]
     wait_for(
-        lambda: testnet.status("inference-1")["own_rollouts"]["certified"] > before,
+        lambda: testnet.status("inference-1")["yours"]["certified"] > before,
         "certified rollout after p2pd came back",
     )
 

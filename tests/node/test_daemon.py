@@ -35,7 +35,7 @@ async def test_a_swarm_trains_on_certified_rollouts_only():
     status, worker, validator, trainer = statuses
     assert status.restored
     assert sum(status.generations.counts) == sum(status.checks.counts) == 0
-    assert sum(worker.generations.counts) >= worker.own_rollouts.committed > 0
+    assert sum(worker.generations.counts) >= worker.yours.committed > 0
     assert sum(worker.checks.counts) == sum(validator.generations.counts) == 0
     assert 0 < sum(validator.checks.counts) <= status.rollouts.committed
     assert worker.generations.seconds > 0 < validator.checks.seconds
@@ -149,7 +149,7 @@ async def test_a_new_node_learns_the_run_and_its_rollout_is_certified():
     world.start_all(but=["worker-2"])
     await world.reach(3, "relay-0")
     world.start("worker-2")
-    await eventually(lambda: world.daemon("worker-2").status().own_rollouts.certified > 0, 60)
+    await eventually(lambda: world.daemon("worker-2").status().yours.certified > 0, 60)
     await world.finish()
 
 

@@ -116,6 +116,32 @@ async def test_a_worker_that_lost_its_disk_and_restarts_once_more_still_listens_
     await world.finish()
 
 
+@pytest.mark.parametrize("lose_state", [False, True])
+async def test_a_worker_and_a_validator_show_the_same_work_after_a_restart(lose_state):
+    """The worker's own ledger has forgotten old commits, final pages count them."""
+    world = Swarm(inference=2, committee__expire_after_epochs=6)
+    world.start_all()
+    await world.reach(30, "worker-0")
+    key = world.machines["worker-0"].signer.peer_id
+
+    def shown(name):
+        page = world.daemon(name).reader.contributors.page()
+        return page.epoch, {row.peer_id: (row.rollouts, row.tokens) for row in page.rows}
+
+    before = world.daemon("worker-0").status().yours
+    world.crash("worker-0", lose_state=lose_state)
+    world.start("worker-0")
+    worker = world.daemon("worker-0")
+    await eventually(lambda: worker.status().restored, 30)
+    if not lose_state:
+        assert worker.status().yours.certified >= before.certified
+    await eventually(lambda: shown("worker-0") == shown("validator-0"), 60)
+    own = worker.status().yours
+    assert own.certified >= before.certified > worker.replica.ledger.workers.counts[key].certified
+    assert (own.certified, own.tokens) == shown("validator-0")[1][key]
+    await world.finish()
+
+
 @pytest.mark.parametrize("left", [b"", b"half a state"])
 async def test_a_trainer_with_a_damaged_state_goes_on_from_its_weights(left):
     world = Swarm()
@@ -248,7 +274,7 @@ async def test_commits_for_old_versions_do_not_kill_validators():
             await asyncio.sleep(1)
             await flow._commit_made()
     await world.more(3)
-    own = daemon.status().own_rollouts
+    own = daemon.status().yours
     assert (own.rejected, own.committed) == (0, 6)
     await world.finish()
 
@@ -440,6 +466,30 @@ async def test_a_node_that_was_away_for_long_keeps_no_bodies_of_then():
     world.start("validator-1")
     await world.more(4, "trainer-0")
     assert not then & machine.disk.blobs.keys()
+    await world.finish()
+
+
+@pytest.mark.parametrize("stopped", ["one of two validators", "all nodes"])
+async def test_a_page_that_is_final_after_a_long_pause_is_counted(stopped):
+    """It decides a commit. All nodes would have forgotten that, and no page could follow."""
+    world = Swarm()
+    world.start_all()
+    await world.reach(3, "validator-1")
+    pages = world.replica("validator-0").pages
+
+    def deciding():
+        later = (node for node in pages.tip().path() if node is not pages.root)
+        return [node.epoch for node in later if node.page.message.certified]
+
+    await eventually(deciding, 60)
+    (epoch,) = deciding()
+    for name in world.machines if stopped == "all nodes" else ["validator-1"]:
+        world.crash(name)
+    await asyncio.sleep(150)
+    world.start_all()
+    await world.more(4, "trainer-0")
+    counted = [world.replica(name).intake.ledger for name in world.machines]
+    await eventually(lambda: all(one.accounts.header.epoch > epoch for one in counted), 60)
     await world.finish()
 
 

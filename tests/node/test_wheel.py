@@ -97,3 +97,16 @@ def test_its_child_processes_find_its_parts(installed):
 
 def test_its_recipes_come_with_it(installed):
     assert run(RECIPE, installed).split() == ["True"]
+
+
+def test_the_verifier_of_ledgers_comes_with_it_and_runs_alone(installed, tmp_path):
+    script = installed / "prime_node" / "verify_ledger.py"
+    export = tmp_path / "export.jsonl"
+    export.write_text("text\n")
+    done = subprocess.run(
+        [sys.executable, script, export], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "unreadable: line 1: not the first line of an export\n",
+    )

@@ -12,14 +12,20 @@ import pytest
 
 from node.cli import loading
 from node.cli.main import main
+from node.replication.ledger_sync import LedgerSync
 from node.replication.rollout_bodies import RolloutBodies
-from protocol.consensus.committee import Outcome, VerdictPool, VerdictTable
 from protocol.consensus.council import Council
 from protocol.consensus.member import CouncilMember
 from protocol.consensus.pages import PageTree
+from protocol.consensus.verdict_pool import Outcome, VerdictPool, VerdictTable
+from protocol.core.types import ValidationResult
 from protocol.gossipsub.mesh import Mesh
+from protocol.ledger.accounts import Accounts
 from protocol.ledger.backpressure import Backpressure
-from protocol.messages import PageVote
+from protocol.ledger.final_ledger import FinalLedger
+from protocol.messages import PageVote, Verdict
+from protocol.replica.replica import Received, Replica
+from protocol.replica.settlement import Settlement
 from simulations.ports.incoming_file import SimIncomingFile
 from simulations.runtime.content import joined
 from simulations.study.study import RunPlan, run_plan
@@ -73,10 +79,40 @@ nodes = {roles = ["inference"], count = 9}
 """
 
 
+LATE = """
+name = "planted"
+description = "A small swarm, and a node that joins it late."
+minutes = 5.5
+[nodes]
+relay = 1
+trainer = 1
+validator = 3
+inference = 5
+start_seconds = 4
+[protocol.grpo]
+rollouts_per_step = 2
+[protocol.committee]
+expire_after_epochs = 6
+[[faults]]
+kind = "flash-crowd"
+minute = 3
+seconds = 1
+count = 1
+"""
+
+
 def rank_of_any_page(table, certificate, verdicts, commit, page, rank=VerdictTable.rank):
     """Rank a certificate as if its page drew the committee of every commit."""
     page = replace(page, drawn={commit.digest: None})
     return rank(table, certificate, verdicts, commit, page)
+
+
+def verdict_for_any_page(replica, statement, _now, _arrived_at=None):
+    """Accept a verdict or seal as if its page drew the committee of every commit."""
+    entry = replica.ledger.commits.entries.get(statement.message.commit)
+    added = entry is not None and replica.verdicts.add(statement, entry.commit)
+    result = ValidationResult.ACCEPT if added is True else ValidationResult.IGNORE
+    return Received(result, statement, lasting=isinstance(statement.message, Verdict))
 
 
 @pytest.fixture
@@ -141,7 +177,7 @@ def test_a_committee_that_nobody_counts_is_seen(monkeypatch, simulate, repeat):
         return Outcome(accepted=True, escalated=False, verdicts=accepting) if accepting else None
 
     monkeypatch.setattr(VerdictPool, "outcome", first_word)
-    monkeypatch.setattr("protocol.consensus.committee.check_certificate", lambda *_: None)
+    monkeypatch.setattr("protocol.consensus.verdict_pool.check_certificate", lambda *_: None)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "certified-only"
     assert "2 are needed" in outcome.violation.what
@@ -157,6 +193,7 @@ def test_a_committee_of_another_page_is_seen(monkeypatch, simulate, repeat):
 
     monkeypatch.setattr(PageTree, "drawing", newest)
     monkeypatch.setattr(VerdictTable, "rank", rank_of_any_page)
+    monkeypatch.setattr(Replica, "_verdict", verdict_for_any_page)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "certified-only"
     assert "another page draws its committee" in outcome.violation.what
@@ -192,6 +229,75 @@ def test_a_member_that_votes_twice_in_an_epoch_is_seen(monkeypatch, simulate, re
     monkeypatch.setattr(CouncilMember, "act", twice)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "one-vote"
+    repeat(outcome)
+
+
+# Ledger
+
+
+def test_checks_of_nobody_are_seen(monkeypatch, simulate, repeat):
+    """All nodes agree, and credit each worker with the check of its own rollout."""
+
+    def own(settlement, decided, before, after):
+        found = work(settlement, decided, before, after)
+        credited = [
+            one._replace(checkers=tuple(sorted({*one.checkers, one.worker})))
+            for one in (() if found is None else found.receipts)
+        ]
+        return found and found._replace(receipts=tuple(credited))
+
+    work = Settlement.work
+    monkeypatch.setattr(Settlement, "work", own)
+    outcome = simulate(SMALL.replace("1.25", "2"))
+    assert outcome.violation.rule == "true-work"
+    assert "another digest of its work" in outcome.violation.what
+    repeat(outcome)
+
+
+def test_pages_that_state_other_accounts_are_seen(monkeypatch, simulate, repeat):
+    """Proposers and voters agree on the accounts of the beginning of the run."""
+    root = FinalLedger.root
+    monkeypatch.setattr(FinalLedger, "root", lambda ledger, _epoch: root(ledger, -1))
+    outcome = simulate(SMALL)
+    assert outcome.violation.rule == "true-accounts"
+    repeat(outcome)
+
+
+def test_accounts_that_count_otherwise_are_seen(monkeypatch, simulate, repeat):
+    """All nodes agree on twice the tokens of every rollout."""
+
+    def twice(accounts, page, epoch, beacon, head, work):
+        receipts = tuple(one._replace(tokens=2 * one.tokens) for one in work.receipts)
+        apply(accounts, page, epoch, beacon, head, work._replace(receipts=receipts))
+
+    apply = Accounts.apply
+    monkeypatch.setattr(Accounts, "apply", twice)
+    outcome = simulate(SMALL.replace("1.25", "2"))
+    assert outcome.violation.rule == "equal-accounts"
+    assert "has other accounts" in outcome.violation.what
+    repeat(outcome)
+
+
+def test_commits_that_are_decided_again_are_seen(monkeypatch, simulate, repeat):
+    """Proposers and voters forget what earlier pages have decided."""
+    monkeypatch.setattr(PageTree, "outcome", lambda *_: None)
+    monkeypatch.setattr("protocol.replica.page_intake._fix_outcomes", lambda *_: None)
+    outcome = simulate(SMALL.replace("1.25", "2"))
+    assert outcome.violation.rule == "one-ledger"
+    assert "again, after epoch" in outcome.violation.what
+    repeat(outcome)
+
+
+def test_a_node_that_never_counts_the_pages_that_it_missed_is_seen(monkeypatch, simulate, repeat):
+    """``tests/simulations/cluster/test_accounts.py`` has such nodes without the bug."""
+
+    async def nothing(_sync, _peer):
+        """Pull nothing."""
+
+    monkeypatch.setattr(LedgerSync, "pull", nothing)
+    outcome = simulate(LATE)
+    assert outcome.violation.rule == "equal-accounts"
+    assert "has not counted the page" in outcome.violation.what
     repeat(outcome)
 
 

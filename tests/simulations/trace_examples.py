@@ -9,6 +9,9 @@ import msgpack
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protocol.core.types import Digest, PeerId
+from protocol.ledger.accounts import Accounts, CreditRules
+from protocol.ledger.receipts import PageWork, Receipt, Step
 from simulations.checkers import CheckerTolerances, Watch, attach_checkers
 from simulations.checkers.outputs import output_of
 from simulations.runtime.trace import Event
@@ -18,6 +21,14 @@ EPOCH_SECONDS = 2.0
 GENESIS = bytes(31) + b"g"
 LED_EPOCH = 10_000
 PATIENCE = CheckerTolerances(converge_epochs=5, progress_epochs=20)
+CREDIT = {
+    "per_token": 10,
+    "per_checked_token": 4,
+    "per_learned_token": 7,
+    "lock_epochs": 12,
+    "slash": True,
+}
+ERA_EPOCHS = 40
 
 
 def packed(value) -> bytes:
@@ -51,6 +62,8 @@ class State(NamedTuple):
     """True if its council has ended."""
     term: int = 0
     head: bytes = b""
+    parent: bytes = b""
+    work: PageWork = PageWork()
 
 
 class TraceExample:
@@ -90,7 +103,9 @@ class TraceExample:
                     "revealers": 2,
                     "silent_epochs": 5,
                     "recovery_epochs": recovery_epochs,
+                    "era_epochs": ERA_EPOCHS,
                 },
+                "credit": CREDIT,
                 "epochs": {"seconds": EPOCH_SECONDS, "record_epochs": 5, "refresh_epochs": 2},
                 "genesis": {
                     "created_at": int(START),
@@ -100,11 +115,17 @@ class TraceExample:
                 },
                 "grpo": {"async_level": 2, "steps": steps},
                 "shardcast": {"fanout": 4},
+                "toploc": {
+                    "gap_sigma": 1e-3,
+                    "honest": {"replay_mismatches": {"mean": 1e-3}},
+                },
             }
         )
         self.run_id = blake3(self.manifest).digest()
         self.states = {b"": State(b"", -1, blake3(b"prime-node/beacon" + self.run_id).digest())}
         """State of the chain after each page."""
+        self.messages = {}
+        """Digest to the author and the fields of each message."""
         self.used_epochs = set()
         self._led = b""
         self.output = output_of if signatures == "ed25519" else bytes
@@ -175,7 +196,7 @@ class TraceExample:
 
     def envelope(self, kind, author, **fields):
         payload = packed(fields)
-        return packed(
+        envelope = packed(
             {
                 "kind": kind,
                 "payload": payload,
@@ -183,6 +204,8 @@ class TraceExample:
                 "signer": self.peers[author],
             }
         )
+        self.messages[self.digest(envelope)] = self.peers[author], fields
+        return envelope
 
     def digest(self, envelope):
         fields = msgpack.unpackb(envelope)
@@ -210,20 +233,37 @@ class TraceExample:
             tokens=40,
         )
 
-    def verdict(self, validator, commit, *, accept=True, detail=""):
-        return self.envelope(
-            "verdict",
-            validator,
-            commit=self.digest(commit),
-            accept=accept,
-            reason="accepted" if accept else "computation",
-            detail=detail,
-        )
+    def verdict(self, validator, commit, *, accept=True, detail="", page=None, **changes):
+        """Return a verdict; without a page it is for that of the certificate that it gets into."""
+        fields = {
+            "commit": self.digest(commit),
+            "page": bytes(32) if page is None else self.digest(page),
+            "nonce": bytes(32),
+            "accept": accept,
+            "reason": "accepted" if accept else "computation",
+            "detail": detail,
+            "witness": [-(10**9)] * 8,
+            "replays": [7] * 8,
+        }
+        return self.envelope("verdict", validator, **fields | changes)
+
+    def for_page(self, verdict, page):
+        """Return a verdict without a page for this one; a forged one stays forged."""
+        if b"kind\xa7verdict" not in verdict:
+            return verdict
+        fields = msgpack.unpackb(verdict)
+        payload = msgpack.unpackb(fields["payload"])
+        if payload["page"] != bytes(32):
+            return verdict
+        author = next(name for name, peer in self.peers.items() if peer == fields["signer"])
+        made = self.envelope("verdict", author, **payload | {"page": self.digest(page)})
+        return forged(made) if fields["signature"] == bytes(64) else made
 
     def certificate(
         self, validators, commit, *, accepted=True, escalated=False, author=None, page=None
     ):
-        verdicts = [self.verdict(name, commit, accept=accepted) for name in validators]
+        page = page or self.drawn_for(commit, [self.peers[name] for name in validators])
+        verdicts = [self.verdict(name, commit, accept=accepted, page=page) for name in validators]
         for name, verdict in zip(validators, verdicts, strict=True):
             self.stored(verdict, name)
         author = author or validators[0]
@@ -231,13 +271,17 @@ class TraceExample:
             author, commit, verdicts, accepted=accepted, escalated=escalated, page=page
         )
 
-    def assembled(self, author, commit, verdicts, *, accepted=True, escalated=False, page=None):
+    def assembled(
+        self, author, commit, verdicts, *, accepted=True, escalated=False, page=None, dissents=()
+    ):
         """Return a certificate with verdicts that no node need have stored."""
         if page is None:
             page = self.drawn_for(
                 commit,
                 [peer for peer in self.peers.values() if peer.encode() in b"".join(verdicts)],
             )
+        verdicts = [self.for_page(one, page) for one in verdicts]
+        dissents = [self.for_page(one, page) for one in dissents]
         return self.envelope(
             "certificate",
             author,
@@ -246,6 +290,7 @@ class TraceExample:
             escalated=escalated,
             accepted=accepted,
             verdicts=verdicts,
+            dissents=dissents,
         )
 
     # Pages
@@ -265,10 +310,21 @@ class TraceExample:
         lot = self.states[self.digest(page)].beacon + self.digest(commit)
         return [names[peer] for peer in self.ranked(lot)]
 
-    def page(self, parent=b"", epoch=None, *, reveals=None, council=None, seated=None, **changes):
+    def page(
+        self,
+        parent=b"",
+        epoch=None,
+        *,
+        reveals=None,
+        council=None,
+        seated=None,
+        receipts=(),
+        **changes,
+    ):
         """Return the proposer's page after ``parent``, and note the state of the chain after it.
 
-        ``seated`` is the page that seated the ``council`` (peer ids); None for the genesis.
+        ``seated`` is the page that seated the ``council`` (peer ids); None for the genesis. It
+        states the work of ``receipts`` and of new final versions, unless ``changes`` differ.
         """
         before = self.states[parent and self.digest(parent)]
         if seated is not None and parent == seated:
@@ -280,6 +336,8 @@ class TraceExample:
         everything = [] if before.ended else [bytes(80)] * 2
         reveals = everything if reveals is None else reveals
         author = changes.pop("author", names[proposer])
+        head = changes.get("head", before.head)
+        work = PageWork(tuple(receipts), self.steps(before.head, head))
         fields = {
             "epoch": epoch,
             "council": b"" if seated is None else self.digest(seated),
@@ -295,6 +353,10 @@ class TraceExample:
             "seats": [],
             "commits": [],
             "certified": [],
+            "rejected": [],
+            "checkers": [],
+            "work": work.digest,
+            "ledger": b"" if before.ended else self.accounts(before.page, before.final_epoch).root,
             **changes,
         }
         envelope = self.envelope("page", author, **fields)
@@ -310,9 +372,48 @@ class TraceExample:
             before.ended or bool(fields["joined"] or fields["removed"] or fields["drawn"]),
             fields["term"],
             fields["head"],
+            before.page,
+            work,
         )
         self.stored(envelope, author)
         return envelope
+
+    def accounts(self, page, epoch):
+        """Return the accounts after a page or its ancestor of ``epoch``, by the protocol."""
+        path = []
+        while page:
+            if self.states[page].epoch <= epoch:
+                path.append(self.states[page])
+            page = self.states[page].parent
+        accounts = Accounts(CreditRules(**CREDIT, era_epochs=ERA_EPOCHS))
+        for one in reversed(path):
+            accounts.apply(one.page, one.epoch, Digest(one.beacon), one.head, one.work)
+        return accounts
+
+    def steps(self, before, after):
+        """Return the versions that become final with the version ``after``; none if unknown."""
+        found = []
+        while after != before:
+            if after not in self.messages:
+                return ()
+            trainer, fields = self.messages[after]
+            learned = {}
+            for commit in fields["batch"]:
+                worker, rollout = self.messages[commit]
+                rollouts, tokens = learned.get(worker, (0, 0))
+                learned[worker] = rollouts + 1, tokens + rollout["tokens"]
+            shares = tuple((PeerId(one), *learned[one]) for one in sorted(learned))
+            omitted = len(fields["omitted"])
+            found.append(Step(fields["version"], after, PeerId(trainer), shares, omitted))
+            after = fields["parent"]
+        return tuple(step for step in reversed(found) if step.version)
+
+    def receipt(self, commit, *checkers, reason="accepted"):
+        """Return the receipt of a commit that validators have decided."""
+        worker, fields = self.messages[self.digest(commit)]
+        numbers = (fields[name] for name in ("version", "slot", "tokens"))
+        peers = tuple(sorted(PeerId(self.peers[name]) for name in checkers))
+        return Receipt(self.digest(commit), PeerId(worker), *numbers, reason, peers)
 
     def vote(self, name, about, /, **changes):
         fields = msgpack.unpackb(msgpack.unpackb(about)["payload"])
@@ -394,6 +495,7 @@ class TraceExample:
         author="trainer",
         policy=None,
         index=bytes(32),
+        omitted=(),
     ):
         return self.envelope(
             "checkpoint-manifest",
@@ -406,6 +508,7 @@ class TraceExample:
             index_bytes=100,
             total_bytes=4_000_000,
             batch=[self.digest(commit) for commit in batch],
+            omitted=[self.digest(commit) for commit in omitted],
             reward_mean=500_000,
             created_at=int(self.now * 1000),
         )

@@ -7,6 +7,8 @@ of the protocol, and needs another protocol version.
 import itertools
 import json
 import sys
+from fractions import Fraction
+from math import comb
 from typing import Any
 
 import base58
@@ -61,7 +63,13 @@ MANIFEST: dict[str, Any] = {
         "seats_max": 100,
         "silent_epochs": 30,
     },
-    "credit": {"slash": True},
+    "credit": {
+        "lock_epochs": 60,
+        "per_checked_token": 4,
+        "per_learned_token": 10,
+        "per_token": 10,
+        "slash": True,
+    },
     "environment": {"name": "arithmetic", "options": {}, "pass_rates": []},
     "epochs": {"record_epochs": 5, "refresh_epochs": 1, "seconds": 10.0},
     "genesis": {"created_at": 1_700_000_000, "files": {}, "policy": "ab" * 32},
@@ -321,6 +329,67 @@ def draws() -> dict[str, Any]:
     }
 
 
+def witness() -> dict[str, Any]:
+    """Return the witness points of a commit with three audited sequences."""
+    sequences, vocabulary = [[5, 6, 1], [31, 1], [9, 9, 9, 9, 1]], 32
+    beacon, commit = digest(b"beacon"), digest(b"commit")
+    seed = digest(b"prime-node/witness", beacon, commit)
+    words = (
+        int.from_bytes(blake3(seed + counter.to_bytes(8, "big")).digest(8), "big")
+        for counter in itertools.count()
+    )
+    points = []
+    for _ in range(8):
+        index = next(words) * len(sequences) >> 64
+        position = next(words) * len(sequences[index]) >> 64
+        other = next(words) * (vocabulary - 1) >> 64
+        token = other + 1 if other >= sequences[index][position] else other
+        points.append([index, position, token, next(words)])
+    return {
+        "beacon": beacon.hex(),
+        "commit": commit.hex(),
+        "sequences": sequences,
+        "vocabulary": vocabulary,
+        "points": points,
+    }
+
+
+def agreement() -> list[list[Any]]:
+    """Return limits of some calibrations: sigma, share of replays, sum in billionths, replays."""
+    found = []
+    for sigma, share in ((1e-6, 1e-4), (1.31e-6, 0.000279), (0.0624, 0.101), (0.1, 1.0)):
+        exact, chance, tail, most = Fraction(sigma), Fraction(share), Fraction(1), 8
+        for count in range(9):
+            tail -= comb(8, count) * chance**count * (1 - chance) ** (8 - count)
+            if tail <= Fraction(0.001):
+                most = count
+                break
+        found.append([sigma, share, int(64 * exact * 10**9), most])
+    return found
+
+
+def seal() -> dict[str, Any]:
+    """Return a verdict, and its seal by the first validator."""
+    fields: dict[str, Any] = {
+        "commit": digest(b"commit"),
+        "page": digest(b"page"),
+        "nonce": digest(b"nonce"),
+        "accept": False,
+        "reason": "format",
+        "detail": "é",
+        "chunks": 0,
+        "means": [],
+        "extremes": [],
+        "witness": [],
+        "replays": [],
+    }
+    signer = peer_id(SEEDS[VALIDATORS[0]])
+    content = canonical({key: value for key, value in fields.items() if key != "nonce"})
+    value = digest(b"prime-node/verdict-seal", signer.encode(), fields["nonce"], content)
+    shown = {key: item.hex() if isinstance(item, bytes) else item for key, item in fields.items()}
+    return {"verdict": shown, "signer": signer, "seal": value.hex()}
+
+
 def policy() -> dict[str, Any]:
     tensors = [["b.weight", "F32", [2, 3], digest(b"b")], ["a.bias", "BF16", [], digest(b"a")]]
     shown = [[name, dtype, shape, body.hex()] for name, dtype, shape, body in tensors]
@@ -362,6 +431,9 @@ def vectors() -> dict[str, Any]:
         "evaluation": evaluation(),
         "admission": admission(run_id, 7),
         "rng": draws(),
+        "witness": witness(),
+        "agreement": agreement(),
+        "seal": seal(),
         "policy": policy(),
     }
 

@@ -27,7 +27,8 @@ def tables(text: str) -> dict[str, list[Table]]:
 
 
 def _cells(line: str) -> list[str]:
-    return [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+    cells = re.split(r"(?<!\\)\|", line.strip("|"))
+    return [cell.strip().replace("`", "") for cell in cells]
 
 
 TABLES = tables(PAGE.read_text())

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from protocol.consensus.member import Contents
+from protocol.consensus.seals import seal_of
 from protocol.core.codec import encode
 from protocol.core.crypto import Identity, digest, verify
 from protocol.core.types import ValidationResult
@@ -30,7 +31,7 @@ from protocol.shardcast import index as shard_index
 from protocol.shardcast.encodings import stream
 from protocol.shardcast.index import Shard, ShardIndex, chunk_digests
 from tests.vectors import core_reference
-from tests.worlds.page_book import PageBook
+from tests.worlds.page_book import PageBook, knows
 from tests.worlds.tensor_files import file_of
 
 CREATOR, *VALIDATORS = (Identity(seed) for seed in core_reference.SEEDS)
@@ -122,8 +123,9 @@ COMMIT = sealed(
     WORKER,
 )
 
-DECIDED = Contents(commits=(COMMIT.digest,), term=1, head=GENESIS.digest)
-BOOK = PageBook(MANIFEST, VALIDATORS, {1: DECIDED})
+DECIDED = Contents(commits=(knows(COMMIT).digest,), term=1, head=knows(GENESIS).digest)
+FINAL = Contents(certified=(COMMIT.digest,))
+BOOK = PageBook(MANIFEST, VALIDATORS, {1: DECIDED, 5: FINAL})
 
 
 def encoding() -> Encoding:
@@ -183,8 +185,12 @@ def verdicts() -> list[Signed[Verdict]]:
     signers = {one.peer_id: one for one in VALIDATORS}
     verdict = Verdict(
         commit=COMMIT.digest,
+        page=committee.page.digest,
+        nonce=digest(b"nonce"),
         accept=True,
         reason="accepted",
+        witness=(-(2**53), -21_337_000_001, -5, 0, -1, -300, -70_000, -(10**9)),
+        replays=(0, 31, 255, 256, 65_536, 2**32, 1, 2),
         chunks=3,
         means=(5, -7, 0, 0, 0, 0, 0, 10**9),
         extremes=(0, 2**53, 1, 300, 0),
@@ -195,14 +201,15 @@ def verdicts() -> list[Signed[Verdict]]:
 def evidence() -> Signed[Evidence]:
     """Return evidence that the last genesis validator equivocated."""
     equivocator = VALIDATORS[-1]
-    accepting, rejecting = (
-        Verdict(commit=COMMIT.digest, accept=accept, reason="accepted" if accept else "reward")
-        for accept in (True, False)
+    accepting = verdicts()[0].message
+    nothing = {"chunks": 0, "means": (), "extremes": (), "witness": (), "replays": ()}
+    rejecting = Verdict(
+        **{**accepting.model_dump(), **nothing, "accept": False, "reason": "format"}
     )
     message = Evidence(
         commit=COMMIT.envelope,
-        accepting=sealed(accepting, equivocator).envelope,
-        rejecting=sealed(rejecting, equivocator).envelope,
+        first=sealed(accepting, equivocator).envelope,
+        second=sealed(rejecting, equivocator).envelope,
     )
     return sealed(message, VALIDATORS[0])
 
@@ -224,6 +231,7 @@ def messages() -> dict[str, Signed[Any]]:
         BOOK.page(1),
         BOOK.votes(1)[0],
         BOOK.reveals(2)[0],
+        sealed(seal_of(agreeing[0].message, agreeing[0].signer), first),
         agreeing[0],
         sealed(certificate, first),
         evidence(),
@@ -238,6 +246,8 @@ def messages() -> dict[str, Signed[Any]]:
                 total_bytes=len(FILE),
                 encodings=(encoding(),),
                 batch=(COMMIT.digest,),
+                page=digest(b"page"),
+                omitted=(digest(b"commit"),),
                 reward_mean=500_000,
                 created_at=round(now(2) * 1000),
             ),

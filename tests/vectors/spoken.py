@@ -18,6 +18,7 @@ from node.network.relay.wire import HOP_SHAPE, CircuitMessage, CircuitMessageKin
 from node.network.resources.upload_scheduler import UploadScheduler
 from node.network.streams.protocols import BLOBS, DIAL_BACK, HOP, topic_name
 from node.replication.anti_entropy import AntiEntropy
+from node.replication.ledger_sync import LedgerSync
 from node.replication.manifest_exchange import fetch_manifest, serve_manifest
 from node.replication.page_sync import PageSync
 from node.replication.swarm_client import SwarmClient
@@ -166,11 +167,24 @@ async def blobs_exchange(opener: Streams, acceptor: Streams) -> None:
     assert b"".join([piece async for piece in pieces]) == BODY[100:300]
 
 
+class History:
+    """Final pages with their work that a replica has counted."""
+
+    def __init__(self, state: Replica) -> None:
+        counted = state.intake.ledger.take_counted()
+        self.pages = {one.page.digest: one for one in counted}
+
+    def back_from(self, page):
+        while page in self.pages:
+            yield self.pages[page]
+            page = self.pages[page].page.message.parent
+
+
 class Door:
     """Message intake that passes all messages to a replica."""
 
     def __init__(self, state: Replica) -> None:
-        self.state = state
+        self.state, self.history = state, History(state)
 
     def validate(self, topic, _author, envelope) -> ValidationResult:
         return self.state.receive(envelope, now(2), topic=topic).result
@@ -229,6 +243,21 @@ async def pages_exchange(opener: Streams, acceptor: Streams) -> None:
     assert here.pages.tip().digest == BOOK.page(2).digest
 
 
+async def ledger_exchange(opener: Streams, acceptor: Streams) -> None:
+    """Send the work of a page that certifies the commit, and the page after it."""
+    here, there = replica(), replica()
+    BOOK.show(there, 7)
+    BOOK.show(here, 7, with_work=False)
+    here.count_final()
+    serving, joining = (
+        LedgerSync(context(one, streams, state), Door(state), UploadScheduler(None))
+        for one, streams, state in ((ACCEPTOR, acceptor, there), (OPENER, opener, here))
+    )
+    await serving.start()
+    await joining.pull(ACCEPTOR.peer_id)
+    assert here.intake.accounts.root == there.intake.accounts.root == BOOK.roots[6]
+
+
 class Where:
     """The address part of the ``Transport`` port; every dial succeeds."""
 
@@ -273,6 +302,7 @@ EXCHANGES = {
     "message": message_exchange,
     "sync": sync_exchange,
     "pages": pages_exchange,
+    "ledger": ledger_exchange,
     "blobs": blobs_exchange,
     "dial-back": dial_back_exchange,
     "hop": hop_exchange,

@@ -9,6 +9,7 @@ import re
 import struct
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from tests.vectors import vrf_by_hand
@@ -204,15 +205,31 @@ def test_a_certificate_holds_verdicts_of_the_committee_that_one_draws_by_hand():
     for data in certificate["verdicts"]:
         kind, signer, _, verdict = opened(data, RUN_ID, 1024)
         assert (kind, verdict["commit"], verdict["accept"]) == ("verdict", commit_id, True)
+        assert verdict["page"] == page_id
+        assert len(verdict["witness"]) == len(verdict["replays"]) == 8
         signers.append(signer)
     assert signers == ranking[: manifest["committee"]["size"]]
+
+
+def test_a_seal_is_that_of_the_verdict():
+    kind, signer, _, verdict = opened(envelope("verdict"), RUN_ID, 1024)
+    assert kind == "verdict"
+    nonce = verdict["nonce"]
+    payload = canonical(envelope("verdict"))["payload"]
+    removed = b"\xa5nonce\xc4\x20" + nonce
+    assert payload.count(removed) == 1
+    assert payload[0] == 0x80 + len(verdict)
+    content = bytes([payload[0] - 1]) + payload[1:].replace(removed, b"")
+    seal = read("verdict-seal")
+    assert seal["seal"] == digest(b"prime-node/verdict-seal", signer.encode(), nonce, content)
+    assert (seal["commit"], seal["page"]) == (verdict["commit"], verdict["page"])
 
 
 def test_evidence_holds_a_commit_and_two_verdicts_that_contradict_each_other():
     fields = read("evidence")
     kind, _, commit_id, _ = opened(fields["commit"], RUN_ID)
     assert kind == "rollout-commit"
-    found = [opened(fields[name], RUN_ID, 1024) for name in ("accepting", "rejecting")]
+    found = [opened(fields[name], RUN_ID, 1024) for name in ("first", "second")]
     assert {kind for kind, *_ in found} == {"verdict"}
     assert len({signer for _, signer, *_ in found}) == 1
     assert [verdict["commit"] for *_, verdict in found] == [commit_id, commit_id]
@@ -358,6 +375,42 @@ def test_the_pages_stream():
     assert canonical(sent.frame(4)) == [first]
     assert canonical(sent.frame(4)) == [first, second], "the page before it lists its commits"
     assert all(reader.ended for reader in (asked, offered, choice, sent))
+
+
+def test_the_ledger_stream():
+    """The page of epoch 6 is the newest final one; that of epoch 5 certifies the commit."""
+    (_, asked), (_, sent) = said("ledger")
+    request = canonical(asked.frame(4))
+    assert canonical(sent.frame(4)) == {"frames": request["count"]}
+    frames = [canonical(sent.frame(4)) for _ in range(request["count"])]
+    assert asked.ended and sent.ended
+    (newest, nothing), (deciding, work) = frames
+    _, _, newest_id, newer = opened(newest, RUN_ID)
+    _, _, page_id, page = opened(deciding, RUN_ID)
+    assert (request["page"], request["epoch"]) == (newest_id, 0)
+    assert (newer["epoch"], newer["parent"], newer["work"], nothing) == (6, page_id, b"", b"")
+    assert (page["epoch"], page["work"]) == (5, digest(work))
+    assert page["certified"] == [message_id("rollout-commit")]
+    assert receipts_by_hand(page) == canonical(work)
+    header = {"beacons": {"0": beacon()}, "epoch": 4, "page": page["parent"], "head": page["head"]}
+    header |= dict.fromkeys(("rollouts", "tokens", "credit", "steps"), 0)
+    header_leaf = msgpack.packb(dict(sorted(header.items())))
+    assert newer["final_epoch"] == 4
+    assert newer["ledger"] == digest(b"\x00", header_leaf), "no account yet"
+
+
+def receipts_by_hand(page):
+    """Return the work of a page that certifies the captured commit."""
+    _, signer, commit_id, commit = opened(envelope("rollout-commit"), RUN_ID)
+    _, drawing = map(canonical, canonical(bytes.fromhex(VECTORS["chain"])))
+    seed = beacon(opened(drawing["page"], RUN_ID)[3]) + commit_id
+    ranking = sorted(council(), key=lambda peer: digest(seed, peer.encode()))
+    (bits,) = page["checkers"]
+    checkers = sorted(key_of(peer) for place, peer in enumerate(ranking) if bits >> place & 1)
+    fields = [commit[name] for name in ("version", "slot", "tokens")]
+    assert len(checkers) == 2, "the first committee"
+    receipt = [commit_id, key_of(signer), *fields, "accepted", checkers]
+    return {"receipts": [receipt], "steps": []}
 
 
 def test_the_blobs_stream():

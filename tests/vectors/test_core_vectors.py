@@ -9,12 +9,23 @@ from protocol.consensus.committee import draw
 from protocol.consensus.council import Council, PageRules, check_page
 from protocol.consensus.era import drawn_seats
 from protocol.consensus.pages import PageTree
+from protocol.consensus.seals import seal_of
 from protocol.core.codec import decode, encode
 from protocol.core.crypto import Identity, digest, policy_digest, public_key_from_peer_id, verify
 from protocol.core.rng import Rng
 from protocol.membership.proof_of_work import is_solved, solve
-from protocol.messages import Page, RolloutCommit, Signed, open_envelope, seal
+from protocol.messages import (
+    WITNESSES,
+    Page,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    open_envelope,
+    seal,
+)
+from protocol.rollout.agreement import Agreement
 from protocol.rollout.assignment import assign
+from protocol.rollout.witness import draw_points
 from protocol.run.manifest import RunManifest, decode_manifest
 from protocol.run.recipe import EvaluationSection
 from roles.environments.held_out import HoldOut
@@ -170,3 +181,31 @@ def test_policy_digest():
         for name, dtype, shape, body in VECTORS["policy"]["tensors"]
     ]
     assert policy_digest(tensors).hex() == VECTORS["policy"]["digest"]
+
+
+def test_witness_points():
+    vectors = VECTORS["witness"]
+    lot = bytes.fromhex(vectors["beacon"]) + bytes.fromhex(vectors["commit"])
+    points = draw_points(lot, vectors["sequences"], vectors["vocabulary"])
+    found = [[index, point.position, point.token, point.seed] for index, point in points]
+    assert found == vectors["points"]
+    assert len(points) == WITNESSES
+
+
+@pytest.mark.parametrize(("sigma", "share", "witness_sum", "replays"), VECTORS["agreement"])
+def test_limits_of_agreement(manifest, sigma, share, witness_sum, replays):
+    rules = manifest.toploc
+    replay = rules.honest.replay_mismatches.model_copy(update={"mean": share})
+    honest = rules.honest.model_copy(update={"replay_mismatches": replay})
+    other = rules.model_copy(update={"gap_sigma": sigma, "honest": honest})
+    assert Agreement.of(other) == Agreement(witness_sum, replays)
+
+
+def test_seal():
+    vectors = VECTORS["seal"]
+    shown = vectors["verdict"]
+    fields = shown | {key: bytes.fromhex(shown[key]) for key in ("commit", "page", "nonce")}
+    fields |= dict.fromkeys(("means", "extremes", "witness", "replays"), ())
+    seal = seal_of(Verdict(**fields), vectors["signer"])
+    assert seal.seal.hex() == vectors["seal"]
+    assert seal_of(Verdict(**fields), identity(0).peer_id).seal != seal.seal

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.consensus.committee import Outcome
+from protocol.consensus.verdict_pool import Outcome
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId, ValidationResult
+from protocol.ledger.final_ledger import CountedPage
 from protocol.messages import (
     Certificate,
     Page,
@@ -22,6 +23,7 @@ from roles.ports.swarm import RefusedError
 from roles.runtime.context import ChangeSignal, Conditions, RoleContext
 from roles.validator.council import CouncilFlow
 from simulations.runtime.loop import SimBackground
+from tests.worlds.ledgers import walk_back
 from tests.worlds.messages import World, run_manifest
 from tests.worlds.network import LoopClock
 from tests.worlds.page_book import fast_output, fast_verify
@@ -34,9 +36,9 @@ WRITE_SECONDS = 0.004
 class CouncilWorld:
     """Members that exchange messages over links with a latency and losses.
 
-    A member that lacks pages gets them from another one once an epoch. All members publish a record
-    in every epoch in which they run. ``workers`` begin without a seat; their commits are certified
-    in the epoch after a page draws the committee.
+    A member that lacks pages or their work gets them from another one once an epoch. All members
+    publish a record in every epoch in which they run. ``workers`` begin without a seat; their
+    commits are certified in the epoch after a page draws the committee.
     """
 
     validators: int = 4
@@ -113,7 +115,8 @@ class CouncilWorld:
             if committee is None or entry.commit.digest in self.certificates:
                 continue
             keys = [self.world.by_peer[peer] for peer in committee.first]
-            verdicts = tuple(self.world.verdict(key, entry.commit) for key in keys)
+            page = committee.page.digest
+            verdicts = tuple(self.world.verdict(key, entry.commit, page=page) for key in keys)
             outcome = Outcome(accepted=True, escalated=False, verdicts=verdicts)
             certificate = outcome.certificate(entry.commit.digest, committee)
             signed = self.certificates[entry.commit.digest] = self.world.sealed(
@@ -180,6 +183,10 @@ class Member:
         self.world, self.signer, self.peer_id = world, identity, identity.peer_id
         self.clock = LoopClock()
         self.disk: list[bytes] = []
+        self.history: dict[bytes, CountedPage] = {}
+        """Final pages with their work, on the same disk."""
+        self.walks_back = True
+        """False: it asks nobody for the work of final pages."""
         self.errors: dict[type, list[Exception]] = {}
         """Raised one by one when a message of a kind is published."""
         self.roles = ("validator",)
@@ -196,6 +203,7 @@ class Member:
     def _restart(self) -> None:
         self.replica = Replica(self.world.manifest, fast_verify, fast_output)
         self.replica.restore(self.world.world.genesis().envelope)
+        self.replica.intake.ledger.replay(self.history.values())
         for envelope in self.disk:
             self.replica.restore(envelope)
         self.changes = ChangeSignal()
@@ -246,7 +254,10 @@ class Member:
         if other is self or not other.is_up or not (behind or self.replica.behind):
             return
         news = [self.replica.intake.offer_chain(one) for one in other.replica.intake.chains()]
+        self.replica.count_final()
+        news.append(self.walks_back and walk_back(self.replica, other.history))
         if True in news:
+            self._keep_counted()
             self.world.note(self)
             self.changes.notify()
 
@@ -261,8 +272,13 @@ class Member:
         for signed in (received.signed, *received.settled):
             if isinstance(signed.message, Page | PageVote) and signed.envelope not in self.disk:
                 self.disk.append(signed.envelope)
+        self._keep_counted()
         self.world.note(self)
         self.changes.notify()
+
+    def _keep_counted(self) -> None:
+        counted = self.replica.intake.ledger.take_counted()
+        self.history |= {one.page.digest: one for one in counted}
 
     # The network of the flow
 

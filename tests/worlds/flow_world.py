@@ -13,6 +13,7 @@ from protocol.ledger.chain import Lead
 from protocol.messages import seal
 from protocol.replica.replica import Replica
 from protocol.rollout.statistics import Extremes, Measurement, Sums
+from protocol.rollout.witness import WitnessValue
 from protocol.shardcast.index import ShardIndex
 from roles.environments.threaded import InBackground
 from roles.ports.engines import Generation, Policy, StepMetrics, Unscorable
@@ -29,6 +30,8 @@ from tests.worlds.page_writer import PageWriter
 STORED = StoredFile(digest(b"index"), 10, ShardIndex(100, 100, 100, ()))
 ANSWER = 5
 END = 1
+VALUE = WitnessValue(-1.0, 7)
+"""What every honest engine finds at every witness point."""
 
 
 class Task:
@@ -135,7 +138,10 @@ class Engine:
         self.prompts = [request.prompt for request in requests]
         nothing_off = Sums(1, 1)
         worst = Extremes(0 if self.honest else 120, 0, 0, 0, 0)
-        return [Measurement(None, nothing_off, worst) for _ in requests]
+        return [
+            Measurement(None, nothing_off, worst, tuple(VALUE for _ in request.points))
+            for request in requests
+        ]
 
 
 class Trainer:
@@ -347,11 +353,20 @@ class Policies:
 
 
 class LeadingPages(PageWriter):
-    """Also states what a test decides about the leader and the final version."""
+    """Also states what a test decides about the leader, the final version and rollouts."""
 
     decided: Lead | None = None
+    accepted: Sequence[bytes] = ()
+    """Commits that the next page accepts, although no page has drawn their committees."""
+
+    def write(self, epoch):
+        super().write(epoch)
+        self.count(self._replica)
 
     def _extend(self, parent, epoch, contents=Contents()):  # noqa: B008 - frozen
+        if self.accepted:
+            contents = replace(contents, certified=tuple(self.accepted), rejected=())
+            self.accepted = ()
         if self.decided is not None:
             lead = self.decided
             contents = replace(contents, term=lead.term, head=lead.head)
@@ -465,6 +480,13 @@ class FlowWorld:
         while self.replica.lead != self.pages.decided:
             await self.rest(1)
         await self.rest(1)
+
+    async def accept(self, *commits) -> None:
+        """Let a page accept commits, and wait until it is final."""
+        self.pages.accepted = [one.digest for one in commits]
+        pages, last = self.replica.pages, commits[-1].digest
+        while not pages.outcome(last, pages.root):
+            await self.rest(1)
 
     def asked(self, task: Task) -> InBackground:
         """Return ``task`` as flows use it."""

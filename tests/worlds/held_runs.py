@@ -10,7 +10,8 @@ from node.founding.task import import_task
 from node.local.datadir import open_data_dir
 from node.local.run_pin import pin_run
 from node.models.held import HeldRun, open_held_run
-from node.storage.state import MESSAGES_TABLE, PAGES_TABLE, WORK_KEY, WORK_TABLE, SqliteStore
+from node.replication.ledger_log import LedgerLog
+from node.storage.state import MESSAGES_TABLE, PAGES_TABLE, SqliteStore
 from protocol.consensus.council import encode_chain
 from protocol.consensus.member import Contents
 from protocol.run.manifest import RunManifest, sign_manifest
@@ -85,7 +86,10 @@ def held_run(
 
 
 def _trained(world, policies, dtype, final):
-    """Write versions 1 to 3, each from certified rollouts; return messages and pages."""
+    """Write versions 1 to 3, each from certified rollouts.
+
+    Returns messages, encoded pages, and the intake that has counted the final ones.
+    """
     parent = world.genesis()
     commits = [
         *world.chain(world.workers[0], 2, checkpoint=parent.digest),
@@ -115,19 +119,16 @@ def _trained(world, policies, dtype, final):
         world.book = PageBook(world.manifest, world.validators, contents)
     certificates = [world.certificate(commit) for commit in commits]
     chains = [encode_chain(world.book.drawing(commit).to_offer()) for commit in commits]
-    work = []
+    replica = world.replica(roster_at=None, pages_to=0 if final is None else FINAL_EPOCH + 1)
     if final is not None:
-        replica = world.replica(roster_at=None, pages_to=FINAL_EPOCH + 1)
-        for one in commits:
-            replica.restore(one.envelope)
-        replica.intake.count_final(replica.ledger.commits)
-        chains, work = list(replica.chains()), [replica.intake.work.encoded()]
-    return [one.envelope for one in (*commits, *checkpoints, *certificates)], chains, work
+        chains = list(replica.chains())
+    envelopes = [one.envelope for one in (*commits, *checkpoints, *certificates)]
+    return envelopes, chains, replica.intake
 
 
-async def _stored(path, envelopes, chains, work):
+async def _stored(path, envelopes, chains, intake):
     store = SqliteStore(path)
     for table, values in ((MESSAGES_TABLE, envelopes), (PAGES_TABLE, chains)):
         await store.commit([Put(table, n.to_bytes(8, "big"), one) for n, one in enumerate(values)])
-    await store.commit([Put(WORK_TABLE, WORK_KEY, one) for one in work])
+    await LedgerLog(store, intake.open_page).flush(intake.ledger)
     store.close()

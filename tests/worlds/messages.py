@@ -6,11 +6,15 @@ from pathlib import Path
 import msgpack
 
 from protocol.consensus.committee import draw
+from protocol.consensus.seals import seal_of
 from protocol.core.codec import encode
 from protocol.core.crypto import Identity, digest
+from protocol.core.types import Digest, PeerId
 from protocol.ledger.commits import CommitState
 from protocol.messages import (
     PROTOCOL_VERSION,
+    UNMEASURED,
+    WITNESSES,
     Certificate,
     CheckpointManifest,
     Evidence,
@@ -19,6 +23,7 @@ from protocol.messages import (
     RolloutCommit,
     Signed,
     Verdict,
+    VerdictSeal,
     seal,
 )
 from protocol.replica.replica import Replica
@@ -26,7 +31,14 @@ from protocol.run.manifest import Genesis, Predecessor, RunManifest
 from protocol.run.recipe import EnvironmentSection
 from protocol.run.toml import load_recipe
 from roles.environments.runtime import completed
-from tests.worlds.page_book import BookReplica, PageBook, fast_output, fast_verify, page_book
+from tests.worlds.page_book import (
+    BookReplica,
+    PageBook,
+    fast_output,
+    fast_verify,
+    knows,
+    page_book,
+)
 
 GENESIS_AT = 1_700_000_000
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
@@ -108,12 +120,26 @@ def succeeding(manifest: RunManifest) -> RunManifest:
 
 def found(reason: str = "accepted", **fields) -> list[Verdict]:
     """Return the single verdict of a certificate."""
-    return [Verdict(commit=bytes(32), accept=reason == "accepted", reason=reason, **fields)]
+    return [verdict_of(bytes(32), bytes(32), reason, **fields)]
+
+
+def verdict_of(commit, page, reason="accepted", **fields) -> Verdict:
+    """Return a verdict with the witness values of every honest validator."""
+    count = 0 if reason in UNMEASURED else WITNESSES
+    values = {
+        "nonce": digest(b"nonce"),
+        "witness": tuple(-(10**9) * (place + 1) for place in range(count)),
+        "replays": tuple(range(count)),
+    }
+    return Verdict(
+        commit=commit, page=page, accept=reason == "accepted", reason=reason, **values | fields
+    )
 
 
 def set_outcome(ledger, certificate, verdicts, rank=bytes(1)) -> bool:
     """Offer a certificate to a ledger; the replica computes ``rank``, the lower one wins."""
-    return ledger.offer_certificate(certificate, verdicts, rank)
+    signed = [Signed(PeerId(f"{n}"), one, Digest(b""), b"") for n, one in enumerate(verdicts)]
+    return ledger.offer_certificate(certificate, signed, rank)
 
 
 @dataclass
@@ -159,10 +185,13 @@ class World:
     def restarted(self, replica) -> Replica:
         """Return a replica of what another one would have stored."""
         again = BookReplica(self.manifest, fast_verify, fast_output)
+        again.intake.ledger.restore(replica.intake.accounts.leaves)
         for chain in replica.chains():
             again.intake.offer_chain(chain)
         for envelope in replica.envelopes():
             again.restore(envelope)
+        again.count_final()
+        again.intake.fix_counted(again.ledger.commits)
         return again
 
     def refresh(self, replica, epoch) -> None:
@@ -198,7 +227,7 @@ class World:
             "sequences": 4,
             "tokens": 10,
         }
-        return self.sealed(RolloutCommit(**fields | changes), signer)
+        return knows(self.sealed(RolloutCommit(**fields | changes), signer))
 
     def chain(self, signer, count, **changes) -> list[Signed[RolloutCommit]]:
         """Return ``count`` commits of one worker for consecutive slots."""
@@ -212,9 +241,14 @@ class World:
         return draw(self.manifest, self.book.drawing(commit), commit)
 
     def verdict(self, signer, commit, *, accept=True, **changes) -> Signed[Verdict]:
-        reason = "accepted" if accept else "computation"
-        fields = {"commit": commit.digest, "accept": accept, "reason": reason}
-        return self.sealed(Verdict(**fields | changes), signer)
+        reason = changes.pop("reason", "accepted" if accept else "computation")
+        page = changes.pop("page", None) or self.book.drawing(commit).digest
+        return self.sealed(verdict_of(commit.digest, page, reason, **changes), signer)
+
+    def verdict_seal(self, verdict, signer=None) -> Signed[VerdictSeal]:
+        """Return the seal of a signed verdict, by its author or another signer."""
+        own = seal_of(verdict.message, verdict.signer)
+        return self.sealed(own, signer or self.by_peer[verdict.signer])
 
     def certificate(
         self, commit, *, accepted=True, escalated=False, **changes
@@ -222,7 +256,10 @@ class World:
         """Return a certificate signed by exactly the right committee."""
         committee = self.committee(commit)
         voters = committee.escalated[: committee.quorum] if escalated else committee.first
-        verdicts = [self.verdict(self.by_peer[peer], commit, accept=accepted) for peer in voters]
+        page = changes.get("page", committee.page.digest)
+        verdicts = [
+            self.verdict(self.by_peer[peer], commit, accept=accepted, page=page) for peer in voters
+        ]
         fields = {
             "commit": commit.digest,
             "page": committee.page.digest,
@@ -247,8 +284,8 @@ class World:
         """Return evidence by ``signer`` of two contradicting verdicts of ``validator``."""
         fields = {
             "commit": about.envelope,
-            "accepting": self.verdict(validator, about).envelope,
-            "rejecting": self.verdict(validator, about, accept=False).envelope,
+            "first": self.verdict(validator, about).envelope,
+            "second": self.verdict(validator, about, accept=False).envelope,
         }
         return self.sealed(Evidence(**fields | changes), signer or self.workers[0])
 
@@ -267,7 +304,8 @@ class World:
             "total_bytes": 100,
             "created_at": GENESIS_AT * 1000,
         }
-        return self.sealed(CheckpointManifest(**fields | changes), self.trainers[trainer])
+        made = self.sealed(CheckpointManifest(**fields | changes), self.trainers[trainer])
+        return knows(made)
 
 
 def forged(signed, **fields) -> bytes:
@@ -300,7 +338,7 @@ def fingerprint(replica) -> tuple:
         tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.counts.items())),
         tuple(evidence.digest for evidence in replica.intake.evidence.evidence.values()),
         tuple(
-            (key, tuple(sorted(tally.verdicts)))
-            for key, tally in sorted(replica.verdicts.pools.items())
+            (key, tuple(sorted(replica.verdicts.held(key))))
+            for key in sorted(replica.verdicts.pools)
         ),
     )

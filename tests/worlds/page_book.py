@@ -1,10 +1,12 @@
 """The pages that an honest council with every key at hand makes, one an epoch from epoch 1 on."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 
+from protocol.consensus.committee import Committee, draw
 from protocol.consensus.council import CheckedPage, NotarisedPage, check_page, peers_of, vote_for
 from protocol.consensus.member import Contents
 from protocol.consensus.page_node import PageNode
@@ -12,6 +14,8 @@ from protocol.consensus.pages import PageTree
 from protocol.consensus.reveals import Reveals
 from protocol.core.crypto import Identity, reveal_output, verify
 from protocol.core.types import PeerId
+from protocol.ledger.final_ledger import FinalLedger
+from protocol.ledger.receipts import PageWork, Receipt, Step
 from protocol.messages import (
     OPENED_MAX,
     Certificate,
@@ -21,10 +25,12 @@ from protocol.messages import (
     Reveal,
     RolloutCommit,
     Signed,
-    open_envelope,
+    Verdict,
+    VerdictSeal,
+    open_any,
     seal,
 )
-from protocol.replica.page_intake import PageIntake
+from protocol.replica.page_intake import PageIntake, credit_rules
 from protocol.replica.replica import Replica
 from protocol.run.manifest import RunManifest
 
@@ -60,6 +66,12 @@ class PageBook:
         self._votes: dict[int, list[Signed[PageVote]]] = {}
         self._nodes: dict[int, PageNode] = {}
         self._drawing: dict[tuple[bytes, int], PageNode] = {}
+        self._manifest = manifest
+        self.works: dict[bytes, PageWork] = {}
+        """Work that pages of the book name, by its digest."""
+        self._ledger = FinalLedger(credit_rules(manifest))
+        self.roots = {-1: self._ledger.accounts.root}
+        """Root of the accounts after the final page of each epoch."""
 
     def page(self, epoch: int) -> Signed[Page]:
         """Return the page of an epoch."""
@@ -122,12 +134,23 @@ class PageBook:
             nodes.append(self._extend(nodes[-1], nodes[-1].epoch + 1, one))
         return nodes[1:]
 
-    def show(self, replica, last: int, first: int = 1) -> None:
-        """Show a replica the pages up to an epoch, as a late joiner receives them."""
+    def show(self, replica, last: int, first: int = 1, *, with_work: bool = True) -> None:
+        """Show a replica the pages up to an epoch, as a late joiner receives them.
+
+        ``with_work``: it also receives the work of the final ones.
+        """
         self._write_to(last)
         for epoch, node in self._nodes.items():
             if first <= epoch <= last:
                 replica.pages.offer_chain(node.to_offer())
+        if with_work:
+            self.count(replica)
+
+    def count(self, replica) -> None:
+        """Count the final pages of a replica that has received their work from a peer."""
+        replica.intake.count_final(
+            replica.ledger.commits, lambda page, _head: self.works.get(page.work)
+        )
 
     def list_in(self, epoch: int, *commits: Signed[RolloutCommit]) -> None:
         """Let the page of an epoch that is not written yet list commits."""
@@ -149,6 +172,8 @@ class PageBook:
         contents = self._contents.get(epoch, Contents())
         if tip.is_closing or not set(peers_of(contents.removed)) <= set(tip.council.members):
             contents = Contents()
+        if not tip.is_closing:
+            contents = replace(contents, ledger=self.roots[tip.shown_epoch])
         page, votes = self._page_after(tip, epoch, contents)
         assert self._tree.offer_page(page) is True
         node = self._tree.get(page.digest)
@@ -157,12 +182,18 @@ class PageBook:
             self._tree.offer_vote(one)
         if node.is_notarised:
             self._nodes[epoch], self._votes[epoch] = node, votes
+        for final in self._tree.take_finalised():
+            self._ledger.follow(final.page, final.beacon)
+            self._ledger.count(lambda page, _head: self.works[page.work])
+            self.roots[final.epoch] = self._ledger.accounts.root
 
     def _page_after(
         self, parent: PageNode, epoch: int, contents: Contents
     ) -> tuple[Signed[Page], list[Signed[PageVote]]]:
         """Return a page and the votes of all members that are here."""
         council, rules = parent.council, self._tree.rules
+        if not parent.is_closing:
+            contents = self._with_work(parent, contents)
         alpha = rules.alpha(parent.beacon, epoch)
         page = seal(
             Page(
@@ -183,13 +214,63 @@ class PageBook:
         present = [peer for peer in council.members if peer not in self._absent]
         return page, [seal(vote_for(page), self._run_id, self._keys[peer]) for peer in present]
 
+    def _with_work(self, parent: PageNode, contents: Contents) -> Contents:
+        """Complete what a page states of the work of the commits and versions that it names."""
+        receipts, checkers = [], []
+        for commit in contents.certified + contents.rejected:
+            known = _KNOWN.get(commit)
+            accepted = commit in contents.certified
+            committee = known and self._committee(known)
+            if not committee:
+                checkers.append(0)
+                continue
+            members = committee.first if accepted else committee.escalated[: committee.quorum]
+            checkers.append(sum(1 << committee.escalated.index(one) for one in members))
+            reason, message = "accepted" if accepted else "computation", known.message
+            fields = message.version, message.slot, message.tokens, reason, tuple(sorted(members))
+            receipts.append(Receipt(commit, known.signer, *fields))
+        work = PageWork(tuple(receipts), self._steps(parent.head, contents.head))
+        self.works[work.digest] = work
+        return replace(contents, checkers=tuple(checkers), work=work.digest)
+
+    def _committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
+        """Return the committee of a commit; None if no page here draws one."""
+        node = next((one for one in self._nodes.values() if commit.digest in one.drawn), None)
+        if node is None:
+            listed = any(commit.digest in one.commits for one in self._contents.values())
+            before = [one for one in self._nodes.values() if one.epoch <= commit.message.epoch]
+            if listed or (before and before[-1].is_closing):
+                return None
+            node = self.drawing(commit)
+        return draw(self._manifest, node, commit)
+
+    def _steps(self, before: bytes, after: bytes | None) -> tuple[Step, ...]:
+        found: list[Step] = []
+        version = _KNOWN.get(after or before)
+        while version is not None and version.digest != before and version.message.version:
+            if not _KNOWN.keys() >= set(version.message.batch):
+                return ()  # made-up rollouts
+            learned = Counter[PeerId]()
+            tokens = Counter[PeerId]()
+            for commit in (_KNOWN[one] for one in version.message.batch):
+                learned[commit.signer] += 1
+                tokens[commit.signer] += commit.message.tokens
+            workers = tuple((one, learned[one], tokens[one]) for one in sorted(learned))
+            message = version.message
+            step = message.version, version.digest, version.signer, workers, len(message.omitted)
+            found.append(Step(*step))
+            version = _KNOWN.get(message.parent)
+        if before and (version is None or version.digest != before):
+            return ()  # another branch: such a page is refused for its version
+        return tuple(found[::-1])
+
     def _extend(
         self,
         parent: PageNode,
         epoch: int,
         contents: Contents = Contents(),  # noqa: B008 - frozen
     ) -> PageNode:
-        """Return a notarised page outside of the tree."""
+        """Return a notarised page outside of the tree, which states no accounts of its own."""
         page, votes = self._page_after(parent, epoch, contents)
         checked = check_page(page, parent.council, self._tree.rules, fast_output)
         assert isinstance(checked, CheckedPage), checked
@@ -198,12 +279,22 @@ class PageBook:
         return node
 
 
+_KNOWN: dict[bytes, Signed] = {}
+"""Commits and versions of all runs: pages that name others name no work of them."""
+
+
+def knows(signed: Signed) -> Signed:
+    """Note a commit or version, so that pages which name it state its work."""
+    _KNOWN[signed.digest] = signed
+    return signed
+
+
 BRANCHES: dict[bytes, PageNode] = {}
 """Pages that books have made outside of their chains."""
 
 
 class BookReplica(Replica):
-    """Knows, when a certificate arrives, the pages of a book that drew its committee."""
+    """Knows, when a certificate or verdict arrives, the pages of a book that drew its committee."""
 
     def receive(self, envelope, now, **options):
         self._show_pages(envelope)
@@ -214,7 +305,8 @@ class BookReplica(Replica):
         super().restore(envelope)
 
     def _show_pages(self, envelope):
-        signed = open_envelope(envelope, Certificate, self.run_id, lambda *_: True)
+        kinds = {kind.kind: kind for kind in (Certificate, Verdict, VerdictSeal)}
+        signed = open_any(envelope, kinds, self.run_id, lambda *_: True)
         node = BRANCHES.get(signed.message.page) if isinstance(signed, Signed) else None
         if node is not None and self.pages.page(node.digest) is None:
             self.pages.offer_chain(node.to_offer())

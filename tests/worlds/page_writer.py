@@ -49,7 +49,7 @@ class PageWriter(PageBook):
         contents = self._judgement.contents(parent, epoch)
         node = self._extend(parent, epoch, Contents() if parent.is_closing else contents)
         assert self._replica.pages.offer_chain([node.proof]) is True
-        self._replica.intake.count_final(self._replica.ledger.commits)
+        self._replica.count_final()
         self._notify()
 
     def _await(self, epoch: int) -> None:

@@ -1,11 +1,13 @@
 """Recorded honest engines, judged as one run's ledger would."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protocol.core.rng import Rng
+from protocol.messages import WITNESSES
 from protocol.rollout.audit import AuditResult, Past, decide
 from protocol.rollout.fit import Decided, fit_of
 from protocol.rollout.statistics import measured
+from protocol.rollout.witness import WitnessValue
 from simulations.ports.rounding import CHUNK_TOKENS, Rounding, recorded
 from simulations.scenario.scenario import load_scenario
 from tests.worlds.messages import run_manifest
@@ -55,7 +57,8 @@ class Judged:
         rules = self.manifest.toploc
         sequences = [measured(rules, claimed, one) for one in own]
         past = Past(worker, self.decided[worker], fit_of(rules, self.decided))
-        return decide(self.manifest, sequences, range(SEQUENCES), past)
+        found = decide(self.manifest, sequences, range(SEQUENCES), past)
+        return replace(found, witness=(WitnessValue(-1.0, 7),) * WITNESSES)
 
     def judge(self, rounds) -> "Judged":
         for _ in range(rounds):

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
+from node.api.contributors import ContributorsPage, OwnWork
 from node.api.council import CouncilPage, CouncilSummary
 from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus
 from protocol.rollout.evaluation import EvaluationPoint
@@ -63,6 +64,8 @@ class RunEvent:
     text: str
     evidence: tuple[str, ...] = ()
     rollout: str = ""
+    name: str = ""
+    """Name of the subject when the event was added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class RolloutCounts:
 class NodeSummary:
     """This node and its view of the run: the common part of ``Overview`` and ``NodeStatus``.
 
-    ``rollouts`` counts those of the swarm, ``own_rollouts`` those of this node.
+    ``rollouts`` counts those of the swarm that this node knows.
     """
 
     peer_id: str
@@ -92,6 +95,8 @@ class NodeSummary:
     reason: str
     started_at: float
     now: float = 0.0
+    name: str = ""
+    """Name of this node in its record."""
     share: float | None = None
     """Progress of the awaited condition from 0 to 1; None if unknown."""
     epoch: int = 0
@@ -120,7 +125,8 @@ class NodeSummary:
     backlog: int = 0
     slashed: int = 0
     rollouts: RolloutCounts = field(default_factory=RolloutCounts)
-    own_rollouts: RolloutCounts = field(default_factory=RolloutCounts)
+    yours: OwnWork = field(default_factory=OwnWork)
+    """Work of this node."""
     rewards: tuple[RewardPoint, ...] = ()
     training_warning: str = ""
     """Reason and remedy if this trainer's newest step did not change the policy; else empty."""
@@ -170,6 +176,8 @@ class RolloutRow:
     trained_in: int | None = None
     reward: float | None = None
     """Mean of its sequences; None without its body."""
+    name: str = ""
+    """Name of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +218,8 @@ class VerdictDetail:
     detail: str
     evidence: str
     measured: tuple[Limit, ...] = ()
+    name: str = ""
+    """Name of the validator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +270,8 @@ class PeerRow:
 
     peer_id: str
     me: bool
+    name: str = ""
+    """Name in its record, neither unique nor verified."""
     roles: tuple[str, ...] = ()
     policy_version: int = -1
     age_seconds: float | None = None
@@ -296,7 +308,9 @@ class PeerRow:
     faults: int = 0
     """Faults found by all services."""
     certified: int = 0
+    """Certified rollouts by final pages."""
     rejected: int = 0
+    """Rejected ones, as in ``OwnWork``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +480,7 @@ ANSWERS: dict[str, type] = {
     "rollout": RolloutDetail,
     "peers": PeerPage,
     "council": CouncilPage,
+    "contributors": ContributorsPage,
     "weights": WeightsPage,
     "training": TrainingPage,
     "node": MachinePage,

@@ -80,9 +80,11 @@ class CouncilReader:
             ),
             recovery_at=self._manifest.epoch_start(recovery) if absent else None,
             leader=self._replica.leader,
+            leader_name=self._replica.roster.name_of(self._replica.leader),
             term=self._replica.lead.term,
             is_leader_live=self._is_leader_live(now),
             final_version=-1 if final is None else final,
+            refused="" if final is None else self._refused(final),
         )
 
     def page(self) -> CouncilPage:
@@ -106,7 +108,16 @@ class CouncilReader:
             is_absent=peer in absent,
             is_silent=self._seats.is_silent(peer, self._manifest.epoch_at(now)),
             evidence=self._evidence(peer),
+            name=self._replica.roster.name_of(peer),
         )
+
+    def _refused(self, final: int) -> str:
+        """Return a line about the first version after the final one with a bad batch, if any."""
+        refusal = self._replica.batches.refusal(final)
+        if refusal is None:
+            return ""
+        version, trainer = refusal.manifest.message.version, refusal.manifest.signer
+        return f"version {version} of trainer …{trainer[-6:]}: {refusal.fault.detail}"
 
     def _is_leader_live(self, now: float) -> bool:
         leader = self._replica.leader
@@ -155,7 +166,11 @@ class CouncilReader:
         votes = self._tree.equivocations.get(peer)
         if votes is not None:
             return f"two votes in epoch {votes[0].message.epoch}"
-        return "two verdicts on one rollout" if peer in self._intake.evidence else ""
+        if peer in self._intake.evidence:
+            return "two verdicts on one rollout"
+        verdicts, dissents = self._replica.dissents.verdicts_of(peer)
+        is_named = peer in self._replica.dissents.named
+        return f"{dissents} of {verdicts} verdicts contradict its committees" if is_named else ""
 
     # Reasons
 
@@ -273,20 +288,20 @@ class CouncilReader:
         due = f"the next draw is due at epoch {draw}"
         if era and self._is_candidate(era):
             return f"the draw of era {era} gave it none; {due}"
-        first, last = eras = _eras_before(draw // self._manifest.council.era_epochs)
+        first, last = _eras_before(draw // self._manifest.council.era_epochs)
         if self._is_candidate(last + 1):
             return f"no draw has counted its certified work yet; {due}"
         tokens = " and ".join(f"{self._tokens(one)} tokens in era {one}" for one in (first, last))
         line = f"it needs certified work in each of two eras, and has {tokens}; {due}"
-        is_known = all(map(self._intake.work.is_known, eras))
-        return line if is_known else f"{line}; this node has not seen all work of these eras"
+        is_behind = self._intake.ledger.is_behind
+        return f"{line}; this node has not counted all final pages yet" if is_behind else line
 
     def _is_candidate(self, era: int) -> bool:
         """Return whether this node takes part in the draw of an era."""
         return self._is_genesis(self._me) or all(map(self._tokens, _eras_before(era)))
 
     def _tokens(self, era: int) -> int:
-        return self._intake.work.tokens([era]).get(self._me, 0)
+        return self._intake.accounts.tokens([era]).get(self._me, 0)
 
 
 def _eras_before(era: int) -> range:

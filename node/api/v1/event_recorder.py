@@ -5,6 +5,7 @@ their commit, because the time of receipt is not stored.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from node.api.forks import contradictions
@@ -12,7 +13,7 @@ from node.api.status import Stage
 from node.api.v1.answers import EventKind, RunEvent
 from node.api.v1.event_log import ROUTINE, EventLog
 from node.replication.inbox import MessageOrigin
-from protocol.core.types import Digest, ValidationResult
+from protocol.core.types import Digest, PeerId, ValidationResult
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import (
     Certificate,
@@ -48,14 +49,14 @@ class EventRecorder:
         rare = [one for one in outcomes if one.kind != ROUTINE]
         escalated = [one for one in outcomes if one.kind == ROUTINE][-RESTORED_MAX:]
         for event in sorted((*found, *rare, *escalated), key=lambda one: one.at):
-            self._event_log.add(event)
+            self._add(event)
 
     def note(self, received: Received, _source: MessageOrigin, now: float) -> None:
         """Add the events that a received message proves."""
         accepted = received.result is ValidationResult.ACCEPT
         for signed in (*((received.signed,) if accepted else ()), *received.settled):
             for event in self._of(signed, now):
-                self._event_log.add(event)
+                self._add(event)
 
     def look(self, stage: Stage, now: float) -> None:
         """Add an event if the node's own state has changed."""
@@ -67,7 +68,11 @@ class EventRecorder:
         text = f"this node is {stage.state}" + (f": {stage.reason}" if stage.reason else "")
         kind: EventKind = "paused" if stage.state == "paused" else "state"
         key = f"state/{self._me}/{now:.3f}"
-        self._event_log.add(RunEvent(key, now, kind, self._me, text))
+        self._add(RunEvent(key, now, kind, self._me, text))
+
+    def _add(self, event: RunEvent) -> None:
+        name = self._replica.roster.name_of(PeerId(event.subject))
+        self._event_log.add(replace(event, name=name))
 
     def _of(self, signed: Signed[Any] | None, now: float) -> Iterator[RunEvent]:
         ledger = self._replica.ledger
@@ -135,15 +140,14 @@ class EventRecorder:
 
     def _excluded(self, now: float) -> Iterator[RunEvent]:
         """Yield an event per validator with proven conflicting verdicts."""
-        for evidence, verdict in contradictions(self._replica):
+        for evidence, validator, commit in contradictions(self._replica):
             text = "signed two conflicting verdicts on one rollout: the council removes it"
-            commit = verdict.message.commit.hex()
             yield RunEvent(
-                f"excluded/{verdict.signer}",
+                f"excluded/{validator}",
                 now,
                 "excluded",
-                verdict.signer,
+                validator,
                 text,
                 (evidence.digest.hex(),),
-                commit,
+                commit.hex(),
             )

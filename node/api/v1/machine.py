@@ -38,8 +38,10 @@ _QUEUES: Mapping[str, str] = {
     "versions_waiting": "pending versions",
     "roster": "roster members",
     "page_orphans": "pages that wait for their parent",
+    "final_pages": "final pages that wait for their work",
     "streams_sync": "anti-entropy streams",
     "streams_pages": "page synchronisation streams",
+    "streams_ledger": "ledger synchronisation streams",
     "streams_blobs": "blob upload streams",
 }
 

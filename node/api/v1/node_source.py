@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from typing_extensions import override
 
+from node.api.contributors import ContributorsPage
 from node.api.council import CouncilPage
 from node.api.reader import NodeReader
 from node.api.status import Counters
@@ -131,6 +132,10 @@ class NodeSource(DataSource):
     @override
     def council(self) -> CouncilPage:
         return CouncilPage() if self._reader is None else self._reader.council.page()
+
+    @override
+    def contributors(self) -> ContributorsPage:
+        return ContributorsPage() if self._reader is None else self._reader.contributors.page()
 
     @override
     def weights(self, query: WeightsQuery) -> WeightsPage:

@@ -79,12 +79,14 @@ class PeerReader:
     def _row(self, peer: PeerId, looks: "_Looks") -> PeerRow:
         context, member = self.observer.context, looks.live.get(peer)
         message = None if member is None else member.record.message
+        account = self.observer.accounts.account(peer)
         counts = context.replica.ledger.workers.counts.get(peer)
         reachable, upload = looks.witnessed.get(peer, (None, 0))
         now = context.ports.clock.now()
         return PeerRow(
             peer_id=peer,
             me=peer == context.signer.peer_id,
+            name="" if message is None else message.name,
             roles=() if message is None else message.roles,
             policy_version=-1 if message is None else message.policy_version,
             age_seconds=None if member is None else max(0.0, round(now - member.seen_at, 1)),
@@ -100,13 +102,16 @@ class PeerReader:
             scoring="" if message is None else message.scoring.hex(),
             **_gossip(looks.gossip.get(peer)),
             faults=looks.faults.get(peer, 0),
-            certified=0 if counts is None else counts.certified,
-            rejected=0 if counts is None else counts.rejected,
+            certified=0 if account is None else account.rollouts,
+            rejected=max(
+                0 if account is None else account.rejected,
+                0 if counts is None else counts.rejected,
+            ),
         )
 
     def _reputation(self, peer: PeerId) -> ReputationName:
         replica = self.observer.context.replica
-        if replica.ledger.workers.is_slashed(peer):
+        if self.observer.is_slashed(peer):
             return "slashed"
         if replica.manifest.is_of_genesis(peer):
             return "genesis"
@@ -156,7 +161,7 @@ def selected(rows: Iterable[PeerRow], query: PeerQuery) -> list[PeerRow]:
 
 
 def _is_wanted(row: PeerRow, query: PeerQuery) -> bool:
-    """Return whether a row matches; text is searched in id, software, machine and addresses."""
+    """Return whether a row matches; text is searched in id, name, software, machine, addresses."""
     text = query.text.lower()
     return (
         (not query.role or query.role in row.roles)
@@ -165,7 +170,7 @@ def _is_wanted(row: PeerRow, query: PeerQuery) -> bool:
             not text
             or any(
                 text in one.lower()
-                for one in (row.peer_id, row.software, row.machine, *row.addresses)
+                for one in (row.peer_id, row.name, row.software, row.machine, *row.addresses)
             )
         )
     )

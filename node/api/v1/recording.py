@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
+from node.api.contributors import ContributorsPage
 from node.api.council import CouncilPage
 from node.api.v1.answers import (
     EventsPage,
@@ -55,6 +56,7 @@ class RecordedSwarm:
     happened: tuple[RunEvent, ...]
     training: TrainingPage = field(default_factory=TrainingPage)
     council: CouncilPage = field(default_factory=CouncilPage)
+    contributors: ContributorsPage = field(default_factory=ContributorsPage)
 
 
 _RECORDED = TypeAdapter(RecordedSwarm)
@@ -87,6 +89,7 @@ async def record(source: NodeSource, title: str) -> RecordedSwarm:
         source.event_log.page(EventQuery(limit=LIMIT_MAX)).rows,
         source.training(),
         source.council(),
+        source.contributors(),
     )
 
 
@@ -156,6 +159,10 @@ class Recording(DataSource):
     @override
     def council(self) -> CouncilPage:
         return self._recorded.council
+
+    @override
+    def contributors(self) -> ContributorsPage:
+        return self._recorded.contributors
 
     @override
     def weights(self, query: WeightsQuery) -> WeightsPage:

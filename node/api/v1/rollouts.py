@@ -96,6 +96,7 @@ class RolloutReader:
             accepts=accepts,
             rejects=rejects,
             trained_in=entry.trained_in,
+            name=self._context.replica.roster.name_of(entry.commit.signer),
         )
 
     def _undecided(self, entry: Entry) -> str:
@@ -135,7 +136,7 @@ class RolloutReader:
             if isinstance(verdict, Signed):
                 found[verdict.signer] = verdict
         if entry.commit.digest in replica.ledger.commits.entries:
-            for signer, verdict in replica.verdicts.pool(entry.commit.digest).verdicts.items():
+            for signer, verdict in replica.verdicts.held(entry.commit.digest).items():
                 found.setdefault(signer, verdict)
         return list(found.values())
 
@@ -183,7 +184,7 @@ class RolloutReader:
 
     def _verdicts_shown(self, entry: Entry, drawn: Drawn) -> tuple[VerdictDetail, ...]:
         ranks = {peer: rank for rank, peer in enumerate(drawn.escalated)}
-        rules, tokens = self._context.replica.manifest.toploc, entry.commit.message.tokens
+        replica, tokens = self._context.replica, entry.commit.message.tokens
         shown = [
             VerdictDetail(
                 validator=verdict.signer,
@@ -194,8 +195,9 @@ class RolloutReader:
                 evidence=verdict.digest.hex(),
                 measured=tuple(
                     Limit(one.name, one.value, one.allowed)
-                    for one in explained(rules, verdict.message, tokens)
+                    for one in explained(replica.manifest.toploc, verdict.message, tokens)
                 ),
+                name=replica.roster.name_of(verdict.signer),
             )
             for verdict in self._verdicts(entry)
         ]

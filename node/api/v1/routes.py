@@ -56,6 +56,7 @@ def api_v1(source: DataSource) -> Mount:
         "/rollouts/{commit}": rollout,
         "/peers": _asked(source.peers, PeerQuery),
         "/council": _given(source.council),
+        "/contributors": _given(source.contributors),
         "/weights": _asked(source.weights, WeightsQuery),
         "/training": _given(source.training),
         "/node": _given(source.machine),

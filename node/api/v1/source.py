@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from node.api.contributors import ContributorsPage
 from node.api.council import CouncilPage
 from node.api.v1.answers import (
     EventsPage,
@@ -46,6 +47,9 @@ class DataSource(Protocol):
 
     def council(self) -> CouncilPage:
         """Return the council and its newest pages."""
+
+    def contributors(self) -> ContributorsPage:
+        """Return the contributors by credit, and the work of this node."""
 
     def weights(self, query: WeightsQuery) -> WeightsPage:
         """Return the versions and a forest."""

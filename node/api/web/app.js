@@ -4,6 +4,7 @@ import { Missing, Stream, choose, get, node } from "./api.js";
 import { h, show } from "./dom.js";
 import { clean } from "./format.js";
 import { state } from "./parts.js";
+import contributors from "./pages/contributors.js";
 import events from "./pages/events.js";
 import machine from "./pages/machine.js";
 import overview from "./pages/overview.js";
@@ -18,6 +19,7 @@ const PAGES = [
   ["", "Overview", overview],
   ["training", "Training", training],
   ["rollouts", "Rollouts", rollouts],
+  ["contributors", "Contributors", contributors],
   ["peers", "Peers", peers],
   ["weights", "Weights", weights],
   ["events", "Events", events],

@@ -1,6 +1,7 @@
 // Formats of numbers, times and names. Text from other nodes loses characters that reorder or hide text.
 
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const COUNT_UNITS = ["k", "M", "G", "T"];
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 
 export const NONE = "–";
@@ -12,6 +13,14 @@ export function short(value) {
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
   return String(Number(value.toPrecision(3)));
+}
+
+// A count with three digits from 10,000 on, for narrow cells.
+export function compact(value) {
+  if (value < 10000) return count(value);
+  let rest = value, unit = -1;
+  while (rest >= 999.5 && unit < COUNT_UNITS.length - 1) { rest /= 1000; unit += 1; }
+  return `${rest < 999.5 ? Number(rest.toPrecision(3)) : count(rest)} ${COUNT_UNITS[unit]}`;
 }
 
 export function bytes(value) {
@@ -55,6 +64,10 @@ export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("e
 
 export const moment = (seconds) =>
   new Date(1000 * seconds).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+
+// A share that is never rounded to nothing or to all.
+export const shareOf = (share) =>
+  share > 0 && share < 0.001 ? "< 0.1 %" : share > 0.999 && share < 1 ? "> 99.9 %" : percent(share, 1);
 
 // Peer ids share a prefix and differ at the end.
 export const peer = (id) => (id.length <= 14 ? clean(id) : `…${clean(id.slice(-8))}`);

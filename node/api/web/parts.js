@@ -1,7 +1,9 @@
 // Components shared by several pages.
 
 import { h } from "./dom.js";
-import { clean, count, digest, peer } from "./format.js";
+import { clean, compact, count, digest, peer, shareOf } from "./format.js";
+
+const NAME_CHARACTERS_MAX = 32;
 
 const TONES = {
   ready: "good", certified: "good", accepted: "good", joining: "warn", syncing: "warn", paused: "bad",
@@ -12,9 +14,23 @@ const TONES = {
 export const state = (name, spelled = false) =>
   h("span", { className: `state ${TONES[name] ?? "quiet"}` }, h("span", { className: "dot", "aria-hidden": "true" }), spelled ? clean(name, 40) : clean(name, 40));
 
-export const peerLink = (id, me = "") => !id ? "–"
-  : h("a", { className: "mono", href: `#/peers?text=${encodeURIComponent(id)}`, title: clean(id, 80) }, peer(id),
+// A name that a peer chose. It is not verified, so the key always stands beside it.
+export const named = (name) => (name ? h("bdi", { className: "name", title: clean(name, NAME_CHARACTERS_MAX) }, clean(name, NAME_CHARACTERS_MAX)) : "");
+
+export const peerLink = (id, me = "", name = "") => !id ? "–"
+  : h("span", { className: "peer" }, named(name),
+    h("a", { className: "mono", href: `#/peers?text=${encodeURIComponent(id)}`, title: clean(id, 80) }, peer(id)),
     id === me ? h("span", { className: "you" }, "this node") : "");
+
+// What a node contributed, as prime-node status prints it.
+export function contribution(own) {
+  const parts = [`${compact(own.certified)} certified`];
+  if (own.tokens) parts.push(`${compact(own.tokens)} tokens`);
+  if (own.checks) parts.push(`${compact(own.checks)} checked`);
+  if (own.steps) parts.push(`${compact(own.steps)} version${own.steps === 1 ? "" : "s"} published`);
+  if (own.rank) parts.push(`${shareOf(own.credit_share)} of the run`, `rank ${count(own.rank)} of ${count(own.contributors)}`);
+  return `${parts.join(", ")}; ${count(own.waiting)} waiting, ${count(own.rejected)} rejected`;
+}
 
 export const rolloutLink = (commit) =>
   h("a", { className: "mono", href: `#/rollouts/${encodeURIComponent(commit)}`, title: commit }, digest(commit));
@@ -29,14 +45,14 @@ export const warning = (text) => (text ? h("p", { className: "warning", role: "s
 
 export const heading = (title, ...children) => h("div", { className: "head" }, h("h1", {}, title), children);
 
-// A table: columns are [title, cell, options]; on a phone each row is a card.
-export function table(label, columns, rows, empty = "No data yet.") {
+// A table: columns are [title, cell, options]; on a phone each row is a card. One row may be marked.
+export function table(label, columns, rows, empty = "No data yet.", isMarked = () => false) {
   if (!rows.length) return h("p", { className: "empty" }, empty);
   return h("div", { className: "scroll", role: "region", "aria-label": label, tabindex: "0" },
     h("table", {},
       h("thead", {}, h("tr", {}, columns.map(([title, , options]) =>
         h("th", { scope: "col", className: options?.className }, title)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, columns.map(([title, cell, options]) =>
+      h("tbody", {}, rows.map((row) => h("tr", { className: isMarked(row) ? "marked" : null }, columns.map(([title, cell, options]) =>
         h("td", { className: options?.className, "data-title": title }, cell(row))))))));
 }
 

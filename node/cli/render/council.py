@@ -6,7 +6,16 @@ from rich.table import Table
 from rich.text import Text
 
 from node.api.council import CouncilPage, CouncilRow, CouncilSummary
-from node.cli.render.style import BAD, DIM, GOOD, WARN, plain, short_peer
+from node.cli.render.style import (
+    BAD,
+    DIM,
+    GOOD,
+    WARN,
+    add_name_column,
+    plain,
+    plain_name,
+    short_peer,
+)
 from node.local.units import duration_text
 
 _TEXT_CHARACTERS_MAX = 400
@@ -42,7 +51,11 @@ def council_view(page: CouncilPage) -> RenderableType:
 def leader_text(council: CouncilSummary) -> str:
     """Return a line about the trainer that leads."""
     live = "live" if council.is_leader_live else "not live"
-    return f"trainer {short_peer(council.leader)}, term {council.term}, {live}"
+    line = f"trainer {short_peer(council.leader)}, term {council.term}, {live}"
+    refused = (
+        f"; refused: {plain(council.refused, _TEXT_CHARACTERS_MAX)}" if council.refused else ""
+    )
+    return f"{line}{refused}  {plain_name(council.leader_name)}".rstrip()
 
 
 def _version(page: CouncilPage) -> str:
@@ -101,8 +114,12 @@ def _recent(page: CouncilPage) -> str:
 
 def _members(page: CouncilPage) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
+    named = any(row.name for row in page.members)
+    table.expand = named
     for name in ("member", "seats", "since", "last vote", "state"):
         table.add_column(name, no_wrap=True)
+    if named:
+        add_name_column(table)
     for row in page.members:
         table.add_row(
             Text(f"{short_peer(row.peer_id)}{' (you)' if row.me else ''}"),
@@ -110,6 +127,7 @@ def _members(page: CouncilPage) -> Table:
             _since(row),
             _vote(row),
             _state(row),
+            *([plain_name(row.name)] if named else []),
         )
     return table
 

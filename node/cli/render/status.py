@@ -20,9 +20,18 @@ from node.api.v1.answers import (
     VerdictDetail,
 )
 from node.api.why import Why
+from node.cli.render.contributors import own_work_text
 from node.cli.render.council import leader_text
 from node.cli.render.downloads import downloads_view, sending_text
-from node.cli.render.style import BAD, DIM, GOOD, WARN, plain, short_peer
+from node.cli.render.style import (
+    BAD,
+    DIM,
+    GOOD,
+    WARN,
+    plain,
+    plain_name,
+    short_peer,
+)
 from node.local.units import bytes_text, duration_text
 from protocol.core.types import Role
 from protocol.gossipsub.inspection import ScoreLevel
@@ -49,6 +58,9 @@ GOSSIP_COUNTS = {
 """Counter columns of the table of gossip peers, by heading."""
 
 WARNING_CHARACTERS_MAX = 400
+
+PEER_CHARACTERS_MAX = 23
+"""Width of a shortened key with its note; a longer name below it is cut, to fit 100 columns."""
 
 STEP_TEXTS = (
     (
@@ -90,10 +102,12 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
     facts.add_column()
     for name, value in (
         ("peer id", status.peer_id),
+        *([("name", plain_name(status.name).plain)] if status.name else []),
         ("address", "\n".join(status.addresses) or "none yet"),
         ("run", f"{status.run_name}  {status.run_id[:16]}…  epoch {status.epoch}"),
         *([("succeeds", status.succeeds)] if status.succeeds else []),
         ("up", duration_text(now - status.started_at)),
+        *_yours(status),
         ("swarm", _swarm(status)),
         *_council(status.council),
         ("policy", _policy(status)),
@@ -110,7 +124,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
     if status.training_warning:
         hints.append(Text(plain(status.training_warning, WARNING_CHARACTERS_MAX), WARN))
     hints += _judging(status.judging)
-    if status.own_rollouts.rejected or status.own_rollouts.expired:
+    if status.yours.rejected or status.yours.expired:
         hints += [Text("prime-node why explains this node's failed rollouts.", style=DIM)]
     return Group(
         _headline(status),
@@ -134,12 +148,14 @@ def _judging(judging: JudgingStatus) -> list[Text]:
 def peers_view(status: NodeStatus) -> RenderableType:
     """Return a table of the roster and a table of the gossip peers."""
     table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
-    for name in ("peer", "roles", "policy", "seen", "software", "scoring", "reputation"):
+    table.add_column("peer", no_wrap=True, overflow="ellipsis", max_width=PEER_CHARACTERS_MAX)
+    for name in ("roles", "policy", "seen", "software", "scoring", "reputation"):
         table.add_column(name, no_wrap=True, justify="right" if name == "policy" else "left")
     for member in sorted(status.members, key=_by_role):
         ours = member.peer_id == status.peer_id
+        who = Text(f"{short_peer(member.peer_id)}{' (you)' if ours else ''}")
         table.add_row(
-            Text(f"{short_peer(member.peer_id)}{' (you)' if ours else ''}"),
+            who.append("\n").append_text(plain_name(member.name)) if member.name else who,
             Text(plain(", ".join(member.roles), 40)),
             _version(member.policy_version),
             f"{duration_text(member.age_seconds or 0.0)} ago",
@@ -190,6 +206,9 @@ def why_view(why: Why, which: str | None = None) -> RenderableType:
     parts += [Text(plain(doubt), WARN) for doubt in why.doubts]
     if why.council:
         parts.append(Text(f"Council: {plain(why.council, WARNING_CHARACTERS_MAX)}.", WARN))
+    if why.refused:
+        text = f"The council does not make final {plain(why.refused, WARNING_CHARACTERS_MAX)}."
+        parts.append(Text(text, WARN))
     for rollout in why.rollouts[hidden:]:
         parts.extend((Text(""), _failed_rollout(rollout)))
     for found in why.trained_on_rejected:
@@ -197,6 +216,14 @@ def why_view(why: Why, which: str | None = None) -> RenderableType:
         text = f"Version {found.version} of {found.trainer} was trained on rejected rollouts:"
         parts.extend((Text(""), Text(text, BAD), Padding(Text(commits), (0, 0, 0, 2))))
     return Group(*parts)
+
+
+def _yours(status: NodeStatus) -> list[tuple[str, str]]:
+    """Return a row with the work of this node; none for a relay, whose work no page counts."""
+    own = status.yours
+    if set(status.roles) <= {Role.RELAY} and not own.rank:
+        return []
+    return [("yours", own_work_text(own))]
 
 
 def _headline(status: NodeStatus) -> Text:
@@ -214,7 +241,8 @@ def _swarm(status: NodeStatus) -> str:
     roles = ", ".join(f"{counts[role]} {role}" for role in Role if counts[role])
     members = _members(status) + (f" ({roles})" if roles else "")
     banned = f", {status.peers_banned} banned" if status.peers_banned else ""
-    return f"{members}, {status.peers_connected} connected{banned}"
+    slashed = f", {status.slashed} slashed" if status.slashed else ""
+    return f"{members}, {status.peers_connected} connected{banned}{slashed}"
 
 
 def _members(status: NodeStatus) -> str:
@@ -331,15 +359,13 @@ def _training(step: TrainingStep | None) -> list[tuple[str, str]]:
 
 def _rollouts(status: NodeStatus) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=DIM)
-    table.caption = "All commits known here since the start of the run."
+    table.caption = "Commits known here; old ones are forgotten."
     table.caption_justify, table.caption_style = "left", DIM
     table.add_column("rollouts", style=DIM, min_width=10)
     for name in ("committed", "certified", "rejected", "expired", "trained"):
         table.add_column(name, justify="right")
     table.add_column("rejected for")
     table.add_row("swarm", *_counts(status.rollouts))
-    if Role.INFERENCE in status.roles:
-        table.add_row("this node", *_counts(status.own_rollouts))
     return table
 
 

@@ -12,6 +12,7 @@ from protocol.consensus.council import CHAIN_BYTES_MAX
 from protocol.core.types import DIGEST_BYTES, RunId, Topic
 from protocol.gossipsub.params import Params
 from protocol.gossipsub.rpc import RPC_BYTES_MAX
+from protocol.ledger.receipts import WORK_BYTES_MAX
 from protocol.messages import ENVELOPE_BYTES_MAX, PROTOCOL_VERSION
 from protocol.run.manifest import MANIFEST_BYTES_MAX
 
@@ -70,6 +71,9 @@ length: all except pages of ids fit into a few packets. A guess for a busy machi
 
 IDS_MAX = 1024
 """Message ids per page of ``SYNC``, each requested at most once: 35 KB."""
+
+_WORK_BYTES_MAX = ENVELOPE_BYTES_MAX + WORK_BYTES_MAX + 64
+"""A page with its work; a part of a snapshot is smaller."""
 
 _PAGE_BYTES_MAX = IDS_MAX * (DIGEST_BYTES + 2) + 1024
 
@@ -137,6 +141,23 @@ PAGES = StreamProtocol(
 )
 """Notarised pages that the opener lacks, before it synchronises messages. Three pages of a council
 of 100 take 20 KB; a node that joins needs three for each change of the council."""
+
+LEDGER = StreamProtocol(
+    word="ledger",
+    name=f"{_PREFIX}/{{run}}/ledger",
+    speaks_first=Side.OPENER,
+    framing=Framing.FOUR_BYTES,
+    opener_bytes_max=96,
+    acceptor_bytes_max=_WORK_BYTES_MAX,
+    streams_per_peer=1,
+    streams_total=16,
+    streams_per_second=2.0,
+    streams_burst=64,
+    stall_seconds=10.0,
+    exchange_seconds=60.0,
+)
+"""Final pages with their work, back from one that the opener names, or a snapshot of all accounts:
+1 KB for five of them."""
 
 BLOBS = StreamProtocol(
     word="blobs",
@@ -210,7 +231,7 @@ GOSSIP = StreamProtocol(
 """Each side of a pair writes on the stream that it opened. Name and message limit are libp2p's; a
 newer stream of a peer replaces its older one."""
 
-STREAM_PROTOCOLS = (MANIFEST, MESSAGE, SYNC, PAGES, BLOBS, DIAL_BACK, HOP, GOSSIP)
+STREAM_PROTOCOLS = (MANIFEST, MESSAGE, SYNC, PAGES, LEDGER, BLOBS, DIAL_BACK, HOP, GOSSIP)
 
 
 def topic_name(topic: Topic, run_id: RunId) -> str:

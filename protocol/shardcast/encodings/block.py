@@ -7,6 +7,7 @@ the differences of all elements are byte planes.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,21 +60,35 @@ def body_bytes(head: bytes | bytearray, count: int, element_bytes: int) -> int:
     return length
 
 
+class FarMoves(NamedTuple):
+    """Elements that move by more than one value: ascending positions, wrapping differences."""
+
+    positions: Positions
+    differences: Words
+
+
+class DecodedBlock(NamedTuple):
+    """Elements of a block; ``far`` is None if all may be more than one value from their base."""
+
+    words: Words
+    far: FarMoves | None = None
+
+
 def decode(
     kind: int, body: memoryview, base: Words | None, count: int, element_bytes: int
-) -> Words:
+) -> DecodedBlock:
     """Return the elements of a block; raises ``EncodingError``."""
     if kind == FULL:
-        return _alone(body, count, element_bytes)
+        return DecodedBlock(_alone(body, count, element_bytes))
     if base is None:
         raise EncodingError("a block that needs a base, in an encoding without one")
     if kind == DENSE:
-        return _moved(base, body)
+        return DecodedBlock(_moved(base, body))
     if _is_same(kind, body):
-        return base
-    words = _differences(body, count, element_bytes)[1]
+        return DecodedBlock(base, FarMoves(np.empty(0, np.int64), base[:0]))
+    _, words, far = _differences(body, count, element_bytes)
     words += base
-    return words
+    return DecodedBlock(words, far)
 
 
 def changes(
@@ -94,7 +109,7 @@ def changes(
         return every, _moved(base(every), body)
     if _is_same(kind, body):
         return np.empty(0, np.int64), np.empty(0, f"<u{element_bytes}")
-    told, difference = _differences(body, count, element_bytes)
+    told, difference, _ = _differences(body, count, element_bytes)
     changed = steps.moved(told)
     return changed, base(changed) + difference.take(changed)
 
@@ -105,15 +120,16 @@ def _is_same(kind: int, body: memoryview) -> bool:
     return kind == SAME
 
 
-def _differences(body: memoryview, count: int, element_bytes: int) -> tuple[Plane, Words]:
-    """Return the steps from the base, and the differences, which wrap around."""
+def _differences(body: memoryview, count: int, element_bytes: int) -> tuple[Plane, Words, FarMoves]:
+    """Return the steps from the base, the differences, which wrap around, and the large ones."""
     reader = PlaneReader(body)
     told = reader.plane(steps.octets(count))
     difference = steps.differences(told, count, element_bytes)
-    far = steps.moved_farther(told)
-    difference[far] = _plain(reader.words(len(far), element_bytes))
+    positions = steps.moved_farther(told)
+    far = FarMoves(positions, _plain(reader.words(len(positions), element_bytes)))
+    difference[positions] = far.differences
     reader.finish()
-    return told, difference
+    return told, difference, far
 
 
 def _moved(base: Words, body: memoryview) -> Words:

@@ -4,7 +4,8 @@
 is held in another form than its file.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -14,10 +15,11 @@ from blake3 import blake3
 
 from protocol.core.crypto import policy_digest
 from protocol.core.types import Digest
-from protocol.shardcast.encodings import block, framing, tensor_file
+from protocol.shardcast.encodings import block, framing, movement, tensor_file
 from protocol.shardcast.encodings.framing import BlockReader, EncodedBlock, Piece
 from protocol.shardcast.encodings.planes import Positions, Words
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
+from protocol.shardcast.movement_bound import ExcessiveMovement, MovementBound
 
 BLOCK_BYTES = 1 << 21
 """Bytes of the file per block. With half of it, patches of 1 % of bf16 weights are 1 % longer and
@@ -99,15 +101,69 @@ def _base_words(base: Base, piece: Piece) -> Words:
     return piece.words(base.source.read(piece.offset, piece.length))
 
 
+def policy_of(source: ByteReader, block_bytes: int = BLOCK_BYTES) -> Digest:
+    """Return the policy digest of a file."""
+    hashers = {place: blake3() for place in source.layout.places}
+    for piece in framing.pieces(source.layout, block_bytes):
+        _hash_parts(piece, piece.words(source.read(piece.offset, piece.length)), hashers)
+    return _policy_of(hashers)
+
+
+def excess_of(
+    source: ByteReader, base: ByteReader, bound: MovementBound, block_bytes: int = BLOCK_BYTES
+) -> ExcessiveMovement | None:
+    """Return the movement between two files that exceeds its bound most, None if none does."""
+    places = {place.name: place for place in base.layout.places}
+    if _shapes_of(source.layout) != _shapes_of(base.layout):
+        return ExcessiveMovement("", math.inf)
+    found = None
+    for piece in framing.pieces(source.layout, block_bytes):
+        width, words = piece.element_bytes, source.read(piece.offset, piece.length)
+        before = b"".join(
+            base.read(places[one.tensor.name].offset + one.first * width, one.count * width)
+            for one in piece.parts
+        )
+        excess = movement.excess_in(piece, piece.words(before), piece.words(words), None, bound)
+        found = movement.larger(found, excess)
+    return found
+
+
+def _shapes_of(layout: TensorFile) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {place.name: (place.dtype, place.shape) for place in layout.places}
+
+
+def _hash_parts(piece: Piece, words: Words, hashers: Mapping[TensorPlace, blake3]) -> None:
+    for part in piece.parts:
+        own = words[part.start : part.start + part.count]
+        hashers[part.tensor].update(own.view(np.uint8).data)
+
+
+def _policy_of(hashers: Mapping[TensorPlace, blake3]) -> Digest:
+    return policy_digest(
+        (place.name, place.dtype, place.shape, Digest(hasher.digest()))
+        for place, hasher in hashers.items()
+    )
+
+
 class StreamDecoder:
     """Incremental decoder of one encoding; holds one block and buffers the next.
 
     ``in_order`` may hold several. ``policy`` is the digest of the decoded tensors, at the end.
+    ``bound`` is that on the movement of a weight from the base.
     """
 
-    def __init__(self, base: Base | None, file_bytes_max: int, in_order: InOrder = map) -> None:
+    def __init__(
+        self,
+        base: Base | None,
+        file_bytes_max: int,
+        in_order: InOrder = map,
+        bound: MovementBound | None = None,
+    ) -> None:
         self._base = base
         self._in_order = in_order
+        self._bound = bound
+        self.excess: ExcessiveMovement | None = None
+        """Movement so far that exceeds its bound most."""
         against = None if base is None else (base.policy, base.source.layout)
         self._blocks = BlockReader(against, file_bytes_max)
         self._hashers: dict[TensorPlace, blake3] | None = None
@@ -124,25 +180,24 @@ class StreamDecoder:
         if self._hashers is None:
             self._hashers = {place: blake3() for place in layout.places}
             yield memoryview(layout.header)
-        for piece, words in self._in_order(self._decoded, self._blocks.blocks()):
-            for part in piece.parts:
-                own = words[part.start : part.start + part.count]
-                self._hashers[part.tensor].update(own.view(np.uint8).data)
+        for piece, words, excess in self._in_order(self._decoded, self._blocks.blocks()):
+            self.excess = movement.larger(self.excess, excess)
+            _hash_parts(piece, words, self._hashers)
             yield words.view(np.uint8).data
 
-    def _decoded(self, one: EncodedBlock) -> tuple[Piece, Words]:
+    def _decoded(self, one: EncodedBlock) -> tuple[Piece, Words, ExcessiveMovement | None]:
         piece, kind, body = one
         base = None if self._base is None else _base_words(self._base, piece)
-        return piece, block.decode(kind, body, base, piece.count, piece.element_bytes)
+        words, far = block.decode(kind, body, base, piece.count, piece.element_bytes)
+        if base is None or self._bound is None or words is base:
+            return piece, words, None
+        return piece, words, movement.excess_in(piece, base, words, far, self._bound)
 
     @property
     def policy(self) -> Digest:
         """Digest of the decoded tensors; ``EncodingError`` unless the input is complete."""
         self._blocks.finish()
-        return policy_digest(
-            (place.name, place.dtype, place.shape, Digest(hasher.digest()))
-            for place, hasher in (self._hashers or {}).items()
-        )
+        return _policy_of(self._hashers or {})
 
 
 class PatchReader:

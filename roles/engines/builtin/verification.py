@@ -7,7 +7,7 @@ by the protocol, and one module computes it for both engines.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from typing_extensions import override
 from protocol.core.containers import BoundedDict
 from protocol.core.types import Version
 from protocol.rollout.statistics import Measurement, Recomputed, measured, unmeasured
+from protocol.rollout.witness import WitnessValue
 from protocol.run.recipe import ModelSection, ToplocSection
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
@@ -126,6 +127,8 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
         ids = request.prompt + request.tokens
         if min(ids) < 0 or max(ids) >= self._config.vocab_size:
             return "token outside the vocabulary"
+        if any(point.position >= len(request.tokens) for point in request.points):
+            return "witness point outside the sequence"
         fault = proof_fault(
             request.proofs,
             len(request.tokens),
@@ -166,9 +169,17 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
         )
         replayed = self._replay(model, requests, states, temperature)
         logprobs, gaps = (values.tolist() for values in replayed)
+        witness = iter(self._witness(model, requests, states, bounds, temperature))
         return [
-            Recomputed(compared, logprobs[start:end], gaps[start:end])
-            for (start, end), compared in zip(pairwise(bounds), chunks, strict=True)
+            Recomputed(
+                compared,
+                logprobs[start:end],
+                gaps[start:end],
+                tuple(islice(witness, len(request.points))),
+            )
+            for request, (start, end), compared in zip(
+                requests, pairwise(bounds), chunks, strict=True
+            )
         ]
 
     def _prefill(self, model: _Policy, requests: Sequence[VerificationRequest]) -> Tensor:
@@ -205,3 +216,27 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
             logprobs.append(sampled.logprobs)
             gaps.append(sampled.gaps)
         return torch.cat(logprobs).cpu(), torch.cat(gaps).cpu()
+
+    def _witness(
+        self,
+        model: _Policy,
+        requests: Sequence[VerificationRequest],
+        states: Tensor,
+        bounds: Sequence[int],
+        temperature: float,
+    ) -> list[WitnessValue]:
+        """Return the values at the points of all requests, whose rows begin at ``bounds``."""
+        starts = zip(bounds, requests, strict=False)
+        placed = [(start + point.position, point) for start, one in starts for point in one.points]
+        if not placed:
+            return []
+        points = [point for _, point in placed]
+        draws = self._noise.at(
+            np.array([point.seed for point in points], dtype=np.uint64),
+            np.array([point.position for point in points], dtype=np.int64),
+        )
+        tokens = torch.tensor([point.token for point in points], device=self._device)
+        rows = states[[row for row, _ in placed]]
+        sampled = model.head.sample(rows, temperature, draws, tokens)
+        pairs = zip(sampled.logprobs.tolist(), sampled.tokens.tolist(), strict=True)
+        return [WitnessValue(logprob, token) for logprob, token in pairs]

@@ -4,13 +4,13 @@ It may come from another trainer, so everything in it is checked. The optimizer'
 in it: they are in the manifest.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from protocol.run.training_bound import moment_ratio_max
 from roles.engines.files.atomic_write import replacing
 from roles.engines.files.policy import digest_of
 from roles.engines.files.safetensors import Shapes, file_bytes_max, read_tensors, write_tensors
@@ -71,9 +71,10 @@ def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:
 def check_moments(state: TrainingState, betas: tuple[float, float]) -> None:
     """Raise ``ValueError`` for moments that no gradients produce: they move a weight anywhere.
 
-    By Cauchy-Schwarz the first moment is bounded by the root of the second.
+    The bound depends on the number of updates (``protocol.run.training_bound``): the correction of
+    the moments' bias is largest in the first updates.
     """
-    bound = _ROUNDING * _moment_ratio_max(*betas)
+    bound = _ROUNDING * moment_ratio_max(betas, state.steps)
     for name, first in state.first_moments.items():
         second = state.second_moments[name]
         finite = bool(first.isfinite().all()) and bool(second.isfinite().all())
@@ -81,17 +82,6 @@ def check_moments(state: TrainingState, betas: tuple[float, float]) -> None:
             raise ValueError(f"the moments of {name} are not finite, or negative")
         if bool((first.abs() > bound * second.sqrt() + _NEGLIGIBLE).any()):
             raise ValueError(f"the moments of {name} are inconsistent")
-
-
-def _moment_ratio_max(first: float, second: float) -> float:
-    """Return the largest possible ``|m| / sqrt(v)`` of AdamW; infinite if it is unbounded.
-
-    With ``m = (1 - b1) sum(b1^k g_k)`` and ``v = (1 - b2) sum(b2^k g_k^2)``, ``m^2 / v`` is at most
-    ``(1 - b1)^2 / (1 - b2) sum((b1^2 / b2)^k)``.
-    """
-    if not first**2 < second < 1:
-        return math.inf
-    return (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))
 
 
 def _layout(shapes: Shapes) -> Shapes:

@@ -168,6 +168,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             masters.values(),
             lr=self._grpo.learning_rate,
             betas=self._grpo.adam_betas,
+            eps=self._grpo.adam_epsilon,
             weight_decay=self._grpo.weight_decay,
         )
         return _Loaded(model, masters, optimizer)

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 from pydantic import TypeAdapter
 
+from node.api.contributors import OwnWork
 from node.api.council import CouncilPage, CouncilRow, CouncilSummary
 from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus, StripeStatus
 from node.api.status import MachineStatus, NodeStatus, TrafficStatus
@@ -143,6 +144,20 @@ COUNCIL = CouncilPage(
 )
 """A council of three, one of them silent and one with evidence against it."""
 
+YOURS = OwnWork(
+    certified=128,
+    tokens=1_900_000,
+    trained=120,
+    credit_share=0.031,
+    unlocked=150_000_000,
+    locked=40_000_000,
+    rank=7,
+    contributors=41,
+    waiting=12,
+    rejected=2,
+    rejected_reasons={"computation": 1, "reward": 1},
+)
+
 _SUMMARY = {one.name: getattr(COUNCIL, one.name) for one in fields(CouncilSummary)}
 TABLE_LIMITS = {**LIMITS, "http_addresses": 4096}
 STATUS = NodeStatus(
@@ -184,7 +199,7 @@ STATUS = NodeStatus(
         "0.1.0", 5_000_000_000, 9_000_000_000, 80_000_000, 0, 0, 0, {"syncing": 12.5}
     ),
     rollouts=RolloutCounts(860, 812, 12, 4, 790, {"computation": 9, "rewards": 3}),
-    own_rollouts=RolloutCounts(120, 118, 1, 0, 110, {"computation": 1}),
+    yours=YOURS,
     workers={PEERS[6]: RolloutCounts(120, 118, 1, 0, 110, {"computation": 1})},
     checkpoints=tuple(
         published(version, 1_700_000_000.0 + version, version / 50) for version in range(43)

@@ -117,8 +117,8 @@ def scrape(*statuses):
 
 def test_metrics_count_rollouts_from_the_first_look():
     later = RolloutCounts(870, 815, 14, 4, 795, {"computation": 10, "rewards": 3, "format": 1})
-    own = replace(STATUS.own_rollouts, certified=119)
-    first, lines = scrape(STATUS, replace(STATUS, rollouts=later, own_rollouts=own))
+    own = replace(STATUS.yours, certified=129)
+    first, lines = scrape(STATUS, replace(STATUS, rollouts=later, yours=own))
     assert 'prime_node_rollouts_total{outcome="certified"} 0.0' in first
     assert 'prime_node_rollouts_rejected_total{reason="computation"} 0.0' in first
     assert 'prime_node_rollouts_total{outcome="certified"} 3.0' in lines

@@ -131,6 +131,11 @@ def test_a_page_of_a_join_command_is_checked_and_passed_on(started, capsys):
     )
 
 
+def test_the_name_of_the_operator_is_passed_on(started):
+    assert cli.main([*JOIN, "--name", "Éva <b>"]) == cli.main(JOIN) == 0
+    assert [config.name for config in started] == ["Éva <b>", ""]
+
+
 def test_a_node_does_not_start_beside_a_proof_of_two_histories(started, data, capsys):
     data.conflict.write_bytes(b"proof")
     code, line = failure(capsys, *JOIN)
@@ -265,6 +270,7 @@ def test_an_error_of_the_node_is_one_line(monkeypatch, capsys):
             ["--role", "relay", "status"],
             "--role is for running a node; put the options of status after that word",
         ),
+        ([*JOIN, "--name", "Ada "], "--name: a name neither begins nor ends with a space"),
         (["--new-swarm", *JOIN], "--new-swarm and --initial-peers exclude each other"),
     ],
 )
@@ -379,7 +385,7 @@ def test_id_without_a_key(data, capsys):
     )
 
 
-def test_status_peers_council_and_why_of_a_daemon(daemon, capsys):
+def test_the_views_of_a_daemon(daemon, capsys):
     assert json.loads(output(capsys, "status", "--json")) == json.loads(
         json.dumps(STATUS.to_json())
     )
@@ -389,12 +395,15 @@ def test_status_peers_council_and_why_of_a_daemon(daemon, capsys):
     told = json.loads(output(capsys, "council", "--json"))
     assert told == json.loads(json.dumps(asdict(COUNCIL)))
     assert output(capsys, "council").startswith("● 3 members (6 seats, era 2), final page 3 s ago")
+    found = json.loads(output(capsys, "contributors", "--json"))
+    assert found == json.loads(json.dumps(asdict(STATES["ready"]().contributors)))
+    assert output(capsys, "contributors").startswith("812 certified rollouts, 9.88 M tokens, 40")
     assert json.loads(output(capsys, "why", "--json")) == WHY
     assert "exponent" in output(capsys, "why", "ab12")
     assert "No rollout" in output(capsys, "why", "0000")
 
 
-@pytest.mark.parametrize("command", ["status", "peers", "council", "why"])
+@pytest.mark.parametrize("command", ["status", "peers", "council", "contributors", "why"])
 def test_commands_that_need_a_daemon(data, capsys, command):
     code, line = failure(capsys, command, "--json")
     assert code == 69

@@ -86,6 +86,13 @@ def test_a_node_that_has_it_says_so_in_its_record(home, started):
     assert about_us(started[0], load_run(path)).scoring == found.digest
 
 
+def test_the_name_of_the_operator_is_in_its_record(home, monkeypatch, started):
+    monkeypatch.setenv("PRIME_NODE_NAME", "Éva")
+    path = run_file(home, section())
+    assert run_node(path, "relay") == 0
+    assert about_us(started[0], load_run(path)).name == "Éva"
+
+
 def test_a_run_that_was_found_through_peers_is_named_by_its_data_directory(home):
     signed = load_run(run_file(home, section(python=OTHER)))
     config = load_config({"roles": ["validator"]}, os.environ)

@@ -27,7 +27,7 @@ def measured(thresholds=OTHER_MODEL, workers=4, rounds=8, validators=3, scaled=l
             commit = digest(f"{worker} {round_}".encode())
             for validator in VALIDATORS[:validators]:
                 finding = judged.examined(worker)
-                verdict = finding.verdict(commit)
+                verdict = finding.verdict(commit, bytes(32), bytes(32))
                 numbers = (*verdict.means, *verdict.extremes)
                 times = scaled(worker, validator)
                 values = {
@@ -120,7 +120,12 @@ def swarm(path, *, rounds=8, liar=False):
         for commit in world.chain(peer, rounds, tokens=TOKENS):
             committee = world.committee(commit)
             verdicts = [
-                world.sealed(judged.examined(worker).verdict(commit.digest), world.by_peer[one])
+                world.sealed(
+                    judged.examined(worker).verdict(
+                        commit.digest, committee.page.digest, bytes(32)
+                    ),
+                    world.by_peer[one],
+                )
                 for one in committee.escalated[: committee.quorum]
             ]
             certificate = Certificate(

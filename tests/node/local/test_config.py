@@ -113,6 +113,9 @@ def test_peers_are_checked_and_kept_in_order(environment):
         ),
         ({"log_level": "loud"}, "--log-level: 'loud': input should be 'debug', 'info', 'warning'"),
         ({"port": True}, "--port: write a number, not true or false"),
+        ({"name": "x" * 33}, "--name: a name has at most 32 characters"),
+        ({"name": "a\x1b[31mb"}, "--name: a name cannot contain the character U+001B"),
+        ({"name": "\u202eada"}, "--name: a name cannot contain the character U+202E"),
         ({"run_id": "abc"}, "--run-id: 'abc' is not a run id, which has 64 hexadecimal"),
     ],
 )
@@ -144,6 +147,17 @@ def test_a_size_in_the_file_needs_its_unit(tmp_path, environment, line, told):
     exit_code, message = failure({}, environment, file)
     assert exit_code is ExitCode.CONFIG
     assert message.startswith(f"{file}: {line.split()[0]}: {told}")
+
+
+def test_a_name_is_text_from_each_place(tmp_path, environment):
+    file = written(tmp_path, 'roles = ["relay"]\nname = "Éva, [b]"\n')
+    assert load_config({}, environment, file).name == "Éva, [b]"
+    environment["PRIME_NODE_NAME"] = "7"
+    assert load_config({}, environment, file).name == "7"
+    assert load_config({"name": ""}, environment, file).name == ""
+    exit_code, message = failure({}, {}, written(tmp_path, 'roles = ["relay"]\nname = 7\n'))
+    assert exit_code is ExitCode.CONFIG
+    assert message.endswith("name: write the name as text, in quotes")
 
 
 def test_a_role_is_needed(environment):

@@ -61,6 +61,10 @@ class Network:
 RUNTIME = b"\x07" * 32
 """Digest of a scoring runtime."""
 
+ABOUT = About(
+    (Role.VALIDATOR,), Hardware(), reachable=True, software="test", scoring=RUNTIME, name="Éva"
+)
+
 
 class Node:
     """Announcer on a machine that keeps its store; ``begin`` restarts it."""
@@ -98,7 +102,7 @@ class Node:
             context,
             self.key_guard,
             OwnAdmission(context, b""),
-            About((Role.VALIDATOR,), Hardware(), reachable=True, software="test", scoring=RUNTIME),
+            ABOUT,
             self.network,
             self.facts,
             hint=lambda envelope: self.replica.receive(
@@ -137,6 +141,7 @@ async def test_we_say_what_we_are_and_say_it_again():
     await node.run(3 * REFRESH_SECONDS + 1)
     assert len(node.said) == 4
     assert node.record.roles == ("validator",)
+    assert node.record.name == "Éva"
     assert node.record.policy_version == 7
     assert node.record.scoring == RUNTIME
     assert node.record.addresses == node.announcer.addresses != ()

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def held(tmp_path_factory):
     """Node of a text run in bf16; tests do not change it."""
-    return held_run(tmp_path_factory.mktemp("run"), dtype="bf16", environment=TEXT | REASONING)
+    rules = {"environment": TEXT | REASONING}
+    return held_run(tmp_path_factory.mktemp("run"), dtype="bf16", final=2, **rules)
 
 
 REASONING = {"name": "reasoning-gym/basic_arithmetic"}

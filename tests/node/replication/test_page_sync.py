@@ -146,16 +146,17 @@ async def test_a_node_that_was_away_receives_what_it_missed(known):
 
 
 @pytest.mark.parametrize(("known", "last"), [(0, 9), (7, 24), (7, 10)])
-async def test_a_node_that_was_away_counts_the_work_of_all_pages(known, last):
-    """Else it could not approve the next two draws of a council."""
+async def test_a_node_that_was_away_counts_all_pages(known, last):
+    """Else it could not state the root of the accounts, and would not propose."""
     pair = Pair()
     BOOK.show(pair.ours.replica, known)
     BOOK.show(pair.theirs.replica, last)
     assert await pair.pull()
-    replica = pair.ours.replica
-    replica.intake.count_final(replica.ledger.commits)
-    assert replica.intake.work.epoch == pair.theirs.pages.root.epoch == last - 1
-    assert replica.intake.work.is_known(0)
+    ours, theirs = pair.ours.replica, pair.theirs.replica
+    ours.count_final()
+    assert not ours.behind
+    assert ours.intake.accounts.header.epoch == pair.theirs.pages.root.epoch == last - 1
+    assert ours.intake.accounts.root == theirs.intake.accounts.root
 
 
 async def test_a_node_that_was_away_for_long_goes_on_from_the_newest_final_page():
@@ -165,8 +166,10 @@ async def test_a_node_that_was_away_for_long_goes_on_from_the_newest_final_page(
     assert await pair.pull()
     assert pair.ours.state == pair.theirs.state
     replica = pair.ours.replica
-    replica.intake.count_final(replica.ledger.commits)
-    assert not replica.intake.work.is_known(0)
+    replica.count_final()
+    assert replica.intake.ledger.has_gap
+    assert replica.behind, "it needs the work of the pages in between"
+    assert replica.intake.accounts.header.epoch == 6
 
 
 async def test_a_page_that_lost_its_votes_arrives_with_them():
@@ -318,7 +321,8 @@ async def test_pulled_pages_survive_a_restart():
 def certified_by(page, commit):
     """Return a certificate by the committee that a page draws."""
     committee = draw(WORLD.manifest, page, commit)
-    verdicts = [WORLD.verdict(WORLD.by_peer[peer], commit) for peer in committee.first]
+    keys = [WORLD.by_peer[peer] for peer in committee.first]
+    verdicts = [WORLD.verdict(key, commit, page=page.digest) for key in keys]
     fields = {"page": page.digest, "verdicts": tuple(one.envelope for one in verdicts)}
     return WORLD.certificate(commit, **fields)
 
@@ -339,9 +343,9 @@ class PowerError(Exception):
     """The machine has lost power."""
 
 
-@pytest.mark.parametrize("commits", [0, 1, 2])
+@pytest.mark.parametrize("commits", range(5))
 async def test_the_work_of_final_pages_is_counted_once_whenever_the_power_fails(commits):
-    """Before and after the pages and their work are written, and after the deletion of messages."""
+    """Before and after each write: work, pages, the deletion of messages, accounts."""
     store, worker = DyingStore(), WORLD.workers[0]
     node, commit = Node(Hub(), OUR_KEY, store), WORLD.commit(worker)
     about = {name: Contents(**{name: (commit.digest,)}) for name in ("commits", "certified")}
@@ -354,21 +358,24 @@ async def test_the_work_of_final_pages_is_counted_once_whenever_the_power_fails(
         node.inbox.take(signed.envelope, MessageOrigin.GOSSIP)
     for epoch in range(3, 9):
         node.gossip(book.page(epoch), *book.votes(epoch))
-    work = node.replica.intake.work
-    assert work.epoch == node.pages.root.epoch == 7
-    assert work.tokens([0]) == {worker.peer_id: commit.message.tokens}
-    assert work.is_known(0)
+    accounts = node.replica.intake.accounts
+    assert accounts.header.epoch == node.pages.root.epoch == 7
+    assert accounts.tokens([0]) == {worker.peer_id: commit.message.tokens}
     await node.log.flush()
     store.commits_left = commits
     with suppress(PowerError):
+        await node.inbox.history.flush(node.replica.intake.ledger)
         await node.log.compact(node.replica)
+        await node.inbox.history.keep_accounts(node.replica.intake.ledger)
+    assert store.commits_left == (-1 if commits < 4 else 0)
     store.commits_left = 1000
     again = Node(Hub(), OUR_KEY, store)
     await again.inbox.restore()
-    assert again.replica.intake.work.encoded() == work.encoded()
-    assert again.replica.ledger.commits.known(commit.digest).is_final
+    assert again.replica.intake.accounts.leaves == accounts.leaves
+    assert again.replica.ledger.commits.known(commit.digest).final is True
     again.gossip(book.page(9), *book.votes(9))
-    assert (again.replica.intake.work.epoch, again.replica.intake.work.is_known(0)) == (8, True)
+    assert again.replica.intake.accounts.header.epoch == 8
+    assert not again.replica.behind
 
 
 def served(*frames, ids=()):

@@ -54,6 +54,8 @@ def test_a_restart_keeps_data_directory_and_peers():
         *program(),
         "--role",
         "trainer",
+        "--name",
+        plan(Role.TRAINER).name,
         "--data-dir",
         "/data/a node",
         "--host",

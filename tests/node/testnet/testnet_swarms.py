@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from node.api.contributors import OwnWork
 from node.api.downloads import DownloadStatus, PeerTrafficStatus, StripeStatus
 from node.api.status import HistogramStatus, NodeStatus, TrafficStatus
 from node.api.v1.answers import PeerRow, RolloutCounts, VersionDetail
@@ -65,7 +66,6 @@ def status(plan: NodePlan, **changes) -> NodeStatus:
         first_certificate_at=None,
         members=(),
         rollouts=RolloutCounts(),
-        own_rollouts=RolloutCounts(),
         workers={},
         checkpoints=(),
         traffic=TrafficStatus(),
@@ -106,6 +106,7 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37) -> SwarmRecord:
     )
     for index, plan in enumerate(nodes):
         record.add(plan)
+        dishonest = int(bool(plan.behaviour))
         given = status(
             plan,
             policy_version=versions - index % 3,
@@ -113,7 +114,7 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37) -> SwarmRecord:
             first_certificate_at=STARTED_AT + 31,
             members=(joined,),
             rollouts=RolloutCounts(190 + index, 171, 5, 1, 160, {"computation": 4, "sampling": 1}),
-            own_rollouts=RolloutCounts(60, 57, 1 if plan.behaviour else 0),
+            yours=OwnWork(certified=57, waiting=3 - dishonest, rejected=dishonest),
             workers=workers,
             checkpoints=curve,
             traffic=TrafficStatus(

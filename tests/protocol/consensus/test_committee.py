@@ -5,15 +5,11 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.consensus.committee import (
-    Committee,
-    VerdictPool,
-    check_certificate,
-    draw,
-    outcome_rank,
-)
+from protocol.consensus.committee import Committee, check_certificate, draw, outcome_rank
 from protocol.consensus.council import Council
 from protocol.consensus.member import Contents
+from protocol.consensus.seals import ordered
+from protocol.consensus.verdict_pool import VerdictPool
 from protocol.core.faults import Fault
 from protocol.messages import Certificate
 from tests.worlds.messages import World, run_manifest
@@ -130,7 +126,7 @@ def test_a_committee_is_no_larger_than_the_council():
 
 @given(st.integers(1, 200))
 def test_the_quorum_is_two_thirds_and_two_quorums_share_a_member(size):
-    quorum = Committee((), 1, size, PAGE).quorum
+    quorum = Committee((), 1, size, PAGE, COMMITTEE.agreement).quorum
     assert 3 * quorum >= 2 * size > 3 * (quorum - 1)
     assert size == 1 or 2 * quorum > size
 
@@ -140,7 +136,8 @@ def test_the_quorum_is_two_thirds_and_two_quorums_share_a_member(size):
 
 def heavy(*seats) -> Committee:
     """Return a committee of 3 and 7 seats, of members by rank."""
-    return Committee(tuple(RANKED[place].peer_id for place in seats), 3, 7, PAGE)
+    peers = tuple(RANKED[place].peer_id for place in seats)
+    return Committee(peers, 3, 7, PAGE, COMMITTEE.agreement)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +175,7 @@ def test_a_second_look_is_no_news_and_a_contradiction_is_recorded_once():
         fault = result.add(contradiction)
         assert isinstance(fault, Fault)
         assert fault.code == "equivocation"
-    assert result.equivocations == {RANKED[0].peer_id: (first, liar)}
+    assert result.equivocations == {RANKED[0].peer_id: ordered(first, liar)}
     assert result.verdicts == {RANKED[0].peer_id: first}
 
 
@@ -205,7 +202,8 @@ def test_what_verdicts_add_up_to(votes, expected):
         assert all(verdict.message.accept is outcome.accepted for verdict in outcome.verdicts)
         certificate = outcome.certificate(COMMIT.digest, COMMITTEE)
         assert certificate.page == PAGE.digest
-        assert check_certificate(certificate, outcome.verdicts, COMMITTEE) is None
+        opened = (*outcome.verdicts, *outcome.dissents)
+        assert check_certificate(certificate, opened, COMMITTEE) is None
 
 
 def test_a_reject_among_the_first_is_a_dispute_and_one_elsewhere_is_not():
@@ -220,7 +218,9 @@ def test_a_reject_among_the_first_is_a_dispute_and_one_elsewhere_is_not():
 def certified(signers, *, accepted=True, escalated=False, accept=None, commit=COMMIT, page=PAGE):
     """Return a certificate on ``COMMIT`` and its verdicts, which may contradict it."""
     accept = accepted if accept is None else accept
-    verdicts = [WORLD.verdict(signer, commit, accept=accept) for signer in signers]
+    verdicts = [
+        WORLD.verdict(signer, commit, accept=accept, page=page.digest) for signer in signers
+    ]
     certificate = Certificate(
         commit=COMMIT.digest,
         page=page.digest,

@@ -25,6 +25,7 @@ from protocol.messages import (
     LISTED_MAX,
     OPENED_MAX,
     REVEALERS_MAX,
+    VERDICTS_MAX,
     Opened,
 )
 from tests.protocol.consensus.councils import (
@@ -144,7 +145,17 @@ FLAWED = {
         "wrong-council",
     ),
     "a removal beside an acceptance": (
-        {"removed": (PEERS[0],), "certified": (bytes(32),)},
+        {"removed": (PEERS[0],), "certified": (bytes(32),), "checkers": (1,)},
+        "wrong-council",
+    ),
+    "a removal beside a rejection": (
+        {"removed": (PEERS[0],), "rejected": (bytes(32),), "checkers": (1,)},
+        "wrong-council",
+    ),
+    "a removal beside work": ({"removed": (PEERS[0],), "work": bytes(32)}, "wrong-council"),
+    "work after a change": ({"reveals": (), "commits": (), "work": bytes(32)}, "wrong-council"),
+    "accounts after a change": (
+        {"reveals": (), "commits": (), "ledger": bytes(32)},
         "wrong-council",
     ),
     "a draw after a change": ({"draw": {OUTSIDER: 1}, "reveals": ()}, "wrong-council"),
@@ -476,7 +487,9 @@ def test_the_largest_pages_fit_into_a_message_and_into_a_chain():
     )
     proofs = {"reveals": (bytes(80),) * REVEALERS_MAX, "final_epoch": 2**40, "epoch": 2**40 + 1}
     redraw = world.page(ROOT, 10, drawn=keys, seats=(1,) * COUNCIL_MAX, **proofs)
-    full = world.page(ROOT, 10, commits=listed, certified=certified, **proofs)
+    decided = {"certified": certified, "checkers": (2**VERDICTS_MAX - 1,) * LISTED_MAX}
+    stated = {"work": bytes(32), "ledger": bytes(32)}
+    full = world.page(ROOT, 10, commits=listed, **decided, **stated, **proofs)
     for page in (redraw, full):
         assert len(page.envelope) <= ENVELOPE_BYTES_MAX
         signature = ONE.votes[0][1]

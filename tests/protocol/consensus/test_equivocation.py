@@ -28,6 +28,15 @@ def test_evidence_names_the_member_that_signed_two_verdicts():
     assert result.evidence == {LIAR.peer_id: piece}
 
 
+def test_evidence_names_the_member_whose_verdict_does_not_fit_its_seal():
+    verdict = WORLD.verdict(LIAR, COMMIT)
+    seals = [WORLD.verdict_seal(WORLD.verdict(LIAR, COMMIT, detail=text)) for text in "ab"]
+    for pair in ((seals[0], verdict), (verdict, seals[0]), seals):
+        first, second = (one.envelope for one in pair)
+        piece = WORLD.evidence(LIAR, COMMIT, first=first, second=second)
+        assert list(table(piece).evidence) == [LIAR.peer_id]
+
+
 def test_one_piece_about_a_member_is_enough():
     first = WORLD.evidence(LIAR, COMMIT)
     result = table(first)
@@ -61,19 +70,24 @@ def flawed() -> dict:
     accepting, rejecting = (WORLD.verdict(LIAR, COMMIT, accept=accept) for accept in (True, False))
     elsewhere = WORLD.verdict(LIAR, WORLD.commit(WORKER, tokens=11), accept=False)
     return {
-        "one verdict twice": {"rejecting": accepting.envelope},
-        "two accepting verdicts": {
-            "rejecting": WORLD.verdict(LIAR, COMMIT, detail="again").envelope
-        },
-        "the wrong way round": {"accepting": rejecting.envelope, "rejecting": accepting.envelope},
+        "one verdict twice": {"second": accepting.envelope},
+        "two accepting verdicts": {"second": WORLD.verdict(LIAR, COMMIT, detail="again").envelope},
         "verdicts of two validators": {
-            "rejecting": WORLD.verdict(OTHER, COMMIT, accept=False).envelope
+            "second": WORLD.verdict(OTHER, COMMIT, accept=False).envelope
         },
-        "verdicts on two commits": {"rejecting": elsewhere.envelope},
+        "verdicts on two commits": {"second": elsewhere.envelope},
+        "verdicts for two pages": {
+            "second": WORLD.verdict(LIAR, COMMIT, accept=False, page=bytes(32)).envelope
+        },
+        "a verdict and its seal": {"second": WORLD.verdict_seal(accepting).envelope},
+        "a seal twice": dict.fromkeys(("first", "second"), WORLD.verdict_seal(accepting).envelope),
+        "a seal of another validator": {
+            "second": WORLD.verdict_seal(WORLD.verdict(OTHER, COMMIT)).envelope
+        },
         "another commit": {"commit": WORLD.commit(WORKER, tokens=11).envelope},
-        "another run": {"rejecting": foreign.verdict(LIAR, COMMIT, accept=False).envelope},
+        "another run": {"second": foreign.verdict(LIAR, COMMIT, accept=False).envelope},
         "a commit of another run": {"commit": foreign.commit(WORKER, epoch=7).envelope},
-        "a forged signature": {"rejecting": rejecting.envelope[:-1] + b"x"},
+        "a forged signature": {"second": rejecting.envelope[:-1] + b"x"},
         "another kind": {"commit": accepting.envelope},
     }
 

@@ -317,13 +317,22 @@ def test_the_pages_of_other_branches_list_nothing_in_the_final_chain():
     assert not again.is_listed(commit(99), again.tip())
 
 
-def test_an_acceptance_is_in_the_pages_from_the_final_one_on():
+def test_an_outcome_is_in_the_pages_from_the_one_that_names_it_on():
     tree = WORLD.tree()
     WORLD.run(tree, [0, 1])
-    node = WORLD.extend(tree, 2, certified=(commit(0),))
-    assert tree.is_certified(commit(0), node)
-    assert not tree.is_certified(commit(0), node.parent)
-    assert not tree.is_certified(commit(2), node), "listed"
+    outcomes = {"certified": (commit(0),), "rejected": (commit(1),), "checkers": (1, 1)}
+    node = WORLD.extend(tree, 2, **outcomes)
+    expected = [True, False, None]
+    numbers = range(3)  # 2 is listed only
+    assert [tree.outcome(commit(number), node) for number in numbers] == expected
+    assert [tree.outcome(commit(number), node.parent) for number in numbers] == [None] * 3
+    for epoch in (3, 4, 5):
+        node = WORLD.extend(tree, epoch)
+    assert tree.root.epoch == 4, "and in final pages"
+    assert [tree.outcome(commit(number), node) for number in numbers] == expected
+    late = WORLD.tree()
+    copied(tree, late)
+    assert [late.outcome(commit(number), late.root) for number in numbers] == expected
 
 
 # Late joiners

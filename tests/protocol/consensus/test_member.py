@@ -156,9 +156,9 @@ def test_a_member_reveals_once_an_epoch_for_the_page_it_extends():
     assert [reveal.message.parent for reveal in again] == [tip.digest]
 
 
-def proposer_of(world, epoch) -> Member:
+def proposer_of(world, epoch, **fields) -> Member:
     tree = world.tree()
-    return Member(tree.council.proposer(tree.root.beacon, epoch), world)
+    return Member(tree.council.proposer(tree.root.beacon, epoch), world, **fields)
 
 
 def test_the_proposer_waits_for_the_reveals_until_a_share_of_the_epoch():
@@ -326,7 +326,14 @@ def test_a_proposer_proposes_all_that_its_view_supports():
     world = Councils(size=4, era_epochs=2)
     for contents in (
         Contents((key_of(PEERS[5]),), (key_of(PEERS[0]),)),
-        Contents(commits=(commit(0), commit(1)), certified=(commit(2),)),
+        Contents(
+            commits=(commit(0), commit(1)),
+            certified=(commit(2),),
+            rejected=(commit(3),),
+            checkers=(7, 3),
+            work=commit(4),
+            ledger=commit(5),
+        ),
         Contents(**drawn_council({PEERS[2]: 3, PEERS[6]: 1})),
     ):
         one = Member(
@@ -337,6 +344,31 @@ def test_a_proposer_proposes_all_that_its_view_supports():
         (page,) = only(Page, one.act(2))
         wanted = contents.fields(world.tree().root)
         assert {name: getattr(page.message, name) for name in wanted} == wanted
+
+
+class Unsure(Approving):
+    """Cannot tell what a page should decide while ``is_unsure``."""
+
+    is_unsure = True
+
+    def contents(self, _parent, _epoch):
+        return None if self.is_unsure else Contents()
+
+
+def test_a_proposer_that_cannot_tell_proposes_once_it_can():
+    one = proposer_of(WORLD, 0, judgement=Unsure())
+    assert only(Page, one.act(0)) == []
+    one.judgement.is_unsure = False
+    assert len(only(Page, one.act(0))) == 1
+
+
+def test_a_proposer_that_cannot_tell_still_proposes_after_a_change():
+    """Such a page decides nothing."""
+    tree = WORLD.tree()
+    seating = WORLD.extend(tree, 0, joined=PEERS[5:6])
+    one = Member(tree.council.proposer(seating.beacon, 1), judgement=Unsure())
+    WORLD.extend(one.tree, 0, joined=PEERS[5:6])
+    assert len(only(Page, one.act(1, 0.0))) == 1
 
 
 def test_a_member_votes_once_an_epoch():

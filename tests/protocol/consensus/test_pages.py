@@ -290,7 +290,13 @@ def test_a_page_after_a_change_changes_nothing_and_has_no_reveals():
         assert tree.offer_page(WORLD.page(seating, 1, reveals=reveals)).code == "bad-reveal"
     closing = WORLD.extend(tree, 1)
     assert (closing.is_closing, closing.draws) == (True, False)
-    for fields in ({"commits": (commit(1),)}, {"certified": (commit(1),)}):
+    for fields in (
+        {"commits": (commit(1),)},
+        {"certified": (commit(1),), "checkers": (1,)},
+        {"rejected": (commit(1),), "checkers": (1,)},
+        {"work": commit(1)},
+        {"ledger": commit(1)},
+    ):
         assert tree.offer_page(WORLD.page(closing, 2, **fields)).code == "wrong-council"
     assert tree.drawing(commit(0)) is None
     assert tree.tip() is closing

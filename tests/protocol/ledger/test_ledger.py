@@ -749,6 +749,15 @@ def test_old_commits_are_forgotten_and_cannot_come_back():
     assert result.workers.totals.certified == 1, "what was earned is kept"
 
 
+def test_old_commits_stay_while_they_are_needed():
+    commit, other = WORLD.commit(WORKER), WORLD.commit(OTHER)
+    result = ledger(commit, other)
+    result.advance(9 * EXPIRE, lambda: {commit.digest})
+    assert result.commits.entries.keys() == {commit.digest}
+    result.advance(9 * EXPIRE + 1)
+    assert result.commits.entries == {}
+
+
 def test_slots_of_the_current_version_outlive_their_commits():
     commit = WORLD.commit(WORKER)
     result = ledger(commit)

@@ -16,6 +16,7 @@ from protocol.messages import (
     REVEALERS_MAX,
     VERDICT_BYTES_MAX,
     VERDICTS_MAX,
+    WITNESSES,
     Certificate,
     CheckpointManifest,
     NodeRecord,
@@ -28,7 +29,7 @@ from protocol.messages import (
     open_envelope,
     seal,
 )
-from tests.worlds.messages import World, forged, identity, run_manifest
+from tests.worlds.messages import World, forged, identity, run_manifest, verdict_of
 
 WORLD = World(run_manifest())
 WORKER, VALIDATOR = WORLD.workers[0], WORLD.validators[0]
@@ -251,11 +252,18 @@ def test_the_id_covers_signer_and_payload_but_not_the_signature():
 
 def largest_verdict(signer) -> Signed[Verdict]:
     return WORLD.verdict(
-        signer, COMMIT, detail="d" * 200, chunks=2**53, means=(-(2**53),) * 8, extremes=(2**53,) * 5
+        signer,
+        COMMIT,
+        detail="d" * 200,
+        chunks=2**53,
+        means=(-(2**53),) * 8,
+        extremes=(2**53,) * 5,
+        witness=(-(2**53),) * WITNESSES,
+        replays=(2**32,) * WITNESSES,
     )
 
 
-def test_thirteen_numbers_and_a_full_detail_fit_a_verdict():
+def test_all_numbers_and_a_full_detail_fit_a_verdict():
     assert len(largest_verdict(VALIDATOR).envelope) <= VERDICT_BYTES_MAX
 
 
@@ -263,7 +271,7 @@ def test_a_bloated_verdict_cannot_keep_a_certificate_from_fitting():
     bloat = {"reason": "é" * 200, "detail": "é" * 200}
     with pytest.raises(ValueError, match="verdict of"):
         WORLD.verdict(VALIDATOR, COMMIT, **bloat)
-    values = Verdict(commit=COMMIT.digest, accept=False, **bloat)
+    values = verdict_of(COMMIT.digest, bytes(32), **bloat)
     bloated = sealed_payload(encode(values.model_dump()), "verdict", VALIDATOR)
     assert reason(bloated, Verdict) == "oversize"
 
@@ -290,7 +298,12 @@ KEYS = tuple(digest(b"%d" % n) for n in range(2 * COUNCIL_MAX))
     [
         {"drawn": KEYS[:COUNCIL_MAX], "seats": (COUNCIL_MAX,) * COUNCIL_MAX},
         {"joined": KEYS[:COUNCIL_MAX], "removed": KEYS[COUNCIL_MAX:]},
-        {"commits": KEYS[:LISTED_MAX], "certified": KEYS[-LISTED_MAX:]},
+        {
+            "commits": KEYS[:LISTED_MAX],
+            "certified": KEYS[-LISTED_MAX:],
+            "checkers": (2**VERDICTS_MAX - 1,) * LISTED_MAX,
+            "work": bytes(32),
+        },
     ],
     ids=lambda contents: next(iter(contents)),
 )
@@ -302,6 +315,7 @@ def test_the_largest_page_fits_an_envelope(contents):
         parent=bytes(32),
         seed=bytes(32),
         final_epoch=2**53 - 1,
+        ledger=bytes(32),
         reveals=(bytes(80),) * REVEALERS_MAX,
         **contents,
     )
@@ -324,17 +338,45 @@ def test_the_largest_page_fits_an_envelope(contents):
         ("seats", (1,) * (COUNCIL_MAX + 1)),
         ("commits", (bytes(32),) * (LISTED_MAX + 1)),
         ("commits", (bytes(31),)),
-        ("certified", (bytes(32),) * (LISTED_MAX + 1)),
-        ("certified", (b"",)),
+        ("checkers", (1,)),
+        ("work", bytes(31)),
+        ("ledger", bytes(31)),
         ("final_epoch", -2),
         ("epoch", -1),
     ],
 )
 def test_a_page_with_an_impossible_field_is_refused(field, value):
     fields = WORLD.book.page(2).message.model_dump() | {field: value}
-    signed = sealed_payload(encode(fields), "page", VALIDATOR)
-    assert reason(signed, Page) == "bad-fields"
+    assert page_reason(fields) == "bad-fields"
     assert opened(WORLD.book.page(2).envelope, Page) == WORLD.book.page(2)
+
+
+def page_reason(fields):
+    return reason(sealed_payload(encode(fields), "page", VALIDATOR), Page)
+
+
+@pytest.mark.parametrize(
+    ("certified", "rejected", "checkers"),
+    [
+        (KEYS[: LISTED_MAX + 1], (), (1,) * (LISTED_MAX + 1)),
+        ((), KEYS[: LISTED_MAX + 1], (1,) * (LISTED_MAX + 1)),
+        (KEYS[:LISTED_MAX], KEYS[-1:], (1,) * (LISTED_MAX + 1)),
+        ((b"",), (), (1,)),
+        ((), (bytes(31),), (1,)),
+        (KEYS[:2], KEYS[2:3], (1, 1)),
+        (KEYS[:1], KEYS[2:3], (1, 1, 1)),
+        (KEYS[:1], (), (-1,)),
+    ],
+)
+def test_a_page_has_checkers_of_each_decided_commit_and_a_bounded_number(
+    certified, rejected, checkers
+):
+    fields = WORLD.book.page(2).message.model_dump()
+    decided = {"certified": KEYS[:1], "rejected": KEYS[1:LISTED_MAX], "checkers": (1,) * LISTED_MAX}
+    fits = sealed_payload(encode(fields | decided), "page", VALIDATOR)
+    assert opened(fits, Page).message.decided == KEYS[:LISTED_MAX]
+    changed = {"certified": certified, "rejected": rejected, "checkers": checkers}
+    assert page_reason(fields | changed) == "bad-fields"
 
 
 def test_the_largest_checkpoint_fits_an_envelope():

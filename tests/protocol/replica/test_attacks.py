@@ -143,10 +143,13 @@ def test_a_quorum_of_the_others_overturns_no_acceptance_of_the_first_committee()
 
 def signed_by(world, commit, signers, *, accepted, page=None):
     """Return a certificate with verdicts of ``signers``, a rejection by the larger committee."""
-    verdicts = tuple(world.verdict(one, commit, accept=accepted).envelope for one in signers)
+    page = page or world.committee(commit).page.digest
+    verdicts = tuple(
+        world.verdict(one, commit, accept=accepted, page=page).envelope for one in signers
+    )
     message = Certificate(
         commit=commit.digest,
-        page=page or world.committee(commit).page.digest,
+        page=page,
         escalated=not accepted,
         accepted=accepted,
         verdicts=verdicts,

@@ -1,14 +1,12 @@
 """A member's judgement of a draw: the seats of an era, and the views of two members."""
 
-import pytest
-
 from protocol.consensus.era import drawn_seats
 from protocol.consensus.member import Contents
 from protocol.core.crypto import peer_id_from_public_key
 from protocol.core.types import ValidationResult
 from protocol.replica.page_contents import DOUBT_SHARE, PageContents
 from protocol.replica.replica import Replica
-from tests.worlds.messages import World, found, run_manifest, set_outcome
+from tests.worlds.messages import World, run_manifest
 from tests.worlds.page_book import PageBook, fast_output, fast_verify
 
 ERA, SEATS = 32, 24
@@ -48,17 +46,14 @@ def contents(target, epoch) -> Contents:
     )
 
 
-def at_the_draw(*, idle=(), missing=(), to_epoch=DRAWS_IN - 1) -> Replica:
+def at_the_draw(*, idle=(), with_work=True, to_epoch=DRAWS_IN - 1) -> Replica:
     """Return a member's replica before a draw; all have the role validator but ``idle`` ones.
 
-    It does not hold the commits ``missing``.
+    ``with_work``: it has the work of all final pages.
     """
     target = Replica(WORLD.manifest, fast_verify, fast_output)
-    for commit in (one for done in DONE.values() for one in done if one not in missing):
-        target.restore(commit.envelope)
-        assert set_outcome(target.ledger, WORLD.certificate(commit), found())
-    BOOK.show(target, to_epoch)
-    target.intake.count_final(target.ledger.commits)
+    BOOK.show(target, to_epoch, with_work=with_work)
+    target.count_final()
     for one in (*WORLD.validators, *WORLD.workers):
         roles = ("inference",) if one in idle else ("inference", "validator")
         record = WORLD.record(one, roles, DRAWS_IN - 1)
@@ -85,6 +80,7 @@ def would_seat(target, seats, epoch=DRAWS_IN) -> bool:
     """Return whether a member would vote for a page that draws a council."""
     keys = {identity_of(peer).public_key: count for peer, count in seats.items()}
     fields = {"drawn": tuple(sorted(keys)), "seats": tuple(keys[one] for one in sorted(keys))}
+    fields["ledger"] = target.intake.ledger.root(target.pages.tip(epoch).shown_epoch)
     page = BOOK.page(DRAWS_IN).message.model_copy(update={"epoch": epoch, **fields})
     judgement = PageContents(target, ME.peer_id, 0, held=lambda: -1)
     return judgement.approves(page, target.pages.tip(epoch))
@@ -161,23 +157,33 @@ def test_nobody_gets_another_number_of_seats_than_the_beacon_gives():
     assert would_seat(target, due)
 
 
-@pytest.mark.parametrize("era", [0, 1])
-def test_a_member_that_does_not_know_all_work_neither_draws_nor_votes_for_a_draw(era):
-    (commit, *_) = list(DONE.values())[era]
-    target = at_the_draw(missing=[commit])
-    drawn = contents(target, DRAWS_IN)
-    assert drawn.drawn == (), "it goes on without a draw"
+def test_a_member_that_does_not_know_all_work_neither_draws_nor_votes_for_a_draw():
+    """It waits: other members draw, and it draws as they do once it has the work."""
+    target = at_the_draw(with_work=False)
+    page, parent = BOOK.page(DRAWS_IN).message, target.pages.tip(DRAWS_IN)
+    judgement = PageContents(target, ME.peer_id, 0, held=lambda: -1)
+    assert judgement.contents(parent, DRAWS_IN) is None
     assert not would_seat(target, due_seats())
-    page = BOOK.page(DRAWS_IN).message
-    assert PageContents(target, ME.peer_id, 0, held=lambda: -1).approves(
-        page, target.pages.tip(DRAWS_IN)
-    )
+    assert not judgement.approves(page, parent), "the page states accounts that it does not know"
+    BOOK.count(target)
+    assert seated(contents(target, DRAWS_IN)) == due_seats()
+    assert would_seat(target, due_seats())
+
+
+def test_a_node_that_adopted_a_snapshot_draws_as_the_others_do():
+    """The accounts hold the tokens of the recent eras and the beacons of their first pages."""
+    target, always = at_the_draw(with_work=False), at_the_draw()
+    ledger, statement = target.intake.ledger, target.intake.statement
+    state = always.intake.ledger.state(statement.final_epoch)
+    assert ledger.adopt(state.leaves, statement) is None
+    BOOK.count(target)
+    assert target.intake.accounts.root == always.intake.accounts.root
+    assert seated(contents(target, DRAWS_IN)) == due_seats()
 
 
 def test_nobody_returns_after_the_first_draw():
     drawn = contents(at_the_draw(), DRAWS_IN)
-    gone = WORLD.validators[5]
-    assert gone.peer_id in seated(drawn)
+    gone = next(one for one in WORLD.validators[1:] if one.peer_id in seated(drawn))
     left = without(seated(drawn), gone.peer_id)
     keys = {identity_of(peer).public_key: count for peer, count in left.items()}
     seating = Contents(drawn=tuple(sorted(keys)), seats=tuple(keys[one] for one in sorted(keys)))

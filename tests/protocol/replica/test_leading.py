@@ -6,11 +6,14 @@ import pytest
 
 from protocol.consensus.member import Contents
 from protocol.core.crypto import digest
+from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import ValidationResult
 from protocol.ledger.chain import Lead
+from protocol.replica.batch_rule import BatchRule
 from protocol.replica.leading import PATIENCE_EPOCHS, Leading
 from protocol.replica.page_contents import OPEN_EPOCHS, PageContents
 from protocol.replica.replica import Replica
+from protocol.replica.settlement import DecidedCommits
 from tests.worlds.messages import World, run_manifest
 from tests.worlds.page_book import PageBook
 
@@ -33,6 +36,20 @@ def versions(count, parent=GENESIS, trainer=0, **changes) -> list:
     return chain[1:]
 
 
+_FAULT = Fault(FaultCode.BATCH_OMITTED)
+
+
+class AnyBatch(BatchRule):
+    """Approves every batch: most tests are about other faults, with versions of no batch."""
+
+    def __init__(self, target):
+        super().__init__(target.manifest, target.ledger, target.pages)
+        self._chain = target.ledger.chain
+
+    def judged(self, number):
+        return number <= self._chain.version
+
+
 @dataclass
 class View:
     """A member that holds the weights up to a version; pages state ``term`` and ``head``.
@@ -53,8 +70,12 @@ class View:
         contents = {self.begun: Contents(term=self.term, head=self.head)}
         self.book = PageBook(WORLD.manifest, WORLD.validators, contents)
         self.target = WORLD.replica(pages_to=0, roster_at=None)
+        self.any_batch()
         self.book.show(self.target, self.last)
         self.restart(self.since)
+
+    def any_batch(self) -> None:
+        self.target.batches = AnyBatch(self.target)
 
     def restart(self, since) -> None:
         """Forget what was seen of the trainers before an epoch."""
@@ -259,6 +280,7 @@ def test_a_member_that_lacks_the_final_version_ends_no_term():
 def test_the_second_trainer_begins_a_run_whose_first_one_never_comes():
     view = View(held=-1, head=b"")
     view.target = WORLD.replica(pages_to=0, roster_at=None, genesis=False)
+    view.any_batch()
     view.book.show(view.target, LAST)
     view.restart(0)
     view.live(1, epoch=LAST)
@@ -434,6 +456,92 @@ def test_a_final_version_is_not_lost_because_this_member_has_not_loaded_it():
     assert view.term_in(due) == 1
 
 
+# Batches that do not follow the lot
+
+
+def refused(announced, *, held=3, **record) -> tuple[View, list]:
+    """Return the view of a member of three versions, of which the second has no good batch."""
+    view, chain = View(held=held), versions(3)
+    view.target.batches = Refused(view.target, chain[1].digest)
+    view.restart(0)
+    view.take(chain[0], epoch=3)
+    view.take(*chain[1:], epoch=announced)
+    view.live(0, 1, epoch=LAST + 1, **record)
+    return view, chain
+
+
+class Refused(AnyBatch):
+    """Refuses the batch of one version, or cannot tell."""
+
+    def __init__(self, target, version, fault: Fault | bool = _FAULT):
+        super().__init__(target)
+        self._version, self._fault = version, fault
+
+    def judged(self, number):
+        made = self._chain.get(number)
+        is_refused = made is not None and made.digest == self._version
+        return self._fault if is_refused else super().judged(number)
+
+
+def test_no_member_makes_a_version_final_whose_batch_is_refused():
+    """Nor those that follow it."""
+    view, chain = refused(LAST - 1)
+    assert view.proposed() == Lead(0, chain[0].digest)
+    assert [view.approves(head=one.digest) for one in chain] == [True, False, False]
+    view.target.batches = Refused(view.target, digest(b"none"))
+    view.restart(0)
+    assert view.proposed().head == chain[2].digest
+    assert all(view.approves(head=one.digest) for one in chain)
+
+
+def test_a_leader_whose_batch_is_refused_is_followed_by_the_next():
+    """Although it serves the weights, and every member has them."""
+    announced = LAST - 1
+    view, chain = refused(announced, policy_version=3)
+    due = announced + RECORD + 1
+    assert view.proposed(due - 1) == Lead(0, chain[0].digest)
+    assert view.proposed(due) == Lead(1, chain[0].digest)
+    assert view.approves(due - PATIENCE_EPOCHS, term=1, head=chain[0].digest)
+    assert not view.approves(due - PATIENCE_EPOCHS - 1, term=1, head=chain[0].digest)
+    assert not view.approves(due, term=1, head=chain[1].digest)
+
+
+def test_a_batch_that_a_member_cannot_judge_yet_has_the_time_of_a_stall():
+    announced = 4
+    view, chain = refused(announced, policy_version=3)
+    view.target.batches = Refused(view.target, chain[1].digest, fault=False)
+    view.restart(0)
+    due = announced + STALL + 1
+    view.live(0, 1, epoch=due, policy_version=3)
+    assert view.proposed(due - 1) == Lead(0, chain[0].digest)
+    assert not view.approves(due - 1, head=chain[1].digest)
+    assert view.proposed(due) == Lead(1, chain[0].digest)
+
+
+def test_a_final_version_is_not_judged_again():
+    view, chain = refused(LAST - 1)
+    view.target.batches = Refused(view.target, chain[0].digest)
+    final = View(held=3, head=chain[0].digest)
+    final.target.batches = Refused(final.target, chain[0].digest)
+    final.restart(0)
+    final.hear(*chain, epoch=5)
+    assert final.proposed().head == chain[2].digest
+    assert final.approves(head=chain[1].digest)
+
+
+def test_a_leader_without_batches_leads_no_longer():
+    """By the rule itself: its versions learn from nothing."""
+    announced = LAST - 1
+    view, chain = View(held=2), versions(2)
+    view.target.batches = BatchRule(WORLD.manifest, view.target.ledger, view.target.pages)
+    view.restart(0)
+    view.take(*chain, epoch=announced)
+    view.live(0, 1, epoch=LAST + 2, policy_version=2)
+    due = announced + RECORD + 1
+    assert view.proposed(due - 1) == Lead(0, GENESIS.digest)
+    assert view.proposed(due) == Lead(1, GENESIS.digest)
+
+
 # Versions that a new term would drop
 
 
@@ -555,9 +663,13 @@ def test_a_page_is_refused_for_its_leader_or_its_version_alone():
     view.live(0, 1, epoch=LAST, policy_version=1)
     judgement = PageContents(view.target, ME.peer_id, 0, lambda: view.held)
     parent = view.target.pages.tip(NEXT)
-    page = view.book.page(LAST).message.model_copy(update={"epoch": NEXT})
+    root = view.target.intake.ledger.root(parent.shown_epoch)
+    page = view.book.page(LAST).message.model_copy(update={"epoch": NEXT, "ledger": root})
     assert judgement.approves(page, parent)
     assert not judgement.approves(page.model_copy(update={"term": 1}), parent)
-    assert not judgement.approves(page.model_copy(update={"head": first.digest}), parent)
+    work = view.target.settlement.work(DecidedCommits((), (), ()), parent.head, first.digest)
+    other = page.model_copy(update={"head": first.digest, "work": work.digest})
+    assert not judgement.approves(other, parent)
     view.held = 1
-    assert judgement.approves(page.model_copy(update={"head": first.digest}), parent)
+    assert judgement.approves(other, parent)
+    assert not judgement.approves(other.model_copy(update={"work": b""}), parent)

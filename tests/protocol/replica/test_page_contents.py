@@ -10,13 +10,15 @@ from protocol.ledger.commits import CommitState
 from protocol.messages import LISTED_MAX, PageVote
 from protocol.replica.page_contents import (
     MEMORY,
+    OPEN_EPOCHS,
     PATIENCE_EPOCHS,
     SETTLED_EPOCHS,
     PageContents,
 )
 from protocol.replica.replica import Replica
-from tests.worlds.messages import World, found, identity, run_manifest, set_outcome
-from tests.worlds.page_book import PageBook, fast_output, fast_verify
+from protocol.replica.settlement import DecidedCommits
+from tests.worlds.messages import World, identity, run_manifest
+from tests.worlds.page_book import BookReplica, PageBook, fast_output, fast_verify
 
 SILENT, RECOVERY = 5, 8
 WORLD = World(
@@ -29,7 +31,7 @@ FINAL = 10
 
 
 def replica(book=WORLD.book, last=FINAL + 1) -> Replica:
-    target = Replica(WORLD.manifest, fast_verify, fast_output)
+    target = BookReplica(WORLD.manifest, fast_verify, fast_output)
     book.show(target, last)
     for one in book.votes(last):  # a chain has no more votes than it needs
         target.pages.offer_vote(one)
@@ -52,16 +54,18 @@ def judged(target, epoch, **view) -> tuple[set, set]:
 
 def approves(target, epoch, *, joined=(), removed=(), since=0, me=ME, **fields) -> bool:
     """Return whether a member would vote for a page with these contents."""
+    tip = target.pages.tip(epoch)
     page = WORLD.book.page(FINAL + 2).message.model_copy(
         update={
             "epoch": epoch,
+            "ledger": target.intake.ledger.root(tip.shown_epoch),
             "joined": tuple(one.public_key for one in joined),
             "removed": tuple(one.public_key for one in removed),
             **fields,
         }
     )
     judgement = PageContents(target, me.peer_id, since, held=lambda: -1)
-    return judgement.approves(page, target.pages.tip(epoch))
+    return judgement.approves(page, tip)
 
 
 def vote(signer, epoch, page=b"some page"):
@@ -340,56 +344,127 @@ def decided(target, commit, epoch, *, accepted=True) -> None:
     """Give a commit its outcome in an epoch."""
     target.ledger.advance(epoch)
     certificate = WORLD.certificate(commit, accepted=accepted, escalated=not accepted)
-    verdicts = found("accepted" if accepted else "computation")
-    assert set_outcome(target.ledger, certificate, verdicts)
+    target.restore(certificate.envelope)
+    assert target.ledger.commits.entries[commit.digest].certificate == certificate
 
 
-def test_acceptances_are_final_when_every_member_has_the_certificate():
-    good, bad, open_one = (commits(1, worker)[0] for worker in WORLD.workers)
+def deciding(target, epoch, certified=(), rejected=()) -> dict:
+    """Return the fields of a page that makes outcomes final, with the work that follows."""
+    settle, parent = target.settlement, target.pages.tip(epoch)
+    commits = (*digests(*certified), *digests(*rejected))
+    bits = [settle.decided([one], [one]).checkers or (0,) for one in commits]
+    checkers = tuple(one for (one,) in bits)
+    outcomes = DecidedCommits(digests(*certified), digests(*rejected), checkers)
+    work = settle.work(outcomes, parent.head, parent.head)
+    return outcomes._asdict() | {"work": work.digest if work else b""}
+
+
+def test_outcomes_are_final_when_every_member_has_the_certificate():
+    good, bad, open_one = (commits(1, worker, epoch=2)[0] for worker in WORLD.workers)
     target = held(good, bad, open_one)
     decided(target, good, FINAL + 2)
     decided(target, bad, FINAL + 2, accepted=False)
-    settles = FINAL + 2 + SETTLED_EPOCHS
-    assert contents(target, settles - 1).certified == ()
-    assert contents(target, settles).certified == digests(good)
-    assert contents(target, settles).commits == digests(open_one)
-    assert approves(target, settles, certified=digests(good))
-    assert not approves(target, settles, certified=digests(good, good))
-    for one in (bad, open_one, commits(2)[1]):
-        assert not approves(target, settles, certified=digests(one))
-        assert not approves(target, settles, certified=digests(good, one))
+    settles, opens = FINAL + 2 + SETTLED_EPOCHS, FINAL + 6
+    assert settles % OPEN_EPOCHS
+    assert contents(target, settles - 1).checkers == ()
+    proposed = contents(target, settles)
+    assert (proposed.certified, proposed.rejected) == (digests(good), ())
+    assert proposed.commits == digests(open_one)
+    proposed = contents(target, opens, since=opens)
+    assert (proposed.certified, proposed.rejected) == (digests(good), digests(bad))
+    assert proposed.work == deciding(target, opens, [good], [bad])["work"] != b""
+    assert approves(target, settles, **deciding(target, settles, [good]))
+    assert approves(target, settles, **deciding(target, settles, [good], [bad]))
+    assert approves(target, opens, **deciding(target, opens, [], [bad]))
+    for fields in (
+        deciding(target, settles, [good, good]),
+        deciding(target, settles, [bad, bad]),
+        deciding(target, settles, [good], [good]),
+        deciding(target, settles, [bad]),
+        deciding(target, settles, [], [good]),
+    ):
+        assert not approves(target, settles, **fields)
+    for one in (open_one, commits(2)[1]):
+        assert not approves(target, settles, **deciding(target, settles, [one]))
+        assert not approves(target, settles, **deciding(target, settles, [good, one]))
+        assert not approves(target, settles, **deciding(target, settles, [], [one]))
 
 
+def test_a_page_that_states_other_work_or_other_accounts_is_refused():
+    (good,) = commits(1, epoch=2)
+    target, epoch = held(good), FINAL + 4
+    decided(target, good, FINAL + 2)
+    fields = deciding(target, epoch, [good])
+    assert approves(target, epoch, **fields)
+    assert not approves(target, epoch, **fields | {"work": b""})
+    assert not approves(target, epoch, **fields | {"work": bytes(32)})
+    assert not approves(target, epoch, work=fields["work"]), "of no commit"
+    more = fields["checkers"][0] | 1 << 3
+    assert not approves(target, epoch, **fields | {"checkers": (more,)}), "it has not checked"
+    for root in (b"", bytes(32), target.intake.ledger.root(-1)):
+        assert not approves(target, epoch, **fields, ledger=root)
+
+
+def test_a_member_without_the_work_of_final_pages_neither_proposes_nor_approves():
+    """It could state no root, and check none; it goes on once it has the work."""
+    (good,) = commits(1, epoch=2)
+    book = PageBook(WORLD.manifest, WORLD.validators, {6: Contents(certified=digests(good))})
+    target = BookReplica(WORLD.manifest, fast_verify, fast_output)
+    book.show(target, FINAL + 1, with_work=False)
+    target.count_final()
+    assert target.behind
+    assert target.intake.accounts.header.epoch == 5, "it counts up to the page before"
+    epoch, parent = FINAL + 2, target.pages.tip()
+    judgement = PageContents(target, ME.peer_id, FINAL, held=lambda: -1)
+    page = book.page(epoch).message
+    assert judgement.contents(parent, epoch) is None
+    assert not judgement.approves(page, parent)
+    book.count(target)
+    assert not target.behind
+    assert judgement.contents(parent, epoch).ledger == page.ledger == book.roots[FINAL]
+    assert judgement.approves(page, parent)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
 @pytest.mark.parametrize("epoch", [FINAL - 3, FINAL + 1])
-def test_an_acceptance_becomes_final_once(epoch):
-    good = commits(1, epoch=2)[0]
-    book = PageBook(WORLD.manifest, WORLD.validators, {epoch: Contents(certified=digests(good))})
-    target = Replica(WORLD.manifest, fast_verify, fast_output)
-    target.restore(good.envelope)
-    decided(target, good, 4)
+def test_an_outcome_becomes_final_once(epoch, accepted):
+    one = commits(1, epoch=2)[0]
+    named = Contents(**{"certified" if accepted else "rejected": digests(one)})
+    book = PageBook(WORLD.manifest, WORLD.validators, {epoch: named})
+    target = BookReplica(WORLD.manifest, fast_verify, fast_output)
+    target.restore(one.envelope)
     book.show(target, FINAL + 1)
-    target.intake.count_final(target.ledger.commits)
-    assert target.ledger.commits.entries[good.digest].is_final == (epoch < FINAL)
-    assert contents(target, FINAL + 2).certified == ()
-    assert not approves(target, FINAL + 2, certified=digests(good))
+    decided(target, one, 4, accepted=accepted)
+    entry = target.ledger.commits.entries[one.digest]
+    assert entry.final is (accepted if epoch < FINAL else None)
+    opens = FINAL + 2
+    assert opens % OPEN_EPOCHS == 0
+    assert contents(target, opens).checkers == ()
+    outcome = {"certified": [one]} if accepted else {"rejected": [one]}
+    assert not approves(target, opens, **deciding(target, opens, **outcome))
 
 
+@pytest.mark.parametrize("accepted", [True, False])
 @pytest.mark.parametrize("is_final", [False, True])
-def test_no_certificate_overturns_a_final_acceptance(is_final):
-    """A rejection with a better rank arrives later."""
+def test_no_certificate_overturns_a_final_outcome(is_final, accepted):
+    """A certificate of the other outcome arrives later; a rejection is escalated: it wins."""
     commit = commits(1, epoch=0)[0]
     target = WORLD.replica(pages_to=3)
-    accepted = WORLD.certificate(commit)
-    rejected = WORLD.certificate(commit, accepted=False, escalated=True)
-    for one, epoch in ((commit, 1), (accepted, 3)):
+    certificates = {
+        True: WORLD.certificate(commit),
+        False: WORLD.certificate(commit, accepted=False, escalated=True),
+    }
+    for one, epoch in ((commit, 1), (certificates[accepted], 3)):
         assert target.receive(one.envelope, WORLD.at(epoch)).result is ValidationResult.ACCEPT
     entry = target.ledger.commits.entries[commit.digest]
-    assert entry.state is CommitState.CERTIFIED
-    named = Contents(certified=digests(commit)) if is_final else Contents()
-    book = PageBook(WORLD.manifest, WORLD.validators, {4: named})
-    book.show(target, 6, first=4)
-    target.intake.count_final(target.ledger.commits)
-    received = target.receive(rejected.envelope, WORLD.at(6))
-    expected = ValidationResult.IGNORE if is_final else ValidationResult.ACCEPT
-    assert received.result is expected
-    assert entry.state is (CommitState.CERTIFIED if is_final else CommitState.REJECTED)
+    states = {True: CommitState.CERTIFIED, False: CommitState.REJECTED}
+    assert entry.state is states[accepted]
+    outcome = {"certified" if accepted else "rejected": digests(commit)}
+    named = Contents(**outcome) if is_final else Contents()
+    PageBook(WORLD.manifest, WORLD.validators, {4: named}).show(target, 6, first=4)
+    received = target.receive(certificates[not accepted].envelope, WORLD.at(6))
+    if is_final:
+        target.restore(certificates[not accepted].envelope)
+    overturned = not is_final and accepted
+    assert (received.result is ValidationResult.ACCEPT) is overturned
+    assert entry.state is states[accepted is not overturned]

@@ -15,6 +15,7 @@ from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import OPENED_MAX, Certificate, Opened, Page, PageVote, Reveal
 from protocol.replica.page_intake import PageIntake
 from protocol.replica.replica import Replica
+from tests.worlds.ledgers import walk_back
 from tests.worlds.messages import World, fingerprint, run_manifest
 from tests.worlds.page_book import PageBook, fast_output, fast_verify
 
@@ -145,6 +146,7 @@ def test_pages_that_waited_are_accepted_with_the_last_vote_on_their_parent():
     for signed in (parent, *votes[: target.pages.council.quorum - 1]):
         assert target.receive(signed.envelope, now).settled == ()
     assert target.receive(votes[-1].envelope, now).settled == (child,)
+    WORLD.book.count(target)
     assert not target.behind
 
 
@@ -291,18 +293,20 @@ def test_a_late_joiner_draws_the_same_committees():
 # Final work
 
 
-def follow(target, first, last, *, restarted=0) -> Replica:
-    """Return a replica that received the messages of some epochs, restarted after one of them."""
+def follow(target, first, last, *, restarted=0, lost=()) -> Replica:
+    """Return a replica that received the messages of some epochs, restarted after one of them.
+
+    The commits of epochs ``lost`` and their certificates do not arrive.
+    """
     for epoch in range(first, last + 1):
-        messages = [COMMITS[epoch], WORLD.book.page(epoch), *WORLD.book.votes(epoch)]
-        if epoch > 1:
+        messages = [] if epoch in lost else [COMMITS[epoch]]
+        messages += [WORLD.book.page(epoch), *WORLD.book.votes(epoch)]
+        if epoch > 1 and epoch - 1 not in lost:
             messages.append(WORLD.certificate(COMMITS[epoch - 1]))
         for signed in messages:
             target.receive(signed.envelope, WORLD.at(epoch))
         if epoch == restarted:
-            work = target.intake.work.encoded()
             target = WORLD.restarted(target)
-            target.intake.work.restore(work)
     return target
 
 
@@ -312,46 +316,77 @@ def begun() -> Replica:
     return target
 
 
-def test_a_restarted_node_counts_the_same_final_work():
-    """Pages of epochs 1 to 23 belong to era 0, and make the commits of epochs 1 to 19 final."""
-    always, other = (follow(begun(), 1, 40, restarted=epoch) for epoch in (0, 20))
-    for target in (always, other):
-        work = target.intake.work
-        assert work.is_known(0)
-        assert work.is_known(1)
-        counts = Counter(COMMITS[epoch].signer for epoch in range(1, 20))
-        assert work.tokens([0]) == {worker: 10 * count for worker, count in counts.items()}
-        assert work.beacon(1) == target.pages.page(WORLD.book.page(24).digest).beacon
-    assert other.intake.work.encoded() == always.intake.work.encoded()
-
-
-@pytest.mark.parametrize("has_commits", [True, False])
-def test_a_new_node_knows_which_work_it_does_not_know(has_commits):
-    """It follows the pages from epoch 21 on: not all of era 0, and era 1 with its commits alone."""
-    old, late = follow(begun(), 1, 20), begun()
+def joined(old, now) -> Replica:
+    """Return a new node that received the recent pages and commits of another one."""
+    late = begun()
     for chain in old.chains():
         late.intake.offer_chain(chain)
-    if has_commits:
-        for epoch in range(10, 21):
-            commit = COMMITS[epoch]
-            late.receive(commit.envelope, WORLD.at(20), anti_entropy=True)
-            late.receive(WORLD.certificate(commit).envelope, WORLD.at(20))
-    work = follow(late, 21, 40).intake.work
-    assert not work.is_known(0)
-    assert work.is_known(1) is has_commits
+    for epoch in range(now - 9, now + 1):
+        late.receive(COMMITS[epoch].envelope, WORLD.at(now), anti_entropy=True)
+        late.receive(WORLD.certificate(COMMITS[epoch]).envelope, WORLD.at(now))
+    late.advance(WORLD.at(now))
+    return late
+
+
+def test_a_node_derives_the_work_that_the_pages_state():
+    """Pages of epochs 1 to 23 belong to era 0, and make the commits of epochs 1 to 19 final."""
+    target = follow(begun(), 1, 40)
+    accounts = target.intake.accounts
+    counts = Counter(COMMITS[epoch].signer for epoch in range(1, 20))
+    assert accounts.tokens([0]) == {worker: 10 * count for worker, count in counts.items()}
+    assert accounts.beacon(1) == target.pages.page(WORLD.book.page(24).digest).beacon
+    assert accounts.root == WORLD.book.roots[39]
+    assert WORLD.book.page(41).message.ledger == accounts.root
+    checks = sum(account.checks for account in accounts.all().values())
+    assert checks == 3 * accounts.totals.rollouts == 3 * len(range(1, 36))
+
+
+@pytest.mark.parametrize("how", ["restarted", "walks back", "adopts", "loses messages"])
+def test_every_node_has_the_same_accounts(how):
+    """All leaves are equal: of a node that is always on, and of one that was not."""
+    always = follow(begun(), 1, 20)
+    history = {one.page.digest: one for one in always.intake.ledger.take_counted()}
+    if how == "restarted":
+        other = follow(begun(), 1, 20, restarted=20)
+    elif how == "loses messages":
+        other = follow(begun(), 1, 20, lost=range(7, 10))
+    else:
+        other = joined(always, 20)
+    assert other.behind is (how != "restarted")
+    if how == "adopts":
+        state = always.intake.ledger.state(other.intake.statement.final_epoch)
+        assert other.intake.ledger.adopt(state.leaves, other.intake.statement) is None
+        history = {one: page for one, page in history.items() if page.page.message.epoch > 17}
+    walk_back(other, history)
+    for target in (always, other):
+        follow(target, 21, 40)
+        assert not target.intake.ledger.is_behind
+    assert other.intake.accounts.leaves == always.intake.accounts.leaves
+    assert other.intake.accounts.root == always.intake.accounts.root == WORLD.book.roots[39]
+
+
+def test_a_new_node_waits_for_the_work_before_the_pages_that_it_has():
+    target = joined(follow(begun(), 1, 20), 20)
+    ledger = target.intake.ledger
+    assert target.behind
+    assert (ledger.has_gap, ledger.is_far_behind) == (True, False)
+    assert (ledger.accounts.header.epoch, ledger.newest_epoch) == (-1, 19)
+    assert ledger.missing.page == WORLD.book.page(17).digest
+    assert ledger.root(17) is None
 
 
 def test_work_that_arrives_after_the_page_that_names_it_counts():
-    old, late = follow(begun(), 1, 20), begun()
-    for chain in old.chains():
-        late.intake.offer_chain(chain)
-    work = follow(late, 21, 26).intake.work
-    assert not work.is_known(1)
-    for epoch in range(18, 22):
-        late.receive(COMMITS[epoch].envelope, WORLD.at(26), anti_entropy=True)
-    assert work.is_known(1)
-    follow(late, 27, 40)
-    assert work.tokens([1]) == follow(begun(), 1, 40).intake.work.tokens([1])
+    """The page of epoch 16 names the commit of epoch 12, which this node does not hold."""
+    target = follow(begun(), 1, 20, lost=[12])
+    accounts, ledger = target.intake.accounts, target.intake.ledger
+    assert target.behind
+    assert accounts.header.epoch == 15, "later pages wait, though this node knows their work"
+    assert (ledger.missing.page, ledger.missing.pages) == (WORLD.book.page(19).digest, 4)
+    target.receive(COMMITS[12].envelope, WORLD.at(20), anti_entropy=True)
+    target.receive(WORLD.certificate(COMMITS[12]).envelope, WORLD.at(20))
+    target.advance(WORLD.at(20))
+    assert not target.behind
+    assert accounts.root == follow(begun(), 1, 20).intake.accounts.root
 
 
 def test_a_restart_overturns_no_final_acceptance():
@@ -378,6 +413,7 @@ def test_a_new_node_takes_no_rejection_of_what_is_final():
     late.pages.offer_chain(drawing.to_offer())
     rejection = rejected_by(drawing, commit)
     late.receive(commit.envelope, WORLD.at(8), anti_entropy=True)
+    assert late.ledger.commits.entries[commit.digest].final is True
     assert late.receive(rejection.envelope, WORLD.at(8)).result is ValidationResult.IGNORE
     late.receive(WORLD.certificate(commit).envelope, WORLD.at(8))
     assert late.ledger.commits.entries[commit.digest].state is CommitState.CERTIFIED
@@ -387,7 +423,9 @@ def rejected_by(page, commit):
     """Return a rejection of a commit by the committee that a page draws."""
     committee = draw(WORLD.manifest, page, commit)
     signers = [WORLD.by_peer[peer] for peer in committee.escalated]
-    verdicts = tuple(WORLD.verdict(one, commit, accept=False).envelope for one in signers)
+    verdicts = tuple(
+        WORLD.verdict(one, commit, accept=False, page=page.digest).envelope for one in signers
+    )
     message = Certificate(
         commit=commit.digest, page=page.digest, escalated=True, accepted=False, verdicts=verdicts
     )

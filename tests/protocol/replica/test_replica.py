@@ -182,11 +182,15 @@ def test_two_commits_for_one_slot_end_the_same_everywhere():
 # Verdicts
 
 
+def pool_of(target):
+    return target.verdicts.pool(COMMIT.digest, WORLD.committee(COMMIT).page.digest)
+
+
 def test_verdicts_are_of_validators_and_count_for_the_certificate():
     target, committee = replica(COMMIT), WORLD.committee(COMMIT)
     for peer in committee.first:
         assert take(target, WORLD.verdict(WORLD.by_peer[peer], COMMIT)) is ValidationResult.ACCEPT
-    assert target.verdicts.pool(COMMIT.digest).outcome(committee).accepted
+    assert pool_of(target).outcome(committee).accepted
     before = fingerprint(target)
     for early in (False, True):  # another node may know a council with this key
         about = unknown("x") if early else COMMIT
@@ -200,14 +204,14 @@ def test_two_verdicts_of_one_validator_are_recorded():
     for detail in map(str, range(50)):
         liar = WORLD.verdict(VALIDATOR, COMMIT, accept=False, detail=detail)
         assert refused(target, liar.envelope, ValidationResult.IGNORE) == "equivocation"
-    assert list(target.verdicts.pool(COMMIT.digest).equivocations) == [VALIDATOR.peer_id]
+    assert list(pool_of(target).equivocations) == [VALIDATOR.peer_id]
 
 
 def test_a_certificate_shows_equivocation_too():
     ranked = WORLD.committee(COMMIT).first
     liar = WORLD.verdict(WORLD.by_peer[ranked[0]], COMMIT, accept=False)
     target = replica(COMMIT, liar, CERTIFICATE)
-    assert list(target.verdicts.pool(COMMIT.digest).equivocations) == [ranked[0]]
+    assert list(pool_of(target).equivocations) == [ranked[0]]
 
 
 def test_an_equivocation_that_is_found_is_published_once_and_kept():
@@ -413,7 +417,8 @@ def test_a_page_of_another_council_names_other_signers():
         assert member.peer_id in committee.ranking
         assert outsider.peer_id not in committee.ranking
         verdicts = tuple(
-            WORLD.verdict(WORLD.by_peer[peer], commit).envelope for peer in committee.first
+            WORLD.verdict(WORLD.by_peer[peer], commit, page=committee.page.digest).envelope
+            for peer in committee.first
         )
         message = Certificate(
             commit=commit.digest,
@@ -509,8 +514,8 @@ def test_a_certificate_of_an_earlier_page_wins_in_any_order():
     assert fingerprint(WORLD.restarted(one))[1:3] == fingerprint(one)[1:3]
 
 
-def test_one_set_of_verdicts_ranks_by_the_earliest_page_that_drew_it():
-    """In a council of three every page draws all members, and verdicts name no page."""
+def test_one_set_of_signers_ranks_by_the_earliest_page_that_drew_it():
+    """In a council of three every page draws all members."""
     world = World(run_manifest(validators=3))
     commit = world.commit(WORKER)
     late = world.book.drawing(commit, after=1).digest
@@ -527,7 +532,10 @@ def test_one_set_of_verdicts_ranks_by_the_earliest_page_that_drew_it():
 def certified_by(page, *, accepted, commit=COMMIT):
     committee = draw(WORLD.manifest, page, commit)
     signers = committee.first if accepted else committee.escalated
-    verdicts = [WORLD.verdict(WORLD.by_peer[peer], commit, accept=accepted) for peer in signers]
+    verdicts = [
+        WORLD.verdict(WORLD.by_peer[peer], commit, accept=accepted, page=page.digest)
+        for peer in signers
+    ]
     return WORLD.certificate(
         commit,
         page=page.digest,
@@ -722,6 +730,7 @@ def test_a_restart_keeps_the_leader_and_drops_the_same_versions_again():
         for signed in stored[1:]:
             assert take(target, signed) is ValidationResult.ACCEPT
         again = Replica(WORLD.manifest, fast_verify, fast_output)
+        again.intake.ledger.restore(target.intake.accounts.leaves)
         for chain in target.chains():
             again.intake.offer_chain(chain)
         for signed in (GENESIS, *stored):

@@ -27,19 +27,19 @@ OTHER = PageBook(WORLD.manifest, WORLD.validators, {**LISTED, 7: TWO})
 """Another history, which leaves the first one with epoch 7."""
 
 
-def node(last=10, first=1, versions=VERSIONS, commits=COMMITS) -> Replica:
-    """Return a node that received commits, versions, and the pages of some epochs.
+def node(last=10, first=1, versions=VERSIONS, *, with_work=True) -> Replica:
+    """Return a node that received versions, and the pages of some epochs.
 
-    The page before the last one is final.
+    The page before the last one is final. ``with_work``: another node has sent it their work.
     """
     replica = Replica(WORLD.manifest, fast_verify, fast_output)
-    for one in (*commits, *versions):
+    for one in (*COMMITS, *versions):
         replica.restore(one.envelope)
     if first > 1:
         replica.pages.offer_chain(WORLD.book.chain(first, last))
     else:
-        WORLD.book.show(replica, last)
-    replica.intake.count_final(replica.ledger.commits)
+        WORLD.book.show(replica, last, with_work=with_work)
+    replica.count_final()
     return replica
 
 
@@ -70,7 +70,7 @@ def test_a_node_names_its_newest_final_page_and_the_version_in_it():
     assert (later.version, later.rollouts, later.tokens) == (2, 2, 20)
 
 
-@pytest.mark.parametrize("missing", [{"first": 4}, {"commits": COMMITS[1:]}])
+@pytest.mark.parametrize("missing", [{"first": 4}, {"with_work": False}])
 def test_a_node_says_that_it_does_not_know_all_work(missing):
     told = predecessor_of(node(**missing))
     assert not told.is_complete
@@ -79,10 +79,12 @@ def test_a_node_says_that_it_does_not_know_all_work(missing):
 
 def test_pages_that_are_not_counted_yet_make_the_totals_incomplete():
     replica = node()
-    WORLD.book.show(replica, 12, first=11)
+    WORLD.book.show(replica, 12, first=11, with_work=False)
     told = predecessor_of(replica)
     assert told.epoch == 11
     assert not told.is_complete
+    replica.count_final()
+    assert predecessor_of(replica).is_complete, "pages without work"
 
 
 def test_without_a_final_version_there_is_nothing_to_succeed():
@@ -133,11 +135,10 @@ def test_totals_that_are_lower_bounds_may_be_below_the_count():
     assert findings(node(), rollouts=0, tokens=0, is_complete=False) == HOLDS
 
 
-def test_a_node_with_gaps_refutes_only_totals_below_its_own():
-    gaps = node(first=4)
-    assert findings(gaps)["totals"] is None
-    assert findings(gaps, tokens=9)["totals"] is False
-    assert findings(gaps, tokens=9, is_complete=False)["totals"] is None
+@pytest.mark.parametrize("missing", [{"first": 4}, {"with_work": False}])
+def test_a_node_that_has_not_counted_all_pages_cannot_tell_the_totals(missing):
+    for claim in ({}, {"tokens": 9}, {"tokens": 9, "is_complete": False}):
+        assert findings(node(**missing), **claim)["totals"] is None
 
 
 def test_a_node_that_stopped_before_cannot_tell():

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.core.crypto import digest
+from protocol.messages import WITNESSES
 from protocol.rollout.audit import (
     ACCEPTED,
     HISTORY_ROLLOUTS_MIN,
@@ -27,6 +28,7 @@ from protocol.rollout.statistics import (
     measured,
     unmeasured,
 )
+from protocol.rollout.witness import WitnessValue
 from protocol.toploc import ChunkResult
 from tests.worlds.messages import World, run_manifest
 
@@ -357,6 +359,13 @@ def test_history_is_looked_at_before_what_costs_a_rollout_alone():
 # Verdicts
 
 
+def stated(finding):
+    """Return the verdict of a finding, with witness values if something was measured."""
+    values = [WitnessValue(-0.5 * place, 7 + place) for place in range(WITNESSES)]
+    witness = () if finding.sums is None else tuple(values)
+    return replace(finding, witness=witness).verdict(COMMIT.digest, digest(b"page"), bytes(32))
+
+
 @given(
     st.lists(
         st.builds(
@@ -376,7 +385,7 @@ def test_any_measurement_becomes_a_verdict_that_can_be_signed(measurements):
         value > limit for value, limit in zip(worst, (4, 32, 32, 1e-3, 1e-3), strict=True)
     )
     assert not (outside and finding.accept)
-    verdict = WORLD.sealed(finding.verdict(COMMIT.digest), WORLD.validators[0]).message
+    verdict = WORLD.sealed(stated(finding), WORLD.validators[0]).message
     assert verdict.accept == finding.accept
     assert len(verdict.means) == len(STATISTICS)
     assert len(verdict.extremes) == 5
@@ -384,17 +393,21 @@ def test_any_measurement_becomes_a_verdict_that_can_be_signed(measurements):
 
 
 def test_a_verdict_states_billionths_and_cuts_what_is_huge():
-    verdict = decided(of(error=5e-4), of(gap=INFINITE)).verdict(COMMIT.digest)
+    verdict = stated(decided(of(error=5e-4), of(gap=INFINITE)))
     assert verdict.extremes == (0, 10**9, 10**9, pytest.approx(500_000, abs=1), 2**53)
     assert verdict.means[STATISTICS.index("replay_mismatches")] == round(1e9 / 6)
+    assert verdict.witness == tuple(-5 * 10**8 * place for place in range(WITNESSES))
+    assert verdict.replays == tuple(range(7, 7 + WITNESSES))
+    assert (verdict.page, verdict.nonce) == (digest(b"page"), bytes(32))
 
 
 def test_what_was_not_measured_states_nothing():
-    verdict = decided(of(), unmeasured("count of chunk 0")).verdict(COMMIT.digest)
+    verdict = stated(decided(of(), unmeasured("count of chunk 0")))
     assert (verdict.reason, verdict.chunks, verdict.means, verdict.extremes) == (
         "format",
         0,
         (),
         (),
     )
+    assert (verdict.witness, verdict.replays) == ((), ())
     assert "sequence 1" in verdict.detail

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import Verdict
 from protocol.rollout.statistics import (
     PER_CHUNK,
     SCALE,
@@ -27,7 +26,7 @@ from protocol.rollout.statistics import (
 )
 from protocol.run.sections import HonestValue
 from protocol.toploc import ChunkResult
-from tests.worlds.messages import run_manifest
+from tests.worlds.messages import found, run_manifest
 
 RULES = run_manifest().toploc
 NOTHING = (0.0,) * len(STATISTICS)
@@ -177,14 +176,8 @@ def test_a_mean_that_is_no_number_is_beyond_every_bound():
 
 
 def verdict(means=NOTHING, chunks=2, extremes=(0.0,) * 5):
-    return Verdict(
-        commit=bytes(32),
-        accept=True,
-        reason="accepted",
-        chunks=chunks,
-        means=stated(means),
-        extremes=stated(extremes),
-    )
+    (one,) = found(chunks=chunks, means=stated(means), extremes=stated(extremes))
+    return one
 
 
 def test_a_minority_neither_frames_a_worker_nor_clears_it():
@@ -209,7 +202,7 @@ def test_sums_of_a_verdict_are_those_of_its_tokens_and_chunks():
 
 
 def test_verdicts_that_state_nothing_agree_on_nothing():
-    empty = Verdict(commit=bytes(32), accept=False, reason="reward")
+    (empty,) = found("reward")
     assert agreed([empty, empty], 10) is None
     assert agreed([empty, verdict([0.5] * 8)], 10).means == pytest.approx([0.5] * 8)
     assert explained(RULES, empty, 10) == []

@@ -9,6 +9,7 @@ from protocol.core.crypto import digest
 from protocol.rollout.assignment import assign
 from protocol.rollout.body import RolloutSequence, encode_body
 from roles.trainer.batching import Batching
+from roles.trainer.flow import TrainerFlow
 from tests.roles.trainer.trainer_world import World
 from tests.worlds.flow_world import ANSWER, END, Task, Unsure
 
@@ -133,8 +134,9 @@ async def test_rollouts_of_a_version_whose_weights_are_not_here_wait_for_them(tm
     batching = Batching(world.context, world.engine, world.asked(Task()))
     assert await batching.next(1, b"policy") is None
     new = [world.rollout(worker=n, version=1).digest for n in range(2)]
-    assert set((await batching.next(1, b"policy")).commits) == set(new)
-    batching.use(tuple(new))
+    batch = await batching.next(1, b"policy")
+    assert set(batch.commits) == set(new)
+    batching.use(batch)
     world.policies.held[0] = held
     assert set((await batching.next(1, b"policy")).commits) < set(old)
 
@@ -305,3 +307,149 @@ async def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_pa
     third = world.rollout(worker=2)
     batch = await batching.next(0, b"policy")
     assert set(batch.commits) == {commits[1].digest, third.digest}
+
+
+# Final rollouts
+
+
+def lot(world, commits):
+    """Return commits in the order of the lot at the newest final page."""
+    beacon = world.replica.pages.root.beacon
+    return sorted((one.digest for one in commits), key=lambda one: digest(beacon + one))
+
+
+async def test_final_rollouts_come_first_in_the_order_of_the_lot(tmp_path):
+    world = World(tmp_path, grpo={"rollouts_per_step": 4, "rollouts_ahead": 9})
+    final = [world.rollout(worker=n % 3) for n in range(6)]
+    await world.accept(*final)
+    others = [world.rollout(worker=n % 3).digest for n in range(6)]
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    first = await batching.next(0, b"policy")
+    assert list(first.commits) == lot(world, final)[:4]
+    assert (first.page, first.omitted) == (world.replica.pages.root.digest, ())
+    batching.use(first)
+    second = await batching.next(1, b"policy")
+    expected = sorted(others, key=lambda one: digest(b"policy" + one))[:2]
+    assert list(second.commits) == [*lot(world, final)[4:], *expected]
+
+
+async def test_final_rollouts_that_cannot_be_used_are_named(tmp_path):
+    world = World(tmp_path, grpo={"rollouts_per_step": 4, "rollouts_ahead": 9})
+    lost = [world.rollout(worker=n, held=False) for n in range(2)]
+    held = [world.rollout(worker=n % 3) for n in range(6)]
+    await world.accept(*lost, *held)
+    order = lot(world, lost + held)
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    for _ in range(2):
+        batch = await batching.next(0, b"policy")
+        assert list(batch.commits) == lot(world, held)[:4]
+        last = order.index(batch.commits[-1])
+        missing = {one.digest for one in lost}
+        assert list(batch.omitted) == [one for one in order[:last] if one in missing]
+    asked = [body for body, _ in world.network.asked]
+    assert len(asked) == len(set(asked)), "a body that is not needed is not tried again"
+
+
+async def test_a_batch_that_leaves_out_too_many_waits_for_them(tmp_path):
+    world = World(tmp_path, grpo={"rollouts_per_step": 4, "rollouts_ahead": 9})
+    lost = [world.rollout(worker=n, held=False) for n in range(3)]
+    held = [world.rollout(worker=n % 3) for n in range(3)]
+    await world.accept(*lost, *held)
+    spare = [world.rollout(worker=n) for n in range(3)]
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    assert await batching.next(0, b"policy") is None
+    reason = world.context.conditions["trainer"]
+    assert reason.startswith("waiting for another batch: it leaves out 3 final rollouts (1 of …")
+    body = lost[1].message.body
+    world.network.bodies[body] = encode_body(
+        [RolloutSequence((ANSWER, END), (-0.5, -0.5), 1_000_000, (b"proof",))] * 3
+        + [RolloutSequence((ANSWER, END), (-0.5, -0.5), 0, (world.world.workers[1].public_key,))]
+    )
+    batch = await batching.next(0, b"policy")
+    assert set(batch.commits) == {one.digest for one in (*held, lost[1])}
+    assert set(batch.omitted) <= {lost[0].digest, lost[2].digest}
+    assert world.context.conditions["trainer"] == ""
+    assert spare
+
+
+async def test_a_body_that_fails_is_tried_once_a_time(tmp_path):
+    """Also when those that failed before are tried again."""
+    world = World(tmp_path, grpo={"rollouts_per_step": 4, "rollouts_ahead": 9})
+    lost = [world.rollout(worker=n, held=False) for n in range(3)]
+    held = world.rollout(worker=0)
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    assert await batching.next(0, b"policy") is None
+    later = world.rollout(worker=1, held=False)
+    assert await batching.next(0, b"policy") is None
+    asked = Counter(body for body, _ in world.network.asked)
+    assert [asked[one.message.body] for one in (*lost, held, later)] == [2, 2, 2, 1, 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+async def test_the_batch_of_any_ledger_conforms(tmp_path_factory, data):
+    """Whatever is final, held, scored or recomputable; by the definition of the lot."""
+    rounds = data.draw(st.booleans())
+    step = data.draw(st.integers(2, 5))
+    options = {"model": ROUNDING} if rounds else {}
+    grpo = {"rollouts_per_step": step, "rollouts_ahead": 9}
+    world = World(tmp_path_factory.mktemp("world"), grpo=grpo, **options)
+    world.version()
+    has_new_policy = data.draw(st.booleans())
+    if has_new_policy:
+        world.hold(1, b"policy 1")
+    kinds = st.tuples(st.integers(0, 2), st.integers(0, 1), st.booleans(), st.booleans())
+    made = {}
+    for worker, version, is_final, held in data.draw(st.lists(kinds, max_size=14)):
+        token = RolloutSequence((7, END), (-0.5, -0.5), 0, (b"%d" % len(made),))
+        commit = world.rollout(encode_body([token] * 4), worker=worker, version=version, held=held)
+        is_usable = held and (has_new_policy or not rounds or version == 0)
+        made[commit.digest] = is_final, is_usable, commit
+    final = [commit for is_final, _, commit in made.values() if is_final]
+    if final:
+        await world.accept(*final)
+    world.pages.stop()
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    if data.draw(st.booleans()):
+        await batching.next(1, b"policy")
+    batch = await batching.next(1, b"policy")
+
+    order = lot(world, final)
+    usable = [one for one in order if made[one][1]]
+    fresh = [one for one, (is_final, is_usable, _) in made.items() if is_usable and not is_final]
+    fresh.sort(key=lambda one: digest(b"policy" + one))
+    drawn = [*usable, *fresh][:step]
+    last = len(order) if len(usable) < step else order.index(drawn[-1]) if drawn else 0
+    omitted = [one for one in order[:last] if not made[one][1]]
+    if len(drawn) < step or len(omitted) > 2:
+        assert batch is None
+        return
+    assert (list(batch.commits), list(batch.omitted)) == (drawn, omitted)
+    world.version(*(made[one][2] for one in drawn), page=batch.page, omitted=batch.omitted)
+    assert world.replica.batches.judged(2) is True
+
+
+async def test_the_versions_of_a_run_conform(tmp_path):
+    """Of a trainer that restarts, publishes slowly, and lacks some bodies for a while."""
+    world = World(tmp_path, grpo={"rollouts_per_step": 4, "rollouts_ahead": 9, "steps": 40})
+    world.start()
+    rest = []
+    for number in range(60):
+        commit = world.rollout(worker=number % 3, held=number % 7 > 0)
+        rest.append(commit)
+        if number % 9 == 8:
+            world.pages.accepted = [one.digest for one in rest[-12:-2]]
+            await world.rest(25)
+        if number in (20, 40):
+            await world.stop()
+            world.flow = TrainerFlow(world.context, world.engine, world.asked(Task()))
+            world.engine.write_seconds = number / 4
+            world.run(world.flow)
+    await world.rest(100)
+    chain = world.replica.ledger.chain
+    assert chain.version > 5
+    assert world.replica.batches.conforming(0) == chain.version
+    assert any(entry.manifest.message.omitted for entry in chain.checkpoints)
+    pages = {entry.manifest.message.page for entry in chain.checkpoints}
+    assert len(pages) > 4
+    await world.stop()

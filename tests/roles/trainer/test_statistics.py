@@ -29,6 +29,8 @@ BATCH = TrainingBatch(
         sequence(1, 1.0),
     ],
     (2, 1),
+    digest(b"page"),
+    (),
 )
 
 

@@ -2,16 +2,18 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol.consensus.era import drawn_seats
 from protocol.core.crypto import public_key_from_peer_id
 from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX as IN_FLIGHT
 from protocol.ledger.commits import CommitState
-from protocol.ledger.final_work import MARGIN_EPOCHS
-from protocol.messages import NodeRecord, Page, PageVote, Reveal
+from protocol.messages import Certificate, NodeRecord, Page, PageVote, Reveal
 from protocol.replica.page_contents import PageContents
 from roles.ports.storage import StorageFullError
+from roles.validator.council import CouncilFlow
 from tests.worlds.council_world import CouncilWorld
+from tests.worlds.flow_world import FlowWorld
 
 pytestmark = pytest.mark.virtual
 
@@ -219,8 +221,9 @@ async def test_commits_are_listed_drawn_certified_and_final():
     for member in council:
         entry = member.replica.ledger.commits.entries[commit.digest]
         assert entry.state is CommitState.CERTIFIED
-        assert entry.is_final
-        assert member.replica.intake.work.tokens([0]) == {worker.peer_id: commit.message.tokens}
+        assert entry.final is True
+        accounts = member.replica.intake.accounts
+        assert accounts.tokens([0]) == {worker.peer_id: commit.message.tokens}
     await world.stop()
 
 
@@ -230,11 +233,10 @@ def pages_of(world):
     return [found[digest] for _, digest in sorted(world.notarised.items())]
 
 
-async def eras(workers=1, works=lambda _worker, _era: 4, *, gaps=False) -> CouncilWorld:
+async def eras(workers=1, works=lambda _worker, _era: 4) -> CouncilWorld:
     """Return a world shortly before the first draw; the first pages are of epoch 12.
 
-    ``works``: how many rollouts a worker commits to in an era. ``gaps``: the first member
-    has not seen all pages of the first era, the second one not all of the second.
+    ``works``: how many rollouts a worker commits to in an era.
     """
     world = CouncilWorld(workers=workers, council=SHORT_ERAS)
     for worker in world.members[world.validators :]:
@@ -243,9 +245,6 @@ async def eras(workers=1, works=lambda _worker, _era: 4, *, gaps=False) -> Counc
     world.start()
     for era in range(2):
         await world.run(1.5)
-        if gaps:
-            first = max(0, era * ERA - MARGIN_EPOCHS)
-            world.members[era].replica.intake.work.miss(first, first)
         for number, worker in enumerate(world.members[world.validators :]):
             world.commit(worker, works(number, era))
         await world.run(8)
@@ -273,7 +272,7 @@ def genesis_seats(world, council):
 def due(world, era, tokens):
     """Return the seats of an era if the only worker has some tokens."""
     worker = world.members[-1]
-    beacon = worker.replica.intake.work.beacon(era)
+    beacon = worker.replica.intake.accounts.beacon(era)
     genesis = world.manifest.genesis.validators
     return drawn_seats({worker.peer_id: tokens}, genesis, era, beacon, SEATS)
 
@@ -354,7 +353,7 @@ async def test_a_proposer_that_seats_its_friend_beyond_its_due_is_refused(monkey
 
     def greedy(self, parent, epoch):
         contents = due(self, parent, epoch)
-        if self._me == honest or not contents.drawn:
+        if self._me == honest or contents is None or not contents.drawn:
             return contents
         friend = contents.drawn.index(public_key_from_peer_id(worker.peer_id))
         more = list(contents.seats)
@@ -373,18 +372,34 @@ async def test_a_proposer_that_seats_its_friend_beyond_its_due_is_refused(monkey
     await world.stop()
 
 
-async def test_members_that_do_not_know_all_work_do_not_vote_for_a_draw():
-    """Two of four: their council stays, and goes on."""
-    world = await eras(gaps=True)
-    known = [list(map(member.replica.intake.work.is_known, (0, 1))) for member in world.members]
-    assert known == [[False, True], [True, False], *[[True, True]] * 3]
-    await world.run(16)
-    proposed = [one for one in world.sent if type(one.message) is Page and one.message.drawn]
-    assert proposed, "another seed is needed"
-    assert drawn_pages(world) == []
-    assert {member.replica.pages.council.era for member in world.members} == {0}
-    newest = [page for page in pages_of(world) if page.epoch >= 2 * ERA]
-    assert len(newest) >= 4, "those of the members that do not know"
+async def test_a_member_without_the_work_of_final_pages_stops_until_another_one_sends_it():
+    """It lacks a certificate: it could state no root of the accounts, and confirm none."""
+    world = CouncilWorld(workers=1)
+    other, poor, *_, worker = world.members
+    worker.roles = ("inference",)
+    poor.misses = lambda one: type(one.message) is Certificate
+    poor.walks_back = False
+    world.start()
+    await world.run(2.5)
+    (commit,) = world.commit(worker)
+    await world.run(12)
+    (page,) = [page for page in pages_of(world) if commit.digest in page.certified]
+    assert poor.replica.pages.root.epoch == max(world.final) > page.epoch, "it has the pages"
+    assert poor.replica.intake.accounts.header.epoch == page.epoch - 1
+    assert poor.replica.behind
+    assert max(world.notarised) == world.epoch(), "three of four go on"
+    assert world.of(PageVote, poor)[-1].epoch == world.epoch(), "a vote for what is notarised"
+    await other.stop()
+    stops = world.epoch() + 1
+    await world.run(4)
+    assert max(world.notarised) < stops, "two votes of four"
+    assert not [one for one in world.of(Page, poor) if one.epoch > page.epoch + 3]
+    poor.walks_back = True
+    await world.run(6)  # some of them without a peer that is there
+    assert max(world.notarised) >= world.epoch() - 2 > stops
+    assert len({one.replica.intake.accounts.root for one in world.members if one.is_up}) == 1
+    totals = poor.replica.intake.accounts.totals
+    assert (totals.rollouts, totals.tokens) == (1, commit.message.tokens)
     await world.stop()
 
 
@@ -410,3 +425,17 @@ async def test_a_worker_that_sends_each_member_other_commits_stops_no_page():
     assert max(world.final) >= world.epoch() - 3
     assert max(len(member.replica.ledger.commits.entries) for member in members) > IN_FLIGHT
     await world.stop()
+
+
+async def test_a_version_whose_batch_is_refused_is_logged_once(tmp_path):
+    world = FlowWorld(tmp_path, "validator 0")
+    with capture_logs() as logs:
+        world.run(CouncilFlow(world.context))
+        await world.rest(5)
+        version = world.version()
+        await world.rest(30)
+        await world.stop()
+    told = [one for one in logs if one["event"] == "version_refused"]
+    assert [one["version"] for one in told] == [1]
+    assert told[0]["trainer"] == version.signer
+    assert told[0]["reason"] == "batch-size: 0 rollouts instead of 2 to 2"

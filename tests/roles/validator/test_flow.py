@@ -9,9 +9,17 @@ from protocol.consensus.member import Contents
 from protocol.core.crypto import digest
 from protocol.ledger.commits import CommitState
 from protocol.ledger.reputation import has_reputation
-from protocol.messages import Certificate, Verdict
+from protocol.messages import (
+    UNMEASURED,
+    WITNESSES,
+    Certificate,
+    Verdict,
+    VerdictSeal,
+    envelope_kind,
+)
 from protocol.rollout.assignment import assign
 from protocol.rollout.body import RolloutSequence, encode_body
+from protocol.rollout.statistics import SCALE
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
@@ -24,7 +32,7 @@ from roles.validator.flow import (
     UNTRUSTED_CHECKS,
     ValidatorFlow,
 )
-from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task, Unsure
+from tests.worlds.flow_world import ANSWER, END, VALUE, Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found, identity, set_outcome
 from tests.worlds.page_book import PageBook
 
@@ -66,9 +74,25 @@ class World(FlowWorld):
 
     def verdict(self, commit, signer=None, **changes):
         """Accept another validator's verdict."""
-        signer = signer or self.others[0]
-        self.take(self.world.verdict(signer, commit, **changes))
+        self.take(self.signed(commit, signer, **changes))
         self.changes.notify()
+
+    def seal(self, commit, signer=None, **changes):
+        """Accept the seal of another validator's verdict."""
+        self.take(self.world.verdict_seal(self.signed(commit, signer, **changes)))
+        self.changes.notify()
+
+    def signed(self, commit, signer=None, **changes):
+        """Return a verdict with the witness values of this validator's engine."""
+        fields = {"page": self.replica.verdicts.committee(commit).page.digest}
+        if changes.get("reason") not in UNMEASURED:
+            fields["witness"] = (round(VALUE.logprob * SCALE),) * WITNESSES
+            fields["replays"] = (VALUE.replay,) * WITNESSES
+        return self.world.verdict(signer or self.others[0], commit, **fields | changes)
+
+    def sent(self, kind):
+        """Return the receivers of messages of a kind, in order."""
+        return [peer for peer, data in self.network.sent if envelope_kind(data) == kind.kind]
 
     @property
     def verdicts(self):
@@ -89,10 +113,11 @@ async def test_an_honest_rollout_is_accepted_and_certified_together(tmp_path):
     await world.rest(2)
     (verdict,) = world.verdicts
     assert (verdict.accept, verdict.reason) == (True, "accepted")
-    assert {peer for peer, _ in world.network.sent} == {
-        world.others[0].peer_id,
-        commit.signer,
-    }
+    other = world.others[0].peer_id
+    assert (world.sent(VerdictSeal), world.sent(Verdict)) == ([other], [])
+    world.seal(commit)
+    await world.rest(1)
+    assert sorted(world.sent(Verdict)) == sorted([other, commit.signer])
     assert world.certificates == []
     world.verdict(commit)
     await world.rest(EPOCH_SECONDS)
@@ -101,7 +126,7 @@ async def test_an_honest_rollout_is_accepted_and_certified_together(tmp_path):
     assert world.replica.ledger.commits.entries[commit.digest].state is CommitState.CERTIFIED
     await world.rest(EPOCH_SECONDS)
     assert len(world.network.recorded) == 2
-    assert len(world.network.sent) == 2
+    assert len(world.network.sent) == 3
     await world.stop()
 
 
@@ -256,29 +281,31 @@ def slot(world, n):
 async def test_a_stored_verdict_is_never_given_again(tmp_path):
     world = World(tmp_path)
     commit = world.commit()
-    await asyncio.sleep(EPOCH_SECONDS)
-    own = world.world.verdict(world.signer, commit, accept=False)
+    await asyncio.sleep(EPOCH_SECONDS + 2)
+    own = world.signed(commit, world.signer, accept=False)
     world.replica.restore(own.envelope)
+    world.seal(commit)
     world.run(world.flow)
     await world.rest(EPOCH_SECONDS)
     assert world.verdicts == []
-    assert {envelope for _, envelope in world.network.sent} == {own.envelope}
+    seal = world.world.verdict_seal(own)
+    assert {envelope for _, envelope in world.network.sent} == {own.envelope, seal.envelope}
     await world.stop()
 
 
 async def test_undelivered_verdicts_are_sent_again(tmp_path):
     world = World(tmp_path)
-    world.network.unreachable[world.others[0].peer_id] = None
+    other = world.others[0].peer_id
+    world.network.unreachable[other] = None
     world.run(world.flow)
     commit = world.commit()
-    await world.rest(3 * EPOCH_SECONDS)
+    await world.rest(EPOCH_SECONDS + 2)
+    world.seal(commit)
+    await world.rest(2 * EPOCH_SECONDS)
     assert [peer for peer, _ in world.network.sent] == [commit.signer]
     world.network.unreachable.clear()
     await world.rest(2 * EPOCH_SECONDS)
-    assert [peer for peer, _ in world.network.sent] == [
-        commit.signer,
-        world.others[0].peer_id,
-    ]
+    assert world.sent(Verdict) == [commit.signer, other]
     await world.stop()
 
 
@@ -665,13 +692,18 @@ async def test_it_ends_when_its_checks_have_ended(tmp_path):
 async def test_forgotten_commits_leave_nothing_behind(tmp_path):
     world = World(tmp_path)
     world.run(world.flow)
-    world.verdict(world.commit())
+    commit = world.commit()
+    await world.rest(EPOCH_SECONDS + 2)
+    world.seal(commit)
+    world.verdict(commit)
     lost = world.commit(b"lost", signer=world.world.workers[1], body_bytes=4)
     del world.network.bodies[lost.message.body]
     await world.rest(45 * EPOCH_SECONDS)
     flow = world.flow
-    tables = (flow._retry_at, flow._delivered, flow._decided_at, flow._attempts)
-    assert [len(table) for table in tables] == [0, 0, 0, 0]
+    exchange = flow._exchange
+    sent = (exchange._seals, exchange._delivered, exchange._sending)
+    tables = (flow._retry_at, *sent, flow._decided_at, flow._attempts)
+    assert [len(table) for table in tables] == [0] * 6
     await world.stop()
 
 
@@ -739,7 +771,7 @@ async def test_validator_drawn_later_checks_then(tmp_path):
     world.changes.notify()
     later = drawn_for(world, commits)
     assert later - ours, "another seed is needed: we are drawn for none of the others"
-    await world.rest(5 * EPOCH_SECONDS)  # by then the larger committee is due
+    await world.rest(6 * EPOCH_SECONDS)  # by then the larger committee is due
     assert later <= {verdict.commit for verdict in world.verdicts}
     await world.stop()
 

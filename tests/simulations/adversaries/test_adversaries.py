@@ -8,17 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from protocol.consensus.committee import VerdictTable, draw
-from protocol.core.faults import FaultCode
+from protocol.consensus.committee import draw
+from protocol.consensus.verdict_pool import VerdictTable
+from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest
 from protocol.ledger.ledger import Ledger
+from protocol.replica.batch_rule import BatchRule
 from protocol.rollout.assignment import assign
 from protocol.rollout.audit import HISTORY_ROLLOUTS_MIN
 from protocol.rollout.body import RolloutSequence, encode_body, reward_of
 from roles.environments.threaded import InBackground
 from roles.ports.storage import Owner, Purpose
 from roles.runtime.scoring import Task
-from simulations.adversaries import BEHAVIOURS, leaders, trainers, validators
+from simulations.adversaries import BEHAVIOURS, batches, leaders, trainers, validators
 from simulations.adversaries import council as councils
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import WrongBytes
@@ -214,10 +216,10 @@ def verdicts_of_liars(world):
         if machine.behaviour:
             continue
         for commit, entry in machine.daemon.replica.ledger.commits.entries.items():
-            tally = machine.daemon.replica.verdicts.pool(commit)
-            twofaced |= dict.fromkeys(tally.equivocations)
-            for peer, verdict in tally.verdicts.items():
-                heard[entry.commit.signer, peer, verdict.message.accept] = None
+            for tally in machine.daemon.replica.verdicts.pools.get(commit, {}).values():
+                twofaced |= dict.fromkeys(tally.equivocations)
+                for peer, verdict in tally.verdicts.items():
+                    heard[entry.commit.signer, peer, verdict.message.accept] = None
     peers = {machine.signer.peer_id: machine for machine in world.machines.values()}
     lies = [
         (peers[author].behaviour, accept) for author, peer, accept in heard if peers[peer].behaviour
@@ -252,6 +254,30 @@ def test_a_third_of_the_validators_cannot_sway_the_others(play, behaviour):
     assert played.workers["worker-1"].rejected in (1, 2)
     assert 0 < played.workers["worker-0"].rejected <= 8
     honest_work_is_not_hurt(played, *liars)
+
+
+def named(world):
+    """Return the behaviours that an honest node has found, by dissents and by evidence."""
+    replica = world.machines["trainer-0"].daemon.replica
+    behaviours = {one.signer.peer_id: one.behaviour for one in world.machines.values()}
+    by_dissents = [behaviours[peer] for peer in replica.dissents.named]
+    return by_dissents, [behaviours[peer] for peer in replica.intake.evidence.evidence]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "found"),
+    [
+        ("accept-everything", (["accept-everything"], [])),
+        ("skipped-replay", (["skipped-replay"], [])),
+        ("copied-verdicts", ([], ["copied-verdicts"])),
+    ],
+)
+def test_a_validator_that_skips_work_loses_its_seat(play, behaviour, found):
+    played = play(
+        {"validator-0": behaviour}, lambda world: (named(world), council(world)), minutes=2
+    )
+    assert played.looked == (found, [f"validator-{number}" for number in range(1, 6)])
+    honest_work_is_not_hurt(played)
 
 
 def council(world):
@@ -478,6 +504,20 @@ def test_standby_trainers_turn_nobody_from_the_chain_of_the_leader(published):
 
 
 @pytest.mark.long
+def test_weights_that_no_training_makes_are_held_by_nobody_and_cost_the_lead(monkeypatch):
+    made, honest = [], trainers.poisoned_seed
+
+    def noted(seed):
+        made.append(seed)
+        return honest(seed)
+
+    monkeypatch.setattr(trainers, "poisoned_seed", noted)
+    result = run_scenario("trainer-poisons", 7)
+    assert made, "the leader has poisoned versions"
+    assert result.weights.versions > trainers.VERSIONS_BEFORE + 1, "an heir goes on"
+
+
+@pytest.mark.long
 def test_what_a_leader_publishes_after_its_term_is_not_taken(published):
     result = run_scenario("former-leader", 7)
     assert published["FormerLeaderTransport", "CheckpointManifest"] > 5
@@ -498,6 +538,68 @@ def test_the_term_of_a_leader_with_two_chains_ends_and_one_chain_goes_on(monkeyp
     result = run_scenario("trainer-equivocates", 10)
     assert len(other_versions) > 2
     assert result.versions_published > 6
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Versions that honest members judged, with the faults of their batches, by trainer."""
+    found = {}
+    honest = BatchRule.judged
+
+    def noted(self, number):
+        fault = honest(self, number)
+        if isinstance(fault, Fault) and type(self) is BatchRule:
+            found[number] = fault
+        return fault
+
+    monkeypatch.setattr(BatchRule, "judged", noted)
+    return found
+
+
+@pytest.fixture
+def learned(monkeypatch):
+    """Workers of the rollouts in the newest accepted version of each number and term."""
+    found, honest = {}, Ledger.offer_checkpoint
+
+    def noted(self, manifest, *arguments):
+        taken = honest(self, manifest, *arguments)
+        if taken is True:
+            commits = [self.commits.known(Digest(one)) for one in manifest.message.batch]
+            workers = Counter(one.commit.signer for one in commits)
+            found[manifest.message.term, manifest.message.version] = workers
+        return taken
+
+    monkeypatch.setattr(Ledger, "offer_checkpoint", noted)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["hidden", "omitted"])
+def test_a_leader_that_leaves_out_a_worker_is_followed_by_one_that_does_not(
+    how, judged, learned, monkeypatch
+):
+    shunned, honest = [], batches.ChoosingRule.__init__
+
+    def noted(self, replica, worker, *, names):
+        shunned.append(worker)
+        honest(self, replica, worker, names=names)
+
+    monkeypatch.setattr(batches.ChoosingRule, "__init__", noted)
+    run_scenario(f"trainer-{how}-worker", 8)
+    (worker,) = shunned
+    assert {one.code for one in judged.values()} == {FaultCode.BATCH_OMITTED}
+    words = {"hidden": "it hides", "omitted": "it leaves out"}[how]
+    assert all(words in one.detail and worker[-6:] in one.detail for one in judged.values())
+    after = [workers for (term, _), workers in learned.items() if term == 1]
+    assert after, "the next trainer leads"
+    assert sum(workers[worker] for workers in after) > 2
+
+
+@pytest.mark.long
+def test_a_leader_without_batches_is_followed_by_another(judged, learned):
+    run_scenario("trainer-empty-batch", 8)
+    assert {one.code for one in judged.values()} == {FaultCode.BATCH_SIZE}
+    assert [workers for (term, _), workers in learned.items() if term == 1]
 
 
 def test_the_stale_batch_of_a_standby_is_certified_and_refused_for_its_age_alone():

@@ -217,8 +217,8 @@ def watch_pages(seen, patch):
 def watch_checks(seen, patch):
     honest = ValidatorFlow._start_check
 
-    def start(self, entry, members):
-        honest(self, entry, members)
+    def start(self, *arguments):
+        honest(self, *arguments)
         workers = [peer for peer, count in self._workers.items() for _ in range(count)]
         at_once = sum(not self._has_reputation(peer) for peer in workers)
         seen.checks = max(seen.checks, at_once)

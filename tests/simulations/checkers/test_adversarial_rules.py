@@ -102,8 +102,8 @@ def evidence(run, commit, validator="validator-0", other="validator-0", about=No
         "evidence",
         "relay",
         commit=commit,
-        accepting=run.verdict(validator, commit),
-        rejecting=run.verdict(other, about or commit, accept=False),
+        first=run.verdict(validator, commit),
+        second=run.verdict(other, about or commit, accept=False),
     )
 
 

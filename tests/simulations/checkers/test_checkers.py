@@ -233,9 +233,11 @@ def test_verdicts_about_another_commit_make_no_certificate():
         "certificate",
         "validator-0",
         commit=run.digest(commit),
+        page=bytes(32),
         escalated=False,
         accepted=True,
         verdicts=verdicts,
+        dissents=[],
     )
     run.spread(certificate, "relay")
     assert "about another commit" in run.violations[0].what
@@ -317,8 +319,9 @@ def test_verdicts_inside_certificates_count_too():
     run = small_run()
     commit = run.commit("worker-0")
     run.stored(commit, "worker-0")
-    run.stored(run.verdict("validator-2", commit, accept=False), "validator-2")
-    run.stored(run.certificate(VALIDATORS, commit, escalated=True), "validator-0")
+    page = run.drawn_for(commit, [run.peers[name] for name in VALIDATORS])
+    run.stored(run.verdict("validator-2", commit, accept=False, page=page), "validator-2")
+    run.stored(run.certificate(VALIDATORS, commit, escalated=True, page=page), "validator-0")
     assert run.rules_broken == ["one-verdict"]
 
 

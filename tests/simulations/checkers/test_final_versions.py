@@ -48,7 +48,7 @@ def test_the_term_of_a_page_never_falls():
 def test_a_page_at_a_change_of_the_council_repeats_the_leader_and_the_final_version(place, other):
     run, versions = chain_of_three()
     if "head" in other:
-        other = {"head": run.digest(versions[2])}
+        other = {"head": run.digest(versions[2]), "work": b""}
     parent, change = run.led(0, versions[1]), {"removed": [run.key("validator-0")]}
     if place == "close":
         parent, change = run.voted(run.page(parent, **change)), {}

@@ -79,6 +79,7 @@ def test_a_certificate_is_about_a_rollout_that_somebody_made(commit):
         escalated=False,
         accepted=True,
         verdicts=[],
+        dissents=[],
     )
     run.spread(certificate, "relay")
     assert "commit is unknown" in run.violations[0].what
@@ -291,3 +292,87 @@ def test_a_page_without_a_draw_leaves_a_commit_to_the_next_page():
     idle = run.voted(run.page(run.listed(commit), reveals=[b"", b""]))
     page = run.voted(run.page(idle))
     assert certified_by(run, commit, page) == ""
+
+
+# Values of verdicts
+
+
+FAR = [-(10**9)] * 7 + [-(10**9) - 64_000_001]
+"""Just beyond the sum that honest verdicts may differ by: 64 times ``gap_sigma``."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({"witness": [*FAR[:7], FAR[7] + 1]}, False),
+        ({"witness": FAR}, True),
+        ({"replays": [7] * 7 + [8]}, False),
+        ({"replays": [7] * 6 + [8, 8]}, True),
+    ],
+)
+def test_verdicts_in_a_certificate_agree(changes, broken):
+    run = small_run()
+    commit = committed(run)
+    verdicts = [run.verdict("validator-0", commit), run.verdict("validator-1", commit, **changes)]
+    run.spread(run.assembled("validator-0", commit, verdicts), "relay")
+    assert [one.what.rpartition(": ")[2] for one in run.violations] == (
+        ["its verdicts do not agree"] if broken else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({"witness": FAR}, False),
+        ({"accept": False}, False),
+        ({"accept": False, "reason": "statistics"}, True),
+        ({}, True),
+    ],
+)
+def test_a_dissent_contradicts_the_others(changes, broken):
+    run = small_run()
+    run.dishonest("validator-2")
+    commit = committed(run)
+    verdicts = [run.verdict(name, commit) for name in VALIDATORS[:2]]
+    dissent = run.verdict("validator-2", commit, **changes)
+    certificate = run.assembled("validator-0", commit, verdicts, escalated=True, dissents=[dissent])
+    run.spread(certificate, "relay")
+    assert [one.rule for one in run.violations] == (["certified-only"] if broken else [])
+
+
+# Lazy validators
+
+
+def with_dissents(run, count, behaviour="", dissents=9):
+    """Spread certificates with validator 2 outside of them, the first ones against it."""
+    run.watch.swarm.members["validator-2"].behaviour = behaviour
+    previous = b""
+    for number in range(count):
+        commit = run.commit("worker-0", slot=number, previous=previous)
+        previous = run.digest(commit)
+        run.stored(commit, "worker-0")
+        others = [run.verdict(name, commit) for name in VALIDATORS[:2]]
+        if number < dissents:
+            dissent = run.verdict("validator-2", commit, witness=FAR)
+            parts = {"verdicts": others, "dissents": [dissent]}
+        else:
+            parts = {"verdicts": [*others, run.verdict("validator-2", commit)]}
+        certificate = run.assembled("validator-0", commit, escalated=True, **parts)
+        run.stored(certificate, "validator-0")
+        if run.violations:
+            return number + 1
+    return None
+
+
+def test_an_honest_validator_is_never_found():
+    run = small_run()
+    assert with_dissents(run, 5) is None
+    assert with_dissents(small_run(), 7) == 6
+
+
+@pytest.mark.parametrize(("dissents", "violated"), [(6, None), (5, 64)])
+def test_a_lazy_validator_is_found_within_64_verdicts(dissents, violated):
+    run = small_run()
+    assert with_dissents(run, 66, "skipped-replay", dissents) == violated
+    if violated:
+        assert run.rules_broken == ["lazy-found"]

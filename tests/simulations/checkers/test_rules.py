@@ -170,9 +170,10 @@ def test_a_verdict_that_is_only_in_a_certificate_counts_too():
     run = small_run()
     commit = run.commit("worker-0")
     run.stored(commit, "worker-0")
-    run.stored(run.verdict("validator-1", commit, accept=False), "validator-1")
-    verdicts = [run.verdict(name, commit) for name in VALIDATORS[:2]]
-    run.stored(run.assembled("validator-0", commit, verdicts), "validator-0")
+    page = run.drawn_for(commit, [run.peers[name] for name in VALIDATORS[:2]])
+    run.stored(run.verdict("validator-1", commit, accept=False, page=page), "validator-1")
+    verdicts = [run.verdict(name, commit, page=page) for name in VALIDATORS[:2]]
+    run.stored(run.assembled("validator-0", commit, verdicts, page=page), "validator-0")
     assert run.rules_broken == ["one-verdict"]
     assert "validator-1 signed a second verdict" in run.violations[0].what
 
@@ -383,7 +384,7 @@ def test_each_kind_of_message_is_stored_first():
 @pytest.mark.parametrize(("kind", "limit"), [("verdict", 1024), ("notice", 16 * 1024)])
 def test_messages_are_as_long_as_their_kind_may_be_and_no_longer(kind, limit):
     def message(run, length):
-        fields = {"commit": bytes(32), "accept": True, "reason": "accepted"}
+        fields = {"commit": bytes(32), "page": bytes(32), "accept": True, "reason": "accepted"}
         bare = len(run.envelope(kind, "validator-0", **fields, x=bytes(256)))
         return run.envelope(kind, "validator-0", **fields, x=bytes(256 + length - bare))
 

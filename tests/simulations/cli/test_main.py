@@ -17,7 +17,13 @@ from simulations.checkers import Violation
 from simulations.cli import console
 from simulations.cli import main as cli
 from simulations.cli.comparison import differences, flattened, plan_of, summarise
-from simulations.metrics.numbers import GossipNumbers, RolloutNumbers, RunResult, WeightsNumbers
+from simulations.metrics.numbers import (
+    GossipNumbers,
+    LedgerNumbers,
+    RolloutNumbers,
+    RunResult,
+    WeightsNumbers,
+)
 from simulations.study import regressions
 from simulations.study.study import RunOutcome, RunPlan, resized
 from simulations.study.sweep import Sweep
@@ -39,6 +45,7 @@ def result(**changes) -> RunResult:
         "conflicting_final_pages": 0,
         "final_gap_epochs_p50": 2,
         "final_gap_epochs_p99": 3,
+        "ledger": LedgerNumbers(7, 1400, 14, 1, 2),
         "committee_agreement": 1.0,
         "gossip": GossipNumbers(0.2, 0.5, 3.0),
         "weights": WeightsNumbers(10, 1.2, 1.5, 2.0, 9.0, 11, 10_000),

@@ -12,7 +12,7 @@ from simulations.metrics.makespan import ideal_seconds, round_trips_least
 from simulations.metrics.numbers import SETTLE_EPOCHS, RunMeter, quantile, rounded
 from simulations.metrics.series import POINTS_MAX
 from simulations.metrics.spread import CLOSE_SECONDS, SpreadHistogram
-from tests.simulations.trace_examples import small_run
+from tests.simulations.trace_examples import LED_EPOCH, small_run
 
 KEYS = {
     "plan",
@@ -29,6 +29,7 @@ KEYS = {
     "conflicting_final_pages",
     "final_gap_epochs_p50",
     "final_gap_epochs_p99",
+    "ledger",
     "committee_agreement",
     "gossip",
     "weights",
@@ -64,6 +65,13 @@ def test_the_result_of_a_run_has_the_agreed_keys_and_is_json():
     values = json.loads(json.dumps(result(run).to_json(), allow_nan=False))
     assert set(values) == KEYS
     assert set(values["rollouts"]) == {"committed", "certified", "rejected", "expired", "lost"}
+    assert set(values["ledger"]) == {
+        "rollouts",
+        "tokens",
+        "checks",
+        "slashed",
+        "behind_epochs_p99",
+    }
     assert set(values["gossip"]) == {
         "coverage_p50_s",
         "coverage_p99_s",
@@ -399,6 +407,34 @@ def test_a_node_that_has_just_started_has_no_gap():
     sampled(run, "trainer", -1)
     sampled(run, "relay", run.epoch() - 2)
     assert result(run).final_gap_epochs_p99 == 2
+
+
+def test_the_ledger_is_that_of_final_pages():
+    run = measured_run()
+    pages = run.chain(3, epoch=LED_EPOCH)
+    found = result(run).ledger
+    assert (found.rollouts, found.tokens, found.checks, found.slashed) == (0, 0, 0, 0)
+    assert found.behind_epochs_p99 is None
+    commit = run.certified("worker-0")
+    certificate = run.certificate(VALIDATORS, commit, accepted=True, escalated=True)
+    run.spread(certificate)
+    receipt = run.receipt(commit, *VALIDATORS)
+    page = run.page(pages[-1], certified=[run.digest(commit)], checkers=[7], receipts=[receipt])
+    run.chain(2, run.voted(page))
+    found = result(run).ledger
+    assert (found.rollouts, found.tokens, found.checks, found.slashed) == (1, 40, 3, 0)
+
+
+def test_a_node_is_behind_by_the_final_pages_that_it_has_not_counted():
+    run = measured_run()
+    run.wait(SETTLE_EPOCHS)
+    run.down("trainer")
+    run.up("trainer", restart=True)
+    root = run.checkers.ledger.roots[-1]
+    for name, final_epoch in {"relay": 4, "worker-0": 1, "liar": 8, "trainer": 9}.items():
+        facts = {"counted_epoch": -1, "counted_root": root}
+        run.emit(name, "sample", final_epoch=final_epoch, **facts)
+    assert result(run).ledger.behind_epochs_p99 == 5
 
 
 def test_conflicting_final_pages_are_counted():

@@ -4,13 +4,16 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
+from node.api.contributors import ContributorsPage
 from simulations.metrics.numbers import RunMeter
 from simulations.report.page import CAPTIONS, _percent, write_report
 from simulations.report.plots import CALM, FAULT, PICTURES, draw_all
+from tests.browser.states import HOSTILE, STATES
 from tests.simulations.trace_examples import small_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -98,6 +101,47 @@ def test_a_violation_stands_on_the_page_with_its_causes():
     assert "All checks passed" not in text
 
 
+def contributors_on(page):
+    from simulations.report.page import render_page  # noqa: PLC0415 - beside what it is about
+
+    result, series = story()
+    return render_page(result, series, {}, COMMAND, page)
+
+
+def test_contributors_are_on_the_page_with_the_recorded_node_marked():
+    known = STATES["ready"]().contributors
+    text = contributors_on(known)
+    (row,) = re.findall(r'<tr class="own">.*?</tr>', text)
+    assert "recorded node" in row and row.startswith('<tr class="own"><td>14. <bdi>שרה</bdi> ')
+    assert re.findall(r">([^<]+)</td>", row)[1:] == [
+        *("1.1 M", "774", "0", "0", "1.0 %", "7.14 M", "88.2 k", "epoch 42")
+    ]
+    (slashed,) = re.findall(r'<tr class="slashed">.*?</tr>', text)
+    assert "slashed at epoch 211" in slashed
+    assert text.count('data-title="tokens"') == 14
+    assert "14 contributors, 1 slashed" in text and "more</p>" not in text
+    assert "<h2>Contributors</h2>" not in contributors_on(None)
+    assert "<h2>Contributors</h2>" not in contributors_on(ContributorsPage())
+
+
+def test_of_many_contributors_the_first_hundred_and_the_recorded_node_are_on_the_page():
+    text = contributors_on(STATES["peers-1000"]().contributors)
+    assert text.count('data-title="tokens"') == 101
+    assert '<tr class="own"><td>1000. ' in text
+    assert '<p class="sub">and 899 more</p>' in text
+
+
+def test_names_of_contributors_stay_text():
+    known = STATES["ready"]().contributors
+    rows = tuple(replace(known.rows[0], name=word, peer_id=word[:60]) for word in HOSTILE)
+    parsed = Page(contributors_on(replace(known, rows=rows)))
+    assert not {"script", "img", "svg", "iframe"} & set(parsed.tags)
+    assert parsed.tags.count("h1") == 1 and parsed.tags.count("style") == 1
+    text = "".join(parsed.text)
+    assert HOSTILE[0] in text
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b]", text)
+
+
 def test_pictures_of_a_run_that_hardly_began():
     run = small_run()
     meter = RunMeter(run.watch, run.checkers, 0.1)
@@ -156,7 +200,9 @@ def test_the_page_fits_a_phone(tmp_path):
     if chromium is None:
         pytest.skip("needs Debian's package chromium")
     result, series = story(broken=True)
-    page_file = write_report(tmp_path, result, series, COMMAND + " --nodes 1000" * 8)
+    known = STATES["ready"]().contributors
+    command = COMMAND + " --nodes 1000" * 8
+    page_file = write_report(tmp_path, result, series, command, known)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for width in (320, 390, 768, 1280):

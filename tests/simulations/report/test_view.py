@@ -28,6 +28,9 @@ def test_a_report_shows_what_an_honest_node_saw_and_the_run_is_the_same(tmp_path
     page = asyncio.run(seen.rollouts(RolloutQuery(state="certified")))
     shown = [asyncio.run(seen.rollout(row.commit)) for row in page.rows]
     assert any(one.sequences for one in shown), "no rollout is told in words"
+    contributors = seen.contributors()
+    assert contributors.rollouts > 0
+    assert all(row.name for row in contributors.rows)
     kinds = {one.kind for one in recorder.recorded.happened}
     assert {"slashed", "leader"} <= kinds
     assert len(seen.history().at) > 40

@@ -25,6 +25,6 @@ export default {
 };
 
 const row = (one) => h("li", {}, h("time", { datetime: new Date(1000 * one.at).toISOString() }, moment(one.at)), kind(one.kind),
-  h("div", {}, h("p", {}, peerLink(one.subject), " ", clean(one.text, 300)),
+  h("div", {}, h("p", {}, peerLink(one.subject, "", one.name), " ", clean(one.text, 300)),
     h("p", { className: "note" }, one.rollout ? ["rollout ", rolloutLink(one.rollout), one.evidence.length ? "; " : ""] : "",
       one.evidence.length ? ["evidence ", one.evidence.map((hex, index) => [index ? ", " : "", mono(digest(hex), hex)])] : "")));

@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { LineChart } from "../chart.js";
 import { h, redrawn, show } from "../dom.js";
 import { about, clean, clock, count, digest, duration, many, percent, reward, short } from "../format.js";
-import { bar, heading, kind, peerLink, section, state, warning } from "../parts.js";
+import { bar, contribution, heading, kind, peerLink, section, state, warning } from "../parts.js";
 
 const ROLES = ["trainer", "validator", "inference", "relay"];
 const WINDOW_SECONDS = 30;
@@ -43,7 +43,7 @@ export default {
       draw.head({ ...now, now: Math.floor(now.now / 10), rewards: 0, happened: 0 });
       draw.figures({ ...now, now: 0, happened: 0 });
       draw.reasons(now.rollouts);
-      draw.swarm({ members: now.members_by_role, total: now.members_count, connected: now.peers_connected, slashed: now.slashed, me: now.peer_id, leader: now.leader, term: now.council.term, live: now.council.is_leader_live, council: now.council.text, fault: now.council.fault });
+      draw.swarm({ members: now.members_by_role, total: now.members_count, connected: now.peers_connected, slashed: now.slashed, me: now.peer_id, leader: now.leader, name: now.council.leader_name, term: now.council.term, live: now.council.is_leader_live, council: now.council.text, fault: now.council.fault });
       draw.happened(now.happened);
       if (rewards?.series.length !== (now.evaluation.length ? 2 : 1)) show(learned, (rewards = rewardChart(now.evaluation.length)).element);
       rewards.least = Math.min(0, ...now.rewards.map((one) => one.reward), ...now.evaluation.map((one) => one.reward_low));
@@ -100,6 +100,7 @@ function drawHead(now) {
     h("p", { className: "sub" }, state(now.state, true), now.reason ? h("span", { className: "reason" }, clean(now.reason, 300)) : "",
       h("span", {}, `${now.roles.map((role) => clean(role, 20)).join(", ")} `, h("span", { className: "mono" }, clean(now.peer_id.slice(-8)))),
       h("span", {}, `up ${duration(since)}`), now.run_id ? h("span", {}, "run ", h("a", { className: "mono", href: "#/run" }, digest(now.run_id))) : ""),
+    now.yours.rank || now.yours.waiting ? h("p", { className: "note" }, h("a", { href: "#/contributors" }, "This node"), `: ${contribution(now.yours)}`) : "",
     warning(now.training_warning));
 }
 
@@ -138,14 +139,14 @@ function drawOutcomes(rollouts) {
   ];
 }
 
-function drawSwarm({ members, total, connected, leader, term, live, slashed, me, council, fault }) {
+function drawSwarm({ members, total, connected, leader, name, term, live, slashed, me, council, fault }) {
   const most = Math.max(1, ...Object.values(members));
   return [
     h("table", { className: "bars" }, h("tbody", {}, ROLES.map((role) => h("tr", {},
       h("th", { scope: "row" }, h("a", { href: `#/peers?role=${role}` }, role)), h("td", {}, bar((members[role] ?? 0) / most, "ink")), h("td", { className: "number" }, count(members[role] ?? 0)))))),
     h("p", { className: "note" }, `${many(total, "member")}, ${count(connected)} connected to this node`,
       slashed ? [", ", h("a", { href: "#/peers?reputation=slashed" }, `${count(slashed)} slashed`)] : ""),
-    leader ? h("p", { className: live ? "note" : "warning" }, "Leading trainer ", peerLink(leader, me), `, term ${count(term)}`, live ? "" : ", not live") : "",
+    leader ? h("p", { className: live ? "note" : "warning" }, "Leading trainer ", peerLink(leader, me, name), `, term ${count(term)}`, live ? "" : ", not live") : "",
     council ? h("p", { className: fault ? "warning" : "note" }, "Council: ", clean(council, 400)) : "",
   ];
 }
@@ -153,6 +154,6 @@ function drawSwarm({ members, total, connected, leader, term, live, slashed, me,
 function drawHappened(rows) {
   if (!rows.length) return h("p", { className: "empty" }, "No events.");
   return [h("ol", { className: "events brief" }, rows.map((one) => h("li", {},
-    h("time", {}, clock(one.at)), kind(one.kind), h("span", {}, peerLink(one.subject), " ", clean(one.text, 200))))),
+    h("time", {}, clock(one.at)), kind(one.kind), h("span", {}, peerLink(one.subject, "", one.name), " ", clean(one.text, 200))))),
   h("p", {}, h("a", { href: "#/events" }, "All events"))];
 }

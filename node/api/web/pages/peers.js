@@ -40,7 +40,7 @@ export default {
 };
 
 const COLUMNS = [
-  ["Peer", (row) => peerLink(row.peer_id, row.me ? row.peer_id : "")],
+  ["Peer", (row) => peerLink(row.peer_id, row.me ? row.peer_id : "", row.name)],
   ["Roles", (row) => row.roles.map((role) => clean(role, 20)).join(", ") || "no member"],
   ["Version", (row) => (row.policy_version < 0 ? "–" : `v${row.policy_version}`), { className: "number" }],
   ["Reputation", (row) => [state(row.reputation), row.faults ? h("span", { className: "tag" }, many(row.faults, "fault")) : ""]],

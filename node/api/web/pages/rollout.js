@@ -29,7 +29,7 @@ function header({ row, body, body_bytes: length, checkpoint, certificate, previo
     h("p", { className: "sub" }, state(row.state, true), row.reason && row.reason !== "accepted" ? h("span", { className: "reason" }, clean(row.reason, 60)) : "", row.escalated ? h("span", { className: "tag" }, "escalated") : "")),
   facts([
     ["Reward", reward(row.reward)],
-    ["Worker", peerLink(row.worker)],
+    ["Worker", peerLink(row.worker, "", row.name)],
     ["Policy", `version ${row.version}`],
     ["Slot", previous ? [count(row.slot), ", after ", rolloutLink(previous)] : count(row.slot)],
     ["Sequences", `${count(row.sequences)}, ${many(row.tokens, "token")}`],
@@ -44,7 +44,7 @@ function steps({ row, committee, verdicts, certified_by: author }) {
   const done = row.state === "certified" || row.state === "rejected";
   const drawn = committee.first.length > 0;
   const items = [
-    [true, "Committed", [`epoch ${count(row.epoch)}, ${clock(row.at)}`], peerLink(row.worker)],
+    [true, "Committed", [`epoch ${count(row.epoch)}, ${clock(row.at)}`], peerLink(row.worker, "", row.name)],
     [drawn, "Committee drawn", [drawn ? `by the page of epoch ${count(committee.epoch)}` : ""],
       drawn ? [many(committee.first.length, "validator"), `, ${committee.escalated.length} if they disagree`] : "not yet"],
     [verdicts.length > 0, "Verdicts", [verdicts.length ? `${accepts} accept, ${verdicts.length - accepts} reject` : "none received yet"],
@@ -60,7 +60,7 @@ function steps({ row, committee, verdicts, certified_by: author }) {
 function statistics(verdicts) {
   if (!verdicts.length) return section("Verdicts", null, h("p", { className: "empty" }, "No verdicts received."));
   const list = h("ul", { className: "verdicts" }, verdicts.map((one) => h("li", {},
-    state(one.accept ? "accepted" : "rejected"), peerLink(one.validator), one.place === null ? "" : h("span", { className: "note" }, `rank ${one.place + 1}`),
+    state(one.accept ? "accepted" : "rejected"), peerLink(one.validator, "", one.name), one.place === null ? "" : h("span", { className: "note" }, `rank ${one.place + 1}`),
     one.accept ? "" : h("strong", {}, clean(one.reason, 60)), one.detail ? h("span", { className: "detail" }, clean(one.detail, 220)) : "",
     h("span", { className: "note" }, "signed ", mono(digest(one.evidence), one.evidence)))));
   const measured = verdicts.filter((one) => one.measured.length);

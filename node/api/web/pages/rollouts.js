@@ -42,7 +42,7 @@ const COLUMNS = [
   ["Reward", (row) => reward(row.reward), { className: "number" }],
   ["Version", (row) => `v${row.version}`, { className: "number" }],
   ["Slot", (row) => count(row.slot), { className: "number" }],
-  ["Worker", (row) => peerLink(row.worker)],
+  ["Worker", (row) => peerLink(row.worker, "", row.name)],
   ["Verdicts", (row) => verdicts(row)],
   ["Trained in", (row) => (row.trained_in === null ? "–" : `v${row.trained_in}`), { className: "number" }],
   ["Tokens", (row) => count(row.tokens), { className: "number" }],

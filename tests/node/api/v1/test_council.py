@@ -7,8 +7,10 @@ from node.api.v1.rollouts import NO_PAGE, UNDECIDED
 from protocol.consensus.council import vote_for
 from protocol.consensus.pages import RECENT_EPOCHS
 from protocol.core.crypto import digest, public_key_from_peer_id
-from protocol.core.types import Role
+from protocol.core.types import Role, ValidationResult
+from protocol.ledger.receipts import PageWork, Receipt
 from protocol.messages import Evidence, Page, PageVote, seal
+from protocol.rollout.audit import ACCEPTED
 from tests.node.api.test_observer import WORKER, WORLD, reader, synchronising
 
 KEYS = sorted(WORLD.validators, key=lambda one: one.peer_id)
@@ -48,8 +50,9 @@ class Pages:
     def work(self, era, tokens):
         """Count work of the node's key in a final page of an era."""
         epoch, me = era * EPOCHS, self.node.observer.context.signer.peer_id
-        work = self.node.observer.context.replica.intake.work
-        work.count_page(digest(b"page"), epoch, digest(b"beacon"), [(me, tokens)])
+        receipt = Receipt(digest(b"commit"), me, 0, 0, tokens, ACCEPTED, ())
+        accounts = self.node.observer.context.replica.intake.accounts
+        accounts.apply(digest(b"page"), epoch, digest(b"beacon"), b"", PageWork((receipt,)))
 
     def _page(
         self,
@@ -322,8 +325,9 @@ def test_a_worker_without_a_seat_sees_the_work_that_it_lacks():
     assert pages.seen().no_seat == lacks.format("0 tokens", "0 tokens") + due
     pages.work(0, 70)
     assert pages.seen().no_seat == lacks.format("70 tokens", "0 tokens") + due
-    pages.node.observer.context.replica.intake.work.miss(3, 3)
-    unseen = "; this node has not seen all work of these eras"
+    ledger = pages.node.observer.context.replica.intake.ledger
+    ledger.follow(WORLD.book.page(5), digest(b"beacon"))
+    unseen = "; this node has not counted all final pages yet"
     assert pages.seen().no_seat == lacks.format("70 tokens", "0 tokens") + due + unseen
     pages.work(1, 30)
     assert pages.seen().no_seat == f"no draw has counted its certified work yet; {due}"
@@ -371,13 +375,17 @@ def test_evidence_is_named():
     assert pages.seen().no_seat == told
     commit = WORLD.commit(WORKER)
     accepting, rejecting = (WORLD.verdict(liar, commit, accept=accept) for accept in (True, False))
-    proof = Evidence(
-        commit=commit.envelope, accepting=accepting.envelope, rejecting=rejecting.envelope
-    )
+    proof = Evidence(commit=commit.envelope, first=accepting.envelope, second=rejecting.envelope)
     pages.node.observer.context.replica.receive(
         seal(proof, WORLD.run_id, WORKER).envelope, WORLD.at(9)
     )
     assert pages.row(liar).evidence == "two verdicts on one rollout"
+    dissents = pages.node.observer.context.replica.dissents
+    for epoch in range(6):
+        dissents.count(epoch, commit.digest, [KEYS[0].peer_id], [KEYS[1].peer_id] if epoch else [])
+    assert pages.row(KEYS[1]).evidence == ""
+    dissents.count(6, commit.digest, [], [KEYS[1].peer_id])
+    assert pages.row(KEYS[1]).evidence == "6 of 6 verdicts contradict its committees"
     assert pages.row(KEYS[0]).evidence == ""
 
 
@@ -411,3 +419,14 @@ def test_a_rollout_expires_for_want_of_a_page_or_of_verdicts():
         pages.write(pages.epoch + 1)  # too late for it
         (rollout,) = pages.node.why().rollouts
         assert rollout.row.reason == reason
+
+
+def test_a_version_whose_batch_is_refused_is_named_with_its_trainer(pages):
+    replica, genesis = pages.node.observer.context.replica, WORLD.genesis()
+    pages.write(4, head=genesis.digest)
+    assert pages.seen().refused == pages.node.why().refused == ""
+    empty = WORLD.checkpoint(genesis)
+    assert replica.receive(empty.envelope, WORLD.at(4)).result is ValidationResult.ACCEPT
+    sizes = f"{WORLD.manifest.grpo.rollouts_per_step} to {WORLD.manifest.grpo.batch_max}"
+    expected = f"version 1 of trainer …{empty.signer[-6:]}: 0 rollouts instead of {sizes}"
+    assert pages.seen().refused == pages.node.why().refused == expected

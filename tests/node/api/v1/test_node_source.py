@@ -166,6 +166,34 @@ def test_what_happens_is_told_once_with_its_evidence(node):
     assert node.source.overview().slashed == 1
 
 
+async def test_names_stand_beside_keys_on_every_page(node):
+    trainer, validator = WORLD.trainers[0], WORLD.validators[0]
+    named = {WORKER: "Éva", OTHER: "", trainer: "Lead", validator: "<b>"}
+    for signer, name in named.items():
+        role = "trainer" if signer is trainer else "inference"
+        node.hear(WORLD.record(signer, (role,), 1.29, name=name))
+    commit = WORLD.commit(WORKER)
+    node.hear(commit, WORLD.certificate(commit, accepted=False, escalated=True))
+    node.source.look()
+    rows = {row.peer_id: row.name for row in node.source.peers(PeerQuery()).rows}
+    assert {peer: name for peer, name in rows.items() if name} == {
+        signer.peer_id: name for signer, name in named.items() if name
+    }
+    assert [row.peer_id for row in node.source.peers(PeerQuery(text="éva")).rows] == [
+        WORKER.peer_id
+    ]
+    summary = node.reader.summary()
+    assert (summary.name, summary.council.leader_name) == ("Éva", "Lead")
+    council = {row.peer_id: row.name for row in node.source.council().members}
+    assert council[validator.peer_id] == "<b>"
+    shown = await node.source.rollout(commit.digest.hex())
+    assert shown.row.name == "Éva"
+    by = {one.validator: one.name for one in shown.verdicts}
+    assert by == {peer: "<b>" if peer == validator.peer_id else "" for peer in by}
+    told = {one.kind: one.name for one in node.source.events(EventQuery()).rows}
+    assert told == {"escalated": "Éva", "slashed": "Éva", "leader": "Lead"}
+
+
 def test_a_fork_and_a_validator_that_contradicts_itself_are_told(node):
     about = WORLD.commit(OTHER)
     node.hear(WORLD.commit(WORKER), WORLD.commit(WORKER, tokens=9), about)

@@ -33,6 +33,24 @@ def test_a_council_at_a_glance():
     assert lines[-1] == f"This node has no seat: {reason}."
 
 
+def test_names_of_members_and_of_the_leader_are_last_in_their_lines():
+    named = replace(COUNCIL.members[1], name="Éva [b]\x1b")
+    members = (COUNCIL.members[0], named, COUNCIL.members[2])
+    lines = drawn(council_view(replace(COUNCIL, members=members, leader_name="שרה")), 110)
+    assert row(lines, "leader").endswith(f"{short_peer(COUNCIL.leader)}, term 3, live  שרה")
+    assert row(lines, short_peer(named.peer_id)).split()[-3:] == ["silent", "Éva", "[b]�"]
+
+
+def test_a_version_that_is_refused_is_in_the_line_of_the_leader():
+    refused = "version 7 of trainer …abcdef: it hides 3 final rollouts\x1b"
+    lines = drawn(council_view(replace(COUNCIL, refused=refused)), 160)
+    expected = "term 3, live; refused: version 7 of trainer …abcdef: it hides 3 final rollouts�"
+    assert row(lines, "leader").endswith(expected)
+    told = drawn(why_view(replace(EXPLAINED, refused=refused)), 160)
+    assert f"The council does not make final {refused[:-1]}�." in told
+    assert not [line for line in drawn(why_view(EXPLAINED)) if "make final" in line]
+
+
 def test_the_council_of_the_genesis_before_its_first_page():
     me = replace(COUNCIL.members[0], me=True, vote_epoch=-1, vote_age_seconds=None)
     young = CouncilPage(text="1 member", members_count=1, quorum=1, draw_epoch=720, members=(me,))

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from node.api.contributors import OwnWork
 from node.api.status import LoopStatus
 from node.api.v1.answers import RolloutCounts
 from node.api.why import Why
@@ -35,8 +36,15 @@ def test_status_at_a_glance():
     assert "0.840  ▁" in row(lines, "reward")
     assert "since start: sent 3.1 GB, received 1.25 GB" in row(lines, "traffic")
     assert any(line.split()[:6] == ["swarm", "860", "812", "12", "4", "790"] for line in lines)
-    assert any(line.split()[:4] == ["this", "node", "120", "118"] for line in lines)
+    yours = row(lines, "yours").split(maxsplit=1)[1]
+    assert yours.startswith("128 certified, 1.9 M tokens, 3.1 % of the run, rank 7 of 41; 12 wait")
+    assert not any(line.split()[:1] == ["name"] for line in lines)
     assert lines[-1] == "prime-node why explains this node's failed rollouts."
+
+
+def test_status_counts_the_slashed():
+    lines = drawn(status_view(replace(STATUS, slashed=1), 2e9))
+    assert "7 connected, 1 slashed" in " ".join(" ".join(lines).split())
 
 
 def test_status_names_the_run_that_this_one_succeeds():
@@ -140,7 +148,7 @@ def test_a_step_without_effect_is_a_warning():
 def test_nothing_on_its_way_takes_no_line():
     quiet = replace(STATUS, arrivals=STATUS.arrivals[1:], receivers=())
     text = "\n".join(drawn(status_view(quiet, 2e9)))
-    assert "%" not in text and "sending" not in text
+    assert "MB/s" not in text and "sending" not in text
 
 
 def test_many_sources_are_counted():
@@ -172,13 +180,13 @@ def test_status_of_a_node_that_has_just_started():
         policy_version_newest=-1,
         rewards=(),
         rollouts=RolloutCounts(),
-        own_rollouts=RolloutCounts(),
+        yours=OwnWork(),
     )
     lines = drawn(status_view(young, young.started_at))
     assert lines[0] == "relay  ● joining  no bootstrap peer answers; trying again"
     assert "none published yet" in row(lines, "policy")
     assert "no training step yet" in row(lines, "reward")
-    assert not any("this node" in line for line in lines)
+    assert not any(line.split()[:1] == ["yours"] for line in lines)
 
 
 def test_a_policy_that_has_not_arrived():
@@ -262,13 +270,25 @@ def test_a_version_is_named_by_its_trainer_or_a_commit(which, count):
     assert len(EXPLAINED.about(which).trained_on_rejected) == count
 
 
+@pytest.mark.parametrize(("name", "shown"), [("שרה [b]", "שרה [b]"), ("M" * 32, "M" * 22 + "…")])
+def test_a_name_stands_alone_below_its_key(name, shown):
+    named = replace(STATUS.members[6], name=name)
+    status = replace(STATUS, name=name, members=(*STATUS.members[:6], named))
+    lines = drawn(peers_view(status))
+    assert max(map(len, lines)) <= 100
+    (at,) = (number for number, line in enumerate(lines) if line.strip() == shown)
+    assert lines[at - 1].split()[:2] == [short_peer(PEERS[6]), "(you)"]
+    assert lines[at - 1].endswith("65656565   trusted")
+    assert row(drawn(status_view(status, 2e9)), "name").split(maxsplit=1)[1] == name
+
+
 def test_other_nodes_cannot_steer_the_terminal():
     hostile = "\x1b[2J\x9b31m[red]x"
-    member = replace(STATUS.members[0], software=hostile, roles=("relay", hostile))
+    member = replace(STATUS.members[0], software=hostile, roles=("relay", hostile), name=hostile)
     text = "\n".join(drawn(peers_view(replace(STATUS, members=(member,)))))
     assert "\x1b" not in text
     assert "\x9b" not in text
-    assert "[red]x" in text
+    assert text.count("[red]x") == 3
     assert plain("a\tb\n", 3) == "a�b"
 
 
@@ -309,4 +329,4 @@ def test_a_fork_is_named_in_the_same_words_everywhere():
 
 def test_counts_say_what_they_count_and_since_when():
     lines = drawn(status_view(STATUS, 2e9))
-    assert "All commits known here since the start of the run." in " ".join(lines)
+    assert "Commits known here; old ones are forgotten." in " ".join(lines)

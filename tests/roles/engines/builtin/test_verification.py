@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from protocol.core.types import Version
 from protocol.rollout.statistics import STATISTICS
+from protocol.rollout.witness import WitnessPoint
 from protocol.toploc.sampling import gumbel_noise
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model
@@ -279,3 +280,52 @@ async def test_the_output_layer_is_covered(policies, verifier, tmp_path):
     measured = await verifier.measure(Version(2), claimed, 1.0)
     assert worst(measured)[1] < 8
     assert all(m.extremes.logprob_error_max > 1e-3 for m in measured)
+
+
+def with_points(claims):
+    """Return claims with two points each, at the ends of the sequences."""
+    return [
+        replace(
+            claim,
+            points=tuple(
+                WitnessPoint(position, (claim.tokens[position] + 1 + number) % 32, 99 * number + 5)
+                for number, position in enumerate((len(claim.tokens) - 1, 0))
+            ),
+        )
+        for claim in claims
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+async def test_witness_values_are_those_of_a_plain_forward(policies, verifier, temperature):
+    """Against the module of transformers alone, one sequence at a time."""
+    claimed = with_points(await honest_claims(policies[0], temperature))
+    network = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
+    network.load_state_dict(load_file(policies[0].path))
+    measured = await verifier.measure(Version(0), claimed, temperature)
+    for claim, measurement in zip(claimed, measured, strict=True):
+        with torch.no_grad():
+            logits = network(torch.tensor([claim.prompt + claim.tokens])).logits[0] / temperature
+        assert len(measurement.witness) == len(claim.points)
+        for point, value in zip(claim.points, measurement.witness, strict=True):
+            row = logits[len(claim.prompt) - 1 + point.position]
+            assert value.logprob == pytest.approx(row.log_softmax(-1)[point.token].item(), abs=1e-4)
+            seeds = np.array([point.seed], dtype=np.uint64)
+            noise = torch.from_numpy(gumbel_noise(seeds, point.position, 32)[0])
+            assert value.replay == int((row + noise).argmax())
+
+
+async def test_witness_values_do_not_change_what_is_measured(policies, verifier):
+    claimed = await honest_claims(policies[0])
+    plain = await verifier.measure(Version(0), claimed, 1.0)
+    pointed = await verifier.measure(Version(0), with_points(claimed), 1.0)
+    assert [replace(one, witness=()) for one in pointed] == plain
+    assert all(one.witness == () for one in plain)
+
+
+async def test_a_point_outside_of_its_sequence_is_a_fault(policies, verifier):
+    claim = (await honest_claims(policies[0]))[0]
+    outside = replace(claim, points=(WitnessPoint(len(claim.tokens), 3, 5),))
+    (measured,) = await verifier.measure(Version(0), [outside], 1.0)
+    assert "witness point" in measured.proof_fault
+    assert measured.witness == ()

@@ -55,11 +55,10 @@ def reference_backward(model, batch, temperature=1.0, entropy_coefficient=0.0):
     return float(loss.detach())
 
 
-def reference_weights(policy, batches, rate, decay, betas, clip, temperature):
+def reference_weights(policy, batches, rate, decay, betas, epsilon, clip, temperature):
     """Return the weights after one AdamW step per batch, by the formulas of its paper.
 
-    Loshchilov and Hutter 2019, algorithm 2, with the default epsilon; gradients are first clipped
-    to a norm of ``clip``.
+    Loshchilov and Hutter 2019, algorithm 2; gradients are first clipped to a norm of ``clip``.
     """
     model = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
     model.load_state_dict(load_file(policy.path))
@@ -77,7 +76,7 @@ def reference_weights(policy, batches, rate, decay, betas, clip, temperature):
                 second[name] = betas[1] * second[name] + (1 - betas[1]) * gradient**2
                 mean = first[name] / (1 - betas[0] ** step)
                 size = (second[name] / (1 - betas[1] ** step)).sqrt()
-                parameter.sub_(rate * (mean / (size + 1e-8) + decay * parameter))
+                parameter.sub_(rate * (mean / (size + epsilon) + decay * parameter))
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
@@ -143,13 +142,18 @@ def test_layers_are_recomputed_where_a_pass_would_keep_too_much(layers, pays):
 
 
 async def test_steps_are_those_of_adamw_with_the_manifests_settings(make, policies, tmp_path):
-    settings = {"weight_decay": 0.5, "adam_betas": (0.6, 0.8), "gradient_clip": 0.5}
+    settings = {
+        "weight_decay": 0.5,
+        "adam_betas": (0.6, 0.8),
+        "adam_epsilon": 1e-3,
+        "gradient_clip": 0.5,
+    }
     batches = [batch_of(seed) for seed in range(3)]
     engine = await make(temperature=0.7, **settings)
     for batch in batches:
         assert (await engine.step(batch)).gradient_norm > 0.5, "it is clipped"
     weights = await weights_of(engine, tmp_path / "policy")
-    expected = reference_weights(policies[0], batches, 1e-3, 0.5, (0.6, 0.8), 0.5, 0.7)
+    expected = reference_weights(policies[0], batches, 1e-3, 0.5, (0.6, 0.8), 1e-3, 0.5, 0.7)
     # With a gradient near zero, rounding decides its sign and Adam moves by the whole rate.
     errors = torch.cat([(weights[name] - expected[name]).abs().flatten() for name in expected])
     moved = 1e-3 * len(batches)

@@ -1,0 +1,171 @@
+"""Work that pages make final: what this node would name, and what it can confirm.
+
+A certified rollout earns its worker tokens and its checkers a check; a rejected one earns its
+checkers a check. A version earns its trainer a step. Two nodes may hold other verdicts of a larger
+committee, so a page names the checkers of each commit. A member votes for a page only if it holds
+their verdicts, and derives the same work.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from protocol.consensus.committee import Committee, draw
+from protocol.consensus.pages import PageTree
+from protocol.consensus.verdict_pool import VerdictTable
+from protocol.core.types import Digest, PeerId
+from protocol.ledger.commits import CommitState, Entry, agreed_reason
+from protocol.ledger.ledger import Ledger
+from protocol.ledger.receipts import STEPS_MAX, PageWork, Receipt, Step
+from protocol.messages import ACCEPTED, CheckpointManifest, Page, Signed, Verdict
+from protocol.run.manifest import RunManifest
+
+_STATES = {True: CommitState.CERTIFIED, False: CommitState.REJECTED}
+
+
+class DecidedCommits(NamedTuple):
+    """Commits whose outcomes a page makes final, and the bits of their checkers."""
+
+    certified: tuple[bytes, ...]
+    rejected: tuple[bytes, ...]
+    checkers: tuple[int, ...]
+
+
+class Settlement:
+    """Work of pages, from the commits, verdicts and versions that one node holds."""
+
+    def __init__(
+        self, manifest: RunManifest, ledger: Ledger, verdicts: VerdictTable, pages: PageTree
+    ) -> None:
+        self._manifest, self._ledger = manifest, ledger
+        self._verdicts, self._pages = verdicts, pages
+
+    def decided(self, certified: Sequence[Digest], rejected: Sequence[Digest]) -> DecidedCommits:
+        """Return commits with their checkers, without those that this node cannot account for.
+
+        One of those would take the others with it.
+        """
+        accepted = self._checkers(certified, accepted=True)
+        refused = self._checkers(rejected, accepted=False)
+        checkers = *accepted.values(), *refused.values()
+        return DecidedCommits(tuple(accepted), tuple(refused), checkers)
+
+    def _checkers(self, commits: Sequence[Digest], *, accepted: bool) -> dict[bytes, int]:
+        found: dict[bytes, int] = {}
+        for commit in commits:
+            entry = self._ledger.commits.known(commit)
+            committee = None if entry is None else self._committee(entry)
+            if entry is not None and committee is not None:
+                members = committee.escalated
+                bits = sum(1 << members.index(one) for one in entry.checkers)
+                if self._receipt(entry, committee, bits, accepted=accepted) is not None:
+                    found[commit] = bits
+        return found
+
+    def unsettled(self) -> set[Digest]:
+        """Return the commits that pages decide which are not final yet.
+
+        If all nodes forgot them while the council stands still, no node could count these pages
+        when they become final, and no member could propose another page.
+        """
+        pages = (page for tip in self._pages.tips() for page in tip.pages())
+        return {Digest(commit) for page in pages for commit in page.decided}
+
+    def work_of(self, page: Page, before: bytes) -> PageWork | None:
+        """Return the work of a page after one with the final version ``before``."""
+        decided = DecidedCommits(page.certified, page.rejected, page.checkers)
+        return self.work(decided, before, page.head)
+
+    def work(self, decided: DecidedCommits, before: bytes, after: bytes) -> PageWork | None:
+        """Return the work of some commits, and of the versions from ``before`` to ``after``.
+
+        None if this node lacks a part of it, if its messages show another outcome, or if a commit
+        stands there twice.
+        """
+        if len({*decided.certified, *decided.rejected}) < len(decided.checkers):
+            return None
+        receipts: list[Receipt] = []
+        outcomes = [*((one, True) for one in decided.certified)]
+        outcomes += [(one, False) for one in decided.rejected]
+        for (commit, accepted), bits in zip(outcomes, decided.checkers, strict=True):
+            entry = self._ledger.commits.known(Digest(commit))
+            committee = None if entry is None else self._committee(entry)
+            if entry is None or committee is None:
+                return None
+            receipt = self._receipt(entry, committee, bits, accepted=accepted)
+            if receipt is None:
+                return None
+            receipts.append(receipt)
+        steps = self._steps(before, after)
+        return None if steps is None else PageWork(tuple(receipts), steps)
+
+    def _committee(self, entry: Entry) -> Committee | None:
+        """Return the committee that the page of a commit's certificate draws."""
+        certificate = entry.certificate
+        page = None if certificate is None else self._pages.page(certificate.message.page)
+        return None if page is None else draw(self._manifest, page, entry.commit)
+
+    def _receipt(
+        self, entry: Entry, committee: Committee, bits: int, *, accepted: bool
+    ) -> Receipt | None:
+        if entry.state is not _STATES[accepted] or bits >> len(committee.escalated):
+            return None
+        checkers = [one for n, one in enumerate(committee.escalated) if bits >> n & 1]
+        is_first = accepted and set(checkers) == set(committee.first)
+        verdicts = [self._verdict(entry, one, accepted=accepted) for one in checkers]
+        held = [one for one in verdicts if one is not None]
+        if len(held) < len(checkers) or not (is_first or committee.is_quorum(checkers)):
+            return None
+        message = entry.commit.message
+        return Receipt(
+            commit=entry.commit.digest,
+            worker=entry.commit.signer,
+            version=message.version,
+            slot=message.slot,
+            tokens=message.tokens,
+            reason=ACCEPTED if accepted else agreed_reason(held),
+            checkers=tuple(sorted(checkers)),
+        )
+
+    def _verdict(self, entry: Entry, checker: PeerId, *, accepted: bool) -> Verdict | None:
+        """Return the verdict of a member that agrees with an outcome.
+
+        A dishonest one may have signed another verdict before, and both decide: else it could stop
+        the settlement of all commits at the nodes that received the other one first.
+        """
+        assert entry.certificate is not None
+        pool = self._verdicts.pool(entry.commit.digest, entry.certificate.message.page)
+        held = pool.verdicts.get(checker), *pool.equivocations.get(checker, ())
+        verdicts = (one.message for one in held if one is not None)
+        agreeing = (one for one in verdicts if isinstance(one, Verdict) and one.accept is accepted)
+        return next(agreeing, None)
+
+    # Versions
+
+    def _steps(self, before: bytes, after: bytes) -> tuple[Step, ...] | None:
+        chain = self._ledger.chain
+        first, last = chain.place(before), chain.place(after)
+        if first is None or last is None:
+            return None
+        if last - first > STEPS_MAX:
+            return None
+        # Version 0 learns from nothing: the genesis names its policy.
+        steps = [self._step(chain.get(n)) for n in range(max(first + 1, 1), last + 1)]
+        return None if None in steps else tuple(one for one in steps if one is not None)
+
+    def _step(self, manifest: Signed[CheckpointManifest] | None) -> Step | None:
+        if manifest is None:
+            return None
+        learned: dict[PeerId, tuple[int, int]] = {}
+        for commit in map(Digest, manifest.message.batch):
+            entry = self._ledger.commits.known(commit)
+            if entry is None:
+                return None
+            rollouts, tokens = learned.get(entry.commit.signer, (0, 0))
+            learned[entry.commit.signer] = rollouts + 1, tokens + entry.commit.message.tokens
+        return Step(
+            version=manifest.message.version,
+            manifest=manifest.digest,
+            trainer=manifest.signer,
+            learned=tuple((one, *learned[one]) for one in sorted(learned)),
+            omitted=len(manifest.message.omitted),
+        )

@@ -1,0 +1,168 @@
+"""Accounts of a run, recomputed from the work of its final pages, and their Merkle root.
+
+One leaf is the header: the newest page and the totals. Then follows one leaf for each key, sorted
+by key. A leaf is canonical msgpack: keys of maps are sorted. The tree is that of RFC 6962 over
+BLAKE3.
+
+All leaves and the root are recomputed for each page, so no state of an earlier page can survive by
+mistake. Amounts are not bounded: no simulated run comes near to 64 bits.
+"""
+
+from typing import Any
+
+import msgpack
+
+from simulations.checkers.wire import Rules, blake3_digest
+from simulations.checkers.work import ACCEPTED, TracedReceipt, TracedStep, TracedWork
+
+ERA_MARGIN_EPOCHS = 8
+"""A page of the last epochs before an era counts for that era."""
+
+ERAS_KEPT = 4
+
+BUCKET_EPOCHS = 8
+"""Credit that is earned in so many epochs unlocks with the last of them."""
+
+SLASHED_FOR = ("format", "termination", "computation", "history", "reward-history")
+"""Reasons of rejections that no accident explains."""
+
+TracedAccount = dict[str, Any]
+"""Account of one key by the field names of its leaf; locked credit and eras as dictionaries."""
+
+_COUNTS = (
+    "rollouts", "tokens", "rejected", "checks", "checked_tokens", "learned", "learned_tokens",
+    "steps", "omitted", "credit", "forfeited",
+)  # fmt: skip
+
+
+class TracedAccounts:
+    """Accounts after the newest page that was counted."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._terms, self._era_epochs = rules.credit, rules.era_epochs
+        self.epoch, self.page = -1, b""
+        self._head = b""
+        self._beacons: dict[int, bytes] = {}
+        self._accounts: dict[bytes, TracedAccount] = {}
+
+    def count(self, page: bytes, epoch: int, beacon: bytes, head: bytes, work: TracedWork) -> None:
+        """Count the next final page."""
+        era = (epoch + ERA_MARGIN_EPOCHS) // self._era_epochs
+        for account in self._accounts.values():
+            self._unlock(account, epoch)
+        for receipt in work.receipts:
+            self._count_receipt(receipt, epoch, era)
+        for step in work.steps:
+            self._count_step(step, epoch)
+        for account in self._accounts.values():
+            account["eras"] = _recent(account["eras"], era)
+        self._beacons = _recent({era: beacon} | self._beacons, era)
+        self.epoch, self.page, self._head = epoch, page, head
+
+    @property
+    def root(self) -> bytes:
+        """Merkle root of all leaves."""
+        leaves = [self._header()]
+        leaves += [_leaf(self._accounts[key]) for key in sorted(self._accounts)]
+        return _root([blake3_digest(b"\0" + leaf) for leaf in leaves])
+
+    def total(self, name: str) -> int:
+        """Return the sum of a number over all accounts."""
+        return sum(account[name] for account in self._accounts.values())
+
+    @property
+    def held(self) -> int:
+        """Credit of all accounts, locked or not."""
+        return self.total("credit") + sum(
+            sum(one["locked"].values()) for one in self._accounts.values()
+        )
+
+    @property
+    def slashed(self) -> int:
+        """Number of keys that have lost their locked credit."""
+        return sum(one["slashed"] >= 0 for one in self._accounts.values())
+
+    # Changes
+
+    def _unlock(self, account: TracedAccount, epoch: int) -> None:
+        locked: dict[int, int] = account["locked"]
+        for last in [one for one in locked if one + self._terms.lock_epochs <= epoch]:
+            account["credit"] += locked.pop(last)
+
+    def _count_receipt(self, receipt: TracedReceipt, epoch: int, era: int) -> None:
+        worker, tokens = self._account(receipt.worker, epoch), receipt.tokens
+        if receipt.reason == ACCEPTED:
+            worker["rollouts"] += 1
+            worker["tokens"] += tokens
+            worker["eras"][era] = worker["eras"].get(era, 0) + tokens
+            _lock(worker, self._terms.per_token * tokens, epoch)
+        else:
+            worker["rejected"] += 1
+            if self._terms.slash and receipt.reason in SLASHED_FOR and worker["slashed"] < 0:
+                worker["slashed"] = epoch
+                worker["forfeited"] += sum(worker["locked"].values())
+                worker["locked"] = {}
+        for key in receipt.checkers:
+            checker = self._account(key, epoch)
+            checker["checks"] += 1
+            checker["checked_tokens"] += tokens
+            _lock(checker, self._terms.per_checked_token * tokens, epoch)
+
+    def _count_step(self, step: TracedStep, epoch: int) -> None:
+        trainer = self._account(step.trainer, epoch)
+        trainer["steps"] += 1
+        trainer["omitted"] += step.omitted
+        learned = sum(tokens for _, _, tokens in step.learned)
+        _lock(trainer, self._terms.per_learned_token * learned, epoch)
+        for key, rollouts, tokens in step.learned:
+            worker = self._account(key, epoch)
+            worker["learned"] += rollouts
+            worker["learned_tokens"] += tokens
+
+    def _account(self, key: bytes, epoch: int) -> TracedAccount:
+        new = {"key": key, "since": epoch, "locked": {}, "eras": {}, "slashed": -1}
+        return self._accounts.setdefault(key, new | dict.fromkeys(_COUNTS, 0))
+
+    # Leaves
+
+    def _header(self) -> bytes:
+        beacons = {str(era): beacon for era, beacon in self._beacons.items()}
+        return _packed(
+            {
+                "beacons": dict(sorted(beacons.items())),
+                "epoch": self.epoch,
+                "head": self._head,
+                "page": self.page,
+                "rollouts": self.total("rollouts"),
+                "tokens": self.total("tokens"),
+                "credit": self.held,
+                "steps": self.total("steps"),
+            }
+        )
+
+
+def _lock(account: TracedAccount, amount: int, epoch: int) -> None:
+    if amount and account["slashed"] < 0:
+        last = epoch - epoch % BUCKET_EPOCHS + BUCKET_EPOCHS - 1
+        account["locked"][last] = account["locked"].get(last, 0) + amount
+
+
+def _recent(eras: dict[int, Any], present: int) -> dict[int, Any]:
+    return {era: value for era, value in eras.items() if era > present - ERAS_KEPT}
+
+
+def _leaf(account: TracedAccount) -> bytes:
+    pairs = {name: sorted(account[name].items()) for name in ("locked", "eras")}
+    return _packed(account | pairs)
+
+
+def _packed(fields: dict[str, Any]) -> bytes:
+    return bytes(msgpack.packb(dict(sorted(fields.items()))))
+
+
+def _root(hashes: list[bytes]) -> bytes:
+    """Return the root of a tree that splits at the largest power of two below its size."""
+    if len(hashes) < 2:
+        return hashes[0]
+    split = 1 << (len(hashes) - 1).bit_length() - 1
+    return blake3_digest(b"\1" + _root(hashes[:split]) + _root(hashes[split:]))
