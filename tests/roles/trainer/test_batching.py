@@ -410,9 +410,9 @@ async def test_the_batch_of_any_ledger_conforms(tmp_path_factory, data):
         await world.accept(*final)
     world.pages.stop()
     batching = Batching(world.context, world.engine, world.asked(Task()))
-    if data.draw(st.booleans()):
-        await batching.next(1, b"policy")
-    batch = await batching.next(1, b"policy")
+    batch = None
+    for _ in range(8):  # one try reads at most twice a batch, and the next one leaves out failures
+        batch = batch or await batching.next(1, b"policy")
 
     order = lot(world, final)
     usable = [one for one in order if made[one][1]]
