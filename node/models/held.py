@@ -103,7 +103,7 @@ class HeldRun:
         """Return the contributions of all workers in final pages, most rollouts first."""
         found = [
             Contribution(peer, account.rollouts, account.tokens)
-            for peer, account in self.replica.intake.accounts.all().items()
+            for peer, account in self.replica.intake.accounts.scan()
             if account.rollouts
         ]
         return sorted(found, key=lambda one: (-one.rollouts, one.peer))

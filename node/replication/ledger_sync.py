@@ -16,10 +16,10 @@ from node.network.streams.deadline import within
 from node.network.streams.framing import write_frame
 from node.network.streams.protocols import LEDGER, REQUEST_SECONDS
 from node.replication.inbox import MessageIntake
-from node.replication.sync_streams import SyncStreams, fields_of
+from node.replication.sync_streams import SyncStreams, fields_of, is_digest_or_empty
 from protocol.core.codec import decode, encode
 from protocol.core.faults import Fault, FaultCode
-from protocol.core.types import DIGEST_BYTES, PeerId
+from protocol.core.types import PeerId
 from protocol.ledger.final_ledger import PAGES_AT_ONCE, Missing
 from protocol.messages import Page, Signed
 from roles.ports.transport import Stream
@@ -33,7 +33,7 @@ PARTS_MAX = 1024
 LEAF_BYTES_MIN = 64
 """Least size of a leaf: names of fields. Without it, a part could hold 100,000 empty leaves."""
 
-REQUEST_BYTES_MAX = 96
+REQUEST_BYTES_MAX = LEDGER.opener_bytes_max
 
 EXCHANGE_SECONDS = LEDGER.exchange_seconds or 0.0
 
@@ -156,7 +156,7 @@ def _request(data: bytes) -> tuple[bytes, int, int] | Fault:
     if isinstance(fields, Fault):
         return fields
     page, count, epoch = (fields.get(name) for name in ("page", "count", "epoch"))
-    if type(page) is not bytes or len(page) not in (0, DIGEST_BYTES):
+    if not is_digest_or_empty(page):
         return Fault(FaultCode.BAD_FIELDS, "page")
     if type(count) is not int or type(epoch) is not int or not 0 <= count <= PAGES_AT_ONCE:
         return Fault(FaultCode.BAD_FIELDS, "count and epoch")

@@ -20,13 +20,19 @@ from node.network.streams.deadline import loop_time, within
 from node.network.streams.framing import write_frame
 from node.network.streams.protocols import IDS_MAX, PAGES, REQUEST_SECONDS
 from node.replication.inbox import MessageIntake
-from node.replication.sync_streams import SyncStreams, checked_ids, fields_of, ids_in
+from node.replication.sync_streams import (
+    SyncStreams,
+    checked_ids,
+    fields_of,
+    ids_in,
+    is_digest_or_empty,
+)
 from protocol.consensus.council import encode_chain
 from protocol.consensus.trusted_page import TrustedPage
 from protocol.core.codec import encode
 from protocol.core.containers import BoundedDict
 from protocol.core.faults import Fault, FaultCode
-from protocol.core.types import DIGEST_BYTES, Digest, PeerId, ValidationResult
+from protocol.core.types import Digest, PeerId, ValidationResult
 from protocol.replica.page_intake import PageIntake
 from protocol.replica.replica import Received
 from roles.ports.transport import Stream, TransportError
@@ -172,7 +178,7 @@ def _request(data: bytes) -> tuple[bytes, int, int] | Fault:
     if isinstance(fields, Fault):
         return fields
     seat, epoch, skip = (fields.get(name) for name in ("council", "epoch", "skip"))
-    if type(seat) is not bytes or len(seat) not in (0, DIGEST_BYTES):
+    if not is_digest_or_empty(seat):
         return Fault(FaultCode.BAD_FIELDS, "council")
     if type(epoch) is not int or type(skip) is not int:
         return Fault(FaultCode.BAD_FIELDS, "epoch and skip")

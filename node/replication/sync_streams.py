@@ -1,7 +1,7 @@
 """Frames of the synchronisation protocols: deadlines, blame for malformed ones, the upload cap."""
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from node.context import NodeContext
 from node.network.resources.upload_scheduler import UploadScheduler
@@ -65,6 +65,11 @@ def fields_of(data: bytes) -> dict[str, Any] | Fault:
     if isinstance(value, Fault | dict):
         return value
     return Fault(FaultCode.BAD_FIELDS, "not a map")
+
+
+def is_digest_or_empty(value: object) -> TypeGuard[bytes]:
+    """Return whether a decoded value is a digest, or the empty bytes that stand for none."""
+    return isinstance(value, bytes) and len(value) in (0, DIGEST_BYTES)
 
 
 def ids_in(data: bytes) -> list[Digest] | Fault:

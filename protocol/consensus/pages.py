@@ -176,7 +176,7 @@ class PageTree:
     def outcome(self, commit: Digest, tip: PageNode) -> bool | None:
         """Return whether a page up to ``tip`` accepts a commit; None if no page decides it."""
         for page in tip.pages():
-            if commit in page.decided:
+            if commit in page.certified or commit in page.rejected:
                 return commit in page.certified
         return self._final.of(self.root, self._recent).decided.get(commit)
 

@@ -13,7 +13,7 @@ from protocol.messages import Signed, Verdict, VerdictSeal
 _DOMAIN = b"prime-node/verdict-seal"
 
 Statement = Signed[Verdict] | Signed[VerdictSeal]
-"""What a validator signs about a commit: a verdict, or the seal of one."""
+"""Statement of a validator about a commit: a verdict, or the seal of one."""
 
 
 def seal_of(verdict: Verdict, signer: PeerId) -> VerdictSeal:

@@ -93,7 +93,12 @@ class Account:
     @property
     def held(self) -> int:
         """Unlocked and locked credit."""
-        return self.credit + sum(amount for _, amount in self.locked)
+        return self.credit + self.locked_credit
+
+    @property
+    def locked_credit(self) -> int:
+        """Credit that a fault may still take."""
+        return sum(amount for _, amount in self.locked)
 
     @property
     def totals(self) -> Totals:

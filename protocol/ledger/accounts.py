@@ -276,7 +276,7 @@ class Accounts:
             self._due.setdefault(bucket, {})[peer] = None
 
     def _forfeit(self, account: Account) -> None:
-        lost = sum(amount for _, amount in account.locked)
+        lost = account.locked_credit
         account.forfeited += lost
         account.locked = []
         self._sums["credit"] -= lost

@@ -71,7 +71,10 @@ class Entry:
     checkers: tuple[PeerId, ...] = ()
     """Members whose verdicts are in the certificate."""
     final: bool | None = None
-    """Whether a final page accepts the commit; None before. No certificate overturns that."""
+    """True if a final page accepts the commit, False if one rejects it, None before.
+
+    No certificate overturns a final outcome.
+    """
     reason: str = ""
     trained_in: int | None = None
     measured: Sums | None = None

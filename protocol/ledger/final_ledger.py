@@ -14,12 +14,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from protocol.core.containers import SizeGauge, Table
-from protocol.core.crypto import digest
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.merkle import root_of
 from protocol.core.types import Digest
 from protocol.ledger.accounts import Accounts, CreditRules, HashedLeaf
-from protocol.ledger.receipts import PageWork, decode_work
+from protocol.ledger.receipts import PageWork, decode_work, work_digest
 from protocol.messages import Page, Signed
 
 RECENT_STATES = 8
@@ -209,9 +208,9 @@ class FinalLedger:
         is_before = self.has_gap and page.digest == self._parent_of_waiting
         if known is None and not is_before:
             return False
-        if (digest(work) if work else b"") != page.message.work:
+        if work_digest(work) != page.message.work:
             return Fault(FaultCode.WRONG_WORK, "not the work of the page")
-        found = decode_work(work) if work else PageWork((), ())
+        found = decode_work(work)
         if isinstance(found, Fault):
             return found
         if known is not None:
@@ -268,6 +267,6 @@ class FinalLedger:
 def _work_of(page: Page, derive: Derive, head: bytes) -> PageWork | None:
     """Return the work of a page if this node can derive just what the page names."""
     if not page.work:
-        return PageWork((), ())
+        return PageWork()
     work = derive(page, head)
     return work if work is not None and work.digest == page.work else None

@@ -91,8 +91,12 @@ class PageWork(NamedTuple):
     @property
     def digest(self) -> bytes:
         """Digest of the encoded work, as a page states it; empty for no work at all."""
-        data = self.encoded()
-        return digest(data) if data else b""
+        return work_digest(self.encoded())
+
+
+def work_digest(data: bytes) -> bytes:
+    """Return the digest of encoded work, as a page states it; empty for no work at all."""
+    return digest(data) if data else b""
 
 
 def decode_work(data: bytes) -> PageWork | Fault:

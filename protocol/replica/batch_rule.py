@@ -52,7 +52,7 @@ NAMED_MAX = 3
 
 
 class Draft(NamedTuple):
-    """What a version states of its batch."""
+    """Statements of a version about its batch."""
 
     version: int
     term: int

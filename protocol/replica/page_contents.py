@@ -109,10 +109,9 @@ class PageContents(Judgement):
         )
 
     def _approves_work(self, page: Page, parent: PageNode) -> bool:
-        root = self._replica.intake.ledger.root(parent.shown_epoch)
         if follows_change(page):
             return True  # it decides no work, and states no root
-        if root != page.ledger:
+        if self._replica.intake.ledger.root(parent.shown_epoch) != page.ledger:
             return False
         if not all(self._is_settled(Digest(one), parent) for one in page.decided):
             return False

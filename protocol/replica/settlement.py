@@ -30,6 +30,13 @@ class DecidedCommits(NamedTuple):
     checkers: tuple[int, ...]
 
 
+class _Drawn(NamedTuple):
+    """A commit with a certificate, and its committee."""
+
+    entry: Entry
+    committee: Committee
+
+
 class Settlement:
     """Work of pages, from the commits, verdicts and versions that one node holds."""
 
@@ -52,12 +59,10 @@ class Settlement:
     def _checkers(self, commits: Sequence[Digest], *, accepted: bool) -> dict[bytes, int]:
         found: dict[bytes, int] = {}
         for commit in commits:
-            entry = self._ledger.commits.known(commit)
-            committee = None if entry is None else self._committee(entry)
-            if entry is not None and committee is not None:
-                members = committee.escalated
-                bits = sum(1 << members.index(one) for one in entry.checkers)
-                if self._receipt(entry, committee, bits, accepted=accepted) is not None:
+            if (drawn := self._drawn(commit)) is not None:
+                members = drawn.committee.escalated
+                bits = sum(1 << members.index(one) for one in drawn.entry.checkers)
+                if self._receipt(drawn, bits, accepted=accepted) is not None:
                     found[commit] = bits
         return found
 
@@ -87,31 +92,30 @@ class Settlement:
         outcomes = [*((one, True) for one in decided.certified)]
         outcomes += [(one, False) for one in decided.rejected]
         for (commit, accepted), bits in zip(outcomes, decided.checkers, strict=True):
-            entry = self._ledger.commits.known(Digest(commit))
-            committee = None if entry is None else self._committee(entry)
-            if entry is None or committee is None:
-                return None
-            receipt = self._receipt(entry, committee, bits, accepted=accepted)
+            drawn = self._drawn(commit)
+            receipt = None if drawn is None else self._receipt(drawn, bits, accepted=accepted)
             if receipt is None:
                 return None
             receipts.append(receipt)
         steps = self._steps(before, after)
         return None if steps is None else PageWork(tuple(receipts), steps)
 
-    def _committee(self, entry: Entry) -> Committee | None:
-        """Return the committee that the page of a commit's certificate draws."""
-        certificate = entry.certificate
-        page = None if certificate is None else self._pages.page(certificate.message.page)
-        return None if page is None else draw(self._manifest, page, entry.commit)
+    def _drawn(self, commit: bytes) -> _Drawn | None:
+        """Return a commit with the committee that the page of its certificate draws."""
+        entry = self._ledger.commits.known(Digest(commit))
+        if entry is None or entry.certificate is None:
+            return None
+        page = self._pages.page(entry.certificate.message.page)
+        committee = None if page is None else draw(self._manifest, page, entry.commit)
+        return None if committee is None else _Drawn(entry, committee)
 
-    def _receipt(
-        self, entry: Entry, committee: Committee, bits: int, *, accepted: bool
-    ) -> Receipt | None:
+    def _receipt(self, drawn: _Drawn, bits: int, *, accepted: bool) -> Receipt | None:
+        entry, committee = drawn
         if entry.state is not _STATES[accepted] or bits >> len(committee.escalated):
             return None
         checkers = [one for n, one in enumerate(committee.escalated) if bits >> n & 1]
         is_first = accepted and set(checkers) == set(committee.first)
-        verdicts = [self._verdict(entry, one, accepted=accepted) for one in checkers]
+        verdicts = [self._verdict(drawn, one, accepted=accepted) for one in checkers]
         held = [one for one in verdicts if one is not None]
         if len(held) < len(checkers) or not (is_first or committee.is_quorum(checkers)):
             return None
@@ -126,14 +130,13 @@ class Settlement:
             checkers=tuple(sorted(checkers)),
         )
 
-    def _verdict(self, entry: Entry, checker: PeerId, *, accepted: bool) -> Verdict | None:
+    def _verdict(self, drawn: _Drawn, checker: PeerId, *, accepted: bool) -> Verdict | None:
         """Return the verdict of a member that agrees with an outcome.
 
         A dishonest one may have signed another verdict before, and both decide: else it could stop
         the settlement of all commits at the nodes that received the other one first.
         """
-        assert entry.certificate is not None
-        pool = self._verdicts.pool(entry.commit.digest, entry.certificate.message.page)
+        pool = self._verdicts.pool(drawn.entry.commit.digest, drawn.committee.page.digest)
         held = pool.verdicts.get(checker), *pool.equivocations.get(checker, ())
         verdicts = (one.message for one in held if one is not None)
         agreeing = (one for one in verdicts if isinstance(one, Verdict) and one.accept is accepted)

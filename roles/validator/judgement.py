@@ -68,9 +68,8 @@ async def judge(
         return differing
     prompts = await task.prompts([assignments[index] for index in judged.audited])
     audited = [sequences[index] for index in judged.audited]
-    points = draw_points(
-        judged.lot, [one.tokens for one in audited], manifest.model.vocabulary_size
-    )
+    tokens, vocabulary_size = [one.tokens for one in audited], manifest.model.vocabulary_size
+    points = draw_points(judged.lot, tokens, vocabulary_size) if judged.lot else []
     requests = [
         VerificationRequest(
             prompt,
@@ -78,7 +77,7 @@ async def judge(
             claimed.tokens,
             claimed.logprobs,
             claimed.proofs,
-            points_of(points, place) if judged.lot else (),
+            points_of(points, place),
         )
         for place, (index, claimed, prompt) in enumerate(
             zip(judged.audited, audited, prompts, strict=True)
@@ -89,6 +88,6 @@ async def judge(
         return None
     claims = [one.claim for one in requests]
     found = decide(manifest, measurements, claims, past(), differing)
-    if found.sums is None or not judged.lot:
+    if found.sums is None:
         return found
     return replace(found, witness=in_draw_order(points, [one.witness for one in measurements]))

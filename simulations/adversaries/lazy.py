@@ -2,60 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from typing_extensions import override
 
-from node.network.streams.framing import length_prefixed
-from node.network.streams.protocols import MESSAGE
-from protocol.core.faults import Fault
 from protocol.core.rng import Rng
 from protocol.core.types import Digest, PeerId, Version
-from protocol.messages import Verdict, open_envelope, seal
+from protocol.messages import Verdict
 from protocol.replica.replica import Replica
 from protocol.rollout.statistics import Measurement
 from protocol.rollout.witness import WitnessValue
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
-from roles.ports.transport import Stream, TransportError
-from simulations.adversaries.gossip import trusting
-from simulations.adversaries.passthrough import (
-    OtherEngines,
-    PassingTransport,
-    RewritingStream,
-    word_of,
-)
-from simulations.adversaries.validators import accept_everything
+from roles.ports.transport import TransportError
+from simulations.adversaries.passthrough import OtherEngines
+from simulations.adversaries.validators import VerdictRewritingTransport, accept_everything
 from simulations.ports.parts import Parts
 
-_LENGTH_BYTES = 4
-"""Length prefix of a frame on a stream of messages."""
 
-
-class CopyingTransport(PassingTransport):
+class CopyingTransport(VerdictRewritingTransport):
     """Seals an invented verdict; then sends the first verdict of another member as its own."""
 
     @override
-    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        stream = await super().open_stream(peer, protocol)
-        replica = self.parts.replica()
-        if word_of(protocol) != MESSAGE.word or replica is None:
-            return stream
-        return RewritingStream(stream, partial(self._copied, replica))
-
-    def _copied(self, replica: Replica, data: bytes) -> bytes:
-        """Return a frame with a copied verdict; raises ``TransportError`` before there is one."""
-        signer = self.parts.signer
-        own = open_envelope(data[_LENGTH_BYTES:], Verdict, replica.run_id, trusting)
-        if isinstance(own, Fault) or own.signer != signer.peer_id:
-            return data
-        pool = replica.verdicts.pool(Digest(own.message.commit), own.message.page)
-        others = (one for peer, one in pool.verdicts.items() if peer != signer.peer_id)
-        other = next(others, None)
+    def verdict_for(self, peer: PeerId, own: Verdict, replica: Replica) -> Verdict:
+        pool, me = replica.verdicts.pool(Digest(own.commit), own.page), self.parts.signer.peer_id
+        other = next((one for key, one in pool.verdicts.items() if key != me), None)
         if other is None:
             raise TransportError("nothing to copy yet")
-        copied = other.message.model_copy(update={"nonce": own.message.nonce})
-        sealed = seal(copied, replica.run_id, signer)
-        return length_prefixed(sealed.envelope, length_bytes=_LENGTH_BYTES)
+        return other.message.model_copy(update={"nonce": own.nonce})
 
 
 class UnreplayedVerification(VerificationEngine):

@@ -13,10 +13,10 @@ from typing_extensions import override
 from node.network.streams.framing import length_prefixed
 from node.network.streams.protocols import MESSAGE
 from protocol.core.containers import BoundedDict
-from protocol.core.crypto import Signer, digest
+from protocol.core.crypto import digest
 from protocol.core.faults import Fault
 from protocol.core.rng import Rng
-from protocol.core.types import Digest, PeerId, RunId, Version
+from protocol.core.types import Digest, PeerId, Version
 from protocol.messages import (
     ACCEPTED,
     WITNESSES,
@@ -160,8 +160,8 @@ async def _hang_up(stream: Stream) -> None:
     await stream.close()
 
 
-class EquivocatingTransport(PassingTransport):
-    """Sends half of its peers the opposite of each of its verdicts."""
+class VerdictRewritingTransport(PassingTransport):
+    """Sends another verdict in place of this node's own one."""
 
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
@@ -169,28 +169,37 @@ class EquivocatingTransport(PassingTransport):
         replica = self.parts.replica()
         if word_of(protocol) != MESSAGE.word or replica is None:
             return stream
-        return RewritingStream(stream, partial(self._for_peer, peer, replica.run_id))
+        return RewritingStream(stream, partial(self._rewritten, peer, replica))
 
-    def _for_peer(self, peer: PeerId, run_id: RunId, data: bytes) -> bytes:
+    def _rewritten(self, peer: PeerId, replica: Replica, data: bytes) -> bytes:
         signer = self.parts.signer
-        verdict = open_envelope(data[_LENGTH_BYTES:], Verdict, run_id, trusting)
-        if isinstance(verdict, Fault) or verdict.signer != signer.peer_id:
+        own = open_envelope(data[_LENGTH_BYTES:], Verdict, replica.run_id, trusting)
+        if isinstance(own, Fault) or own.signer != signer.peer_id:
             return data
-        if digest(verdict.message.commit + peer.encode())[0] % 2:
+        other = self.verdict_for(peer, own.message, replica)
+        if other is own.message:
             return data
-        other = _opposite(verdict.message, run_id, signer)
-        return length_prefixed(other, length_bytes=_LENGTH_BYTES)
+        envelope = seal(other, replica.run_id, signer).envelope
+        return length_prefixed(envelope, length_bytes=_LENGTH_BYTES)
+
+    def verdict_for(self, peer: PeerId, own: Verdict, replica: Replica) -> Verdict:
+        """Return the verdict for a peer; raises ``TransportError`` if it gets none now."""
+        raise NotImplementedError
 
 
-def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
+class EquivocatingTransport(VerdictRewritingTransport):
+    """Sends half of its peers the opposite of each of its verdicts."""
+
+    @override
+    def verdict_for(self, peer: PeerId, own: Verdict, replica: Replica) -> Verdict:
+        return own if digest(own.commit + peer.encode())[0] % 2 else _opposite(own)
+
+
+def _opposite(verdict: Verdict) -> Verdict:
     if verdict.accept:
-        other = verdict.model_copy(update={"accept": False, "reason": "computation", "detail": ""})
-    else:
-        nonce = verdict.nonce
-        other = invented_verdict(Digest(verdict.commit), verdict.page).model_copy(
-            update={"nonce": nonce}
-        )
-    return seal(other, run_id, signer).envelope
+        return verdict.model_copy(update={"accept": False, "reason": "computation", "detail": ""})
+    invented = invented_verdict(Digest(verdict.commit), verdict.page)
+    return invented.model_copy(update={"nonce": verdict.nonce})
 
 
 def invented_verdict(commit: Digest, page: bytes) -> Verdict:

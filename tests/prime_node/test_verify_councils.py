@@ -44,7 +44,7 @@ LATE = 48
 
 @dataclass(frozen=True)
 class Spec:
-    """How a page differs from an honest one, and its votes."""
+    """Differences of a page from an honest one, and its votes."""
 
     gap: int = 1
     """Epochs since the page before it."""

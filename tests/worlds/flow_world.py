@@ -31,7 +31,7 @@ STORED = StoredFile(digest(b"index"), 10, ShardIndex(100, 100, 100, ()))
 ANSWER = 5
 END = 1
 VALUE = WitnessValue(-1.0, 7)
-"""What every honest engine finds at every witness point."""
+"""Result of every honest engine at every witness point."""
 
 
 class Task:

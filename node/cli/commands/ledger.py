@@ -175,8 +175,8 @@ def export(
 ) -> None:
     """Export all final pages with their work."""
     held = _open(ctx, data_dir)
-    _require_new(out)
     if form is Format.PARQUET:
+        _require_new(out)
         from node.models.ledger_table import write_table  # noqa: PLC0415 - pyarrow
 
         sys.stderr.write(f"{out}: {count_text(write_table(held, out))} rows\n")

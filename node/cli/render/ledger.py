@@ -27,7 +27,7 @@ def account_view(peer: PeerId, account: Account, ranking: Ranking) -> Renderable
         "learned": f"{account.learned:,} rollouts, {account.learned_tokens:,} tokens",
         "checks": f"{account.checks:,}, of {account.checked_tokens:,} tokens",
         "versions": f"{account.steps:,} published{_left_out(account.omitted)}",
-        "credit": f"{account.credit:,} unlocked, {account.held - account.credit:,} locked",
+        "credit": f"{account.credit:,} unlocked, {account.locked_credit:,} locked",
         "since": f"epoch {account.since}",
     }
     if account.forfeited:
@@ -49,10 +49,9 @@ def ranking_view(accounts: Accounts, ranking: Ranking, count: int) -> Renderable
     for peer in list(ranking.ranks)[:count]:
         account = accounts.account(peer)
         assert account is not None
-        locked = account.held - account.credit
         figures = account.tokens, account.rollouts, account.checks, account.steps
         cells = [str(ranking.ranks[peer]), share_text(ranking.share(account))]
-        cells += [count_text(one) for one in (*figures, account.held, locked)]
+        cells += [count_text(one) for one in (*figures, account.held, account.locked_credit)]
         is_slashed = account.slashed >= 0
         name = f"{short_peer(peer)} (slashed)" if is_slashed else short_peer(peer)
         table.add_row(*cells, name, style=BAD if is_slashed else "")

@@ -1,4 +1,4 @@
-"""What a validator sends to whom, and when: seals before verdicts."""
+"""Exchange of seals and verdicts: a validator sends its seal first."""
 
 from dataclasses import replace
 
