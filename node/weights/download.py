@@ -6,7 +6,7 @@ chunks, and a full disk fails before the transfer.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -144,7 +144,8 @@ class WeightsDownload:
                 await self._transfer(index, partials)
                 await self._files.link(self._weights.index_digest, path)
             else:
-                await self._transfer_decoding(index, partials, decode(self._bytes_of(index), path))
+                async with aclosing(self._bytes_of(index)) as pieces:
+                    await self._transfer_decoding(index, partials, decode(pieces, path))
         except _InconsistentIndexError as error:
             return Fault(FaultCode.INDEX_INCONSISTENT, str(error))
         else:
@@ -165,11 +166,12 @@ class WeightsDownload:
             await self._transfer(index, partials)
             await decoded
 
-    async def _bytes_of(self, index: ShardIndex) -> AsyncIterator[bytes]:
+    async def _bytes_of(self, index: ShardIndex) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of all shards in order, as they arrive."""
         for shard in index.shards:
-            async for piece in self._blobs.stream(shard.digest, 0, shard.length):
-                yield piece
+            async with aclosing(self._blobs.stream(shard.digest, 0, shard.length)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     def _follow(self, members: Sequence[ForestMember]) -> None:
         self._members = len(members)

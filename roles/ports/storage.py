@@ -1,7 +1,7 @@
 """Durable storage: content-addressed blobs, policy files, and small state."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -120,8 +120,10 @@ class Blobs(Protocol):
         chunks of a shard match and the digest of the shard differs.
         """
 
-    def stream(self, digest: Digest, offset: int, length: int) -> AsyncIterator[bytes]:
+    def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         """Yield a range, waiting for chunks in download (cut-through).
+
+        Use within ``contextlib.aclosing``.
 
         Raises ``LookupError`` when the blob is missing or deleted meanwhile; ``ValueError`` for a
         range outside of it.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from typing_extensions import override
 
@@ -38,14 +39,15 @@ class WrongBytes(SimBlobs):
     @override
     async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         other = self._other(digest)
-        async for piece in super().stream(digest, offset, length):
-            if not self._acting():
-                yield piece
-            elif isinstance(piece, Extent):
-                yield Extent.of(b"other" + piece.seed, piece.start, len(piece))
-            else:
-                yield piece if other is None else other[offset : offset + len(piece)]
-            offset += len(piece)
+        async with aclosing(super().stream(digest, offset, length)) as pieces:
+            async for piece in pieces:
+                if not self._acting():
+                    yield piece
+                elif isinstance(piece, Extent):
+                    yield Extent.of(b"other" + piece.seed, piece.start, len(piece))
+                else:
+                    yield piece if other is None else other[offset : offset + len(piece)]
+                offset += len(piece)
 
     def _other(self, digest: Digest) -> bytes | None:
         """Return the newest other index: all of them have the same length."""

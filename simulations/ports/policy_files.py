@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 from typing_extensions import override
@@ -81,7 +82,8 @@ class SimPolicyFiles(PolicyFiles):
         file_bytes_max: int,
         bound: MovementBound | None = None,
     ) -> Digest:
-        patch = joined([piece async for piece in self._decoded(encoding)])
+        async with aclosing(self._decoded(encoding)) as decoded:
+            patch = joined([piece async for piece in decoded])
         content = None if base is None else patched(patch, base.digest, file_bytes_max)
         if base is None or policy_digest(self._disk.files.get(base.path, b"")) != base.digest:
             raise ValueError("the base is not here")
@@ -95,7 +97,7 @@ class SimPolicyFiles(PolicyFiles):
                 self._disk.files[target] = content
         return digest_of(patch)
 
-    async def _decoded(self, encoding: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _decoded(self, encoding: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Yield the pieces of a patch, each once its part of the file is decoded."""
         async for piece in encoding:
             made_bytes = len(piece) / self._patch_share if self._patch_share else 0.0

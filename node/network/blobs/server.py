@@ -4,8 +4,8 @@ A node that is still downloading a blob forwards each verified chunk at once.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 
 from node.network.blobs.config import WORTH_BYTES, ExchangeLimits
 from node.network.blobs.traffic_stats import TrafficStats
@@ -103,13 +103,15 @@ class BlobServer:
             await within(limits.open_seconds, reply(stream, BlobStatus.UNKNOWN, 0, holding.mask))
             return
         await within(limits.open_seconds, reply(stream, BlobStatus.OK, total_bytes))
-        await self._send_range(stream, request, length)
+        async with aclosing(self._blobs.stream(request.digest, request.offset, length)) as pieces:
+            await self._send_range(stream, request, pieces, length)
         if length >= WORTH_BYTES:
             self._on_worth(stream.peer)
 
-    async def _send_range(self, stream: Stream, request: BlobRequest, length: int) -> None:
+    async def _send_range(
+        self, stream: Stream, request: BlobRequest, pieces: AsyncIterator[bytes], length: int
+    ) -> None:
         stall_seconds = self._limits.stall_seconds
-        pieces = self._blobs.stream(request.digest, request.offset, length)
         part_bytes = min(self._limits.piece_bytes, self.upload_cap.piece_bytes_max)
         trusted = self._trust.trusted(stream.peer)
         self._bounded.note_slow(stream, slow=False)

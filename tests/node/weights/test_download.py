@@ -1,6 +1,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -50,8 +51,9 @@ class CorruptBlobs(FileBlobs):
     """Store whose owner alters the served bytes."""
 
     async def stream(self, digest: Digest, offset: int, length: int) -> Any:
-        async for piece in super().stream(digest, offset, length):
-            yield b"\0" + piece[1:] if self.size(digest) == SHARD_BYTES else piece
+        async with aclosing(super().stream(digest, offset, length)) as pieces:
+            async for piece in pieces:
+                yield b"\0" + piece[1:] if self.size(digest) == SHARD_BYTES else piece
 
 
 class StalledBlobs(FileBlobs):
@@ -60,8 +62,9 @@ class StalledBlobs(FileBlobs):
     async def stream(self, digest: Digest, offset: int, length: int) -> Any:
         if self.size(digest) == SHARD_BYTES:
             await asyncio.sleep(3600)
-        async for piece in super().stream(digest, offset, length):
-            yield piece
+        async with aclosing(super().stream(digest, offset, length)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 @dataclass
@@ -156,6 +159,24 @@ async def first_chunks(node: Node) -> None:
     async with asyncio.timeout(30):
         while not node.progress or node.progress[-1][0] * 10 < node.progress[-1][1]:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+
+
+async def test_a_decoding_that_fails_leaves_no_stream_open(tmp_path: Path) -> None:
+    """A stream that the garbage collector finds would be closed at an arbitrary moment."""
+    world = await swarm(tmp_path, SHARD_BYTES)
+    node = await world.add("n0")
+    weights, _ = await world.publish()
+    opened = []
+
+    async def failing(pieces: Any, _path: Path) -> None:
+        opened.append(pieces)
+        await anext(pieces)
+        raise ArithmeticError("no such encoding")
+
+    with pytest.raises(ArithmeticError):
+        await asyncio.wait_for(world.download(node, weights).run(node.path, failing), 20)
+    (pieces,) = opened
+    assert pieces.ag_frame is None
 
 
 async def test_eight_nodes_download_and_the_root_sends_about_one_copy(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Policy library: downloads between machines, full disks, retention."""
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -41,8 +42,9 @@ class Blobs(MemoryBlobs):
     async def stream(self, digest, offset, length):
         if digest in self.withheld:
             await asyncio.Event().wait()
-        async for piece in super().stream(digest, offset, length):
-            yield piece
+        async with aclosing(super().stream(digest, offset, length)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 class NotedDownloads(Downloads):
