@@ -140,7 +140,7 @@ async def judged(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         for row in rows_of(options.bodies, options.rollouts):
             worker, commit = PeerId(row["worker"]), commit_of(row)
             past = Past(worker, decided.get(worker, ()), fit_of(rules, decided))
-            case = Judged(worker, commit, row["body"], range(commit.sequences))
+            case = Judged(worker, commit, row["body"])
             finding = await judge(manifest, task, case, lambda past=past: past, measure)
             if not isinstance(finding, AuditResult):
                 raise SystemExit(str(finding))

@@ -212,7 +212,7 @@ class Trial:
             return await self._validator.measure(Version(0), requests, self._temperature)
 
         commit = rollout.commit
-        judged = Judged(WORKER.peer_id, commit, rollout.body, range(commit.sequences))
+        judged = Judged(WORKER.peer_id, commit, rollout.body)
         past = Past.of(history)
         found = await judge(self._manifest, self._task, judged, lambda: past, measure)
         if not isinstance(found, AuditResult):

@@ -249,7 +249,7 @@ class _Trying:
         async def measure(requests: Sequence[VerificationRequest]) -> Sequence[Measurement]:
             return await engine.measure(Version(0), requests, manifest.sampling.temperature)
 
-        judged = Judged(worker, commit, body, range(commit.sequences))
+        judged = Judged(worker, commit, body)
         found = await judge(manifest, self._task, judged, lambda: Past(worker), measure)
         return found if isinstance(found, AuditResult) else AuditResult("unscorable", str(found))
 

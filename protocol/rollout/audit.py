@@ -111,17 +111,23 @@ class AuditResult:
         )
 
 
-def audited(beacon: Digest, commit: Digest, count: int, share: float) -> list[int]:
-    """Return the indices of the sequences that the prefill covers, at least one of ``count``.
+def audited(manifest: RunManifest, lot: bytes, rewards: Sequence[int]) -> list[int]:
+    """Return the indices of the sequences that the prefill covers, at least one of each group.
 
-    The worker could not predict them: the beacon is of a later epoch than the commit.
+    ``lot`` is the beacon of a page followed by the digest of the commit: the worker could not
+    predict it, as the page is later than the commit. ``rewards`` are the claimed ones of all
+    sequences. A trainer learns nothing from a group of equal rewards, so fewer of its sequences are
+    covered. Of a group that its worker invented every one shows that.
     """
-    if share >= 1:
-        return list(range(count))
-    ranked = sorted(
-        range(count), key=lambda index: digest(beacon + commit + index.to_bytes(4, "big"))
-    )
-    return sorted(ranked[: max(1, math.ceil(count * share))])
+    rules, size = manifest.toploc, manifest.sampling.group_size
+    chosen: list[int] = []
+    for first in range(0, len(rewards), size):
+        group = range(first, first + size)
+        is_uniform = len({rewards[index] for index in group}) == 1
+        share = rules.uniform_audit_share if is_uniform else rules.audit_share
+        ranked = sorted(group, key=lambda index: digest(lot + index.to_bytes(4, "big")))
+        chosen += sorted(ranked[: max(1, math.ceil(size * share))])
+    return chosen
 
 
 def read_body(

@@ -319,7 +319,10 @@ class ToplocSection(RecipeModel):
     """Honest tokens of the measurement."""
     honest: HonestSection
     audit_share: Share = 1.0
-    """Share of the answers of a rollout that validators recompute; the beacon draws them."""
+    """Share of the answers of a group with unequal rewards that validators recompute; the beacon
+    draws them."""
+    uniform_audit_share: Share = 0.2
+    """The same for a group with equal rewards, from which no version learns."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -7,7 +7,7 @@ import structlog
 from protocol.consensus.page_node import PageNode
 from protocol.core.types import Digest, Version
 from protocol.messages import RolloutCommit, Signed
-from protocol.rollout.audit import AuditResult, Past, audited
+from protocol.rollout.audit import AuditResult, Past
 from protocol.rollout.statistics import Measurement
 from roles.ports.engines import (
     Environment,
@@ -53,14 +53,13 @@ class RolloutVerifier:
         engine or the task fails.
         """
         manifest, message = self._context.manifest, commit.message
-        chosen = audited(page.beacon, commit.digest, message.sequences, manifest.toploc.audit_share)
 
         async def measure(
             requests: Sequence[VerificationRequest],
         ) -> Sequence[Measurement] | None:
             return await self._measure(commit, requests) if await self._load(commit) else None
 
-        judged = Judged(commit.signer, message, body, chosen, page.beacon + commit.digest)
+        judged = Judged(commit.signer, message, body, page.beacon + commit.digest)
         return await judge(manifest, self._task, judged, lambda: self._past(commit), measure)
 
     def _past(self, commit: Signed[RolloutCommit]) -> Past:

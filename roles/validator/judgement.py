@@ -10,11 +10,13 @@ from protocol.rollout.audit import (
     SLASHABLE_REASONS,
     AuditResult,
     Past,
+    audited,
     check_claims,
     check_rewards,
     decide,
     read_body,
 )
+from protocol.rollout.body import RolloutSequence
 from protocol.rollout.statistics import Measurement
 from protocol.rollout.witness import draw_points, in_draw_order, points_of
 from protocol.run.manifest import RunManifest
@@ -27,14 +29,14 @@ Measure = Callable[[Sequence[VerificationRequest]], Awaitable[Sequence[Measureme
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Commit, its body, and the indices of the sequences that the model recomputes."""
+    """Commit and its body."""
 
     worker: PeerId
     commit: RolloutCommit
     body: bytes
-    audited: Sequence[int]
     lot: bytes = b""
-    """Beacon and message id of the commit, which draw the witness points; empty: none are drawn."""
+    """Beacon and message id of the commit, which draw the audited sequences and the witness points;
+    empty: all sequences are audited, and no points are drawn."""
 
 
 async def judge(
@@ -66,22 +68,21 @@ async def judge(
     differing = check_rewards(manifest, sequences, rewards, past())
     if differing is not None and differing.reason in SLASHABLE_REASONS:
         return differing
-    prompts = await task.prompts([assignments[index] for index in judged.audited])
-    audited = [sequences[index] for index in judged.audited]
-    tokens, vocabulary_size = [one.tokens for one in audited], manifest.model.vocabulary_size
+    chosen = _audited(manifest, judged, sequences)
+    prompts = await task.prompts([assignments[index] for index in chosen])
+    tokens = [sequences[index].tokens for index in chosen]
+    vocabulary_size = manifest.model.vocabulary_size
     points = draw_points(judged.lot, tokens, vocabulary_size) if judged.lot else []
     requests = [
         VerificationRequest(
             prompt,
             assignments[index].noise_seed,
-            claimed.tokens,
-            claimed.logprobs,
-            claimed.proofs,
+            sequences[index].tokens,
+            sequences[index].logprobs,
+            sequences[index].proofs,
             points_of(points, place),
         )
-        for place, (index, claimed, prompt) in enumerate(
-            zip(judged.audited, audited, prompts, strict=True)
-        )
+        for place, (index, prompt) in enumerate(zip(chosen, prompts, strict=True))
     ]
     measurements = await measure(requests)
     if measurements is None:
@@ -91,3 +92,11 @@ async def judge(
     if found.sums is None:
         return found
     return replace(found, witness=in_draw_order(points, [one.witness for one in measurements]))
+
+
+def _audited(
+    manifest: RunManifest, judged: Judged, sequences: Sequence[RolloutSequence]
+) -> Sequence[int]:
+    if not judged.lot:
+        return range(len(sequences))
+    return audited(manifest, judged.lot, [one.reward for one in sequences])

@@ -142,6 +142,7 @@ MANIFEST: dict[str, Any] = {
         "sampling_gap_max": 0.001,
         "slash_rate": 1e-12,
         "top_k": 64,
+        "uniform_audit_share": 0.2,
     },
 }
 

@@ -62,6 +62,7 @@ SMALL = {
         "sampling_gap_max": 1e-3,
         "logprob_tau": 1e-5,
         "gap_sigma": 1e-6,
+        "uniform_audit_share": 1.0,
         "honest": {
             "logprob_error": {"mean": 1e-6, "variance": 1e-12, "clip": 1e-5},
             "logprob_shift": {"mean": 1e-6, "variance": 1e-12, "clip": 1e-5},

@@ -26,7 +26,7 @@ PROMPT_TOKENS = 16
 
 LIAR_BATCH = 64
 _KEPT = ("precision", "chunk_tokens", "top_k", "false_reject_rate", "slash_rate",
-         "history_rollouts", "audit_share")  # fmt: skip
+         "history_rollouts", "audit_share", "uniform_audit_share")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,26 +69,39 @@ def decided(*measurements, claims=None, history=(), past=None, rewards=None):
 # Selection of measured sequences
 
 
-@given(st.integers(1, 60), st.floats(0, 1), st.binary(max_size=4))
-def test_the_audited_are_some_in_order_and_at_least_one(count, share, seed):
-    chosen = audited(digest(seed), COMMIT.digest, count, share)
+def audits(group_size, **shares):
+    return run_manifest(sampling={"group_size": group_size}, toploc=shares)
+
+
+@given(
+    st.integers(1, 20),
+    st.lists(st.booleans(), min_size=1, max_size=4),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.binary(max_size=4),
+)
+def test_of_each_group_some_are_audited_by_its_kind(size, uniform, share, uniform_share, seed):
+    manifest = audits(size, audit_share=share, uniform_audit_share=uniform_share)
+    rewards = [1 if is_uniform or index else 0 for is_uniform in uniform for index in range(size)]
+    chosen = audited(manifest, seed, rewards)
     assert chosen == sorted(set(chosen))
-    assert set(chosen) <= set(range(count))
-    assert len(chosen) == max(1, math.ceil(count * share))
+    for place, is_uniform in enumerate(uniform):
+        ours = [index for index in chosen if index // size == place]
+        expected = uniform_share if is_uniform or size == 1 else share
+        assert len(ours) == max(1, math.ceil(size * expected))
 
 
-def test_the_beacon_and_the_commit_choose_them():
-    choices = {
-        tuple(audited(digest(beacon), digest(commit), 100, 0.1))
-        for beacon in (b"1", b"2")
-        for commit in (b"1", b"2")
-    }
-    assert len(choices) == 4
+def test_the_lot_chooses_the_audited():
+    manifest = audits(100, audit_share=0.1)
+    rewards = [0, *[1] * 99]
+    choices = {tuple(audited(manifest, digest(lot), rewards)) for lot in (b"1", b"2", b"3")}
+    assert len(choices) == 3
 
 
 def test_every_sequence_is_audited_equally_often():
-    chosen = [audited(digest(bytes([n])), COMMIT.digest, 8, 0.25) for n in range(200)]
-    for index in range(8):
+    manifest = audits(8, uniform_audit_share=0.25)
+    chosen = [audited(manifest, digest(bytes([n])), [1] * 16) for n in range(200)]
+    for index in range(16):
         assert abs(sum(index in some for some in chosen) - 50) < 31  # five standard deviations
 
 

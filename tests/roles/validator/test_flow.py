@@ -24,8 +24,8 @@ from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.runtime.retry import PAUSE_EPOCHS_MAX
-from roles.validator import check
 from roles.validator import flow as module
+from roles.validator import judgement
 from roles.validator.flow import (
     CHECKS_AT_ONCE,
     CHECKS_PER_WORKER,
@@ -729,11 +729,11 @@ async def test_measured_sequences_are_drawn_after_the_commit(tmp_path, monkeypat
     """The beacon of the commit's own epoch is known to the worker at the time of the commit."""
     drawn = []
 
-    def spy(beacon, commit, sequences, share):
-        drawn.append((beacon, commit, sequences, share))
-        return (1,)
+    def spy(manifest, lot, rewards):
+        drawn.append((manifest, lot, len(rewards)))
+        return [1]
 
-    monkeypatch.setattr(check, "audited", spy)
+    monkeypatch.setattr(judgement, "audited", spy)
     world = World(tmp_path)
     seen = []
     measure = world.engine.measure
@@ -747,8 +747,7 @@ async def test_measured_sequences_are_drawn_after_the_commit(tmp_path, monkeypat
     commit = world.commit()
     await world.rest(EPOCH_SECONDS + 2)
     beacon = world.pages.committee(commit).page.beacon
-    share = world.manifest.toploc.audit_share
-    assert drawn == [(beacon, commit.digest, commit.message.sequences, share)]
+    assert drawn == [(world.manifest, beacon + commit.digest, commit.message.sequences)]
     expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
     assert seen == [expected[1].noise_seed]
     await world.stop()
