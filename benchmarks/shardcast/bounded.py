@@ -3,7 +3,8 @@
 AdamW moves random weights with the statistics of a model's. A version is decoded from file to file
 as a node does, with and without the bound in turn, in one thread. The time is that of the
 processor, the kernel's for reading and writing the files included. *Slower* is the median of the
-ratios of neighbouring runs.
+ratios of neighbouring runs. On a busy machine these differ by more than the cost, so *check* is
+measured too: time inside the comparison over the time of the rest of its run, the median.
 
     python benchmarks/shardcast/bounded.py [--megabytes N] [--runs N] [--directory DIR] [--json]
 """
@@ -12,6 +13,7 @@ import argparse
 import json
 import resource
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -22,7 +24,11 @@ from node.storage import encodings
 from protocol.core.crypto import digest
 from protocol.core.types import RunId, Version
 from protocol.run.training_bound import TOLERANCE, step_ratio_max
-from protocol.shardcast.movement_bound import MovementBound
+from protocol.shardcast.encodings import movement
+from protocol.shardcast.encodings.block import FarMoves
+from protocol.shardcast.encodings.framing import Piece
+from protocol.shardcast.encodings.planes import Words
+from protocol.shardcast.movement_bound import ExcessiveMovement, MovementBound
 from roles.engines.files.policy import write_policy
 from roles.engines.training.rounding import Dither
 from roles.ports.engines import Policy
@@ -51,6 +57,7 @@ class Row:
     unbounded_gb_per_s: float
     bounded_gb_per_s: float
     slower: float
+    check: float
 
 
 def versions(
@@ -84,6 +91,24 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+class Checking:
+    """The comparison of a block, timed."""
+
+    def __init__(self) -> None:
+        self._compare = movement.excess_in
+        self.seconds = 0.0
+
+    def __call__(
+        self, piece: Piece, old: Words, new: Words, far: FarMoves | None, bound: MovementBound
+    ) -> ExcessiveMovement | None:
+        """Compare a block with its base."""
+        began = time.perf_counter()
+        try:
+            return self._compare(piece, old, new, far, bound)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
 def decode(base: Policy, patch: Path, target: Path, bound: MovementBound | None) -> float:
     """Decode a version; return the seconds."""
     began = processor_seconds()
@@ -107,12 +132,15 @@ def measured(dtype: str, rate: float, elements: int, runs: int, folder: Path) ->
     encodings.encode(paths[1], base, paths[2])
     step = rate * TOLERANCE * step_ratio_max(BETAS, 4096)
     bound = MovementBound(1, step, rate * WEIGHT_DECAY)
-    seconds = []
+    seconds, shares = [], []
+    movement.excess_in = checking = Checking()
     for run in range(runs + 1):
+        checking.seconds = 0.0
         first, second = (None, bound) if run % 2 else (bound, None)
-        pair = [decode(base, *paths[2:], one) for one in (first, second)]
+        pair = [decode(base, paths[2], paths[3], one) for one in (first, second)]
         seconds.append(tuple(pair if run % 2 else pair[::-1]))
-    seconds = seconds[1:]  # the first one warms the page cache
+        shares.append(checking.seconds / (seconds[-1][1] - checking.seconds))
+    seconds, shares = seconds[1:], shares[1:]  # the first one warms the page cache
     size = paths[1].stat().st_size
     changed = sum(int((old[name] != new[name]).sum()) for name in old) / elements
     return Row(
@@ -123,6 +151,7 @@ def measured(dtype: str, rate: float, elements: int, runs: int, folder: Path) ->
         size / min(free for free, _ in seconds) / 1e9,
         size / min(bounded for _, bounded in seconds) / 1e9,
         median(bounded / free for free, bounded in seconds) - 1,
+        median(shares),
     )
 
 
@@ -147,6 +176,7 @@ def main() -> None:
             f"{row.dtype} {row.learning_rate:g} changed {row.changed_share:.1%}"
             f" factor {row.patch_factor:.1f} GB/s {row.unbounded_gb_per_s:.2f}"
             f" bounded {row.bounded_gb_per_s:.2f} slower {row.slower:.1%}"
+            f" check {row.check:.1%}"
         )
 
 
