@@ -1,4 +1,4 @@
-"""Run one dishonest node for a test: a cheating worker, or a peer that attacks others.
+"""Run one dishonest node for a test: a worker, a validator, or a peer that attacks others.
 
 The entry-point groups ``prime_node.behaviours`` and ``prime_node.attacks`` name both kinds.
 """
@@ -15,6 +15,7 @@ from node.local.errors import ExitCode, NodeError
 from node.process.factories import MakePorts, live_engines, live_ports
 from node.process.runner import run_node
 from node.testnet.child import BEHAVIOUR_GROUP, dishonest
+from node.testnet.plan import role_of
 from protocol.core.crypto import Identity
 from protocol.core.types import Role
 
@@ -48,7 +49,7 @@ def run_adversary(
     host: Annotated[str | None, typer.Option(metavar="IP", help="Address to listen on.")] = None,
     times: Annotated[int, typer.Option(min=1, help="Multiplier of an attack's rate.")] = 1,
 ) -> None:
-    """Join a run as a dishonest inference node, or as a relay that attacks its peers.
+    """Join a run as a dishonest worker or validator, or as a relay that attacks its peers.
 
     Use it only in your own swarms: an attack hits all nodes behind these addresses.
     """
@@ -57,7 +58,7 @@ def run_adversary(
         known = f"cheats: {', '.join(sorted(lies))}; attacks: {', '.join(sorted(attacks))}"
         raise NodeError(f"no behaviour {kind!r}; {known}", ExitCode.USAGE)
     flags = {
-        "roles": [str(Role.RELAY if kind in attacks else Role.INFERENCE)],
+        "roles": [str(Role.RELAY if kind in attacks else role_of(kind))],
         "initial_peers": initial_peers,
         "data_dir": data_dir,
         "host": host,

@@ -93,6 +93,9 @@ def run_testnet(
     cheaters: Annotated[
         int, typer.Option(min=0, help="Dishonest inference nodes, with different behaviours.")
     ] = 0,
+    lazy_validators: Annotated[
+        int, typer.Option(min=0, help="Additional validators that do not check.")
+    ] = 0,
     recipe: RecipeName = RECIPE_DEFAULT,
     run: FoundedRun = None,
     environment: Environment = "",
@@ -116,9 +119,7 @@ def run_testnet(
     """
     logs = _step_logs(log_to)
     founded = None if run is None else _founded(run, recipe, environment)
-    directory = (
-        _directory(data_dir) if founded is None else (data_dir or founded / SWARM).absolute()
-    )
+    directory = _directory(data_dir, founded)
     layout = SwarmLayout(directory, founded)
     # Start the imports of the nodes first, because they take seconds.
     launcher.start_server(layout.log("forkserver"))
@@ -129,6 +130,7 @@ def run_testnet(
         validators=validators if founded is None else _count(founded, Role.VALIDATOR),
         inference=inference,
         cheaters=cheaters,
+        lazy_validators=lazy_validators,
         steps=steps,
         minutes=math.inf if forever else minutes,
         recipe=recipe,
@@ -180,7 +182,9 @@ def _clean_up(layout: SwarmLayout, *, temporary: bool) -> None:
             shutil.rmtree(layout.guest, ignore_errors=True)
 
 
-def _directory(data_dir: Path | None) -> Path:
+def _directory(data_dir: Path | None, founded: Path | None) -> Path:
+    if founded is not None:
+        return (data_dir or founded / SWARM).absolute()
     if data_dir is None:
         return Path(tempfile.mkdtemp(prefix="prime-node-testnet-"))
     try:

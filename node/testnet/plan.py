@@ -23,7 +23,10 @@ CHEATER_KINDS = (
     "forged-proofs",
     "adaptive-choice",
 )
-"""Names in the entry-point group ``prime_node.behaviours``, in the order of use."""
+"""Cheating workers, in the entry-point group ``prime_node.behaviours``, in the order of use."""
+
+LAZY_KINDS = ("invented-verdicts", "skipped-replay")
+"""Validators that save work, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Options:
     validators: int = 3
     inference: int = 3
     cheaters: int = 0
+    lazy_validators: int = 0
     steps: int | None = None
     """None: the value of ``STEPS``, else of the recipe."""
     minutes: float = MINUTES_DEFAULT
@@ -67,11 +71,20 @@ class Options:
         for role, count in counts:
             for number in range(1, count + 1):
                 yield f"{role}-{number}", role, ""
-        for index in range(self.cheaters):
-            round_number, kind_index = divmod(index, len(CHEATER_KINDS))
-            kind = CHEATER_KINDS[kind_index]
-            name = f"{kind}-{round_number + 1}" if round_number else kind
-            yield name, Role.INFERENCE, kind
+        dishonest = (
+            (Role.VALIDATOR, LAZY_KINDS, self.lazy_validators),
+            (Role.INFERENCE, CHEATER_KINDS, self.cheaters),
+        )
+        for role, kinds, count in dishonest:
+            for index in range(count):
+                round_number, kind_index = divmod(index, len(kinds))
+                kind = kinds[kind_index]
+                yield f"{kind}-{round_number + 1}" if round_number else kind, role, kind
+
+
+def role_of(behaviour: str) -> Role:
+    """Return the role of a dishonest node."""
+    return Role.VALIDATOR if behaviour in LAZY_KINDS else Role.INFERENCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,12 @@ class SwarmRecord:
         view = self.swarm_view
         return view.rollouts if view is not None else RolloutCounts()
 
+    def lost_seat(self, plan: NodePlan) -> bool:
+        """Return whether a validator of the genesis has lost its seat, by its own view."""
+        status = self.nodes[plan.name].status
+        council = None if status is None else status.council
+        return council is not None and council.number > 0 and not council.is_member
+
     def worker_counts(self, peer_id: str) -> RolloutCounts:
         """Return a worker's commits by outcome, from the node with the most certified ones.
 

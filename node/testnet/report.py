@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from node.founding.expected import LearningOutcome, Point, outcome
+from node.testnet.plan import NodePlan
 from node.testnet.record import SwarmRecord
 from node.testnet.spread import spread
 from protocol.core.types import Role
@@ -102,11 +103,14 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 
 def _cheaters(record: SwarmRecord) -> list[dict[str, Any]]:
     plans = [node.plan for node in record.nodes.values() if node.plan.behaviour]
-    counts = [record.worker_counts(plan.peer_id) for plan in plans]
-    return [
-        {"kind": plan.behaviour, "committed": count.committed, "certified": count.certified}
-        for plan, count in zip(plans, counts, strict=True)
-    ]
+    return [{"kind": plan.behaviour, **_outcome(record, plan)} for plan in plans]
+
+
+def _outcome(record: SwarmRecord, plan: NodePlan) -> dict[str, Any]:
+    if plan.role is Role.VALIDATOR:
+        return {"lost_seat": record.lost_seat(plan)}
+    counts = record.worker_counts(plan.peer_id)
+    return {"committed": counts.committed, "certified": counts.certified}
 
 
 def _versions(record: SwarmRecord) -> list[dict[str, Any]]:

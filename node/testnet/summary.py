@@ -69,6 +69,8 @@ def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | 
 
 
 def _cheater(counts: dict[str, Any]) -> Text:
+    if "lost_seat" in counts:
+        return Text("lost its seat", GOOD) if counts["lost_seat"] else Text("has its seat", BAD)
     style = BAD if counts["certified"] else GOOD
     text = Text(f"{counts['committed']} committed, ")
     return text.append(f"{counts['certified']} certified", style)

@@ -72,6 +72,8 @@ def draw(
 
 def fate(record: SwarmRecord, plan: NodePlan) -> tuple[str, str]:
     """Return the outcome of a cheater, and a colour: green if it was caught."""
+    if plan.role is Role.VALIDATOR:
+        return ("lost its seat", GOOD) if record.lost_seat(plan) else ("has its seat", WARN)
     counts = record.worker_counts(plan.peer_id)
     if counts.certified:
         return f"{counts.certified} certified", BAD

@@ -1,4 +1,4 @@
-"""Dishonest workers of a testnet, with real weights, found through entry points.
+"""Dishonest workers and validators of a testnet, with real weights, found through entry points.
 
 ``node`` never imports this package; it looks the names up in the group ``prime_node.behaviours``.
 """
@@ -18,6 +18,9 @@ from protocol.core.crypto import TensorEntry, digest, policy_digest
 from protocol.core.rng import Rng
 from protocol.core.types import Digest
 from roles.ports.engines import Engines, Policy
+from simulations.adversaries.lazy import UnreplayedVerification
+from simulations.adversaries.passthrough import OtherEngines
+from simulations.adversaries.validators import FLAWLESS, BlindVerification
 from simulations.adversaries.workers import WORKER_BEHAVIOURS, PolicyCopies
 
 WEIGHT_NOISE = 1e-3
@@ -64,6 +67,17 @@ edited_tokens = _on_files("edited-tokens")
 forged_rewards = _on_files("forged-rewards")
 forged_proofs = _on_files("forged-proofs")
 adaptive_choice = _on_files("adaptive-choice")
+
+
+def invented_verdicts(honest: Engines) -> Engines:
+    """Compute nothing: accept, with invented witness values."""
+    rng = Rng(b"invented-verdicts")
+    return OtherEngines(honest, verification=lambda _: BlindVerification(FLAWLESS, rng))
+
+
+def skipped_replay(honest: Engines) -> Engines:
+    """Compute the prefill, and do not repeat the sampling."""
+    return OtherEngines(honest, verification=UnreplayedVerification)
 
 
 def perturb_policy(source: Path, target: Path, *, seed: int) -> Digest:

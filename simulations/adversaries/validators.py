@@ -56,7 +56,7 @@ _LENGTH_BYTES = 4
 """Length prefix of a frame on such a stream."""
 
 _NOTHING_OFF = Sums(1, 1)
-_FLAWLESS = Measurement(None, _NOTHING_OFF, Extremes(0, 0, 0, 0, 0))
+FLAWLESS = Measurement(None, _NOTHING_OFF, Extremes(0, 0, 0, 0, 0))
 _HOPELESS = Measurement(None, _NOTHING_OFF, Extremes(1e6, 1e9, 1e9, 1e9, 1e9))
 
 CLAIMS_MAX = 100_000
@@ -258,7 +258,7 @@ def accept_everything(parts: Parts, rng: Rng) -> Parts:
     def credulous(honest: Environment, manifest: RunManifest) -> Environment:
         return CredulousEnvironment(honest, manifest, parts)
 
-    blind = _blind(parts, _FLAWLESS, rng)
+    blind = _blind(parts, FLAWLESS, rng)
     return replace(blind, engines=OtherEngines(blind.engines, environment=credulous))
 
 

@@ -10,7 +10,7 @@ from node.local.errors import NodeError
 from node.testnet.child import dishonest
 from node.testnet.genesis import FirstPolicy, create_members, found_run, recipe_for, require_task
 from node.testnet.picture import draw_reward
-from node.testnet.plan import CHEATER_KINDS, Options, SwarmLayout
+from node.testnet.plan import CHEATER_KINDS, LAZY_KINDS, Options, SwarmLayout
 from protocol.core.crypto import verify
 from protocol.core.types import Role
 from protocol.rollout.evaluation import EvaluationPoint
@@ -83,7 +83,7 @@ def test_make_installs_what_a_recipe_needs(arguments, installed):
 
 
 def test_every_kind_of_cheater_is_registered():
-    assert all(callable(dishonest(kind)) for kind in CHEATER_KINDS)
+    assert all(callable(dishonest(kind)) for kind in (*CHEATER_KINDS, *LAZY_KINDS))
 
 
 def test_options_can_be_varied(tmp_path):

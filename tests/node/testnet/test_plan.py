@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from node.testnet.plan import CHEATER_KINDS, Options
+from node.testnet.plan import CHEATER_KINDS, LAZY_KINDS, Options, role_of
 from protocol.core.types import Role
 
 
@@ -18,3 +18,12 @@ def test_cheaters_take_the_kinds_in_turn():
     assert liars[0][0] == "stale-weights"
     assert liars[6][0] == "stale-weights-2"
     assert all(role is Role.INFERENCE for _, role, behaviour in members if behaviour)
+
+
+def test_lazy_validators_are_additional_members_of_the_genesis():
+    members = list(Options(Path("t"), validators=3, lazy_validators=3).members())
+    validators = [(name, kind) for name, role, kind in members if role is Role.VALIDATOR]
+    assert [name for name, kind in validators if not kind] == [f"validator-{n}" for n in (1, 2, 3)]
+    assert [kind for _, kind in validators[3:]] == [*LAZY_KINDS, LAZY_KINDS[0]]
+    assert validators[5][0] == f"{LAZY_KINDS[0]}-2"
+    assert {role_of(kind) for kind in LAZY_KINDS} == {Role.VALIDATOR}

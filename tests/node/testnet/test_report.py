@@ -1,17 +1,28 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from node.api.council import CouncilSummary
 from node.api.status import BusyTimeStatus
 from node.founding.expected import Point
 from node.testnet.idle import idle_share
-from node.testnet.plan import CHEATER_KINDS
+from node.testnet.plan import CHEATER_KINDS, LAZY_KINDS, Options
 from node.testnet.poll import StatusSample
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report, honest_rejected, write_report
+from node.testnet.view import fate
 from protocol.rollout.evaluation import EvaluationPoint
-from tests.node.testnet.testnet_swarms import STARTED_AT, arrived, give, learned_swarm
+from tests.node.testnet.testnet_swarms import (
+    STARTED_AT,
+    arrived,
+    give,
+    learned_swarm,
+    plans,
+    sample,
+    status,
+)
 
 KEYS = [
     "run_id",
@@ -184,6 +195,20 @@ def test_every_liar_is_listed_with_its_own_counts():
     assert report["cheaters"] == [
         {"kind": kind, "committed": 2, "certified": 0} for kind in CHEATER_KINDS[:5]
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "is_member", "lost"), [(0, False, False), (1, True, False), (1, False, True)]
+)
+def test_a_lazy_validator_is_listed_with_its_seat(number, is_member, lost):
+    """Before its first page a node is no member either."""
+    (plan,) = (one for one in plans(Options(Path("t"), lazy_validators=1)) if one.behaviour)
+    record = SwarmRecord(STARTED_AT)
+    record.add(plan)
+    council = CouncilSummary(number=number, is_member=is_member)
+    record.observe(plan.name, sample(status(plan, council=council)))
+    assert report_of(record)["cheaters"] == [{"kind": LAZY_KINDS[0], "lost_seat": lost}]
+    assert fate(record, plan)[0] == ("lost its seat" if lost else "has its seat")
 
 
 def test_rejections_of_liars_are_not_held_against_honest_workers():
