@@ -145,8 +145,7 @@ def run_testnet(
     keep = keep or founded is not None or bool(logs)
     with _cleaned_up(layout, keep=keep, temporary=data_dir is None) as kept:
         show = Showing(report_stays=kept, nodes_stay=keep, as_json=as_json, view=view, svg=svg)
-        failed = asyncio.run(_run(options, show))
-        if failed:
+        if asyncio.run(_run(options, show)):
             raise typer.Exit(SWARM_FAILED)
 
 
