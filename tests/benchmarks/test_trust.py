@@ -182,3 +182,17 @@ def test_honest_engines_agree_and_each_lazy_member_is_named(printed):
         assert {one["named_within_64"] for one in row["lazy"]} == {1.0}
         assert all(6 <= one["verdicts_most"] <= 20 for one in row["lazy"])
     assert rows[0]["error_mean"] < 1e-4 < rows[1]["error_mean"]
+
+
+# Time of validators, and free riders
+
+
+@pytest.mark.long
+def test_a_free_rider_gains_nothing(printed):
+    (row,) = printed("validators_cost", "--rollouts", "6")
+    assert 0 < row["learned_tokens"] < row["tokens"]
+    riders = row["free_riders"]
+    assert {one["audit"] for one in riders} == {"before", "now"}
+    assert {one["kind"] for one in riders} == {"copies", "invents"}
+    assert all(one["gain"] < 0 for one in riders)
+    assert all(sum(one["reasons"].values()) == 6 for one in riders)
