@@ -26,6 +26,7 @@ from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.transport import Directory, HttpRanges, Streams, Transport, Trust
 from roles.runtime.context import ChangeSignal, Conditions
 from roles.runtime.metrics import PolicySwapLatency, RolloutHistograms
+from roles.runtime.shadow_progress import ShadowProgress
 from roles.runtime.training_steps import TrainingSteps
 
 T = TypeVar("T")
@@ -161,6 +162,8 @@ class NodeContext:
     """Durations of generation and verification on this node."""
     training: TrainingSteps = field(default_factory=TrainingSteps)
     """Statistics of the training steps of this node."""
+    shadow: ShadowProgress = field(default_factory=ShadowProgress)
+    """Steps of the leader that this node has repeated."""
     evaluation: EvaluationCurve = field(default_factory=EvaluationCurve)
     """Rewards of policy versions on held-out problems."""
 

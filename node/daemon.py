@@ -72,8 +72,9 @@ class Daemon:
     """One node; ``run`` returns after ``stop``, or raises the error of a failed service.
 
     ``machine`` is the fingerprint of machine and data directory. ``trusted_page`` must be in the
-    history that peers show. ``refusal`` is the reason of an unrequested stop, or empty. Raises
-    ``ValueError`` when this machine cannot run the task.
+    history that peers show. ``shadows``: as a trainer, repeat the leader's steps. ``refusal`` is
+    the reason of an unrequested stop, or empty. Raises ``ValueError`` when this machine cannot run
+    the task.
     """
 
     def __init__(
@@ -92,12 +93,14 @@ class Daemon:
         upload_bytes_per_second: int | None = None,
         machine: bytes = b"",
         trusted_page: TrustedPage | None = None,
+        shadows: bool = True,
         p2pd_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._signed_manifest = manifest
         self._manifest = manifest.manifest
         self._about = about
         self._engines = engines
+        self._shadows = shadows
         computes = [role for role in about.roles if role is not Role.RELAY]
         self._environment = engines.environment(self._manifest) if computes else None
         self._task: Environment | None = None
@@ -408,7 +411,8 @@ class Daemon:
             flows[Role.VALIDATOR] = checking, ValidatorFlow(context, checking, environment).run()
         if Role.TRAINER in self._about.roles:
             training = engines.training(manifest)
-            flows[Role.TRAINER] = training, TrainerFlow(context, training, environment).run()
+            trainer = TrainerFlow(context, training, environment, shadows=self._shadows)
+            flows[Role.TRAINER] = training, trainer.run()
         return {role: fill(context, role, *made) for role, made in flows.items()}
 
     def _role_context(self) -> RoleContext:
@@ -429,6 +433,7 @@ class Daemon:
             policy_swaps=context.policy_swaps,
             durations=context.durations,
             training=context.training,
+            shadow=context.shadow,
         )
 
     async def _leave(self) -> None:

@@ -31,6 +31,7 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -48,12 +49,16 @@ BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 PEER_ID_PREFIX = bytes.fromhex("002408011220")
 """Identity multihash of a libp2p Ed25519 key."""
 
-MARGIN_EPOCHS, ERAS_KEPT, BUCKET_EPOCHS = 8, 4, 8
+MARGIN_EPOCHS, ERAS_KEPT, BUCKET_EPOCHS, WINDOW_SLOTS = 8, 4, 8, 256
 AMOUNT_MAX = 2**63 - 1
 SLASHABLE_REASONS = {"format", "termination", "computation", "history", "reward-history"}
-"""Constants of the accounts (``protocol.ledger.accounts``)."""
+CERTAIN_REASONS = {"format", "termination", "computation"}
+MISJUDGED_MIN = 8
+"""Constants of the accounts (``protocol.ledger.accounts``, ``protocol.ledger.reversals``)."""
 
-CREDIT_RULES = ("per_token", "per_checked_token", "per_learned_token", "lock_epochs")
+WORK_PARTS = ("receipts", "steps", "overturned")
+
+CREDIT_RULES = ("per_token", "per_checked_token", "per_learned_token", "lock_epochs", "gap_max")
 """Numbers in the section ``credit`` of a manifest."""
 
 SHOWN = 20
@@ -183,6 +188,8 @@ class Run:
     seats_max: int
     credit: dict[str, int]
     slash: bool
+    reward_rate: Fraction
+    """Share of honest rollouts whose rewards differ between machines."""
 
     @classmethod
     def of(cls, manifest: bytes) -> "Run":
@@ -196,14 +203,17 @@ class Run:
             amounts = {name: credit[name] for name in CREDIT_RULES}
             genesis = tuple(map(key_of, values["genesis"]["validators"]))
             slash, name = credit["slash"], values["name"]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reward_rate = Fraction(credit.get("reward_disagreement_rate", 0.001))
+        except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RefusedError(f"manifest: {type(error).__name__} {error}") from None
         counts = [recovery, era, seats, *amounts.values()]
         if not all(type(one) is int and one >= 0 for one in counts) or not era:
             raise RefusedError("manifest: a number that is none")
         if not genesis or len(set(genesis)) < len(genesis) or type(name) is not str:
             raise RefusedError("manifest: no council or no name")
-        return cls(digest(manifest), name, genesis, recovery, era, seats, amounts, slash is True)
+        council_rules = recovery, era, seats
+        credit_rules = amounts, slash is True, reward_rate
+        return cls(digest(manifest), name, genesis, *council_rules, *credit_rules)
 
 
 @dataclass(frozen=True)
@@ -365,23 +375,44 @@ class Account:
     since: int
     checked_tokens: int = 0
     checks: int = 0
+    cleared: int = 0
     credit: int = 0
     eras: list[list[int]] = field(default_factory=list)
     forfeited: int = 0
+    forgiven: int = 0
     learned: int = 0
     learned_tokens: int = 0
+    lies: int = 0
     locked: list[list[int]] = field(default_factory=list)
+    misjudged: int = 0
+    next_slot: int = 0
+    offences: int = 0
     omitted: int = 0
     rejected: int = 0
     rollouts: int = 0
     slashed: int = -1
+    slots: int = 0
     steps: int = 0
     tokens: int = 0
+    window: bytes = bytes(WINDOW_SLOTS // 8)
 
     @property
     def held(self) -> int:
         """Unlocked and locked credit."""
         return self.credit + sum(amount for _, amount in self.locked)
+
+    def decide(self, slot: int) -> bool:
+        """Record the decision of a training slot; False if it was decided before or is too old."""
+        bits, ahead = int.from_bytes(self.window, "big"), slot + 1 - self.next_slot
+        if ahead <= 0 and (-ahead >= WINDOW_SLOTS or bits >> -ahead & 1):
+            return False
+        if ahead > 0:
+            bits = bits << ahead if ahead < WINDOW_SLOTS else 0
+            self.next_slot, ahead = slot + 1, 0
+        bits = (bits | 1 << -ahead) & (1 << WINDOW_SLOTS) - 1
+        self.slots += 1
+        self.window = bits.to_bytes(WINDOW_SLOTS // 8, "big")
+        return True
 
     def bound(self) -> None:
         """Lower every number above the largest one to it."""
@@ -391,13 +422,18 @@ class Account:
         for entry in (*self.locked[-1:], *self.eras[-1:]):  # the others do not grow
             entry[1] = min(entry[1], AMOUNT_MAX)
 
+    def forfeit(self) -> None:
+        """Lose all locked credit."""
+        self.forfeited += sum(amount for _, amount in self.locked)
+        self.locked = []
+
     def leaf(self) -> bytes:
         """Return the encoded account."""
         return pack({name: getattr(self, name) for name in ACCOUNT_FIELDS})
 
 
 ACCOUNT_FIELDS = sorted(one.name for one in fields(Account))
-COUNTERS = sorted({*ACCOUNT_FIELDS} - {"key", "since", "eras", "locked", "slashed"})
+COUNTERS = sorted({*ACCOUNT_FIELDS} - {"key", "since", "eras", "locked", "slashed", "window"})
 
 
 def account_of(leaf: bytes, place: str) -> Account:
@@ -413,11 +449,15 @@ def is_plain(account: Account) -> bool:
     pairs = [number for entry in entries for number in entry]
     numbers = [account.since, account.slashed, *pairs, *(getattr(account, one) for one in COUNTERS)]
     is_paired = all(len(entry) == 2 for entry in entries)
-    return type(account.key) is bytes and set(map(type, numbers)) == {int} and is_paired
+    texts = {type(account.key), type(account.window)}
+    is_sized = texts == {bytes} and len(account.window) == WINDOW_SLOTS // 8
+    return is_sized and set(map(type, numbers)) == {int} and is_paired
 
 
-Receipts = Sequence[tuple[bytes, bytes, int, int, int, str, tuple[bytes, ...]]]
-"""Commit, worker, version, slot, tokens, reason, checkers."""
+Receipts = Sequence[tuple[bytes, bytes, int, int, bool, int, str, tuple[bytes, ...]]]
+"""Commit, worker, version, slot, whether it evaluates the version, tokens, reason, checkers."""
+Reversals = Sequence[tuple[Any, str]]
+"""Receipts of overturned outcomes, and the new reason of each."""
 Steps = Sequence[tuple[int, bytes, bytes, Sequence[tuple[bytes, int, int]], int]]
 """Version, manifest, trainer, and workers with their learned rollouts and tokens."""
 
@@ -536,13 +576,20 @@ class Ledger:
         return level[0]
 
     def apply(
-        self, page: bytes, epoch: int, beacon: bytes, head: bytes, work: tuple[Receipts, Steps]
+        self,
+        page: bytes,
+        epoch: int,
+        beacon: bytes,
+        head: bytes,
+        work: tuple[Receipts, Steps, Reversals],
     ) -> None:
         """Count a page: its digest, epoch, beacon, newest final version, and work."""
         self._unlock(epoch)
         era = (epoch + MARGIN_EPOCHS) // self.run.era_epochs
         for receipt in work[0]:
             self._count_receipt(receipt, epoch, era)
+        for receipt, reason in work[2]:
+            self._count_reversal(receipt, reason, epoch, era)
         for _, _, trainer, learned, omitted in work[1]:
             account = self._touch(trainer, epoch)
             account.steps += 1
@@ -564,25 +611,78 @@ class Ledger:
         self._changed = {}
 
     def _count_receipt(self, receipt: Any, epoch: int, era: int) -> None:
-        _, key, _, _, tokens, reason, checkers = receipt
+        _, key, _, slot, evaluation, tokens, reason, checkers = receipt
         worker = self._touch(key, epoch)
+        if not evaluation and not worker.decide(slot):
+            return
         if reason == "accepted":
             worker.rollouts += 1
-            worker.tokens += tokens
-            add(worker.eras, era, tokens)
-            self._lock(worker, self.run.credit["per_token"] * tokens, epoch)
+            gaps = worker.next_slot - worker.slots - worker.forgiven
+            if not evaluation and gaps > self.run.credit["gap_max"]:
+                worker.forgiven += 1
+            else:
+                self._count_tokens(worker, tokens, epoch, era)
         else:
-            worker.rejected += 1
-            if self.run.slash and reason in SLASHABLE_REASONS and worker.slashed < 0:
-                worker.slashed = epoch
-                worker.forfeited += sum(amount for _, amount in worker.locked)
-                worker.locked = []
+            self._reject(worker, reason, epoch)
         amount = self.run.credit["per_checked_token"] * tokens
         for checker in checkers:
             account = self._touch(checker, epoch)
             account.checks += 1
             account.checked_tokens += tokens
             self._lock(account, amount, epoch)
+
+    def _count_tokens(self, worker: Account, tokens: int, epoch: int, era: int) -> None:
+        worker.tokens += tokens
+        add(worker.eras, era, tokens)
+        self._lock(worker, self.run.credit["per_token"] * tokens, epoch)
+
+    def _reject(self, worker: Account, reason: str, epoch: int) -> None:
+        worker.rejected += 1
+        if reason in SLASHABLE_REASONS:
+            worker.offences += 1
+            self._slash(worker, epoch)
+
+    def _slash(self, account: Account, epoch: int) -> None:
+        if self.run.slash and account.slashed < 0:
+            account.slashed = epoch
+            account.forfeit()
+
+    def _count_reversal(self, receipt: Any, reason: str, epoch: int, era: int) -> None:
+        """Undo an outcome that an earlier page has counted."""
+        _, key, _, _, _, tokens, decided, checkers = receipt
+        worker = self._touch(key, epoch)
+        if reason == "accepted":
+            worker.rejected = max(0, worker.rejected - 1)
+            worker.offences = max(0, worker.offences - 1)
+            worker.cleared += 1
+            if worker.slashed >= 0 and worker.offences == worker.lies == 0:
+                worker.slashed, returned, worker.forfeited = -1, worker.forfeited, 0
+                self._lock(worker, returned, epoch)
+            worker.rollouts += 1
+            self._count_tokens(worker, tokens, epoch, era)
+        else:
+            taken = min(tokens, worker.tokens)
+            worker.rollouts = max(0, worker.rollouts - 1)
+            worker.tokens -= taken
+            take(worker.eras, max(taken, sum(one for _, one in worker.eras) - worker.tokens))
+            worker.eras = worker.eras if worker.rollouts else []
+            take(worker.locked, self.run.credit["per_token"] * tokens)
+            self._reject(worker, reason, epoch)
+        for checker in checkers:
+            self._blame(self._touch(checker, epoch), decided, reason, epoch)
+
+    def _blame(self, checker: Account, decided: str, reason: str, epoch: int) -> None:
+        """Count a verdict that decided an overturned outcome, which may be a lie."""
+        lied = (decided if reason == "accepted" else reason) in CERTAIN_REASONS
+        if not lied and reason != "accepted":
+            checker.misjudged += 1
+            rate = self.run.reward_rate
+            honest = int(2 * checker.checks * rate) + MISJUDGED_MIN if rate else 0
+            lied = checker.misjudged > honest
+        if lied:
+            checker.lies += 1
+            checker.forfeit()
+            self._slash(checker, epoch)
 
     def _touch(self, key: bytes, epoch: int) -> Account:
         account = self.accounts.get(key)
@@ -614,33 +714,48 @@ def add(entries: list[list[int]], number: int, amount: int) -> None:
         entries.append([number, amount])
 
 
-def work_of(data: bytes, place: str) -> tuple[Receipts, Steps]:
+def take(entries: list[list[int]], amount: int) -> None:
+    """Lower the last of some numbered amounts by a total; those that become 0 end."""
+    while entries and amount:
+        taken = min(amount, entries[-1][1])
+        entries[-1][1] -= taken
+        amount -= taken
+        if entries[-1][1]:
+            break
+        entries.pop()
+
+
+def work_of(data: bytes, place: str) -> tuple[Receipts, Steps, Reversals]:
     """Decode the work of a page, of which the digest is checked; empty for none."""
     if not data:
-        return (), ()
+        return (), (), ()
     values = unpack(data, place)
     try:
-        receipts, steps = values["receipts"], values["steps"]
-        keys, numbers, texts = set(), [0], set()
-        for commit, worker, version, slot, tokens, reason, checkers in receipts:
+        receipts, steps, reversals = (values[name] for name in WORK_PARTS)
+        keys, numbers, texts = set(), [0], {reason for _, reason in reversals}
+        flags = set()
+        named = [*receipts, *(receipt for receipt, _ in reversals)]
+        for commit, worker, version, slot, evaluation, tokens, reason, checkers in named:
             keys.update(checkers)
             keys |= {commit, worker}
             numbers += (version, slot, tokens)
             texts.add(reason)
+            flags.add(type(evaluation))
         for version, manifest, trainer, learned, omitted in steps:
             keys |= {manifest, trainer}
             numbers += (version, omitted)
             for key, rollouts, tokens in learned:
                 keys.add(key)
                 numbers += (rollouts, tokens)
-        is_valid = len(values) == 2 and all(type(one) is bytes and len(one) == 32 for one in keys)
+        is_valid = len(values) == 3 and all(type(one) is bytes and len(one) == 32 for one in keys)
         is_valid &= set(map(type, numbers)) <= {int} and set(map(type, texts)) <= {str}
+        is_valid &= flags <= {bool}
         is_valid &= min(numbers) >= 0 and max(numbers) <= 2**53
     except (KeyError, TypeError, ValueError, IndexError):
         is_valid = False
     if not is_valid:
         raise RefusedError(f"{place}: its work is malformed")
-    return receipts, steps
+    return receipts, steps, reversals
 
 
 # The file
@@ -873,6 +988,7 @@ def report(verifier: Verifier) -> dict[str, Any]:
 def values_of(account: Account) -> dict[str, Any]:
     """Return an account as JSON values."""
     values = {name: getattr(account, name) for name in ACCOUNT_FIELDS if name != "key"}
+    values |= {"gaps": account.next_slot - account.slots, "window": account.window.hex()}
     return {"peer": peer_id(account.key), "held": account.held, **values}
 
 

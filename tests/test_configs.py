@@ -28,7 +28,7 @@ def test_intellect2_is_the_published_recipe():
     assert (run.sampling.group_size, run.sampling.temperature) == (16, 0.6)
     assert run.sampling.length_targets == (2000, 4000, 6000, 8000, 10_000)
     assert run.sampling.length_penalty == 0.0003
-    assert (run.grpo.epsilon, run.grpo.delta, run.grpo.learning_rate) == (0.2, 4.0, 3e-7)
+    assert (run.grpo.loss.epsilon, run.grpo.loss.delta, run.grpo.learning_rate) == (0.2, 4.0, 3e-7)
     assert run.grpo.async_level == 2
     prompts_per_step = run.grpo.rollouts_per_step * run.sampling.prompts_per_rollout
     assert prompts_per_step * run.sampling.group_size == 4096

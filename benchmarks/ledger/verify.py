@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,7 @@ CREDIT = {
     "per_checked_token": 100,
     "per_learned_token": 10,
     "lock_epochs": 1440,
+    "gap_max": 64,
     "slash": True,
 }
 
@@ -90,6 +92,7 @@ class History:
         era_epochs = RunManifest.model_fields["council"].get_default(call_default_factory=True)
         self.accounts = Accounts(CreditRules(**CREDIT, era_epochs=era_epochs.era_epochs))
         self.newest = []
+        self.slots = Counter[PeerId]()
 
     def work(self, epoch: int, rng: Rng) -> PageWork:
         """Return the work of a page: receipts of random workers, and a version each tenth page."""
@@ -103,12 +106,14 @@ class History:
                     digest(b"commit %d of %d" % (number, epoch)),
                     worker,
                     epoch // 10,
-                    number,
+                    self.slots[worker],
+                    False,
                     1 + rng.below(TOKENS_MAX),
                     "accepted" if rng.below(50) else "logprobs",
                     tuple(members[first : first + CHECKERS]),
                 )
             )
+            self.slots[worker] += 1
         learned = {one.worker: one.tokens for one in receipts[:64]}
         shares = tuple((peer, 1, learned[peer]) for peer in sorted(learned))
         step = Step(epoch // 10, digest(b"version %d" % epoch), members[0], shares)

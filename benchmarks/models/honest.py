@@ -93,7 +93,7 @@ async def generate(run: Run, options: argparse.Namespace) -> None:
     async with run.task() as task:
         for number in range(options.first, options.first + options.rollouts):
             worker, slot = worker_of(1 + number % WORKERS), number // WORKERS
-            assignments = assign(manifest, checkpoint, worker, slot, 0)
+            assignments = assign(manifest, worker, slot)
             prompts = await task.prompts(assignments)
             asked = [
                 GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)
@@ -194,7 +194,6 @@ def commit_of(row: dict[str, Any]) -> RolloutCommit:
         version=0,
         checkpoint=row["checkpoint"],
         slot=row["slot"],
-        previous=b"",
         body=digest(row["body"]),
         body_bytes=len(row["body"]),
         sequences=row["sequences"],

@@ -162,7 +162,7 @@ class Trial:
         """Generate a slot's rollout as a worker, claiming the first policy."""
         manifest = self._manifest
         checkpoint = digest(manifest.run_id)  # of a version that is never announced here
-        assignments = assign(manifest, checkpoint, WORKER.peer_id, slot, 0)
+        assignments = assign(manifest, WORKER.peer_id, slot)
         prompts = await self._task.prompts(assignments)
         requests = [
             GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)
@@ -181,7 +181,6 @@ class Trial:
             version=0,
             checkpoint=checkpoint,
             slot=slot,
-            previous=b"",
             body=digest(body),
             body_bytes=len(body),
             sequences=len(generations),

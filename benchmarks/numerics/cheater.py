@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from protocol.core.crypto import Identity, digest
+from protocol.core.crypto import Identity
 from protocol.core.rng import Rng
 from protocol.core.types import Version
 from protocol.rollout.assignment import assign
@@ -109,7 +109,7 @@ async def work(
     reasons: list[str] = []
     history: list[Sums] = []
     for slot in range(rollouts):
-        assigned = assign(manifest, digest(b"checkpoint"), WORKER.peer_id, slot, 0)
+        assigned = assign(manifest, WORKER.peer_id, slot)
         requests = [
             GenerationRequest(
                 await task.prompt(item.problem_seed, item.length_target),

@@ -43,7 +43,7 @@ from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.files.policy import write_policy
-from roles.engines.training.grpo import group_advantages
+from roles.engines.training.batch import group_advantages
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence
 
 RUNS = Path(__file__).parents[2] / "configs" / "runs"

@@ -6,7 +6,8 @@ the memory above that held between steps (weights, gradients, both moments), per
 it includes the optimizer's buffers. It is that of the process or, on CUDA, of torch's allocator.
 Then both forms compute the gradient of one small batch.
 
-Usage: ``python benchmarks/numerics/trainer_memory.py [--vocabulary N] [--tokens N] [--json]``
+Usage: ``python benchmarks/numerics/trainer_memory.py [--vocabulary N] [--tokens N]
+[--dtype bf16] [--json]``
 """
 
 import argparse
@@ -31,9 +32,9 @@ from protocol.run.recipe import ModelSection
 from protocol.run.toml import load_recipe
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
-from roles.engines.files.policy import write_policy
+from roles.engines.files.policy import DTYPES, Precision, write_policy
 from roles.engines.training.engine import TorchTrainingEngine
-from roles.engines.training.grpo import two_sided_losses
+from roles.engines.training.losses import weighted_loss
 from roles.ports.engines import Policy, TrainingSequence
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
@@ -58,24 +59,34 @@ class ChunkedEngine(TorchTrainingEngine):
 
     def gradients(self) -> Tensor:
         """Return the last step's gradients, scaled to norm 1."""
-        model = self._loaded().model
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        return torch.cat([one.flatten() for one in self.gradients_by_name().values()])
+
+    def gradients_by_name(self) -> dict[str, Tensor]:
+        """Return copies of the gradients of the last update, or of a step that has begun."""
+        masters = self._loaded().masters.items()
+        return {name: p.grad.detach().clone() for name, p in masters if p.grad is not None}
+
+    def held_bytes_per_weight(self) -> float:
+        """Return the bytes held between steps: weights, masters, gradients, both moments."""
+        loaded = self._loaded()
+        parameters = {*loaded.model.parameters(), *loaded.masters.values()}
+        held = [one for p in parameters for one in (p, p.grad) if one is not None]
+        moments = loaded.optimizer.state.values()
+        held += [one[name] for one in moments for name in ("exp_avg", "exp_avg_sq")]
+        count = sum(one.numel() for one in loaded.masters.values())
+        return sum(one.nbytes for one in held) / count
 
 
 class PlainEngine(ChunkedEngine):
     """Keeps the log-probabilities of the whole vocabulary for every token of a pass."""
 
     def _accumulate(self, model: Any, packed: Any, sums: Any) -> None:
-        logits = model.lm_head(self._states(model, packed))
+        logits = model.lm_head(self._states(model, packed).float())
         distribution = (logits / self._temperature).log_softmax(-1)
         logprobs = distribution.gather(1, packed.targets[:, None])[:, 0]
-        rules = self._grpo
-        losses, _ = two_sided_losses(
-            logprobs, packed.behaviour_logprobs, packed.advantages, rules.delta, rules.epsilon
-        )
         entropies = -(distribution.exp() * distribution).sum(-1)
-        loss = (losses - rules.entropy_coefficient * entropies).sum()
-        (loss / sums.tokens).backward()
+        loss, _ = weighted_loss(self._loss, packed, logprobs, entropies)
+        loss.backward()
         sums.loss += float(loss.detach())
         sums.entropy += float(entropies.detach().sum())
 
@@ -83,17 +94,19 @@ class PlainEngine(ChunkedEngine):
 FORMS: dict[str, type[ChunkedEngine]] = {"chunked": ChunkedEngine, "plain": PlainEngine}
 
 
-async def engine_of(form: str, vocabulary: int, device: str) -> ChunkedEngine:
+async def engine_of(
+    form: str, vocabulary: int, device: str, dtype: Precision = "fp32"
+) -> ChunkedEngine:
     """Return an engine of a form for the testnet's model at that vocabulary."""
     recipe = load_recipe(RECIPE.read_text())
     config = recipe.model.config | {"vocab_size": vocabulary, "max_position_embeddings": 4096}
-    model = ModelSection(**recipe.model.model_dump() | {"config": config})
+    model = ModelSection(**recipe.model.model_dump() | {"config": config, "dtype": dtype})
     engine = FORMS[form](model, recipe.sampling, recipe.grpo, device=device)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "policy"
         torch.manual_seed(1)
         network = build_model(configuration("qwen2", config), torch.float32, "cpu")
-        digest = write_policy(tensors_of(network), path)
+        digest = write_policy(tensors_of(network), path, DTYPES[dtype])
         del network
         await engine.load_policy(Policy(Version(0), digest, path))
     return engine
@@ -133,26 +146,43 @@ async def measured_step(
     return Step(held, bytes_held(device, peak=True), time.perf_counter() - began)
 
 
-async def peak_of_step(form: str, vocabulary: int, tokens: int, device: str) -> dict[str, float]:
+async def peak_of_step(
+    form: str, vocabulary: int, tokens: int, device: str, dtype: Precision
+) -> dict[str, float]:
     """Return a step's peak bytes per token above the memory held between steps."""
-    engine = await engine_of(form, vocabulary, device)
+    engine = await engine_of(form, vocabulary, device, dtype)
     step = await measured_step(engine, vocabulary, tokens, device)
     engine.close()
     peak = step.peak_bytes - step.held_bytes
-    return {"bytes_per_token": peak / tokens, "ms_per_token": 1000 * step.seconds / tokens}
+    return {
+        "bytes_per_token": peak / tokens,
+        "ms_per_token": 1000 * step.seconds / tokens,
+        "held_bytes_per_weight": engine.held_bytes_per_weight(),
+    }
 
 
-def measured(form: str, vocabulary: int, tokens: int, device: str) -> dict[str, float]:
+def measured(
+    form: str, vocabulary: int, tokens: int, device: str, dtype: Precision
+) -> dict[str, float]:
     """Run ``peak_of_step`` in a separate process: a process's peak never falls."""
-    arguments = ["--measure", form, "--vocabulary", vocabulary, "--tokens", tokens]
+    arguments = [
+        "--measure",
+        form,
+        "--vocabulary",
+        vocabulary,
+        "--tokens",
+        tokens,
+        "--dtype",
+        dtype,
+    ]
     command = [sys.executable, __file__, *map(str, arguments), "--device", device]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(output)
 
 
-async def gradient_error(vocabulary: int, tokens: int, device: str) -> float:
+async def gradient_error(vocabulary: int, tokens: int, device: str, dtype: Precision) -> float:
     """Return the largest difference of a gradient's elements, relative to the largest element."""
-    ours, plain = [await engine_of(form, vocabulary, device) for form in FORMS]
+    ours, plain = [await engine_of(form, vocabulary, device, dtype) for form in FORMS]
     for engine in (ours, plain):
         await engine.step(batch_of(tokens, vocabulary))
         engine.close()
@@ -167,22 +197,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--plain-tokens", type=int, default=256, help="2,048 would take 6 GB")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the policy")
     parser.add_argument("--measure", choices=FORMS, help="one form, in this process")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    vocabulary, device = options.vocabulary, options.device
+    vocabulary, device, dtype = options.vocabulary, options.device, options.dtype
     if options.measure:
-        peak = asyncio.run(peak_of_step(options.measure, vocabulary, options.tokens, device))
+        peak = asyncio.run(peak_of_step(options.measure, vocabulary, options.tokens, device, dtype))
         print(json.dumps(peak))
         return
-    plain = measured("plain", vocabulary, options.plain_tokens, device)
+    plain = measured("plain", vocabulary, options.plain_tokens, device, dtype)
     results = {
         "vocabulary": vocabulary,
         "tokens": options.tokens,
-        **measured("chunked", vocabulary, options.tokens, device),
+        **measured("chunked", vocabulary, options.tokens, device, dtype),
         **{f"plain_{name}": value for name, value in plain.items()},
-        "gradient_error": asyncio.run(gradient_error(vocabulary, options.plain_tokens, device)),
+        "gradient_error": asyncio.run(
+            gradient_error(vocabulary, options.plain_tokens, device, dtype)
+        ),
     }
     if options.json:
         print(json.dumps(results))

@@ -34,7 +34,7 @@ from typing_extensions import override
 
 from node.local.run_pin import load_run
 from node.local.system import ThreadBackground
-from protocol.core.crypto import Identity, digest
+from protocol.core.crypto import Identity
 from protocol.core.types import Digest, Version
 from protocol.rollout.assignment import assign
 from protocol.rollout.body import REWARD_SCALE
@@ -43,8 +43,8 @@ from roles.engines.bootstrap.huggingface_export import config_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.files.policy import write_policy
 from roles.engines.task_loader import task_of
+from roles.engines.training.batch import group_advantages
 from roles.engines.training.engine import TorchTrainingEngine
-from roles.engines.training.grpo import group_advantages
 from roles.engines.training.rounding import rounding_of
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, Unscorable
 from roles.runtime.scoring import Task
@@ -127,7 +127,7 @@ class PlainTrainer(Trainer):
         advantages = group_advantages(rewards, torch.tensor([one.group for one in batch])).tolist()
         teaching = [pair for pair in zip(batch, advantages, strict=True) if pair[1]]
         tokens = max(1, sum(len(one.tokens) for one, _ in teaching))
-        epsilon = self._run.grpo.epsilon
+        epsilon = self._run.grpo.loss.epsilon
         loss = clipped = 0.0
         self._optimizer.zero_grad()
         for one, advantage in teaching:
@@ -179,9 +179,9 @@ class Loop:
             began_at = time.monotonic()
             old = self._policies[max(0, step - self._lag)]
             await self._worker.load(old)
-            drawn = digest(f"{seed}/{step}".encode())
-            slots = range(self._run.grpo.rollouts_per_step)
-            batch = [one for slot in slots for one in await self._roll_out(drawn, slot)]
+            size = self._run.grpo.rollouts_per_step
+            first = (seed * steps + step) * size
+            batch = [one for slot in range(size) for one in await self._roll_out(first, slot)]
             reward = fmean(one.reward for one in batch)
             learned = await self._trainer.learn(old, batch)
             path = scratch / f"{step + 1}.safetensors"
@@ -203,10 +203,10 @@ class Loop:
         self._worker.close()
         self._background.close()
 
-    async def _roll_out(self, drawn: Digest, slot: int) -> list[TrainingSequence]:
-        """Generate answers to a slot's prompts, and score them."""
+    async def _roll_out(self, first: int, slot: int) -> list[TrainingSequence]:
+        """Generate answers to the prompts of a step's slot, and score them."""
         sampling = self._run.sampling
-        assignments = assign(self._run, drawn, WORKER.peer_id, slot, 0)
+        assignments = assign(self._run, WORKER.peer_id, first + slot)
         prompts = await self._task.prompts(assignments)
         requests = [
             GenerationRequest(prompt, item.noise_seed, sampling.tokens_max)

@@ -58,7 +58,6 @@ def commit_of(run_id: RunId, body: bytes, epoch: int) -> Signed[RolloutCommit]:
         version=0,
         checkpoint=digest(b"checkpoint"),
         slot=0,
-        previous=b"",
         body=body,
         body_bytes=100,
         sequences=4,

@@ -107,7 +107,7 @@ class Swarm:
     async def roll_out(self, slot: int) -> Rollout:
         """Generate the rollout of a slot, with its time."""
         manifest = self.manifest
-        assignments = assign(manifest, CHECKPOINT, WORKER.peer_id, slot, 0)
+        assignments = assign(manifest, WORKER.peer_id, slot)
         began = time.process_time()
         prompts = await self._task.prompts(assignments)
         requests = [
@@ -127,7 +127,7 @@ class Swarm:
 
     async def rewards(self, slot: int, answers: Sequence[tuple[int, ...]]) -> list[int]:
         """Return the rewards of answers, in millionths."""
-        assignments = assign(self.manifest, CHECKPOINT, WORKER.peer_id, slot, 0)
+        assignments = assign(self.manifest, WORKER.peer_id, slot)
         found = await self._task.rewards(assignments, answers)
         if isinstance(found, Unscorable):
             raise RuntimeError(found.reason)  # noqa: TRY004 - a machine fault
@@ -143,7 +143,6 @@ class Swarm:
             version=0,
             checkpoint=CHECKPOINT,
             slot=rollout.slot,
-            previous=b"",
             body=digest(body),
             body_bytes=len(body),
             sequences=len(rollout.sequences),

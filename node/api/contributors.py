@@ -71,6 +71,10 @@ class OwnWork:
     """Reasons of the rejected rollouts known to this node, which forgets old ones."""
     expired: int = 0
     """Expired commits known to this node; final pages name none."""
+    skipped: int = 0
+    """Training slots that it left out, or whose rollouts expired."""
+    unpaid: int = 0
+    """Certified rollouts that earned nothing, because it had left out too many slots."""
 
     @property
     def committed(self) -> int:

@@ -254,6 +254,8 @@ def _counters(status: NodeStatus) -> Iterator[tuple[str, str, float]]:
     yield "gossip_dropped", "Frames dropped for slow peers.", traffic.gossip_dropped
     text = "Download bytes saved by encodings of weights."
     yield "weights_saved_bytes", text, traffic.weights_saved
+    yield "shadow_confirmed", "Versions equal to the step of this shadow.", status.shadow.confirmed
+    yield "shadow_differing", "Versions that differ from it.", status.shadow.differing
 
 
 EVALUATION = {
@@ -276,6 +278,7 @@ def _optional_gauges(status: NodeStatus) -> Iterator[Metric]:
     for source, prefix, attribute_texts in (
         (newest, "", {"reward_mean": "Mean reward of the newest batch."}),
         (status.training, "training_", steps),
+        (status.shadow, "shadow_", {"version": "Version whose state this shadow has."}),
         (point, "evaluation_", EVALUATION),
     ):
         for name, text in attribute_texts.items():

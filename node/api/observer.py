@@ -19,7 +19,7 @@ from node.weights.library import PolicyLibrary
 from protocol.core.types import PeerId, Role, ValidationResult
 from protocol.ledger.accounts import Accounts
 from protocol.messages import PROTOCOL_VERSION, Certificate
-from protocol.replica.replica import Received
+from protocol.replica.received import Received
 from protocol.run.manifest import SignedManifest
 from protocol.shardcast.forest import ForestMembers
 from roles.ports.engines import Environment

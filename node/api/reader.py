@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import nlargest
 
 from node.api.downloads import HistogramStatus
@@ -122,6 +123,7 @@ class NodeReader:
             checks=HistogramStatus.of(durations.checks),
             steps=BusyTimeStatus(durations.steps.began_at, durations.steps.seconds),
             training=context.training.newest,
+            shadow=replace(context.shadow),
             circuits=self._circuits(),
             forks=forks_told(context.replica),
             clock=context.conditions["clock"],
@@ -174,7 +176,7 @@ class NodeReader:
             self._trained_on_rejected(),
             forks_told(replica),
             judging_status(replica).doubts,
-            council.fault,
+            council.fault or self.council.lie,
             council.refused,
         )
 

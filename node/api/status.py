@@ -9,6 +9,7 @@ from typing import Any
 from node.api.downloads import DownloadStatus, HistogramStatus, PeerTrafficStatus
 from node.api.v1.answers import NodeSummary, PeerRow, RolloutCounts, State, VersionDetail
 from roles.runtime.metrics import PolicySwap
+from roles.runtime.shadow_progress import ShadowProgress
 from roles.runtime.training_steps import TrainingStep
 
 LISTED_MAX = 256
@@ -192,6 +193,8 @@ class NodeStatus(NodeSummary):
     steps: BusyTimeStatus = BusyTimeStatus()
     training: TrainingStep | None = None
     """Newest training step of this node; None before the first one."""
+    shadow: ShadowProgress = field(default_factory=ShadowProgress)
+    """Steps of other trainers that this one has repeated since its start."""
     circuits: CircuitsStatus = CircuitsStatus()
     forks: tuple[str, ...] = ()
     """Keys that signed two conflicting messages, and the consequence, a line each."""

@@ -60,13 +60,60 @@ EQUIVALENTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             TRL: "learning_rate",
             VERL: "actor_rollout_ref.actor.optim.lr",
         },
-        "grpo.epsilon": {
-            TRL: "epsilon, epsilon_high",
-            VERL: "actor_rollout_ref.actor.clip_ratio",
+        "grpo.optimiser": {
+            PRIME_RL: "trainer.optim.type",
+            TRL: "optim",
+            VERL: "actor_rollout_ref.actor.optim.optimizer",
         },
-        "grpo.delta": {
+        "grpo.schedule": {
+            PRIME_RL: "trainer.scheduler.type",
+            TRL: "lr_scheduler_type",
+            VERL: "actor_rollout_ref.actor.optim.lr_scheduler_type",
+        },
+        "grpo.loss.kind": {
+            PRIME_RL: "trainer.loss.type (default is dppo_tv)",
+            TRL: "loss_type, importance_sampling_level",
+            VERL: "actor_rollout_ref.actor.policy_loss.loss_mode",
+        },
+        "grpo.loss.epsilon": {
+            PRIME_RL: "trainer.loss.dppo_mask_low",
+            TRL: "epsilon",
+            VERL: "actor_rollout_ref.actor.clip_ratio_low",
+        },
+        "grpo.loss.epsilon_high": {
+            PRIME_RL: "trainer.loss.dppo_mask_high",
+            TRL: "epsilon_high (with CISPO the ratio itself, here plus one)",
+            VERL: "actor_rollout_ref.actor.clip_ratio_high",
+        },
+        "grpo.loss.delta": {
             TRL: "delta",
             VERL: "actor_rollout_ref.actor.clip_ratio_c",
+        },
+        "grpo.loss.aggregation": {
+            TRL: "loss_type (dapo, grpo, dr_grpo)",
+            VERL: "actor_rollout_ref.actor.loss_agg_mode",
+        },
+        "grpo.loss.advantage": {
+            TRL: "scale_rewards",
+            VERL: "algorithm.norm_adv_by_std_in_grpo",
+        },
+        "grpo.loss.importance_cap": {
+            TRL: "vllm_importance_sampling_clip_max (of token_truncate)",
+            VERL: "algorithm.rollout_correction.rollout_is_threshold",
+        },
+        "grpo.loss.mask_truncated": {
+            TRL: "mask_truncated_completions",
+        },
+        "grpo.loss.entropy_coefficient": {
+            TRL: "entropy_coef",
+            VERL: "actor_rollout_ref.actor.entropy_coeff",
+        },
+        "grpo.loss.kl_coefficient": {
+            TRL: "beta",
+            VERL: "actor_rollout_ref.actor.kl_loss_coef",
+        },
+        "grpo.loss.log_ratio_coefficient": {
+            PRIME_RL: "trainer.loss.kl_tau",
         },
         "grpo.gradient_clip": {
             PRIME_RL: "trainer.optim.max_norm",
@@ -85,10 +132,6 @@ EQUIVALENTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "grpo.adam_epsilon": {
             TRL: "adam_epsilon",
-        },
-        "grpo.entropy_coefficient": {
-            TRL: "entropy_coef",
-            VERL: "actor_rollout_ref.actor.entropy_coeff",
         },
         "grpo.warmup_steps": {
             PRIME_RL: "trainer.scheduler.warmup_steps",

@@ -135,9 +135,18 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
         rollout_tokens=rollout_tokens,
         step_tokens=step_tokens,
         rollout_flop=2 * weights * rollout_tokens,
-        # Forward, backward (twice that), and a forward pass under the generating policies.
-        step_flop=(6 + 2 * (model.dtype != "fp32")) * weights * step_tokens,
+        # Forward, backward (twice that), and a forward pass under each other policy of the loss.
+        step_flop=round((6 + 2 * _policies_recomputed(manifest)) * weights * step_tokens),
     )
+
+
+def _policies_recomputed(manifest: RunManifest) -> float:
+    """Return the forward passes of a step beside that of its updates."""
+    grpo = manifest.grpo
+    passes = float(manifest.model.dtype != "fp32") + (grpo.loss.kl_coefficient > 0)
+    if grpo.loss.importance_cap is not None:  # all minibatches but the first
+        passes += 1 - 1 / grpo.updates_per_version
+    return passes
 
 
 def _form_bytes(manifest: RunManifest, version_bytes: int, whole: int) -> int:

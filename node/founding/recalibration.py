@@ -19,7 +19,6 @@ from node.storage.state import stored_messages
 from protocol.core.crypto import verify
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId, RunId
-from protocol.ledger.commits import agreed_reason
 from protocol.messages import (
     Certificate,
     MessageT,
@@ -29,6 +28,7 @@ from protocol.messages import (
     envelope_kind,
     open_envelope,
 )
+from protocol.rollout.agreement import agreed_reason
 from protocol.rollout.audit import UNRELATED_SHARE
 from protocol.rollout.fit import IMPROBABLE
 from protocol.rollout.statistics import PER_CHUNK, SCALE, STATISTICS, Extremes

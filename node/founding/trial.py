@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice
 from pathlib import Path
 from statistics import fmean
@@ -192,7 +192,7 @@ class _Trying:
     async def _rollout(self, engine: "ChildGeneration", slot: int) -> tuple[_Rollout | None, float]:
         manifest = self._manifest
         worker = PeerId(manifest.genesis.creator)
-        assignments = assign(manifest, self._policy.digest, worker, slot, self._policy.version)
+        assignments = assign(manifest, worker, slot)
         prompts = await self._task.prompts(assignments)
         require_positions(manifest, max(map(len, prompts)))
         requests = [
@@ -239,7 +239,6 @@ class _Trying:
             version=0,
             checkpoint=self._policy.digest,
             slot=rollout.slot,
-            previous=b"",
             body=digest(body),
             body_bytes=len(body),
             sequences=len(rollout.sequences),
@@ -282,6 +281,9 @@ class _Trying:
                     began = time.monotonic()
                     if self._manifest.model.dtype != "fp32":
                         batch = await engine.recompute(self._policy, batch)
+                    if grpo.loss.kl_coefficient:  # the policy is the reference
+                        known = await engine.recompute(self._policy, batch)
+                        batch = [replace(one, reference_logprobs=one.logprobs) for one in known]
                     await engine.step(batch)
                     seconds = time.monotonic() - began
                     if not number:

@@ -194,6 +194,8 @@ class NodeConfig(LocalPaths):
     """Limit of host memory per engine, in bytes; None for no limit."""
     engine_server: LocalPath | None = None
     """Socket of a fork server shared by the nodes of a machine; None starts a private one."""
+    shadow: bool = True
+    """As a trainer that does not lead: repeat the steps of the leader, and report the results."""
     upload_limit: Annotated[int, Field(ge=1), _number(parse_rate)] | None = None
     """Upload bandwidth for blobs in bytes per second, with headers; None for no limit."""
     blob_quota: Annotated[int, Field(ge=1), _number(parse_bytes)] | None = None

@@ -41,6 +41,8 @@ def run_words(manifest: RunManifest) -> Iterator[tuple[str, str]]:
         "checks",
         f"{committee.size} validators a rollout, {committee.escalated_size} when they disagree",
     )
+    share, seats = committee.reexamine_share, committee.reexamine_size
+    yield "late checks", f"{share:.1%} of the rollouts, by {seats} seats of other validators"
     yield "thresholds", ". ".join(_thresholds(manifest))
     workers = "; ".join(_admission(manifest.admission))
     yield "workers", workers + (", a proven lie ends it" if manifest.credit.slash else "")

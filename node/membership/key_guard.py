@@ -4,7 +4,8 @@ One durable row holds the first use of the disk, the start of unbroken membershi
 sequence number. It also notes that an earlier disk of the key was lost. A key must never sign two
 contradicting messages; without the old disk the node does not know what it signed. So it first
 collects the messages that peers hold, and never again signs where it may have signed before. A
-restart during this time begins it anew.
+restart during this time begins it anew. The row also holds the first unused training slot: nodes
+forget old commits.
 
 A second process with the same key is equally unknown. A start on a directory that was used
 elsewhere, or with a key that a peer has seen recently, therefore listens before it signs. A record
@@ -31,7 +32,12 @@ log = structlog.get_logger()
 
 CAREFUL_EPOCHS = 8.0
 """Listening time of a key with a lost disk, long enough to synchronise with several peers: a guess.
-It may have used slots of every version that it learns of meanwhile."""
+It may have evaluated every version that it learns of meanwhile."""
+
+SLOTS_SKIPPED = 32
+"""Training slots that a key with a lost disk leaves out after the last one that peers know: four
+times as many as an honest worker has without an outcome. The skipped slots are gaps, half of what a
+run allows by default (``gap_max``)."""
 
 ROW_BYTES_MAX = 256
 
@@ -57,6 +63,7 @@ class KeyGuard:
         self._joined_at = int(row.get("joined_at", now_ms)) if stayed else now_ms
         self._left = bool(row.get("left", False))
         self._used_up_to: int | None = row.get("used_up_to")
+        self._first_slot = int(row.get("first_slot", 0))
         self._began_ms, self._sequence_at_start = now_ms, self._sequence
         self._given = BoundedDict[int, None](GIVEN_MAX)
         self._elsewhere = bool(row) and row.get("machine", b"") != machine
@@ -87,8 +94,13 @@ class KeyGuard:
         """The last sequence number of the node's record, 0 before the first."""
         return self._sequence
 
-    def may_have_used(self, version: int) -> bool:
-        """Return whether the lost disk may have used slots of ``version``."""
+    @property
+    def first_slot(self) -> int | None:
+        """First training slot that no disk has used; None while the lost one may have used any."""
+        return None if self._lost.is_set() and self._used_up_to is None else self._first_slot
+
+    def may_have_evaluated(self, version: int) -> bool:
+        """Return whether the lost disk may have used evaluation slots of ``version``."""
         if not self._lost.is_set():
             return False
         return self._used_up_to is None or version <= self._used_up_to
@@ -180,6 +192,11 @@ class KeyGuard:
 
     # Changes
 
+    async def use(self, slot: int) -> None:
+        """Store that a training slot is used; its commit is stored already."""
+        self._first_slot = max(self._first_slot, slot + 1)
+        await self._write()
+
     def said(self, record: NodeRecord) -> None:
         """Keep the announced record for comparison with another process."""
         self._said = record
@@ -245,20 +262,26 @@ class KeyGuard:
         await self._write()
 
     async def run(self, synchronised: Callable[[], Awaitable[None]]) -> None:
-        """After the loss of a disk, synchronise and store the versions that must not be used."""
+        """After the loss of a disk, synchronise and store what must not be used again."""
         await self._lost.wait()
         while not await self._write():  # noqa: ASYNC110 - no event reports free disk space
             await asyncio.sleep(self._epochs.seconds)
         if self._used_up_to is None:
             await synchronised()
             await asyncio.sleep(CAREFUL_EPOCHS * self._epochs.seconds)
-            self._used_up_to = self._context.replica.ledger.chain.version
+            replica = self._context.replica
+            while replica.intake.ledger.is_behind:  # noqa: ASYNC110 - no event reports the end
+                await asyncio.sleep(self._epochs.seconds)
+            known = replica.next_slot(self._context.signer.peer_id)
+            self._first_slot = max(self._first_slot, known) + SLOTS_SKIPPED
+            self._used_up_to = replica.ledger.chain.version
             await self._write()
         await asyncio.Event().wait()
 
     async def _write(self) -> bool:
         row = {
             "born_at": self._born_at,
+            "first_slot": self._first_slot,
             "joined_at": self._joined_at,
             "left": self._left,
             "lost": self._lost.is_set(),

@@ -145,6 +145,7 @@ class LiveRun:
                 upload_bytes_per_second=self._config.upload_limit,
                 machine=machine_fingerprint(self._datadir),
                 trusted_page=page and TrustedPage.parse(page),
+                shadows=self._config.shadow,
                 p2pd_pid=lambda: transport.p2pd_pid,
             )
         except ValueError as error:  # for example a missing dependency of the task

@@ -250,10 +250,11 @@ def _current(replica: Replica, from_version: int, now: float) -> Iterator[Signed
 
     Records of the genesis keys come first, then pages that are not notarised, with votes. Then
     versions from ``from_version`` on, always with the newest, which may be on another fork, and the
-    commits that the newest ones learned from, each with its certificate. Then the other commits,
-    before their certificates. Other records come late: an attacker can make thousands of them, and
-    nothing depends on them. Last come old commits that prove a fault of a peer with a record here,
-    each with its certificate. No message comes twice: a short page is the last one.
+    reports about the newest ones. Then the commits that these learned from, each with its
+    certificate, and the other commits, before their certificates. Other records come late: an
+    attacker can make thousands of them, and nothing depends on them. Last come old commits that
+    prove a fault of a peer with a record here, each with its certificate. No message comes twice: a
+    short page is the last one.
     """
     ledger, manifest = replica.ledger, replica.manifest
     records = replica.roster.records()
@@ -263,6 +264,7 @@ def _current(replica: Replica, from_version: int, now: float) -> Iterator[Signed
     yield from replica.intake.evidence.evidence.values()
     first = max(0, min(from_version, ledger.chain.version))
     yield from (checkpoint.manifest for checkpoint in ledger.chain.checkpoints[first:])
+    yield from replica.shadows.all()
     learned = {
         key: entry
         for key in ledger.named()
@@ -272,6 +274,7 @@ def _current(replica: Replica, from_version: int, now: float) -> Iterator[Signed
     entries = [entry for key, entry in ledger.commits.entries.items() if key not in learned]
     yield from (entry.commit for entry in entries)
     yield from (entry.certificate for entry in entries if entry.certificate is not None)
+    yield from replica.reviews.current()
     yield from (record for record in records if record.signer not in named)
     proofs = (entry for entry in ledger.proofs() if entry.commit.digest not in learned)
     yield from _decided(entry for entry in proofs if entry.commit.signer in replica.roster)

@@ -22,7 +22,7 @@ from protocol.core.types import PeerId
 from protocol.membership.clock_offsets import PEERS_MAX, ClockOffsets
 from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import NodeRecord
-from protocol.replica.replica import Received
+from protocol.replica.received import Received
 
 log = structlog.get_logger()
 

@@ -30,7 +30,7 @@ from protocol.messages import (
     RolloutCommit,
     Signed,
 )
-from protocol.replica.replica import Received
+from protocol.replica.received import Received
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.runtime.context import ChangeSignal
@@ -107,7 +107,7 @@ class MessageIntake:
             if number % RESTORED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._replica.count_final()
-        self._replica.intake.fix_counted(self._replica.ledger.commits)
+        self._replica.fix_counted()
 
     def take(
         self,

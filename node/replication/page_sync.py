@@ -34,7 +34,7 @@ from protocol.core.containers import BoundedDict
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId, ValidationResult
 from protocol.replica.page_intake import PageIntake
-from protocol.replica.replica import Received
+from protocol.replica.received import Received
 from roles.ports.transport import Stream, TransportError
 
 log = structlog.get_logger()

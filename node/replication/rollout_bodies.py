@@ -76,7 +76,7 @@ class RolloutBodies:
 
     def _is_done_with(self, entry: Entry) -> bool:
         manifest, ledger = self._replica.manifest, self._replica.ledger
-        if entry.state is CommitState.COMMITTED:
+        if entry.state is CommitState.COMMITTED or self._replica.reviews.awaits(entry):
             return False
         learned_long_ago = (
             entry.trained_in is not None

@@ -57,9 +57,14 @@ class SwarmClient(Network):
     def synchronised(self) -> bool:
         return self._anti_entropy.synchronised
 
+    @property
     @override
-    def may_have_used(self, version: int) -> bool:
-        return self._key_guard.may_have_used(version)
+    def first_slot(self) -> int | None:
+        return self._key_guard.first_slot
+
+    @override
+    def may_have_evaluated(self, version: int) -> bool:
+        return self._key_guard.may_have_evaluated(version)
 
     @override
     def may_have_judged(self, epoch: int) -> bool:
@@ -104,6 +109,8 @@ class SwarmClient(Network):
     async def record(self, message: MessageT) -> Signed[MessageT]:
         signed = seal(message, self._run_id, self._context.signer)
         await self._inbox.record(signed)
+        if isinstance(message, RolloutCommit) and not message.evaluation:
+            await self._key_guard.use(message.slot)
         return signed
 
     @override

@@ -10,10 +10,9 @@ from functools import partial
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from protocol.core.types import Digest
 from protocol.ledger.chain import CheckpointEntry
 from protocol.messages import RolloutCommit, Signed
-from protocol.rollout.assignment import assign
+from protocol.rollout.assignment import assign_commit
 from protocol.rollout.body import REWARD_SCALE, RolloutSequence, reward_min, reward_of
 from protocol.rollout.evaluation import Estimate, EvaluationPoint, share
 from protocol.run.manifest import RunManifest
@@ -119,9 +118,7 @@ class EvaluationCurve:
 
 
 def _targets(manifest: RunManifest, commit: Signed[RolloutCommit]) -> Iterator[int | None]:
-    message = commit.message
-    checkpoint = Digest(message.checkpoint)
-    for item in assign(manifest, checkpoint, commit.signer, message.slot, message.version):
+    for item in assign_commit(manifest, commit.signer, commit.message):
         yield item.length_target
 
 

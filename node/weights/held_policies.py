@@ -34,11 +34,13 @@ class HeldPolicies:
         self._held: dict[int, Policy] = {}
         self._in_use: Counter[int] = Counter()
         self._states_from = 0
+        self._final_state = -1
+        """Version of the state that is kept for a return to the final version; -1 for none."""
 
     def get(self, version: int) -> Policy | None:
         """Return the held policy of a version, as the ledger has it; None if it is not here.
 
-        None also for a refused version.
+        None also for a refused or disputed version.
         """
         policy = self._held.get(version)
         checkpoint = self._replica.ledger.chain.get(version)
@@ -110,24 +112,21 @@ class HeldPolicies:
     async def forget_old(self, bases: Iterable[int]) -> None:
         """Delete versions beyond the retention, and leftovers of interrupted downloads.
 
-        ``bases`` stay, as do versions in use, and the blobs of wanted versions. The retention
-        counts from the newest held version: a trainer that announces versions which nobody can
-        hold deletes nothing.
+        ``bases`` stay, as do versions in use, the final version, and the blobs of wanted versions.
+        The retention counts from the newest held version: a trainer that announces versions which
+        nobody can hold deletes nothing.
         """
         usable, held = self._refused.newest_usable(), self.newest()
         newest = usable if held is None else held.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
         old = [version for version in self._held if version <= kept_from]
-        read = {*bases, *self._in_use}
+        read = {*bases, *self._in_use, self._replica.ledger.chain.final}
         for version in [version for version in old if version not in read]:
             await self._ports.files.delete(self._held.pop(version).path)
             await self._ports.files.delete(self._ports.files.encoding(version))
-        states_from = self._replica.manifest.shardcast.states_kept_from(newest)
-        for version in range(self._states_from, states_from):
-            await self._ports.files.delete(self._ports.files.state(version))
-        self._states_from = max(self._states_from, states_from)
+        await self._delete_old_states(newest)
         kept = self._replica.manifest.shardcast.forms_kept(usable)
-        await self._retention.sweep({*self._held, *self.wanted(), *kept})
+        await self._retention.sweep({*self._held, *self.wanted(), *kept}, usable)
         old = [_version(key) for key, _ in self._ports.store.scan(_TABLE)]
         old = [version for version in old if version <= kept_from]
         gone = [Delete(_TABLE, _key(version)) for version in old if version not in self._held]
@@ -136,6 +135,17 @@ class HeldPolicies:
                 await self._ports.store.commit(gone)
         except StorageFullError as error:  # a row without its file has no effect
             log.warning("old policy rows not deleted", error=str(error))
+
+    async def _delete_old_states(self, newest: int) -> None:
+        """Delete old states, except the one from which a trainer resumes at the final version."""
+        rules, final = self._replica.manifest.shardcast, self._replica.ledger.chain.final
+        final_state = -1 if final < 0 else final - final % rules.state_every
+        states_from = rules.states_kept_from(newest)
+        passed = {*range(self._states_from, states_from), self._final_state} - {final_state, -1}
+        for version in sorted(version for version in passed if version < states_from):
+            await self._ports.files.delete(self._ports.files.state(version))
+        self._states_from = max(self._states_from, states_from)
+        self._final_state = final_state
 
 
 def _key(version: int) -> bytes:

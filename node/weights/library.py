@@ -76,7 +76,7 @@ class PolicyLibrary(Policies):
         self.saved_bytes = 0
         """Total bytes saved by encodings."""
         self._conditions = conditions
-        self._refused = RefusedVersions(ports.store, replica.ledger.chain)
+        self._refused = RefusedVersions(ports.store, replica)
         self._held = HeldPolicies(ports, replica, self._refused)
         self._arriving: dict[int, _Arriving] = {}
         self._routes = DownloadPlanner(replica.ledger.chain, replica.manifest.shardcast, self.get)

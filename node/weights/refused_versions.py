@@ -4,6 +4,8 @@ A weight of such a version moves farther than the run's training can move it. Th
 a restart, so the version is downloaded once. Versions that follow a refused one are refused with
 it, as long as the chain holds it: the council ends the term of a trainer whose version its members
 do not hold, and the next trainer continues from the final version.
+
+A version that the shadows dispute is not used either, as long as they do (``replica.shadows``).
 """
 
 import math
@@ -11,8 +13,9 @@ import math
 import structlog
 
 from protocol.core.types import Digest
-from protocol.ledger.chain import Chain
 from protocol.messages import CheckpointManifest, Signed
+from protocol.replica.replica import Replica
+from protocol.replica.shadows import Comparison
 from protocol.shardcast.movement_bound import ExcessiveMovement
 from roles.ports.storage import Delete, Put, StorageFullError, Store
 
@@ -30,9 +33,9 @@ _REASON_CHARACTERS_MAX = 600
 class RefusedVersions:
     """Refused versions by the digest of their manifest."""
 
-    def __init__(self, store: Store, chain: Chain) -> None:
+    def __init__(self, store: Store, replica: Replica) -> None:
         self._store = store
-        self._chain = chain
+        self._chain, self._shadows = replica.ledger.chain, replica.shadows
         self._reasons: dict[Digest, str] = {}
 
     def restore(self) -> None:
@@ -64,26 +67,37 @@ class RefusedVersions:
             log.warning("refusal not stored", version=version, error=str(error))
 
     def first(self) -> int | None:
-        """Return the first refused version of the chain; those after it are refused too."""
+        """Return the first refused or disputed version of the chain; those after it count too."""
+        dispute = self._dispute()
+        disputed = [] if dispute is None else [dispute.manifest.message.version]
+        return min((*self._places(), *disputed), default=None)
+
+    def _places(self) -> list[int]:
         places = map(self._chain.place, self._reasons)
-        return min((place for place in places if place is not None), default=None)
+        return [place for place in places if place is not None]
+
+    def _dispute(self) -> Comparison | None:
+        return self._shadows.dispute(self._chain.final)
 
     def has(self, version: int) -> bool:
-        """Return whether a version or one before it is refused."""
+        """Return whether a version or one before it is refused or disputed."""
         return version >= (math.inf if (first := self.first()) is None else first)
 
     def newest_usable(self) -> int:
-        """Return the newest version of the chain that is not refused, -1 before the first."""
+        """Return the newest version of the chain that may be used, -1 before the first."""
         first = self.first()
         return self._chain.version if first is None else first - 1
 
     @property
     def checkpoint(self) -> Signed[CheckpointManifest] | None:
         """Manifest of the first refused version of the chain, if any."""
-        return None if (first := self.first()) is None else self._chain.get(first)
+        first = min(self._places(), default=None)
+        return None if first is None else self._chain.get(first)
 
     @property
     def reason(self) -> str:
-        """Reason of the first refusal of the chain; empty without one."""
-        checkpoint = self.checkpoint
-        return "" if checkpoint is None else self._reasons[checkpoint.digest]
+        """Reason of the first refusal or dispute of the chain; empty without one."""
+        checkpoint, dispute = self.checkpoint, self._dispute()
+        if checkpoint is not None:
+            return self._reasons[checkpoint.digest]
+        return "" if dispute is None else str(dispute)

@@ -20,15 +20,17 @@ class WeightsRetention:
         """Newest version when an owner without a version was first seen; -1 after a version needed
         it."""
 
-    async def sweep(self, weights_kept: Iterable[int]) -> None:
+    async def sweep(self, weights_kept: Iterable[int], newest: int) -> None:
         """Release old states, and the weights of all versions but ``weights_kept``.
 
-        This includes weights that a later term replaced. An owner without a version is being
-        published, or its manifest is not yet back after a restart. It is kept until a new version
-        comes without it.
+        Two states up to version ``newest`` stay, and the one from which a trainer would resume at
+        the final version. The release includes weights that a later term replaced. An owner without
+        a version is being published, or its manifest is not yet back after a restart. It is kept
+        until a new version comes without it.
         """
         await self._release_all_but(Purpose.WEIGHTS, self._indexes(weights_kept))
-        states = published_states(self._replica, self._replica.ledger.chain.version, STATES_KEPT)
+        states = published_states(self._replica, newest, STATES_KEPT)
+        states += published_states(self._replica, self._replica.ledger.chain.final, 1)
         needed = [Digest(checkpoint.message.state) for checkpoint in states]
         await self._release_all_but(Purpose.OPTIMISER_STATE, needed)
 

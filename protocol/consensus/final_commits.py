@@ -61,12 +61,15 @@ def accepted_before(
 ) -> tuple[bytes, ...] | None:
     """Return the commits that a final page and those of some epochs before it accept.
 
-    None if one of these pages is not here. ``page`` returns a page that is here.
+    Without those that one of these pages overturns. None if one of them is not here. ``page``
+    returns a page that is here.
     """
     found, one = list[bytes](), node
+    overturned = set[bytes]()
     while one.page is not None and one.epoch > node.epoch - epochs:
         message = one.page.message
-        found += message.certified
+        found += (commit for commit in message.certified if commit not in overturned)
+        overturned |= set(message.overturned)
         before = page(message.parent)
         if not message.parent:
             break

@@ -38,6 +38,7 @@ class Contents:
     certified: tuple[bytes, ...] = ()
     rejected: tuple[bytes, ...] = ()
     checkers: tuple[int, ...] = ()
+    overturned: tuple[bytes, ...] = ()
     work: bytes = b""
     ledger: bytes = b""
     term: int | None = None

@@ -41,6 +41,7 @@ class FaultCode(StrEnum):
     BAD_EVIDENCE = "bad-evidence", Blame.SENDER
     BAD_FIELDS = "bad-fields", Blame.SENDER
     BAD_MANIFEST = "bad-manifest", Blame.SENDER
+    BAD_OVERTURN = "bad-overturn", Blame.SENDER
     BAD_RECORD = "bad-record", Blame.SENDER
     BAD_SIGNATURE = "bad-signature", Blame.SENDER
     BLOB_REQUEST_FIELDS = "blob-request-fields", Blame.SENDER
@@ -48,6 +49,7 @@ class FaultCode(StrEnum):
     CLOCK_SKEW = "clock-skew", Blame.NOBODY
     DIRECTORY_CALL = "directory-call", Blame.SENDER
     EQUIVOCATION = "equivocation", Blame.AUTHOR
+    EVALUATION_SLOT = "evaluation-slot", Blame.SENDER
     EVALUATION_BATCH = "evaluation-batch", Blame.SENDER
     FORMAT = "format", Blame.SENDER
     FRAME_OVERSIZE = "frame-oversize", Blame.SENDER
@@ -87,7 +89,6 @@ class FaultCode(StrEnum):
     RPC_FLOOD = "rpc-flood", Blame.NOBODY  # our own heartbeat may be late
     RPC_MALFORMED = "rpc-malformed", Blame.SENDER
     RPC_OVERSIZE = "rpc-oversize", Blame.SENDER
-    SLOT_ORDER = "slot-order", Blame.SENDER
     STALE_BATCH = "stale-batch", Blame.SENDER
     TOO_MANY_TOPICS = "too-many-topics", Blame.SENDER
     TRAINED_TWICE = "trained-twice", Blame.SENDER

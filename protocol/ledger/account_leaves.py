@@ -9,6 +9,7 @@ from protocol.core.codec import decode, encode
 from protocol.core.faults import Fault
 from protocol.core.types import DIGEST_BYTES, Digest
 from protocol.ledger.receipts import COUNT_MAX, is_count
+from protocol.ledger.slot_window import WINDOW_BYTES, SlotWindow
 
 AMOUNT_MAX = 2**63 - 1
 """Maximum of every number of an account, and of the totals of the run."""
@@ -89,6 +90,22 @@ class Account:
     """Recent eras in which rollouts of it were accepted, and tokens of these, ascending."""
     slashed: int = -1
     """Epoch of the page that slashed it; -1 for none."""
+    next_slot: int = 0
+    """Its highest decided training slot + 1."""
+    slots: int = 0
+    """Its decided training slots."""
+    window: bytes = bytes(WINDOW_BYTES)
+    """Decisions of the newest slots (``protocol.ledger.slot_window``)."""
+    forgiven: int = 0
+    """Gaps that accepted rollouts without credit have paid for."""
+    offences: int = 0
+    """Rejected rollouts that slash, as far as they stand."""
+    cleared: int = 0
+    """Rejected rollouts that a re-examination has accepted."""
+    misjudged: int = 0
+    """Accepted rollouts with wrong rewards that it helped to accept."""
+    lies: int = 0
+    """Overturned outcomes that show it as a validator that lied."""
 
     @property
     def held(self) -> int:
@@ -99,6 +116,20 @@ class Account:
     def locked_credit(self) -> int:
         """Credit that a fault may still take."""
         return sum(amount for _, amount in self.locked)
+
+    @property
+    def decided(self) -> SlotWindow:
+        """Its decided training slots."""
+        return SlotWindow(self.next_slot, self.slots, self.window)
+
+    @property
+    def gaps(self) -> int:
+        """Training slots that it left out, or whose rollouts expired."""
+        return self.next_slot - self.slots
+
+    def decide(self, slot: int) -> None:
+        """Record the decision of an open training slot."""
+        self.next_slot, self.slots, self.window = self.decided.decide(slot)
 
     @property
     def totals(self) -> Totals:
@@ -131,7 +162,7 @@ class Account:
 _FIELDS = tuple(one.name for one in fields(Account))
 
 _COUNTERS = tuple(
-    one for one in _FIELDS if one not in {"key", "since", "locked", "eras", "slashed"}
+    one for one in _FIELDS if one not in {"key", "since", "locked", "eras", "slashed", "window"}
 )
 
 _counters = operator.attrgetter(*_COUNTERS)
@@ -183,6 +214,9 @@ def decode_account(leaf: bytes) -> Account | None:
     if not all(_is_amount(values[name]) for name in _COUNTERS):
         return None
     if not all(amount for _, amount in locked):
+        return None
+    window = values["window"]
+    if type(window) is not bytes or len(window) != WINDOW_BYTES:
         return None
     return Account(**{**values, "locked": locked, "eras": eras})
 

@@ -25,7 +25,8 @@ from protocol.ledger.account_leaves import (
     decode_account,
     decode_header,
 )
-from protocol.ledger.receipts import PageWork, Receipt, Step
+from protocol.ledger.receipts import PageWork, Receipt, Reversal, Step
+from protocol.ledger.reversals import is_lie, misjudged_max, take_credit, take_rollout
 from protocol.messages import ACCEPTED
 from protocol.rollout.audit import SLASHABLE_REASONS
 
@@ -55,8 +56,12 @@ class CreditRules(NamedTuple):
     """Epochs for which new credit stays locked: a slashed key loses it."""
     slash: bool
     """True if a rejection for one of ``SLASHABLE_REASONS`` slashes the worker."""
+    gap_max: int
+    """Gaps of a worker beyond which an accepted rollout pays for one and earns nothing."""
     era_epochs: int
     """Epochs after which a council is drawn anew."""
+    reward_disagreement_rate: float = 0.0
+    """Share of honest rollouts whose rewards differ between machines."""
 
 
 HashedLeaf = tuple[bytes, Digest]
@@ -113,10 +118,33 @@ class Accounts:
         found = self._accounts.get(peer)
         return None if found is None else found.copy()
 
+    def next_slot(self, peer: PeerId) -> int:
+        """Return a worker's highest decided training slot + 1; 0 for none."""
+        found = self._accounts.get(peer)
+        return 0 if found is None else found.next_slot
+
+    def is_open(self, peer: PeerId, slot: int, *, is_evaluation: bool) -> bool:
+        """Return whether a page may decide a worker's slot.
+
+        It may decide a training slot once, and none below the window of its account.
+        """
+        found = self._accounts.get(peer)
+        return is_evaluation or found is None or found.decided.is_open(slot)
+
     def is_slashed(self, peer: PeerId) -> bool:
         """Return whether a final page has slashed a key."""
         account = self._accounts.get(peer)
         return account is not None and account.slashed >= 0
+
+    def was_cleared(self, peer: PeerId) -> bool:
+        """Return whether a final page has overturned a rejection of a worker."""
+        account = self._accounts.get(peer)
+        return account is not None and account.cleared > 0
+
+    def has_lied(self, peer: PeerId) -> bool:
+        """Return whether overturned outcomes show that a validator lied."""
+        account = self._accounts.get(peer)
+        return account is not None and account.lies > 0
 
     def all(self) -> Mapping[PeerId, Account]:
         """Return copies of all accounts by peer id, sorted."""
@@ -199,6 +227,8 @@ class Accounts:
         self._unlock(epoch)
         for receipt in work.receipts:
             self._count_receipt(receipt, epoch)
+        for reversal in work.overturned:
+            self._count_reversal(reversal, epoch)
         for step in work.steps:
             self._count_step(step, epoch)
         if self.era(epoch) > self.era(self._epoch):
@@ -222,25 +252,87 @@ class Accounts:
                 account.locked = [entry for entry in account.locked if entry[0] > oldest]
 
     def _count_receipt(self, receipt: Receipt, epoch: int) -> None:
+        if not self.is_open(receipt.worker, receipt.slot, is_evaluation=receipt.evaluation):
+            return
         worker, tokens = self._touch(receipt.worker, epoch), receipt.tokens
+        if not receipt.evaluation:
+            worker.decide(receipt.slot)
         if receipt.reason == ACCEPTED:
-            worker.rollouts += 1
-            worker.tokens += tokens
-            self._sums["rollouts"] += 1
-            self._sums["tokens"] += tokens
-            _add_to_last(worker.eras, self.era(epoch), tokens)
-            self._lock(receipt.worker, worker, self.rules.per_token * tokens, epoch)
+            self._count_rollout(worker)
+            if receipt.evaluation or not self._pays_for_gap(worker):
+                self._count_tokens(receipt.worker, worker, tokens, epoch)
         else:
-            worker.rejected += 1
-            slashes = self.rules.slash and receipt.reason in SLASHABLE_REASONS
-            if slashes and worker.slashed < 0:
-                worker.slashed = epoch
-                self._forfeit(worker)
+            self._reject(worker, receipt.reason, epoch)
         for peer in receipt.checkers:
             checker = self._touch(peer, epoch)
             checker.checks += 1
             checker.checked_tokens += tokens
             self._lock(peer, checker, self.rules.per_checked_token * tokens, epoch)
+
+    def _pays_for_gap(self, worker: Account) -> bool:
+        """Return whether an accepted rollout pays for a gap; then count that."""
+        if worker.gaps - worker.forgiven <= self.rules.gap_max:
+            return False
+        worker.forgiven += 1
+        return True
+
+    def _count_rollout(self, worker: Account) -> None:
+        worker.rollouts += 1
+        self._sums["rollouts"] += 1
+
+    def _count_tokens(self, peer: PeerId, worker: Account, tokens: int, epoch: int) -> None:
+        worker.tokens += tokens
+        self._sums["tokens"] += tokens
+        _add_to_last(worker.eras, self.era(epoch), tokens)
+        self._lock(peer, worker, self.rules.per_token * tokens, epoch)
+
+    def _reject(self, worker: Account, reason: str, epoch: int) -> None:
+        worker.rejected += 1
+        if reason in SLASHABLE_REASONS:
+            worker.offences += 1
+            self._slash(worker, epoch)
+
+    def _slash(self, account: Account, epoch: int) -> None:
+        if self.rules.slash and account.slashed < 0:
+            account.slashed = epoch
+            self._forfeit(account)
+
+    def _count_reversal(self, reversal: Reversal, epoch: int) -> None:
+        """Undo an outcome, and blame its checkers if their verdicts cannot be honest."""
+        receipt, tokens = reversal.receipt, reversal.receipt.tokens
+        worker = self._touch(receipt.worker, epoch)
+        if reversal.reason == ACCEPTED:
+            self._clear(receipt, worker, epoch)
+            self._count_rollout(worker)
+            self._count_tokens(receipt.worker, worker, tokens, epoch)
+        else:
+            rollouts, taken = take_rollout(worker, tokens)
+            self._sums["rollouts"] -= rollouts
+            self._sums["tokens"] -= taken
+            self._sums["credit"] -= take_credit(worker, self.rules.per_token * tokens)
+            self._reject(worker, reversal.reason, epoch)
+        for peer in receipt.checkers:
+            self._blame(self._touch(peer, epoch), reversal, epoch)
+
+    def _clear(self, receipt: Receipt, worker: Account, epoch: int) -> None:
+        """Undo a rejection. The slash ends with the last one, and its credit is locked again."""
+        worker.rejected -= min(1, worker.rejected)
+        worker.cleared += 1
+        worker.offences -= min(1, worker.offences)  # only rejections that slash are overturned
+        if worker.slashed >= 0 and not worker.offences and not worker.lies:
+            worker.slashed, returned, worker.forfeited = -1, worker.forfeited, 0
+            self._lock(receipt.worker, worker, returned, epoch)
+
+    def _blame(self, checker: Account, reversal: Reversal, epoch: int) -> None:
+        lied = is_lie(reversal)
+        if not lied and reversal.reason != ACCEPTED:
+            checker.misjudged += 1
+            rate = self.rules.reward_disagreement_rate
+            lied = checker.misjudged > misjudged_max(rate, checker.checks)
+        if lied:
+            checker.lies += 1
+            self._forfeit(checker)
+            self._slash(checker, epoch)
 
     def _count_step(self, step: Step, epoch: int) -> None:
         trainer = self._touch(step.trainer, epoch)
@@ -351,12 +443,15 @@ class Accounts:
 
     def _may_have(self, account: Account) -> bool:
         """Return whether pages up to the present one can lead to an account."""
-        if account.since > self._epoch:
+        if account.since > self._epoch or not self._may_have_slots(account):
             return False
         if account.slashed >= 0:
-            is_possible = self.rules.slash and account.rejected and not account.locked
+            is_possible = self.rules.slash and not account.locked
+            is_possible = is_possible and bool(account.offences or account.lies)
             if not is_possible or not account.since <= account.slashed <= self._epoch:
                 return False
+        if account.offences > account.rejected:
+            return False
         worked = sum(tokens for _, tokens in account.eras)
         if account.eras and (not account.rollouts or min(AMOUNT_MAX, worked) > account.tokens):
             return False
@@ -365,6 +460,15 @@ class Accounts:
         return all(present - ERAS_KEPT < era <= present for era, _ in account.eras) and all(
             min(oldest, bucket) <= last <= bucket and last == _bucket(last)
             for last, _ in account.locked
+        )
+
+    def _may_have_slots(self, account: Account) -> bool:
+        """Return whether receipts can lead to the slots of an account."""
+        beyond = max(0, account.next_slot - self.rules.gap_max)
+        return (
+            account.decided.is_possible
+            and account.slots <= account.rollouts + account.rejected
+            and account.forgiven <= min(account.rollouts + account.rejected, beyond)
         )
 
 

@@ -32,6 +32,7 @@ class Backpressure:
         entry, after = change.entry, change.after
         awaited = after.state is CommitState.COMMITTED and entry.timely
         waits = (awaited or after.state is CommitState.CERTIFIED) and after.trained_in is None
+        waits = waits and not entry.overturned  # its policy is old by then
         if waits and change.is_held and not entry.is_evaluation:
             self._unlearned[entry.commit.digest] = entry
         else:

@@ -150,7 +150,7 @@ class Chain:
             return Fault(FaultCode.AFTER_LAST_VERSION)
         if (message.version == 0) != (message.parent == b""):
             return Fault(FaultCode.WRONG_PARENT)
-        learns = message.batch or message.page or message.omitted
+        learns = message.batch or message.page or message.omitted or message.reloaded
         genesis = message.policy == self._manifest.genesis_policy and not learns
         if message.version == 0 and not genesis:
             return Fault(FaultCode.WRONG_GENESIS)

@@ -1,8 +1,6 @@
 """Table of commits: outcomes, slots and pending commits of each worker.
 
-For each checkpoint a worker commits to slots 0, 1, 2, … in order. When a later term supersedes a
-version, its slots begin again, because the assignments change. Worker statistics and backpressure
-follow from the changes of this table.
+Worker statistics and backpressure follow from the changes of this table.
 """
 
 import math
@@ -15,6 +13,7 @@ from protocol.core.containers import SizeGauge, Table
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId
 from protocol.ledger.chain import Chain
+from protocol.ledger.slot_table import SlotTable
 from protocol.membership.roster import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import (
     LISTED_MAX,
@@ -24,6 +23,7 @@ from protocol.messages import (
     Signed,
     Verdict,
 )
+from protocol.rollout.agreement import agreed_reason
 from protocol.rollout.assignment import is_evaluation
 from protocol.rollout.body import body_bytes_max
 from protocol.rollout.statistics import Sums, agreed
@@ -71,10 +71,9 @@ class Entry:
     checkers: tuple[PeerId, ...] = ()
     """Members whose verdicts are in the certificate."""
     final: bool | None = None
-    """True if a final page accepts the commit, False if one rejects it, None before.
-
-    No certificate overturns a final outcome.
-    """
+    """Whether a final page accepts it; None before. No certificate overturns that."""
+    overturned: str = ""
+    """Reason for which a final page overturned the outcome; empty if none has."""
     reason: str = ""
     trained_in: int | None = None
     measured: Sums | None = None
@@ -100,6 +99,11 @@ class Entry:
         """The values that a ``CommitChange`` holds from before and after."""
         return CommitStatus(self.state, self.reason, self.trained_in)
 
+    @property
+    def was_certified(self) -> bool:
+        """True if a certificate accepts it, even if a final page has overturned that."""
+        return self.certificate is not None and self.certificate.message.accepted
+
     def is_repeated_by(self, certificate: Certificate) -> bool:
         """Return whether a certificate is the one held here, of another assembler.
 
@@ -114,7 +118,7 @@ class Entry:
         (``protocol.consensus.committee.outcome_rank``) wins on every node, in any order.
         """
         if self.final is not None:
-            held = self.state is CommitState.CERTIFIED if self.certificate is not None else None
+            held = None if self.certificate is None else self.certificate.message.accepted
             return accepted is self.final and held is not self.final
         return self.certificate is None or rank < self.rank
 
@@ -177,58 +181,10 @@ class CommitRules:
             return Fault(FaultCode.OVERSIZE)
         if checkpoint is not None and checkpoint.digest != message.checkpoint:
             return Fault(FaultCode.WRONG_CHECKPOINT)
-        if (message.slot == 0) != (message.previous == b""):
-            return Fault(FaultCode.SLOT_ORDER, "only slot 0 has no predecessor")
+        if message.evaluation and not is_evaluation(self._manifest, message.version, message.slot):
+            detail = f"slot {message.slot} of version {message.version} evaluates nothing"
+            return Fault(FaultCode.EVALUATION_SLOT, detail)
         return None
-
-
-def agreed_reason(verdicts: Sequence[Verdict]) -> str:
-    """Return the reason that most verdicts give; ties go to the first in the alphabet."""
-    reasons = sorted(verdict.reason for verdict in verdicts)
-    return max(reasons, key=reasons.count, default="")
-
-
-_Key = tuple[PeerId, int, bytes]
-"""Worker, version and checkpoint."""
-
-
-def _key(commit: Signed[RolloutCommit]) -> _Key:
-    return commit.signer, commit.message.version, commit.message.checkpoint
-
-
-class SlotTable:
-    """First commit seen for each slot."""
-
-    def __init__(self) -> None:
-        self._used: dict[_Key, dict[int, Digest]] = {}
-
-    def take(self, commit: Signed[RolloutCommit]) -> Digest | None:
-        """Record a commit; return the other commit that already uses its slot, if any."""
-        slots = self._used.setdefault(_key(commit), {})
-        first = slots.setdefault(commit.message.slot, commit.digest)
-        return None if first == commit.digest else first
-
-    def follows(self, commit: Signed[RolloutCommit]) -> bool:
-        """Return whether the commit that this one names as predecessor is known."""
-        slots, slot = self._used.get(_key(commit), {}), commit.message.slot
-        return slot == 0 or slots.get(slot - 1) == commit.message.previous
-
-    def is_last(self, commit: Signed[RolloutCommit]) -> bool:
-        """Return whether no later slot is used."""
-        slots = self._used.get(_key(commit), {})
-        return slots.get(max(slots, default=0)) == commit.digest
-
-    def after_last(self, worker: PeerId, version: int, checkpoint: bytes) -> tuple[int, bytes]:
-        """Return the worker's next slot and the digest of the commit before it."""
-        slots = self._used.get((worker, version, checkpoint), {})
-        if not slots:
-            return 0, b""
-        last = max(slots)
-        return last + 1, slots[last]
-
-    def forget(self, is_needed: Callable[[PeerId, int, bytes], bool]) -> None:
-        """Keep the slots of the checkpoints that a worker still needs, forget the others."""
-        self._used = {key: slots for key, slots in self._used.items() if is_needed(*key)}
 
 
 class CommitTable:
@@ -290,12 +246,11 @@ class CommitTable:
         return None if fault or commit.digest in self.entries else self._add(commit, timely=True)
 
     def _add(self, commit: Signed[RolloutCommit], *, timely: bool) -> CommitChange:
-        message = commit.message
         entry = Entry(
             commit,
             trained_in=self._chain.learned.get(commit.digest),
             timely=timely,
-            is_evaluation=is_evaluation(self._manifest, message.version, message.slot),
+            is_evaluation=commit.message.evaluation,
         )
         self.entries[commit.digest] = entry
         self._in_flight.setdefault(commit.signer, {})[commit.digest] = None
@@ -323,6 +278,15 @@ class CommitTable:
         accepted = certificate.message.accepted
         state = CommitState.CERTIFIED if accepted else CommitState.REJECTED
         return self._set_outcome(entry, state, agreed_reason(messages))
+
+    def overturn(self, commit: Digest, reason: str) -> CommitChange | None:
+        """Overturn an outcome for a reason, as a final page does; None if that is no news."""
+        entry = self.known(commit)
+        if entry is None or entry.certificate is None or entry.overturned == reason:
+            return None
+        entry.overturned = reason
+        state = CommitState.REJECTED if entry.was_certified else CommitState.CERTIFIED
+        return self._set_outcome(entry, state, reason)
 
     def expire(self, oldest: int) -> list[CommitChange]:
         """Expire the pending commits of epochs before ``oldest``."""
@@ -361,8 +325,7 @@ class CommitTable:
     def are_certified(self, manifest: Signed[CheckpointManifest]) -> bool:
         """Return whether all commits in a batch are certified here."""
         entries = (self.known(Digest(commit)) for commit in manifest.message.batch)
-        certified = CommitState.CERTIFIED
-        return all(entry is not None and entry.state is certified for entry in entries)
+        return all(entry is not None and entry.was_certified for entry in entries)
 
     def follow(
         self,
@@ -422,18 +385,12 @@ class CommitTable:
 
     # Slots and pending commits
 
-    def predecessor_known(self, commit: Signed[RolloutCommit]) -> bool:
-        """Return whether the commit of the previous slot is known, which proves the order.
+    def next_slot(self, worker: PeerId, evaluates: bytes = b"") -> int:
+        """Return the slot after the last one of a worker that is known to be used.
 
-        Not a condition of acceptance: the state must not depend on the order of arrival.
+        ``evaluates``: the checkpoint of evaluation slots; empty for training slots.
         """
-        return self._slots.follows(commit)
-
-    def next_slot(self, worker: PeerId, version: int) -> tuple[int, bytes]:
-        """Return the worker's next slot and the digest of the commit before it."""
-        checkpoint = self._chain.get(version)
-        current = b"" if checkpoint is None else checkpoint.digest
-        return self._slots.after_last(worker, version, current)
+        return self._slots.after_last((worker, evaluates))
 
     def open_entries(self, worker: PeerId | None = None) -> list[Entry]:
         """Return the commits without an outcome, of ``worker`` or of all."""
@@ -457,37 +414,31 @@ class CommitTable:
     def retire(self, oldest_epoch: int, needed: Collection[Digest]) -> list[Digest]:
         """Move commits of epochs before ``oldest_epoch`` to ``kept``, and return their digests.
 
-        The ``needed`` ones stay. Forget the slots that no commit needs any more.
+        The ``needed`` ones stay.
         """
         entries = self.entries.items()
         old = [one for one, entry in entries if entry.epoch < oldest_epoch and one not in needed]
         for digest in old:
             self.kept[digest] = self.entries.pop(digest)
-        self._forget_slots()
         return old
-
-    def _forget_slots(self) -> None:
-        """Forget the slots of old versions, and of superseded or missing ones."""
-        newest, checkpoints = self._chain.version, self._chain.checkpoints
-        oldest = max(0, newest - 4 * self._manifest.shardcast.versions_kept)
-        known = {(n, checkpoints[n].manifest.digest) for n in range(oldest, newest + 1)}
-        awaited = {
-            (entry.commit.signer, entry.version, entry.checkpoint)
-            for entry in self.entries.values()
-            if entry.version > newest
-        }
-        self._slots.forget(lambda *key: key[1:] in known or key in awaited)
 
     def drop_kept(
         self, awaited: Collection[Digest], is_proof: Callable[[PeerId, Digest], bool]
     ) -> None:
-        """Drop old commits, except ``awaited`` ones, proofs, and the last ones of slots in use."""
+        """Drop old commits, except ``awaited`` ones, proofs, and the last ones of evaluations.
+
+        The last one tells its worker which evaluation slots it has used. A worker stores the number
+        of its training slots itself.
+        """
         self.kept = {
             digest: entry
             for digest, entry in self.kept.items()
-            if digest in awaited or is_proof(entry.commit.signer, digest) or self._is_last(entry)
+            if digest in awaited
+            or is_proof(entry.commit.signer, digest)
+            or self._ends_evaluation(entry)
         }
+        self._slots.forget(lambda digest: digest in self.entries or digest in self.kept)
 
-    def _is_last(self, entry: Entry) -> bool:
+    def _ends_evaluation(self, entry: Entry) -> bool:
         current = self._chain.is_current(entry.version, entry.checkpoint)
-        return current and self._slots.is_last(entry.commit)
+        return entry.is_evaluation and current and self._slots.is_last(entry.commit)

@@ -95,6 +95,7 @@ class FinalLedger:
         self._rules = rules
         self._waiting = deque[FinalPage]()
         self._counted: list[CountedPage] = []
+        self._reversals: list[tuple[Digest, str]] = []
         self._adopted: AccountState | None = None
         self._states = deque[AccountState](maxlen=RECENT_STATES)
         self.accounts = Accounts(rules)
@@ -184,6 +185,7 @@ class FinalLedger:
                 page.page.digest, message.epoch, page.beacon, Digest(message.head), work
             )
             self._counted.append(CountedPage(page.page, page.beacon, work.encoded()))
+            self._reversals += ((Digest(one.receipt.commit), one.reason) for one in work.overturned)
             self._note()
 
     def _note(self) -> None:
@@ -194,6 +196,11 @@ class FinalLedger:
         """Return the pages that were counted since the last call, the oldest first."""
         counted, self._counted = self._counted, []
         return counted
+
+    def take_reversals(self) -> list[tuple[Digest, str]]:
+        """Return the commits that pages counted since the last call overturn, with the reasons."""
+        reversals, self._reversals = self._reversals, []
+        return reversals
 
     def take_adopted(self) -> AccountState | None:
         """Return the snapshot that was adopted since the last call: counting began anew with it."""

@@ -92,6 +92,12 @@ class Ledger:
             self._apply(change)
         return change is not None
 
+    def overturn(self, commit: Digest, reason: str) -> None:
+        """Overturn the outcome of a commit, as a final page does; no effect if it is unknown."""
+        change = self.commits.overturn(commit, reason)
+        if change is not None:
+            self._apply(change)
+
     def _apply(self, change: CommitChange) -> None:
         self.workers.apply(change)
         self.backpressure.apply(change)

@@ -41,6 +41,8 @@ class Receipt(NamedTuple):
     worker: PeerId
     version: int
     slot: int
+    evaluation: bool
+    """True if the slot evaluates its version."""
     tokens: int
     reason: str
     """``accepted``, or the reason of the rejection."""
@@ -61,6 +63,15 @@ class Step(NamedTuple):
     """Final rollouts that its trainer drew and left out (``protocol.replica.batch_rule``)."""
 
 
+class Reversal(NamedTuple):
+    """An outcome that a re-examination has overturned."""
+
+    receipt: Receipt
+    """The receipt of the page that decided the commit."""
+    reason: str
+    """``accepted``, or the reason of the late rejection."""
+
+
 class PageWork(NamedTuple):
     """Everything that a final page decides about work."""
 
@@ -68,15 +79,15 @@ class PageWork(NamedTuple):
     """In the order of the page."""
     steps: tuple[Step, ...] = ()
     """By version."""
+    overturned: tuple[Reversal, ...] = ()
+    """In the order of the page."""
 
     def encoded(self) -> bytes:
         """Return the canonical bytes; empty for no work at all."""
-        if not self.receipts and not self.steps:
+        if not any(self):
             return b""
-        receipts = [
-            (*one[:1], _key(one.worker), *one[2:6], [_key(peer) for peer in one.checkers])
-            for one in self.receipts
-        ]
+        receipts = list(map(_encoded, self.receipts))
+        overturned = [(_encoded(one.receipt), one.reason) for one in self.overturned]
         steps = [
             (
                 *one[:2],
@@ -86,7 +97,7 @@ class PageWork(NamedTuple):
             )
             for one in self.steps
         ]
-        return encode({"receipts": receipts, "steps": steps})
+        return encode({"overturned": overturned, "receipts": receipts, "steps": steps})
 
     @property
     def digest(self) -> bytes:
@@ -111,23 +122,30 @@ def decode_work(data: bytes) -> PageWork | Fault:
     match fields:
         case Fault():
             return fields
-        case {"receipts": tuple(receipts), "steps": tuple(steps)} if len(fields) == 2:
+        case {
+            "overturned": tuple(overturned),
+            "receipts": tuple(receipts),
+            "steps": tuple(steps),
+        } if len(fields) == 3:
             pass
         case _:
             return _fault("not the work of a page")
-    if not receipts and not steps:
+    if not receipts and not steps and not overturned:
         return _fault("no work has no encoding")
-    if len(receipts) > LISTED_MAX or len(steps) > STEPS_MAX:
+    if len(receipts) + len(overturned) > LISTED_MAX or len(steps) > STEPS_MAX:
         return _fault("too many receipts or steps")
     decoded = [_receipt(one) for one in receipts]
     versions = [_step(one) for one in steps]
-    if None in decoded or None in versions:
+    reversals = [_reversal(one) for one in overturned]
+    if None in decoded or None in versions or None in reversals:
         return _fault("a bad receipt or step")
     work = PageWork(
         tuple(one for one in decoded if one is not None),
         tuple(one for one in versions if one is not None),
+        tuple(one for one in reversals if one is not None),
     )
-    if len({one.commit for one in work.receipts}) != len(work.receipts):
+    named = [*work.receipts, *(one.receipt for one in work.overturned)]
+    if len({one.commit for one in named}) != len(named):
         return _fault("a commit twice")
     if not _ascends([one.version for one in work.steps]):
         return _fault("versions that are not in order")
@@ -141,7 +159,16 @@ def is_count(value: object) -> bool:
 
 def _receipt(value: Any) -> Receipt | None:
     match value:
-        case (bytes(commit), bytes(worker), version, slot, tokens, str(reason), tuple(checkers)):
+        case (
+            bytes(commit),
+            bytes(worker),
+            version,
+            slot,
+            bool(evaluation),
+            tokens,
+            str(reason),
+            tuple(checkers),
+        ):
             pass
         case _:
             return None
@@ -152,7 +179,15 @@ def _receipt(value: Any) -> Receipt | None:
     if len(checkers) > VERDICTS_MAX or not all(map(_is_key, checkers)) or not _ascends(checkers):
         return None
     peers = tuple(_peer(key) for key in checkers)
-    return Receipt(commit, _peer(worker), version, slot, tokens, reason, peers)
+    return Receipt(commit, _peer(worker), version, slot, evaluation, tokens, reason, peers)
+
+
+def _reversal(value: Any) -> Reversal | None:
+    match value:
+        case (receipt, str(reason)) if len(reason) <= REASON_CHARACTERS_MAX:
+            found = _receipt(receipt)
+            return None if found is None else Reversal(found, reason)
+    return None
 
 
 def _step(value: Any) -> Step | None:
@@ -187,6 +222,11 @@ def _is_key(value: object) -> bool:
 def _ascends(values: Any) -> bool:
     """Return whether values are sorted and distinct."""
     return all(one < other for one, other in pairwise(values))
+
+
+def _encoded(receipt: Receipt) -> tuple[object, ...]:
+    checkers = [_key(peer) for peer in receipt.checkers]
+    return receipt.commit, _key(receipt.worker), *receipt[2:7], checkers
 
 
 def _key(peer: PeerId) -> bytes:

@@ -148,6 +148,8 @@ class WorkerTable:
             self._judged_from[worker] = min(version, self._judged_from.get(worker, version))
             if change.after.reason in SLASHABLE_REASONS and not entry.certificate.message.accepted:
                 self._lies.setdefault(worker, digest)
+            elif self._lies.get(worker) == digest:
+                del self._lies[worker]
 
     def was_judged(self, worker: PeerId, version: int) -> bool:
         """Return whether a committee has judged ``worker`` for ``version`` or an older one."""

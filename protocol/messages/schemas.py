@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from protocol.core.crypto import SIGNATURE_BYTES
 from protocol.core.types import DIGEST_BYTES, RATE_CLASS_MAX, Role
 from protocol.core.vrf import PROOF_BYTES
 from protocol.messages.envelope import Message
@@ -24,6 +25,9 @@ VERDICT_BYTES_MAX = 1024
 
 SEAL_BYTES_MAX = 512
 """An envelope has about 330 bytes."""
+
+STEP_REPORT_BYTES_MAX = 512
+"""An envelope has about 280 bytes."""
 
 WITNESSES = 8
 """Witness values of a verdict that measured something. They cost eight rows of logits."""
@@ -38,6 +42,13 @@ EVIDENCE_BYTES_MAX = 4096
 
 VERDICTS_MAX = 15
 """Number of the largest verdicts that fit into one certificate, so also the largest committee."""
+
+OBJECTION_BYTES_MAX = 512
+"""An envelope has about 260 bytes."""
+
+REEXAMINERS_MAX = 27
+"""Maximum seats that re-examine a commit. If a quarter of 200 seats is dishonest, two thirds of 27
+drawn ones are dishonest once in a million draws; if a third is, once in 8,000."""
 
 BATCH_MAX = 256
 """Maximum commits in a version's batch; their digests take half of an envelope."""
@@ -71,6 +82,7 @@ SYSTEM_PORTS = 1024
 
 
 DigestBytes = Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+SignatureBytes = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
 
 def _digest_or_empty(value: bytes) -> bytes:
@@ -186,10 +198,11 @@ class RolloutCommit(Message):
     epoch: UInt
     version: UInt
     checkpoint: DigestBytes
-    """Manifest digest of ``version``: it determines the weights and the assignment."""
+    """Manifest digest of ``version``: it determines the weights."""
     slot: UInt
-    previous: OptionalDigest
-    """Digest of this worker's commit for slot - 1 of the same version; empty for slot 0."""
+    """Number of a training slot of this worker, or of its evaluation slot of this checkpoint."""
+    evaluation: bool = False
+    """True for a rollout on held-out problems, which evaluates ``version``."""
     body: DigestBytes
     body_bytes: UInt
     sequences: UInt
@@ -278,6 +291,42 @@ class Evidence(Message):
     second: bytes
 
 
+class Objection(Message):
+    """A drawn member's statement that the final outcome of a commit is wrong.
+
+    The statements of all members have the same bytes, so an ``Overturn`` holds signatures only.
+    """
+
+    kind = "objection"
+    envelope_bytes_max = OBJECTION_BYTES_MAX
+    commit: DigestBytes
+    page: DigestBytes
+    """The page that drew the members (``protocol.consensus.reexamination``)."""
+    reason: ShortText
+    """First failed check of an accepted commit, or ``accepted`` for a rejected one."""
+
+
+class Overturn(Message):
+    """Objections of enough drawn members; every node can verify it."""
+
+    kind = "overturn"
+    commit: DigestBytes
+    page: DigestBytes
+    reason: ShortText
+    members: UInt
+    """The members that object: one bit for each drawn member, the one that ranks first lowest."""
+    signatures: Annotated[
+        tuple[SignatureBytes, ...], Field(min_length=1, max_length=REEXAMINERS_MAX)
+    ]
+    """Signatures of their ``Objection``, in the same order."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.members.bit_count() != len(self.signatures):
+            raise ValueError("members and signatures differ in number")
+        return self
+
+
 class Page(Message):
     """The council's decisions of one epoch (``protocol.consensus.pages``).
 
@@ -319,6 +368,8 @@ class Page(Message):
     checkers: Annotated[tuple[UInt, ...], Field(max_length=LISTED_MAX)] = ()
     """Members whose verdicts decided each certified and then each rejected commit: one bit for
     each place in its larger committee, the first place lowest."""
+    overturned: Annotated[tuple[DigestBytes, ...], Field(max_length=LISTED_MAX)] = ()
+    """Commits whose final outcome a re-examination has overturned."""
     work: OptionalDigest = b""
     """Digest of the receipts of these commits and of the versions that become final
     (``protocol.ledger.receipts``); empty for none."""
@@ -331,6 +382,8 @@ class Page(Message):
         decided = len(self.certified) + len(self.rejected)
         if len(self.checkers) != decided:
             raise ValueError("checkers and decided commits differ in number")
+        if self.overturned and decided + len(self.overturned) > LISTED_MAX:
+            raise ValueError("more decided and overturned commits than a page lists")
         return self
 
     @property
@@ -341,7 +394,7 @@ class Page(Message):
     @property
     def lists_work(self) -> bool:
         """True if the page lists commits or decides anything but the council."""
-        return bool(self.commits or self.checkers or self.work)
+        return bool(self.commits or self.checkers or self.overturned or self.work)
 
     @property
     def changes_council(self) -> bool:
@@ -413,6 +466,11 @@ class CheckpointManifest(Message):
     omitted: Annotated[tuple[DigestBytes, ...], Field(max_length=OMITTED_MAX)] = ()
     """Final commits that the lot drew for the batch and that its trainer left out, in the order of
     the lot (``protocol.replica.batch_rule``)."""
+    reloaded: bool = False
+    """True if its trainer began this step from the rounded weights of version - 1, with the moments
+    of another version or none."""
+    moments: EpochOrNone = -1
+    """Version of the published state with these moments; -1 for none."""
     reward_mean: Millionths = 0
     """Mean verified reward of the batch, millionths."""
     created_at: UInt
@@ -422,4 +480,17 @@ class CheckpointManifest(Message):
     def _check(self) -> Self:
         if any(encoding.base_version >= self.version for encoding in self.encodings):
             raise ValueError("a patch must have an older base version")
+        if self.moments >= 0 and not (self.reloaded and self.moments < self.version):
+            raise ValueError("moments must be of an older version, of a reloaded step")
         return self
+
+
+class StepReport(Message):
+    """Policy that another trainer computed from the parent and the batch of a version."""
+
+    kind = "step-report"
+    envelope_bytes_max = STEP_REPORT_BYTES_MAX
+    manifest: DigestBytes
+    """Digest of the version's signed manifest."""
+    policy: DigestBytes
+    """Policy digest of the weights that the reporter computed."""

@@ -12,16 +12,17 @@ a version for long accepts it with their certificates, which are checked in the 
 from collections.abc import Sequence
 
 from protocol.consensus.committee import split
-from protocol.consensus.pages import PageTree
 from protocol.consensus.verdict_pool import VerdictTable
 from protocol.core.faults import Fault
-from protocol.core.types import Digest, PeerId
-from protocol.ledger.commits import agreed_reason
+from protocol.core.types import Digest
 from protocol.ledger.ledger import Ledger
+from protocol.ledger.slot_table import slot_of
 from protocol.ledger.worker_stats import UNCERTIFIED_MAX
 from protocol.membership.roster import Roster
 from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
 from protocol.messages.pending import PendingPool
+from protocol.replica.page_intake import PageIntake
+from protocol.rollout.agreement import agreed_reason
 from protocol.rollout.audit import SLASHABLE_REASONS
 from protocol.run.manifest import RunManifest
 
@@ -40,13 +41,13 @@ class LateEvidence:
         manifest: RunManifest,
         ledger: Ledger,
         roster: Roster,
-        pages: PageTree,
+        intake: PageIntake,
         table: VerdictTable,
     ) -> None:
         self._manifest = manifest
         self._ledger = ledger
         self._roster = roster
-        self._pages, self._table = pages, table
+        self._intake, self._table = intake, table
         self._commits = PendingPool(OLD_COMMITS_MAX, "old_commits")
         self.tables = (self._commits,)
 
@@ -77,9 +78,9 @@ class LateEvidence:
         admitted = self._roster.admitted.knows(commit.signer)
         if not admitted or len(self._ledger.workers.forks) >= FORKS_MAX:
             return ()
-        slot, waiting = _slot(commit), self._commits.entries.values()
+        slot, waiting = slot_of(commit), self._commits.entries.values()
         for other, _ in waiting:
-            if _slot(other) == slot and other.digest != commit.digest:
+            if slot_of(other) == slot and other.digest != commit.digest:
                 return (other,) if self._take([other, commit]) else ()
         return ()
 
@@ -91,14 +92,16 @@ class LateEvidence:
             return False
         if certificate.message.accepted:
             return self._is_named(commit)
-        return not self._ledger.workers.is_slashed(waiting[0].signer)
+        # A final page may have overturned this rejection; if it stands, one has slashed the worker.
+        worker = waiting[0].signer
+        return not (self._ledger.workers.is_slashed(worker) or self._intake.was_cleared(worker))
 
     def offer_certificate(
         self, certificate: Signed[Certificate], verdicts: Sequence[Signed[Verdict]]
     ) -> Fault | bool:
         """Check a wanted certificate of an old commit; False if a rejection slashes nobody."""
         commit, _ = self._commits.entries[Digest(certificate.message.commit)]
-        page = self._pages.page(certificate.message.page)
+        page = self._intake.tree.page(certificate.message.page)
         if page is None:
             return False
         rank = self._table.rank(certificate.message, verdicts, commit, page)
@@ -116,11 +119,3 @@ class LateEvidence:
             self._ledger.restore_commit(commit)
             self._commits.remove(commit.digest)
         return all(commit.digest in self._ledger.commits.entries for commit in commits)
-
-
-_Slot = tuple[PeerId, int, bytes, int]
-
-
-def _slot(commit: Signed[RolloutCommit]) -> _Slot:
-    message = commit.message
-    return commit.signer, message.version, message.checkpoint, message.slot

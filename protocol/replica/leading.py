@@ -1,13 +1,15 @@
 """The trainer that leads, and the newest final version, in a member's view.
 
 A version becomes final once the council has it: members state only versions whose weights they
-hold, and whose batches follow the lot (``protocol.replica.batch_rule``). The next trainer that is
-live leads once the leader is gone, publishes nothing for ``stall_epochs`` although the rollouts of
-a step are certified, has announced a version whose weights nobody can get or whose batch does not
-follow the lot, or has signed two branches. It goes on from the version that the same page makes
-final.
+hold, whose batches follow the lot (``protocol.replica.batch_rule``), and which the trainers that
+repeat the steps do not dispute (``protocol.replica.shadows``). The next trainer that is live leads
+once the leader is gone, publishes nothing for ``stall_epochs`` although the rollouts of a step are
+certified, has announced a version whose weights nobody can get, whose batch does not follow the
+lot, or which is disputed, or has signed two branches. It goes on from the version that the same
+page makes final.
 """
 
+import math
 from collections.abc import Callable
 
 from protocol.consensus.page_node import PageNode
@@ -32,6 +34,7 @@ class Leading:
         self._replica, self._since, self._held = replica, since_epoch, held
         self._chain, self._manifest = replica.ledger.chain, replica.manifest
         self._batches, self._epochs = replica.batches, replica.manifest.epochs
+        self._shadows = replica.shadows
         self._term, self._term_since = -1, since_epoch
 
     def proposed(self, parent: PageNode, epoch: int) -> Lead:
@@ -61,6 +64,9 @@ class Leading:
         before, version = self._chain.place(parent.head), self._chain.place(page.head)
         if before is None or version is None or not before < version <= self._sound(before):
             return False
+        later = self._manifest.epoch_start(page.epoch + PATIENCE_EPOCHS)
+        if version > self._compared(before, version, later):
+            return False
         return self._chain.checkpoints[version].manifest.message.term == parent.term
 
     def _approves_term(self, page: Page, parent: PageNode) -> bool:
@@ -76,11 +82,26 @@ class Leading:
         )
 
     def _sound(self, final: int) -> int:
-        """Return the newest version whose weights are here and, after ``final``, all batches good.
+        """Return the newest version whose weights are here and, after ``final``, all steps good.
 
-        At least ``final``: the council has had it.
+        Their batches follow the lot, and their policies are not disputed. At least ``final``: the
+        council has had it.
         """
-        return max(final, min(self._held(), self._batches.conforming(final)))
+        good = min(self._batches.conforming(final), self._shadows.undisputed(final))
+        return max(final, min(self._held(), good))
+
+    def _compared(self, final: int, last: int, now: float, until: float = math.inf) -> int:
+        """Return the newest version up to ``last`` for which no report is awaited any more.
+
+        Later reports than ``until`` do not count.
+        """
+        since = self._manifest.epoch_start(self._since)
+        awaited = (
+            version
+            for version in range(final + 1, last + 1)
+            if self._shadows.awaiting(version, now, since, until)
+        )
+        return next(awaited, last + 1) - 1
 
     def _newest(self, parent: PageNode, epoch: int) -> bytes:
         """Return the newest sound version that this node holds, and the others too by now.
@@ -91,11 +112,11 @@ class Leading:
         final = self._chain.place(parent.head)
         if final is None:
             return parent.head
-        before = self._manifest.epoch_start(epoch - 1)
-        newest = self._chain.checkpoints[final + 1 : min(self._sound(final), final + STEPS_MAX) + 1]
+        before, now = self._manifest.epoch_start(epoch - 1), self._manifest.epoch_start(epoch)
+        last = self._compared(final, min(self._sound(final), final + STEPS_MAX), now, before)
         settled = [
             entry.manifest
-            for entry in newest
+            for entry in self._chain.checkpoints[final + 1 : last + 1]
             if entry.taken_at <= before and entry.manifest.message.term == parent.term
         ]
         return settled[-1].digest if settled else parent.head
@@ -124,17 +145,22 @@ class Leading:
     def _is_lost(self, parent: PageNode, leader: PeerId, epoch: int) -> bool:
         """Return whether a version has not been sound for too long.
 
-        Its leader has more time if it serves the weights, and nothing is wrong with the batch.
+        Its leader has more time if it serves the weights, and nothing is wrong with the step.
         """
         final, epochs = self._chain.place(parent.head), self._epochs
         sound = self._held() if final is None else self._sound(final)
         member = self._replica.roster.get(leader)
         is_served = member is not None and member.record.message.policy_version > sound
-        is_refused = final is not None and isinstance(self._batches.judged(sound + 1), Fault)
+        is_refused = final is not None and self._is_refused(sound + 1)
         patience_epochs = epochs.record_epochs
         if is_served and not is_refused:
             patience_epochs = epochs.stall_epochs
         return self._later_epochs(sound, epoch) >= patience_epochs
+
+    def _is_refused(self, version: int) -> bool:
+        """Return whether the batch of a version is bad, or its policy is disputed."""
+        is_bad = isinstance(self._batches.judged(version), Fault)
+        return is_bad or self._shadows.is_disputed(version)
 
     def _is_split(self, parent: PageNode) -> bool:
         """Return whether the leader has signed two branches after the final version."""

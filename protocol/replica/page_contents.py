@@ -12,7 +12,7 @@ A page that a third of the seats refuses is lost. So a page says what honest vie
 every fourth epoch only: a draw in every eighth, otherwise the leader and the final version.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from typing_extensions import override
@@ -25,6 +25,7 @@ from protocol.core.crypto import public_key_from_peer_id
 from protocol.core.types import Digest, PeerId, Role
 from protocol.ledger.chain import Lead
 from protocol.ledger.commits import CommitState
+from protocol.ledger.slot_table import slot_of
 from protocol.messages import LISTED_MAX, Page
 from protocol.replica.leading import PATIENCE_EPOCHS, Leading
 from protocol.replica.replica import Replica
@@ -83,9 +84,19 @@ class PageContents(Judgement):
         certified = self._settled(parent, epoch, CommitState.CERTIFIED)
         # Members may disagree about the reason of a rejection, if its checkers do.
         rejected = self._settled(parent, epoch, CommitState.REJECTED) if is_open else []
-        decided = settle.decided(certified, rejected[: LISTED_MAX - len(certified)])
+        overturned = []
+        if is_open:
+            overturned = self._replica.reviews.listable(parent, epoch, SETTLED_EPOCHS)[:LISTED_MAX]
+        due = self._with_open_slots([*certified, *rejected], parent)
+        due = due[: LISTED_MAX - len(overturned)]
+        accepted = frozenset(certified)
+        decided = settle.decided(
+            [one for one in due if one in accepted],
+            [one for one in due if one not in accepted],
+            overturned,
+        )
         contents = Contents(commits=self._new_commits(parent), ledger=ledger)
-        work = settle.work(decided, parent.head, lead.head)
+        work = settle.work(decided, parent.head, lead.head, parent.digest)
         if work is None:
             return contents
         return replace(
@@ -113,7 +124,11 @@ class PageContents(Judgement):
             return True  # it decides no work, and states no root
         if self._replica.intake.ledger.root(parent.shown_epoch) != page.ledger:
             return False
-        if not all(self._is_settled(Digest(one), parent) for one in page.decided):
+        decided = [*map(Digest, page.decided)]
+        is_settled = all(self._is_settled(one, parent) for one in decided)
+        if not is_settled or self._with_open_slots(decided, parent) != decided:
+            return False
+        if not self._replica.reviews.may_list(page.overturned, parent, page.epoch):
             return False
         work = self._replica.settlement.work_of(page, parent.head)
         return work is not None and work.digest == page.work
@@ -139,7 +154,8 @@ class PageContents(Judgement):
         """Return whether evidence or dissents name a member, so that it may be removed."""
         replica = self._replica
         signed_twice = peer in replica.pages.equivocations or peer in replica.intake.evidence
-        return signed_twice or peer in replica.dissents.named
+        is_named = peer in replica.dissents.named or replica.intake.accounts.has_lied(peer)
+        return signed_twice or is_named
 
     def _returning(self, parent: PageNode, epoch: int, leaving: int) -> list[PeerId]:
         council = parent.council
@@ -240,7 +256,7 @@ class PageContents(Judgement):
             and entry.decided_epoch <= epoch - SETTLED_EPOCHS
             and self._is_settled(digest, parent)
         ]
-        return [digest for _, digest in sorted(settled)[:LISTED_MAX]]
+        return [digest for _, digest in sorted(settled)]
 
     def _is_settled(self, commit: Digest, parent: PageNode) -> bool:
         """Return whether a commit has an outcome that no page has made final."""
@@ -248,6 +264,22 @@ class PageContents(Judgement):
         if entry is None or entry.certificate is None or entry.final is not None:
             return False
         return self._replica.pages.outcome(commit, parent) is None
+
+    def _with_open_slots(self, commits: Iterable[Digest], parent: PageNode) -> list[Digest]:
+        """Return the first of the held ``commits`` for each slot that no page has decided."""
+        accounts, known = self._replica.intake.accounts, self._replica.ledger.commits.known
+        before = (known(Digest(one)) for page in parent.pages() for one in page.decided)
+        taken = {slot_of(entry.commit) for entry in before if entry is not None}
+        found: list[Digest] = []
+        for commit in commits:
+            entry = known(commit)
+            if entry is None or slot_of(entry.commit) in taken:
+                continue
+            taken.add(slot_of(entry.commit))
+            worker, slot = entry.commit.signer, entry.commit.message.slot
+            if accounts.is_open(worker, slot, is_evaluation=entry.is_evaluation):
+                found.append(commit)
+        return found
 
 
 def _key(peer: PeerId) -> bytes:

@@ -129,6 +129,10 @@ class PageIntake:
         """Return whether a final page has slashed a worker."""
         return self.accounts.is_slashed(worker)
 
+    def was_cleared(self, worker: PeerId) -> bool:
+        """Return whether a final page has overturned a rejection of a worker."""
+        return self.accounts.was_cleared(worker)
+
     def count_final(self, commits: CommitTable, derive: Derive) -> None:
         """Count the pages that have become final, and fix the outcomes that they name."""
         for node in self.tree.take_finalised():
@@ -238,7 +242,9 @@ def credit_rules(manifest: RunManifest) -> CreditRules:
         per_learned_token=credit.per_learned_token,
         lock_epochs=credit.lock_epochs,
         slash=credit.slash,
+        gap_max=credit.gap_max,
         era_epochs=manifest.council.era_epochs,
+        reward_disagreement_rate=credit.reward_disagreement_rate,
     )
 
 

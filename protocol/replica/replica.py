@@ -9,7 +9,7 @@ Final pages say which trainer leads and which version stands (``protocol.ledger.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,12 @@ from protocol.consensus.page_node import PageNode
 from protocol.consensus.verdict_pool import VerdictTable
 from protocol.core.containers import Table
 from protocol.core.crypto import Output, Verifier, reveal_output
-from protocol.core.faults import Blame, Fault, FaultCode
+from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, PeerId, Topic, ValidationResult
 from protocol.ledger.chain import Lead
 from protocol.ledger.ledger import Ledger
 from protocol.ledger.reputation import UntrustedCommits
+from protocol.ledger.slot_window import WINDOW_SLOTS
 from protocol.membership.roster import Roster
 from protocol.messages import (
     OPENED_MAX,
@@ -32,12 +33,15 @@ from protocol.messages import (
     Evidence,
     Message,
     NodeRecord,
+    Objection,
     Opened,
+    Overturn,
     Page,
     PageVote,
     Reveal,
     RolloutCommit,
     Signed,
+    StepReport,
     Verdict,
     VerdictSeal,
     open_any,
@@ -47,7 +51,10 @@ from protocol.messages.pending import PendingPool
 from protocol.replica.batch_rule import BatchRule
 from protocol.replica.late_evidence import LateEvidence
 from protocol.replica.page_intake import PageIntake
+from protocol.replica.received import TOPIC_KINDS, Received, received_as
+from protocol.replica.reviews import Reviews
 from protocol.replica.settlement import Settlement
+from protocol.replica.shadows import StepReports
 from protocol.run.manifest import RunManifest
 
 WAITING_MAX = 1024
@@ -57,37 +64,12 @@ UNKNOWN_KEYS_MAX = 256
 """Workers without a known admission that may have pending commits. These are not checked here;
 certificates prove the admission of workers that have left. A guess."""
 
-TOPIC_KINDS: dict[Topic, tuple[type[Message], ...]] = {
-    Topic.COMMITS: (RolloutCommit,),
-    Topic.CERTIFICATES: (Certificate,),
-    Topic.CHECKPOINTS: (CheckpointManifest,),
-    Topic.ROSTER: (NodeRecord,),
-    Topic.EVIDENCE: (Evidence,),
-    Topic.PAGES: (Page, PageVote, Reveal),
-}
-
 _KINDS_BY_TOPIC = {
     topic: {kind.kind: kind for kind in kinds} for topic, kinds in TOPIC_KINDS.items()
 }
 
-_Take = Callable[[Any, float], "Received"]
-_Retry = Callable[[Any, float, float], "Received"]
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """Result of a message: forwarding decision, fault if any, and the opened message.
-
-    ``settled`` holds the messages accepted with it: versions that waited for it, and the verdicts
-    of a certificate that is not accepted itself. A message that is not ``lasting`` must not be
-    stored: after a restart its lateness would be unknown.
-    """
-
-    result: ValidationResult
-    signed: Signed[Any] | None = None
-    fault: Fault | None = None
-    settled: tuple[Signed[Any], ...] = ()
-    lasting: bool = True
+_Take = Callable[[Any, float], Received]
+_Retry = Callable[[Any, float, float], Received]
 
 
 class Replica:
@@ -109,22 +91,28 @@ class Replica:
         self.dissents = DissentTable()
         self.ledger = Ledger(manifest, self.intake.is_slashed)
         self.settlement = Settlement(manifest, self.ledger, self.verdicts, self.pages)
+        self.reviews = Reviews(manifest, self.ledger, self.settlement, self.pages, verify)
         self.batches = BatchRule(manifest, self.ledger, self.pages)
+        self.shadows = StepReports(manifest, self.ledger, self.roster)
         self.untrusted_commits = UntrustedCommits(manifest, self.ledger)
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._verify = verify
         self._early_certificates = PendingPool(WAITING_MAX, "waiting")
         self._early_verdicts = PendingPool(WAITING_MAX, "waiting")
-        self._late = LateEvidence(manifest, self.ledger, self.roster, self.pages, self.verdicts)
+        self._early_overturns = PendingPool(WAITING_MAX, "waiting")
+        self._late = LateEvidence(manifest, self.ledger, self.roster, self.intake, self.verdicts)
         self.tables: tuple[Table, ...] = (
             *self.ledger.tables,
             *self.roster.tables,
             *self.untrusted_commits.tables,
             self._early_certificates,
             self._early_verdicts,
+            self._early_overturns,
+            *self.reviews.tables,
             *self._late.tables,
             *self.dissents.tables,
+            *self.shadows.tables,
             *self.pages.tables,
             *self.intake.ledger.tables,
             self.intake.evidence.evidence,
@@ -135,7 +123,10 @@ class Replica:
             Verdict: self._verdict,
             VerdictSeal: self._verdict,
             Certificate: self._certificate,
+            Objection: self._objection,
+            Overturn: self._overturn,
             CheckpointManifest: self._checkpoint,
+            StepReport: self._step_report,
             Evidence: self._take_evidence,
             Page: self._page,
             PageVote: self._page_vote,
@@ -146,7 +137,9 @@ class Replica:
             RolloutCommit: self.ledger.restore_commit,
             Verdict: self.verdicts.restore,
             Certificate: self._restore_certificate,
+            Overturn: self.reviews.restore,
             CheckpointManifest: self.ledger.restore_checkpoint,
+            StepReport: self.shadows.offer,
             Evidence: self.intake.evidence.offer,
             Page: self.intake.restore,
             PageVote: self.intake.restore,
@@ -173,7 +166,7 @@ class Replica:
             return Received(ValidationResult.REJECT, fault=fault)
         message = signed.message
         if isinstance(message, Verdict | VerdictSeal) and not self.pages.is_member(signed.signer):
-            return _received(signed, False)  # or we do not know its council yet
+            return received_as(signed, False)  # or we do not know its council yet
         take = self._take[type(message)]
         if anti_entropy and isinstance(message, RolloutCommit):
             take = partial(self._commit, anti_entropy=True)
@@ -204,12 +197,14 @@ class Replica:
     def advance(self, now: float) -> list[Signed[Any]]:
         """Advance to ``now``: expire, forget, retry pending messages; return those accepted now."""
         settled: list[Signed[Any]] = [*self.roster.advance(now)]
-        self.ledger.advance(self.manifest.epoch_at(now), self.settlement.unsettled)
+        self.ledger.advance(self.manifest.epoch_at(now), self._needed)
         self.verdicts.retain(self.ledger.commits.entries)
+        self.reviews.retain()
         oldest = now - self._waits_seconds
         early: tuple[tuple[PendingPool, _Retry], ...] = (
             (self._early_verdicts, self._verdict),
             (self._early_certificates, self._certificate),
+            (self._early_overturns, self._overturn),
         )
         for waiting, retry in early:
             waiting.expire(oldest)
@@ -221,8 +216,13 @@ class Replica:
         self.ledger.branches.expire(oldest)
         self._late.expire(oldest)
         followed = self.ledger.follow(self.lead, now)
+        self.shadows.advance()
         self.count_final()
         return [*settled, *followed, *self._settle_versions(now)]
+
+    def _needed(self) -> set[Digest]:
+        """Return the commits that pages may still decide or overturn."""
+        return self.settlement.unsettled() | self.reviews.needed()
 
     def _settle_versions(self, now: float) -> list[Signed[CheckpointManifest]]:
         """Accept the pending versions that no longer have to wait."""
@@ -244,7 +244,8 @@ class Replica:
 
     def is_waiting(self, digest: Digest) -> bool:
         """Return whether a message is held undecided, so that it need not be sent again."""
-        early = digest in self._early_certificates or self.roster.is_unchecked(digest)
+        early = digest in self._early_certificates or digest in self._early_overturns
+        early = early or self.roster.is_unchecked(digest)
         return early or digest in self.ledger.branches or digest in self._late
 
     @property
@@ -260,8 +261,10 @@ class Replica:
             *self.intake.undecided(),
             *(entry.commit.envelope for entry in commits),
             *(entry.manifest.envelope for entry in self.ledger.chain.checkpoints),
+            *self.shadows.envelopes(),
             *self.verdicts.envelopes(),
             *(entry.certificate.envelope for entry in commits if entry.certificate is not None),
+            *(overturn.envelope for overturn in self.reviews.overturns()),
         ]
 
     def named_pages(self) -> list[bytes]:
@@ -287,6 +290,11 @@ class Replica:
         judged = self.ledger.workers.was_judged(worker, version)
         return self.roster.admitted.counts(worker, made, epoch, judged=judged)
 
+    def next_slot(self, worker: PeerId) -> int:
+        """Return the training slot after the last one of a worker that this node knows of."""
+        counted = self.intake.accounts.next_slot(worker)
+        return max(counted, self.ledger.commits.next_slot(worker))
+
     @property
     def lead(self) -> Lead:
         """Leader and final version, by the newest final page."""
@@ -300,7 +308,7 @@ class Replica:
     # Messages
 
     def _record(self, record: Signed[NodeRecord], now: float) -> Received:
-        return _received(record, self.roster.offer(record, now))
+        return received_as(record, self.roster.offer(record, now))
 
     def _commit(
         self, commit: Signed[RolloutCommit], now: float, *, anti_entropy: bool = False
@@ -308,14 +316,16 @@ class Replica:
         worker, admitted, epoch = commit.signer, self.roster.admitted, self.manifest.epoch_at(now)
         if anti_entropy and self._late.is_old(commit, epoch):
             others = self._late.offer_commit(commit, now)
-            return replace(_received(commit, bool(others)), settled=others)
+            return replace(received_as(commit, bool(others)), settled=others)
         if not admitted.knows(worker) and not (anti_entropy and self._has_room_for_unknown(worker)):
-            return _received(commit, Fault(FaultCode.UNKNOWN_KEY))
+            return received_as(commit, Fault(FaultCode.UNKNOWN_KEY))
         # Members vote for a page only with all commits that it lists.
         is_listed = self.pages.lists(commit.digest)
-        has_room = is_listed or self.untrusted_commits.has_room_for(worker)
+        has_room = is_listed or (
+            self._is_near(commit) and self.untrusted_commits.has_room_for(worker)
+        )
         if not (has_room or self._is_certified(commit)):
-            return _received(commit, False)
+            return received_as(commit, False)
         counts = self.counts(worker, commit.message.version, commit.message.epoch)
         result = self.ledger.offer_commit(
             commit, epoch, anti_entropy=anti_entropy, counts=counts, is_listed=is_listed
@@ -323,7 +333,12 @@ class Replica:
         entry = self.ledger.commits.entries.get(commit.digest)
         if entry is not None:
             entry.final = self.pages.outcome(commit.digest, self.pages.root)
-        return replace(_received(commit, result), lasting=entry is None or entry.timely)
+        return replace(received_as(commit, result), lasting=entry is None or entry.timely)
+
+    def _is_near(self, commit: Signed[RolloutCommit]) -> bool:
+        """Return whether a worker may use a slot now: no worker leaves out so many at once."""
+        message = commit.message
+        return message.evaluation or message.slot < self.next_slot(commit.signer) + WINDOW_SLOTS
 
     def _is_certified(self, commit: Signed[RolloutCommit]) -> bool:
         """Return whether a certificate waits for a commit."""
@@ -349,33 +364,39 @@ class Replica:
         is_drawn = page is not None and message.commit in page.drawn
         if entry is None or page is None or not (is_drawn or page.drawn_known):
             self._early_verdicts.add(statement, now if arrived_at is None else arrived_at)
-            return _received(statement, False)
+            return received_as(statement, False)
         if not is_drawn:
-            return _received(statement, False)
+            return received_as(statement, False)
         return replace(
-            _received(statement, self.verdicts.add(statement, entry.commit)),
+            received_as(statement, self.verdicts.add(statement, entry.commit)),
             lasting=isinstance(message, Verdict),
         )
 
     def _take_evidence(self, evidence: Signed[Evidence], _now: float) -> Received:
-        return _received(evidence, self.intake.evidence.offer(evidence))
+        return received_as(evidence, self.intake.evidence.offer(evidence))
 
     def _page(self, page: Signed[Page], now: float) -> Received:
-        received = _received(page, self.intake.offer_page(page, now))
+        received = received_as(page, self.intake.offer_page(page, now))
         self.count_final()
         return replace(received, settled=tuple(self.pages.take_adopted()))
 
     def count_final(self) -> None:
         """Count the pages that have become final, as far as their work is known."""
         self.intake.count_final(self.ledger.commits, self.settlement.work_of)
+        self.reviews.count(self.intake.ledger.take_reversals())
+
+    def fix_counted(self) -> None:
+        """Fix the outcomes that final pages name that were counted before a restart."""
+        self.intake.fix_counted(self.ledger.commits)
+        self.reviews.fix_all()
 
     def _page_vote(self, vote: Signed[PageVote], now: float) -> Received:
-        received = _received(vote, self.intake.offer_vote(vote, now))
+        received = received_as(vote, self.intake.offer_vote(vote, now))
         self.count_final()
         return replace(received, settled=tuple(self.pages.take_adopted()))
 
     def _reveal(self, reveal: Signed[Reveal], now: float) -> Received:
-        return replace(_received(reveal, self.intake.offer_reveal(reveal, now)), lasting=False)
+        return replace(received_as(reveal, self.intake.offer_reveal(reveal, now)), lasting=False)
 
     def _certificate(
         self, certificate: Signed[Certificate], now: float, arrived_at: float | None = None
@@ -387,30 +408,30 @@ class Replica:
         if page is not None and not (commit in page.drawn or page.drawn_known):
             page = None
         if page is None and not self.pages.is_member(certificate.signer):
-            return _received(certificate, False)  # or we do not know its council yet
+            return received_as(certificate, False)  # or we do not know its council yet
         if page is not None and certificate.signer not in page.council.places:
-            return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
+            return received_as(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
         if page is None or (entry is None and commit not in self._late):
             # Before its commit, or before the page that draws the committee.
             self._early_certificates.add(certificate, since)
-            return _received(certificate, False)
+            return received_as(certificate, False)
         accepted = certificate.message.accepted
         is_overruled = self.pages.outcome(commit, self.pages.root) is (not accepted)
         is_news = entry is not None and not entry.is_repeated_by(certificate.message)
         may_decide = is_news and not is_overruled
         if not (may_decide or self._late.wants(certificate)):
-            return _received(certificate, False)
+            return received_as(certificate, False)
         verdicts = self._open_verdicts(certificate)
         if verdicts is None:
-            return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
+            return received_as(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
         if entry is None:
-            return _received(certificate, self._late.offer_certificate(certificate, verdicts))
+            return received_as(certificate, self._late.offer_certificate(certificate, verdicts))
         rank = self.verdicts.rank(certificate.message, verdicts, entry.commit, page)
         if isinstance(rank, Fault):
-            return _received(certificate, rank)
+            return received_as(certificate, rank)
         added = [one for one in verdicts if self.verdicts.add(one, entry.commit) is True]
         decided = self._decide(certificate, verdicts, rank, page)
-        return replace(_received(certificate, decided), settled=() if decided else tuple(added))
+        return replace(received_as(certificate, decided), settled=() if decided else tuple(added))
 
     def _decide(
         self,
@@ -427,17 +448,37 @@ class Replica:
             agreeing = [verdict.signer for verdict in deciding]
             dissenting = [verdict.signer for verdict in dissents]
             self.dissents.count(page.epoch, commit, agreeing, dissenting)
+            self.reviews.fix(commit)
         return decided
+
+    def _objection(self, objection: Signed[Objection], _now: float) -> Received:
+        taken = self.reviews.offer_objection(objection)
+        return replace(received_as(objection, taken), lasting=False)
+
+    def _overturn(
+        self, overturn: Signed[Overturn], now: float, arrived_at: float | None = None
+    ) -> Received:
+        if not self.pages.is_member(overturn.signer):
+            return received_as(overturn, False)  # or we do not know its council yet
+        taken = self.reviews.offer_overturn(overturn)
+        if taken is None:
+            self._early_overturns.add(overturn, now if arrived_at is None else arrived_at)
+        if taken is True:
+            self.reviews.fix(Digest(overturn.message.commit))
+        return received_as(overturn, False if taken is None else taken)
 
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
         taken = self.ledger.offer_checkpoint(manifest, now, self.lead, self.pages.root.epoch)
-        received = _received(manifest, taken)
+        received = received_as(manifest, taken)
         waits = received.result is ValidationResult.IGNORE
         if waits and not self.ledger.chain.is_taken(manifest.digest):
             self.ledger.branches.add(manifest, now)
         else:
             self.ledger.branches.remove(manifest.digest)
         return received
+
+    def _step_report(self, report: Signed[StepReport], now: float) -> Received:
+        return received_as(report, self.shadows.offer(report, now))
 
     def _open_verdicts(self, certificate: Signed[Certificate]) -> list[Signed[Verdict]] | None:
         """Return the verdicts of a certificate, then its dissents; None if one is bad."""
@@ -448,10 +489,3 @@ class Replica:
                 return None
             verdicts.append(verdict)
         return verdicts
-
-
-def _received(signed: Signed[Any], result: Fault | bool) -> Received:
-    if not isinstance(result, Fault):
-        return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)
-    blamed = result.code.blame is Blame.SENDER
-    return Received(ValidationResult.REJECT if blamed else ValidationResult.IGNORE, signed, result)

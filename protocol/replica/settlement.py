@@ -6,20 +6,21 @@ committee, so a page names the checkers of each commit. A member votes for a pag
 their verdicts, and derives the same work.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from protocol.consensus.committee import Committee, draw
+from protocol.consensus.page_node import PageNode
 from protocol.consensus.pages import PageTree
+from protocol.consensus.reexamination import decision_on
 from protocol.consensus.verdict_pool import VerdictTable
 from protocol.core.types import Digest, PeerId
-from protocol.ledger.commits import CommitState, Entry, agreed_reason
+from protocol.ledger.commits import Entry
 from protocol.ledger.ledger import Ledger
-from protocol.ledger.receipts import STEPS_MAX, PageWork, Receipt, Step
+from protocol.ledger.receipts import STEPS_MAX, PageWork, Receipt, Reversal, Step
 from protocol.messages import ACCEPTED, CheckpointManifest, Page, Signed, Verdict
+from protocol.rollout.agreement import agreed_reason
 from protocol.run.manifest import RunManifest
-
-_STATES = {True: CommitState.CERTIFIED, False: CommitState.REJECTED}
 
 
 class DecidedCommits(NamedTuple):
@@ -28,6 +29,8 @@ class DecidedCommits(NamedTuple):
     certified: tuple[bytes, ...]
     rejected: tuple[bytes, ...]
     checkers: tuple[int, ...]
+    overturned: tuple[bytes, ...] = ()
+    """Commits whose final outcomes it overturns."""
 
 
 class _Drawn(NamedTuple):
@@ -45,16 +48,23 @@ class Settlement:
     ) -> None:
         self._manifest, self._ledger = manifest, ledger
         self._verdicts, self._pages = verdicts, pages
+        self.overturns: Callable[[Digest], str | None] = lambda _commit: None
+        """Returns the reason of the overturn of a commit that this node holds."""
 
-    def decided(self, certified: Sequence[Digest], rejected: Sequence[Digest]) -> DecidedCommits:
+    def decided(
+        self,
+        certified: Sequence[Digest],
+        rejected: Sequence[Digest],
+        overturned: Sequence[Digest] = (),
+    ) -> DecidedCommits:
         """Return commits with their checkers, without those that this node cannot account for.
 
-        One of those would take the others with it.
+        One of those would take the others with it. ``overturned`` ones are given back.
         """
         accepted = self._checkers(certified, accepted=True)
         refused = self._checkers(rejected, accepted=False)
         checkers = *accepted.values(), *refused.values()
-        return DecidedCommits(tuple(accepted), tuple(refused), checkers)
+        return DecidedCommits(tuple(accepted), tuple(refused), checkers, tuple(overturned))
 
     def _checkers(self, commits: Sequence[Digest], *, accepted: bool) -> dict[bytes, int]:
         found: dict[bytes, int] = {}
@@ -73,18 +83,20 @@ class Settlement:
         when they become final, and no member could propose another page.
         """
         pages = (page for tip in self._pages.tips() for page in tip.pages())
-        return {Digest(commit) for page in pages for commit in page.decided}
+        return {Digest(one) for page in pages for one in (*page.decided, *page.overturned)}
 
     def work_of(self, page: Page, before: bytes) -> PageWork | None:
         """Return the work of a page after one with the final version ``before``."""
-        decided = DecidedCommits(page.certified, page.rejected, page.checkers)
-        return self.work(decided, before, page.head)
+        decided = DecidedCommits(page.certified, page.rejected, page.checkers, page.overturned)
+        return self.work(decided, before, page.head, page.parent)
 
-    def work(self, decided: DecidedCommits, before: bytes, after: bytes) -> PageWork | None:
+    def work(
+        self, decided: DecidedCommits, before: bytes, after: bytes, parent: bytes = b""
+    ) -> PageWork | None:
         """Return the work of some commits, and of the versions from ``before`` to ``after``.
 
         None if this node lacks a part of it, if its messages show another outcome, or if a commit
-        stands there twice.
+        stands there twice. ``parent``: the page before, up to which overturned ones were decided.
         """
         if len({*decided.certified, *decided.rejected}) < len(decided.checkers):
             return None
@@ -97,8 +109,38 @@ class Settlement:
             if receipt is None:
                 return None
             receipts.append(receipt)
-        steps = self._steps(before, after)
-        return None if steps is None else PageWork(tuple(receipts), steps)
+        steps, reversals = self._steps(before, after), self._reversals(decided.overturned, parent)
+        if steps is None or reversals is None:
+            return None
+        return PageWork(tuple(receipts), steps, reversals)
+
+    def _reversals(self, overturned: Sequence[bytes], parent: bytes) -> tuple[Reversal, ...] | None:
+        """Return what some overturned commits undo; None if this node cannot confirm one."""
+        if not overturned:
+            return ()
+        page, found = self._pages.page(parent), list[Reversal]()
+        if page is None or len(set(overturned)) < len(overturned):
+            return None
+        epochs = 3 * self._manifest.committee.expire_after_epochs
+        for commit in map(Digest, overturned):
+            reason, receipt = self.overturns(commit), self.receipt_before(commit, page, epochs)
+            if reason is None or receipt is None:
+                return None
+            found.append(Reversal(receipt, reason))
+        return tuple(found)
+
+    def receipt_before(self, commit: Digest, page: PageNode, epochs: int) -> Receipt | None:
+        """Return the receipt of a commit that a page, or one of some epochs before it, decides.
+
+        None if no such page does, or if this node cannot confirm it.
+        """
+        found = decision_on(commit, page, self._pages.page, epochs)
+        drawn = None if found is None else self._drawn(commit)
+        if found is None or drawn is None:
+            return None
+        message, place = found
+        accepted = place < len(message.certified)
+        return self._receipt(drawn, message.checkers[place], accepted=accepted)
 
     def _drawn(self, commit: bytes) -> _Drawn | None:
         """Return a commit with the committee that the page of its certificate draws."""
@@ -111,7 +153,9 @@ class Settlement:
 
     def _receipt(self, drawn: _Drawn, bits: int, *, accepted: bool) -> Receipt | None:
         entry, committee = drawn
-        if entry.state is not _STATES[accepted] or bits >> len(committee.escalated):
+        certificate = entry.certificate  # overturned ones have another state
+        is_same = certificate is not None and certificate.message.accepted is accepted
+        if not is_same or bits >> len(committee.escalated):
             return None
         checkers = [one for n, one in enumerate(committee.escalated) if bits >> n & 1]
         is_first = accepted and set(checkers) == set(committee.first)
@@ -125,6 +169,7 @@ class Settlement:
             worker=entry.commit.signer,
             version=message.version,
             slot=message.slot,
+            evaluation=message.evaluation,
             tokens=message.tokens,
             reason=ACCEPTED if accepted else agreed_reason(held),
             checkers=tuple(sorted(checkers)),

@@ -73,6 +73,12 @@ class Agreement:
         return is_far or differing(one.replays, other.replays) > self.replays_max
 
 
+def agreed_reason(verdicts: Sequence[Verdict]) -> str:
+    """Return the reason that most verdicts give; ties go to the first in the alphabet."""
+    reasons = sorted(verdict.reason for verdict in verdicts)
+    return max(reasons, key=reasons.count, default="")
+
+
 def differing(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the number of places at which two sequences of equal length differ."""
     return sum(ours != theirs for ours, theirs in zip(one, other, strict=True))

@@ -1,11 +1,12 @@
 """Assignment of a slot: prompts, sampling seeds and length targets.
 
-All of it follows from (version, checkpoint, worker, slot). No worker can choose an easy problem, a
-lucky seed or a convenient length, and a validator recomputes it from the commit alone. Slots are
-used in order (``ledger``), so a worker cannot skip to a better one.
+A worker has one sequence of training slots for the whole run. The assignment of a slot follows from
+(run, worker, slot) alone, so a slot that a worker does not take is lost for good, and the ledger
+counts it (``protocol.ledger.slot_window``). A validator recomputes it from the commit.
 
-The first slots with an evaluated version have held-out problems. Their rollouts are checked and
-certified like all others, but no version learns from them.
+The first rollouts of a worker with an evaluated version have held-out problems, which follow from
+(checkpoint, worker, slot). They are checked and certified like all others, but no version learns
+from them.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from protocol.core.types import Digest, PeerId
+from protocol.messages import RolloutCommit
 from protocol.run.manifest import RunManifest
 
 HELD_OUT_SEED = 1 << 64
@@ -30,27 +32,33 @@ class SequenceAssignment:
 
 
 def is_evaluation(manifest: RunManifest, version: int, slot: int) -> bool:
-    """Return whether a slot evaluates its version on held-out problems; no version learns from it.
-
-    These are the first slots of each worker with a version that the run evaluates.
-    """
+    """Return whether a run has an evaluation slot of this number for a version."""
     rule = manifest.evaluation
     if rule is None:
         return False
     return version % rule.every_versions == 0 and slot < rule.rollouts_per_worker
 
 
+def assign_commit(
+    manifest: RunManifest, worker: PeerId, commit: RolloutCommit
+) -> list[SequenceAssignment]:
+    """Return the sequences of a worker's commit, as ``assign``."""
+    evaluates = Digest(commit.checkpoint) if commit.evaluation else None
+    return assign(manifest, worker, commit.slot, evaluates)
+
+
 def assign(
-    manifest: RunManifest, checkpoint: Digest, worker: PeerId, slot: int, version: int
+    manifest: RunManifest, worker: PeerId, slot: int, evaluates: Digest | None = None
 ) -> list[SequenceAssignment]:
     """Return the sequences of a slot, prompt by prompt, ``group_size`` for each.
 
-    ``checkpoint`` is the digest of the signed checkpoint manifest, which differs between versions
-    even when the weights do not; ``version`` is its number.
+    ``evaluates`` is the digest of the signed checkpoint manifest that an evaluation slot evaluates;
+    None for a training slot.
     """
     sampling = manifest.sampling
-    first_seed = HELD_OUT_SEED if is_evaluation(manifest, version, slot) else 0
-    root = blake3(b"prime-node/assignment" + manifest.run_id + checkpoint)
+    first_seed = 0 if evaluates is None else HELD_OUT_SEED
+    domain = b"prime-node/assignment" if evaluates is None else b"prime-node/evaluation"
+    root = blake3(domain + manifest.run_id + (evaluates or b""))
     root.update(worker.encode() + b"/" + slot.to_bytes(8, "big"))
     targets = sampling.length_targets
     sequences: list[SequenceAssignment] = []

@@ -17,6 +17,7 @@ from pydantic import (
 
 from protocol.core.codec import encode
 from protocol.messages import BATCH_MAX
+from protocol.run.loss import LossSection
 from protocol.run.sections import (
     LEFT_OUT_WHEN_EMPTY,
     AdmissionSection,
@@ -221,14 +222,15 @@ ADAM_EPSILON = 1e-8
 
 
 class GrpoSection(RecipeModel):
-    """Asynchronous GRPO with two-sided clipping, and the batches of its steps."""
+    """Asynchronous GRPO, or a variant of it: optimiser, loss, and the batches of its steps."""
 
+    loss: LossSection
+    optimiser: Literal["adamw"] = "adamw"
+    """Optimiser of all weights. Nodes bound the movement of a weight by its update rule."""
     learning_rate: Annotated[float, Field(gt=0, le=1)]
-    """Learning rate of AdamW, constant after the warm-up."""
-    epsilon: Share
-    """Clipping range: the probability ratio of a token counts from 1 - epsilon to 1 + epsilon."""
-    delta: Annotated[float, Field(gt=1, le=1000)]
-    """Largest probability ratio of a token with a negative advantage (two-sided clipping)."""
+    """Learning rate of AdamW after the warm-up, the largest of its schedule."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or falling to 0 at the end of ``steps``."""
     gradient_clip: Annotated[float, Field(gt=0, le=1000)]
     """Largest norm of the gradient of an optimiser update; a larger one is scaled down."""
     weight_decay: Share
@@ -244,8 +246,6 @@ class GrpoSection(RecipeModel):
         ),
     ] = ADAM_EPSILON
     """Number that AdamW adds to the root of the second moment."""
-    entropy_coefficient: Share = 0.0
-    """Weight of the entropy bonus in the loss; 0: no bonus."""
     warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Optimiser steps over which the learning rate rises linearly to its value."""
     updates_per_version: Annotated[int, Field(ge=1, le=64)] = 1
@@ -264,6 +264,13 @@ class GrpoSection(RecipeModel):
     """Largest age, in versions, of the policy of a rollout that a step may use."""
     steps: Annotated[int, Field(ge=1, le=VERSIONS_MAX)]
     """Steps of the run, each of which makes a version; the run is done after them."""
+
+    @field_validator("optimiser", mode="before")
+    @classmethod
+    def _check_optimiser(cls, name: object) -> object:
+        if name == "muon":
+            raise ValueError('nodes have no bound on the movement of a weight by muon; use "adamw"')
+        return name
 
     @property
     def batch_max(self) -> int:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from protocol.core.codec import encode
 from protocol.core.crypto import digest, public_key_from_peer_id
 from protocol.core.types import Digest
-from protocol.messages import COUNCIL_MAX, REVEALERS_MAX, VERDICTS_MAX
+from protocol.messages import COUNCIL_MAX, REEXAMINERS_MAX, REVEALERS_MAX, VERDICTS_MAX
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -84,6 +84,10 @@ class CommitteeSection(RecipeModel):
     """Age of a commit, in epochs, at which the larger committee checks it."""
     expire_after_epochs: Count
     """Age in epochs at which a commit without an outcome expires."""
+    reexamine_share: Share = 0.05
+    """Share of the decided commits that a later page draws for a second check; 0: none."""
+    reexamine_size: Annotated[int, Field(ge=3, le=REEXAMINERS_MAX)] = REEXAMINERS_MAX
+    """Seats that check each of them, of which two thirds overturn its outcome."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -140,6 +144,9 @@ class CreditSection(RecipeModel):
     lock_epochs: Annotated[int, Field(ge=0, le=2**31)] = 60
     """Epochs after its page for which credit is locked: a fault that is found in this time takes
     it back. An hour of one-minute epochs."""
+    gap_max: Annotated[int, Field(ge=0, le=2**31)] = 64
+    """Training slots that a worker may leave out, expired rollouts included. While it has left out
+    more, each accepted rollout pays for one of them and earns nothing. A guess."""
 
 
 PACKAGES_MAX = 16

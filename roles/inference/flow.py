@@ -1,8 +1,8 @@
 """Flow of the inference role: generate assigned rollouts with the newest policy, prove, commit.
 
 A worker generates several slots concurrently, up to the engine's limit (``concurrency``) and the
-swarm's demand. The content of a slot follows from (checkpoint, worker, slot) alone, so slots may
-finish in any order. Commits are in slot order, and each names its predecessor.
+swarm's demand. Slots may finish in any order; commits are in slot order, so that a crash leaves no
+gaps.
 """
 
 import asyncio
@@ -76,8 +76,9 @@ class InferenceFlow:
         conditions, epoch_seconds = self._context.conditions, self._context.epoch_seconds
         rest_seconds = 0.0
         try:
-            if (broken := self._making.drop_failed()) is not None:
-                raise broken
+            if (failure := self._making.drop_failed()) is not None:
+                self._choice.note_failure(failure.slot)
+                raise failure.error
             await self._commit_made()
             await self._begin_more()
         except StorageFullError as error:
@@ -142,7 +143,7 @@ class InferenceFlow:
             if policy is None or not checkpoint or checkpoint.message.policy != policy.digest:
                 return  # no usable policy, or superseded while it was loaded
             slot = self._choice.next_slot(checkpoint.digest, policy.version)
-            if not self._choice.is_wanted(slot, checkpoint.digest, policy.version):
+            if not self._choice.is_wanted(slot):
                 return
             if self._loaded == policy.digest:
                 self._making.begin(policy.version, checkpoint.digest, slot)
@@ -195,23 +196,19 @@ class InferenceFlow:
     # Ending slots
 
     def _drop_useless(self) -> None:
-        """Drop slots that would not count: superseded, too old, already used, or slashed worker."""
-        context = self._context
-        ledger, me = context.replica.ledger, context.peer_id
-        newest = context.policies.newest()
+        """Drop slots that would not count: superseded, too old, already used, or slashed worker.
+
+        A training slot that is not used begins again with a newer version.
+        """
+        ledger, network = self._context.replica.ledger, self._context.network
         for making in list(self._making):
             if (
                 ledger.chain.get(making.version) is None
                 or not ledger.chain.is_current(making.version, making.checkpoint)
-                or making.slot < ledger.commits.next_slot(me, making.version)[0]
-                # An earlier slot failed, and its version is no longer generated.
-                or (
-                    newest is not None
-                    and making.version < newest.version
-                    and self._choice.waits(making)
-                )
-                or ledger.workers.is_slashed(me)
-                or context.network.may_have_used(making.version)
+                or self._choice.is_used(making.slot)
+                or ledger.workers.is_slashed(self._context.peer_id)
+                or network.first_slot is None
+                or (making.slot.evaluates and network.may_have_evaluated(making.version))
             ):
                 self._making.drop(making)
 
@@ -221,33 +218,28 @@ class InferenceFlow:
         for making in self._making:
             if ledger.commits.in_flight(context.peer_id) >= self._choice.unsettled_max():
                 return
-            slot, previous = ledger.commits.next_slot(context.peer_id, making.version)
-            if making not in self._making or not making.work.done() or making.slot != slot:
+            if not making.work.done() or not self._choice.is_next(making.slot):
                 continue
             made = making.work.result()
             if isinstance(made, Unscorable):
-                self._end_at(making, made)
-                continue
-            await self._commit(making, made, previous)
+                self._note_unscorable(making, made)
+            else:
+                await self._commit(making, made)
+                self._choice.note_commit()
+                self._failures.end()
             self._making.drop(making)
-            self._failures.end()
 
-    def _end_at(self, making: RolloutTask, unscorable: Unscorable) -> None:
-        """Drop a slot without a score and all later ones: slots are used in order."""
-        self._choice.end_at(making, unscorable.reason)
+    def _note_unscorable(self, making: RolloutTask, unscorable: Unscorable) -> None:
+        """Report a slot without a score: a commit of it would only expire."""
+        self._choice.note_unscorable(making.slot, making.version, unscorable.reason)
         log.warning(
             "rollout not committed",
             version=making.version,
-            slot=making.slot,
+            slot=making.slot.number,
             reason=unscorable.reason,
         )
-        for other in list(self._making):
-            if other.checkpoint == making.checkpoint and other.slot >= making.slot:
-                self._making.drop(other)
 
-    async def _commit(
-        self, making: RolloutTask, sequences: list[RolloutSequence], previous: bytes
-    ) -> None:
+    async def _commit(self, making: RolloutTask, sequences: list[RolloutSequence]) -> None:
         context = self._context
         body = encode_body(sequences)
         # The body is durable before the commit, and the commit before it is announced.
@@ -255,8 +247,8 @@ class InferenceFlow:
             epoch=context.epoch(),
             version=making.version,
             checkpoint=making.checkpoint,
-            slot=making.slot,
-            previous=previous,
+            slot=making.slot.number,
+            evaluation=making.slot.evaluates is not None,
             body=crypto.digest(body),
             body_bytes=len(body),
             sequences=len(sequences),
@@ -276,7 +268,7 @@ class InferenceFlow:
             "rollout committed",
             commit=signed.digest.hex()[:12],
             version=making.version,
-            slot=making.slot,
+            slot=making.slot.number,
             reward=round(sum(rewards) / len(rewards) / 1e6, 3),
         )
 

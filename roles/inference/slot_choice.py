@@ -4,11 +4,14 @@ All of it follows from the replica and the slots in progress. A reason to wait i
 condition of the role.
 """
 
+from collections import Counter
+from collections.abc import Collection
 from itertools import count
+from typing import NamedTuple
 
 from protocol.core.types import Digest, Role, Version
 from protocol.rollout.assignment import is_evaluation
-from roles.inference.slots import RolloutPipeline, RolloutTask
+from roles.inference.slots import RolloutPipeline, Slot
 from roles.ports.engines import Policy
 from roles.runtime.context import RoleContext
 
@@ -17,14 +20,34 @@ UNSETTLED_MIN = 2
 generated. A worker with more concurrent rollouts and enough credit may have more."""
 
 
+TRIES_MAX = 6
+"""Failures of one slot after which it is left out: a task may fail on one problem always. A guess:
+a machine that stays broken leaves out a slot in 48 epochs."""
+
+
+SKIPS_MAX = 2
+"""Slots without a score, in a row and with one version, that are left out. Then the worker waits
+for a newer version: a machine that is too slow to score would soon use up its allowance of gaps."""
+
+
+class Unscored(NamedTuple):
+    """Slots without a score since the last commit."""
+
+    version: Version
+    slots: int
+    reason: str
+
+
 class SlotChoice:
     """The policy and the slots of one worker; ``making`` are the slots in progress."""
 
     def __init__(self, context: RoleContext, making: RolloutPipeline) -> None:
         self._context = context
         self._making = making
-        self._unscorable: tuple[Digest, int, str] | None = None
-        """Checkpoint, own first slot with an answer without a score, and the reason."""
+        self._skipped: dict[Slot, None] = {}
+        """Own slots that are left out: no score, or the engine or the task fails on them."""
+        self._failures: Counter[Slot] = Counter()
+        self._unscored: Unscored | None = None
 
     def policy_to_use(self) -> Policy | None:
         """Return the newest policy if a rollout of it from this worker could be used."""
@@ -39,40 +62,83 @@ class SlotChoice:
             and ledger.chain.is_current(policy.version, checkpoint.digest)
             and not ledger.workers.is_slashed(context.peer_id)
             and self._can_be_checked()
-            and self._slots_are_known(policy.version)
-            and self._has_scores(checkpoint.digest, policy.version)
+            and self._slots_are_known()
+            and self._has_scores(policy.version)
             and self._counts_for(policy.version)
         )
         return policy if usable else None
 
-    def is_wanted(self, slot: int, checkpoint: Digest, version: Version) -> bool:
+    def is_wanted(self, slot: Slot) -> bool:
         """Return whether a slot should be begun now, if the engine has room for it."""
-        if any(one.checkpoint == checkpoint and one.slot > slot for one in self._making):
+        others = [one.slot for one in self._making if one.slot.evaluates == slot.evaluates]
+        if any(other.number > slot.number for other in others):
             return True  # it failed before, and later slots wait for it
         ledger, me = self._context.replica.ledger, self._context.peer_id
         uncommitted, unsettled = len(self._making), ledger.commits.in_flight(me)
         limit = self._making.concurrency.limit
         if uncommitted + unsettled >= self.unsettled_max() + limit - 1:
             return False  # skip ``wanted``, an expensive scan of all pending commits
-        if is_evaluation(self._context.manifest, version, slot):
+        if slot.evaluates is not None:
             return True  # no version waits for it, and the last version is evaluated too
         # ``wanted`` counts own unsettled commits only up to the credit; here all of them count.
         wanted = ledger.backpressure.wanted(ledger.epoch) - max(0, unsettled - self._credit())
         return wanted > 0 and (not uncommitted or uncommitted + 1 <= self._share() * wanted)
 
-    def next_slot(self, checkpoint: Digest, version: Version) -> int:
-        """Return the first own slot that is neither used nor in progress."""
-        first, _ = self._context.replica.ledger.commits.next_slot(self._context.peer_id, version)
-        begun = {making.slot for making in self._making if making.checkpoint == checkpoint}
-        return next(slot for slot in count(first) if slot not in begun)
+    def next_slot(self, checkpoint: Digest, version: Version) -> Slot:
+        """Return the first own slot that is neither used nor in progress.
 
-    def waits(self, making: RolloutTask) -> bool:
-        """Return whether an earlier slot is neither used nor in progress."""
-        return self.next_slot(making.checkpoint, making.version) < making.slot
+        Slots that evaluate the version come first.
+        """
+        context = self._context
+        begun = {making.slot for making in self._making}
+        if not context.network.may_have_evaluated(version):
+            slot = self._first(checkpoint, begun)
+            if is_evaluation(context.manifest, version, slot.number):
+                return slot
+        return self._first(None, begun)
 
-    def end_at(self, making: RolloutTask, reason: str) -> None:
-        """Begin no slot of this checkpoint from here on: the answer has no score."""
-        self._unscorable = making.checkpoint, making.slot, reason
+    def is_next(self, slot: Slot) -> bool:
+        """Return whether a slot is the first unused one: commits are in slot order.
+
+        Otherwise a crash would leave gaps.
+        """
+        return self._first(slot.evaluates, ()) == slot
+
+    def is_used(self, slot: Slot) -> bool:
+        """Return whether a slot, or a later one, is used."""
+        return slot.number < self._first_unused(slot.evaluates)
+
+    def note_unscorable(self, slot: Slot, version: Version, reason: str) -> None:
+        """Leave out a slot whose answer has no score: a retry would end the same way."""
+        before = self._unscored
+        earlier = before.slots if before is not None and before.version == version else 0
+        if earlier < SKIPS_MAX:
+            self._skip(slot)
+        self._unscored = Unscored(version, earlier + 1, reason)
+
+    def note_commit(self) -> None:
+        """Note that a slot had a score."""
+        self._unscored = None
+
+    def _skip(self, slot: Slot) -> None:
+        self._skipped = {one: None for one in self._skipped if not self.is_used(one)}
+        self._skipped[slot] = None
+
+    def note_failure(self, slot: Slot) -> None:
+        """Count a failure of the engine or the task that stopped a slot."""
+        self._failures = Counter({slot: self._failures[slot] + 1})
+        if self._failures[slot] >= TRIES_MAX:
+            self._skip(slot)
+
+    def _first(self, evaluates: Digest | None, begun: Collection[Slot]) -> Slot:
+        slots = (Slot(number, evaluates) for number in count(self._first_unused(evaluates)))
+        return next(one for one in slots if one not in begun and one not in self._skipped)
+
+    def _first_unused(self, evaluates: Digest | None) -> int:
+        replica, me = self._context.replica, self._context.peer_id
+        if evaluates is not None:
+            return replica.ledger.commits.next_slot(me, evaluates)
+        return max(replica.next_slot(me), self._context.network.first_slot or 0)
 
     def unsettled_max(self) -> int:
         """Return how many own commits may be without an outcome."""
@@ -100,27 +166,21 @@ class SlotChoice:
         context.conditions.set("inference", reason)
         return False
 
-    def _slots_are_known(self, version: Version) -> bool:
-        """Return whether the ledger has all own slots of a version: reusing one is slashable."""
-        if not self._context.network.may_have_used(version):
+    def _slots_are_known(self) -> bool:
+        """Return whether all own slots that are used are known: reusing one is slashable."""
+        if self._context.network.first_slot is not None:
             return True
-        self._context.conditions.set("inference", "the disk was lost; waiting for a newer version")
+        reason = "the disk was lost; collecting what this key has signed before"
+        self._context.conditions.set("inference", reason)
         return False
 
-    def _has_scores(self, checkpoint: Digest, version: Version) -> bool:
-        """Return whether the next own slot of a checkpoint is before the first one without a score.
-
-        A retry would fail again: problem and noise follow from the slot. Slots are used in order,
-        else workers could skip slots at will, and a commit without a score would only expire. So
-        the worker waits for a newer version and loses its later slots of this one.
-        """
-        if self._unscorable is None or self._unscorable[0] != checkpoint:
+    def _has_scores(self, version: Version) -> bool:
+        """Return whether answers of a version had scores lately."""
+        known = self._unscored
+        if known is None or known.version != version or known.slots < SKIPS_MAX:
             return True
-        _, first, why = self._unscorable
-        if self.next_slot(checkpoint, version) < first:
-            return True
-        reason = f"no score for slot {first}, {why}; waiting for a newer version"
-        self._context.conditions.set("inference", reason)
+        reason = f"no score for {known.slots} slots in a row, {known.reason}"
+        self._context.conditions.set("inference", f"{reason}; waiting for a newer version")
         return False
 
     def _can_be_checked(self) -> bool:

@@ -1,13 +1,14 @@
 """Slots in progress of a worker: one asyncio task each, over one engine.
 
-The content of a slot follows from (checkpoint, worker, slot) alone, so slots are generated
-concurrently, and again after a failure or a restart.
+The problems of a slot follow from the slot alone, so slots are generated concurrently, and again
+after a failure, a restart, or the end of their version.
 """
 
 import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import structlog
 
@@ -25,13 +26,28 @@ Made = list[RolloutSequence] | Unscorable
 """Sequences of a slot, or the reason why they have no score."""
 
 
+class Slot(NamedTuple):
+    """A slot of this worker."""
+
+    number: int
+    evaluates: Digest | None = None
+    """Checkpoint that it evaluates; None for a training slot."""
+
+
+class Failure(NamedTuple):
+    """Failure of the engine or the task, with the first slot that it stopped."""
+
+    slot: Slot
+    error: EngineError
+
+
 @dataclass(eq=False, slots=True)
 class RolloutTask:
     """Slot in progress; it no longer uses the engine once ``generating`` is False."""
 
     version: Version
     checkpoint: Digest
-    slot: int
+    slot: Slot
     began_at: float
     work: "asyncio.Task[Made]" = field(init=False)
     generating: bool = True
@@ -55,8 +71,9 @@ class RolloutPipeline:
         return making in self._slots
 
     def __iter__(self) -> Iterator[RolloutTask]:
-        """Yield slots in commit order."""
-        return iter(sorted(self._slots, key=lambda one: (one.version, one.slot)))
+        """Yield slots in commit order, those that evaluate a version first."""
+        by_number = sorted(self._slots, key=lambda one: one.slot.number)
+        return iter(sorted(by_number, key=lambda one: one.slot.evaluates is None))
 
     @property
     def generating(self) -> int:
@@ -74,8 +91,8 @@ class RolloutPipeline:
         if self.concurrency.limit != before:
             log.info("concurrency changed", limit=self.concurrency.limit, before=before)
 
-    def begin(self, version: Version, checkpoint: Digest, slot: int) -> None:
-        """Begin a slot of a checkpoint, whose policy the engine must hold."""
+    def begin(self, version: Version, checkpoint: Digest, slot: Slot) -> None:
+        """Begin a slot with a version, whose policy the engine must hold."""
         making = RolloutTask(version, checkpoint, slot, asyncio.get_running_loop().time())
         making.work = asyncio.create_task(self._make(making))
         making.work.add_done_callback(self._ended)
@@ -87,18 +104,18 @@ class RolloutPipeline:
         making.work.cancel()
         self._slots.remove(making)
 
-    def drop_failed(self) -> EngineError | None:
+    def drop_failed(self) -> Failure | None:
         """Drop failed slots, so that they are generated again; return a new failure, if any.
 
         One failure may fail several slots, some of them later: it is returned once.
         """
-        broken: EngineError | None = None
-        for making in [one for one in self._slots if one.work.done()]:
+        broken: Failure | None = None
+        for making in [one for one in self if one.work.done()]:
             error = making.work.exception()
             if isinstance(error, EngineError):
                 self.drop(making)
                 if broken is None and making.began_at > self._broke_at:
-                    broken = error
+                    broken = Failure(making.slot, error)
             elif error is not None:
                 raise error  # a bug
         return broken
@@ -117,9 +134,7 @@ class RolloutPipeline:
 
     async def _make(self, making: RolloutTask) -> Made:
         manifest = self._context.manifest
-        assignments = assign(
-            manifest, making.checkpoint, self._context.peer_id, making.slot, making.version
-        )
+        assignments = assign(manifest, self._context.peer_id, *making.slot)
         try:
             prompts = await self._task.prompts(assignments)
             requests = [

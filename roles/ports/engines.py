@@ -198,7 +198,10 @@ class TrainingSequence:
     """One verified sequence with its group (same prompt) and its reward.
 
     ``logprobs``, in nats, are those of the tokens under the generating policy: the worker's claims
-    until the trainer recomputes them (``TrainingEngine.recompute``).
+    until the trainer recomputes them (``TrainingEngine.recompute``). ``claimed`` are the claims
+    then, and None before. ``lag`` is the number of versions published since that policy.
+    ``reference_logprobs`` are those under the genesis policy, empty unless the run's loss needs
+    them.
     """
 
     group: int
@@ -206,6 +209,22 @@ class TrainingSequence:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     reward: float
+    claimed: tuple[float, ...] | None = None
+    lag: int = 0
+    reference_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Difference between the log-probabilities of workers and of the trainer, at some tokens."""
+
+    mean: float
+    """Mean of the absolute differences, in nats."""
+    p99: float
+    """Their 99 % quantile."""
+    beyond_clip: float
+    """Fraction of tokens whose ratio is outside of the clip range, ``1 - epsilon`` to
+    ``1 + epsilon_high``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +234,15 @@ class StepMetrics:
     updates: int
     """Optimiser updates; 0 without a finite gradient."""
     loss: float = 0.0
+    """Of the run's kind and aggregation; the mean of the updates, by their tokens."""
     gradient_norm: float = 0.0
     """Before clipping."""
     entropy: float = 0.0
     """In nats."""
     sequences_used: int = 0
     clip_low_fraction: float = 0.0
-    """Tokens without a gradient because their ratio is too small for a negative advantage."""
+    """Tokens without a gradient because their ratio is too small for a negative advantage; with
+    CISPO, tokens of a bounded gradient."""
     clip_high_fraction: float = 0.0
     """Tokens without a gradient because their ratio is too large."""
     kl: float = 0.0
@@ -229,6 +250,11 @@ class StepMetrics:
     ``r - 1 - log r`` of the ratios ``r``."""
     learning_rate: float = 0.0
     """Rate of the last update; 0 without one."""
+    mismatch: Mismatch | None = None
+    """Of the workers' claims and the weights at the start of the step, at the tokens of its first
+    update; None without tokens."""
+    engine_mismatch: Mismatch | None = None
+    """The same for pairs under the same weights; None without such tokens."""
 
 
 class TrainingEngine(Engine, Protocol):

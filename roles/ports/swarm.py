@@ -23,8 +23,15 @@ class Network(Protocol):
     def synchronised(self) -> bool:
         """True after the first synchronisation with a peer since the start of this node."""
 
-    def may_have_used(self, version: int) -> bool:
-        """Tell whether this key may have used slots of a version that this disk does not record."""
+    @property
+    def first_slot(self) -> int | None:
+        """First training slot that this key has not used, as far as this disk records.
+
+        None while an earlier disk of the key may have used any.
+        """
+
+    def may_have_evaluated(self, version: int) -> bool:
+        """Tell whether an earlier disk of this key may have used evaluation slots of a version."""
 
     def may_have_judged(self, epoch: int) -> bool:
         """Tell whether this key may have signed verdicts of ``epoch`` recorded on another disk."""

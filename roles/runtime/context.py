@@ -12,6 +12,7 @@ from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.swarm import Network, Policies
 from roles.runtime.metrics import PolicySwapLatency, RolloutHistograms
+from roles.runtime.shadow_progress import ShadowProgress
 from roles.runtime.training_steps import TrainingSteps
 
 
@@ -145,6 +146,7 @@ class RoleContext:
     policy_swaps: PolicySwapLatency = field(default_factory=PolicySwapLatency)
     durations: RolloutHistograms = field(default_factory=RolloutHistograms)
     training: TrainingSteps = field(default_factory=TrainingSteps)
+    shadow: ShadowProgress = field(default_factory=ShadowProgress)
 
     @property
     def peer_id(self) -> PeerId:

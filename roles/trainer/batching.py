@@ -21,15 +21,17 @@ import structlog
 
 from protocol.core.crypto import digest
 from protocol.core.faults import Fault
-from protocol.core.types import Digest
+from protocol.core.types import Digest, Version
 from protocol.ledger.commits import Entry
+from protocol.messages import CheckpointManifest
 from protocol.replica.batch_rule import BatchRule, Draft
-from protocol.rollout.assignment import assign
+from protocol.rollout.assignment import assign_commit
 from protocol.rollout.audit import AuditResult, check_claims, read_body
 from protocol.rollout.body import REWARD_SCALE
 from roles.ports.engines import (
     EngineError,
     Environment,
+    Policy,
     TrainingEngine,
     TrainingSequence,
     Unscorable,
@@ -71,6 +73,7 @@ class Batching:
         self._context = context
         self._engine = engine
         self._recomputes = context.manifest.model.dtype != "fp32"
+        self._refers = context.manifest.grpo.loss.kl_coefficient > 0
         self._task = Task(context.manifest, environment)
         self._used: dict[Digest, None] = {}
         self._is_waiting = False
@@ -172,22 +175,57 @@ class Batching:
         """
         if self._wanted(drawn):
             return None
-        prompts = self._context.manifest.sampling.prompts_per_rollout
-        numbered = {
-            commit: [replace(item, group=index * prompts + item.group) for item in rollout]
-            for index, (commit, rollout) in enumerate(drawn.items())
-        }
-        versions = {commit: entries[commit].version for commit in numbered}
-        if self._recomputes and not await self._recompute(numbered, versions):
+        versions = {commit: entries[commit].version for commit in drawn}
+        sequences = await self.sequences(version, drawn, versions)
+        if sequences is None:
             return None
         batch = TrainingBatch(
-            tuple(numbered),
-            [item for own in numbered.values() for item in own],
-            tuple(version - versions[commit] for commit in numbered),
+            tuple(drawn),
+            sequences,
+            tuple(version - versions[commit] for commit in drawn),
             page,
-            tuple(self._rule.omitted(version + 1, lot, tuple(numbered))),
+            tuple(self._rule.omitted(version + 1, lot, tuple(drawn))),
         )
         return batch if self.conforms(version, batch) else None
+
+    async def fetch(
+        self, version: CheckpointManifest
+    ) -> dict[Digest, list[TrainingSequence]] | None:
+        """Return the rollouts of a published version, in its order; None while one is missing.
+
+        Raises ``EngineError`` when the task fails.
+        """
+        commits = [Digest(commit) for commit in version.batch]
+        entries = {commit: self._context.replica.ledger.commits.known(commit) for commit in commits}
+        known = [entry for entry in entries.values() if entry is not None]
+        if len(known) < len(commits):
+            return None
+        found = await asyncio.gather(*map(self._sequences, known))
+        drawn = zip(commits, found, strict=True)
+        read = {commit: sequences for commit, sequences in drawn if sequences is not None}
+        return read if len(read) == len(commits) else None
+
+    async def sequences(
+        self, version: int, drawn: _Drawn, versions: Mapping[Digest, int]
+    ) -> list[TrainingSequence] | None:
+        """Return the sequences of a batch as the engine takes them; None while weights are missing.
+
+        The step begins from ``version``, and ``versions`` generated the rollouts. The order of the
+        rollouts decides the bits of the step.
+        """
+        prompts = self._context.manifest.sampling.prompts_per_rollout
+        numbered = {
+            commit: [
+                replace(item, group=index * prompts + item.group, lag=version - versions[commit])
+                for item in rollout
+            ]
+            for index, (commit, rollout) in enumerate(drawn.items())
+        }
+        if self._recomputes and not await self._recompute(numbered, versions):
+            return None
+        if self._refers and not await self._refer(numbered):
+            return None
+        return [item for own in numbered.values() for item in own]
 
     async def _recompute(self, rollouts: _Drawn, versions: Mapping[Digest, int]) -> bool:
         """Recompute the log-probabilities of ``rollouts``; False while weights are missing."""
@@ -208,6 +246,31 @@ class Batching:
                 return False
             for commit in commits:
                 rollouts[commit] = list(islice(own, len(rollouts[commit])))
+        return True
+
+    async def _refer(self, rollouts: _Drawn) -> bool:
+        """Add the log-probabilities under the genesis policy; False while its file is missing."""
+        context = self._context
+        policy = context.policies.get(0)
+        if context.files.size(context.files.genesis) is not None:
+            policy = Policy(Version(0), context.manifest.genesis_policy, context.files.genesis)
+        if policy is None:
+            self._is_waiting = True
+            context.conditions.wait("trainer", "waiting for the genesis policy, the reference")
+            return False
+        items = [item for rollout in rollouts.values() for item in rollout]
+        try:
+            computing = context.durations.steps.part(context.clock.now())
+            with computing, context.policies.hold(policy):
+                known = iter(await self._engine.recompute(policy, items))
+        except ValueError as error:
+            log.warning("reference refused", error=str(error))
+            context.conditions.set("trainer", f"{policy.path} is not the genesis policy")
+            return False
+        for commit, rollout in rollouts.items():
+            rollouts[commit] = [
+                replace(item, reference_logprobs=next(known).logprobs) for item in rollout
+            ]
         return True
 
     def _usable(self, version: int) -> dict[Digest, Entry]:
@@ -269,9 +332,7 @@ class Batching:
         sequences = read_body(context.manifest, message, body)
         if isinstance(sequences, AuditResult):
             return None
-        assignments = assign(
-            context.manifest, checkpoint.digest, entry.commit.signer, message.slot, message.version
-        )
+        assignments = assign_commit(context.manifest, entry.commit.signer, message)
         if check_claims(context.manifest, message, sequences) is not None:
             return None  # a committee may have certified claims that the model cannot compute
         prompts = await self._task.prompts(assignments)

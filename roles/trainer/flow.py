@@ -1,4 +1,8 @@
-"""Flow of the trainer role: as the leader, learn from certified rollouts and publish versions."""
+"""Flow of the trainer role: lead or shadow.
+
+The leader learns from certified rollouts and publishes versions. The other trainers repeat its
+steps, if they are configured to.
+"""
 
 from contextlib import suppress
 
@@ -11,6 +15,7 @@ from roles.runtime.retry import Failures
 from roles.trainer.batching import Batching, TrainingBatch
 from roles.trainer.leadership import Leadership
 from roles.trainer.publication import Publication
+from roles.trainer.shadowing import Shadow
 from roles.trainer.statistics import StepTimer, training_step
 
 log = structlog.get_logger()
@@ -21,10 +26,18 @@ passes within two epochs, and the whole swarm waits for a leader with a lost dev
 
 
 class TrainerFlow:
-    """Flow of one trainer; it trains while it is the leader and follows otherwise."""
+    """Flow of one trainer; it trains while it is the leader and follows otherwise.
+
+    ``shadows``: as a follower, repeat the leader's steps.
+    """
 
     def __init__(
-        self, context: RoleContext, engine: TrainingEngine, environment: Environment
+        self,
+        context: RoleContext,
+        engine: TrainingEngine,
+        environment: Environment,
+        *,
+        shadows: bool = True,
     ) -> None:
         self._context = context
         self._engine = engine
@@ -32,6 +45,8 @@ class TrainerFlow:
         self._leadership = Leadership(context, engine)
         self._batching = Batching(context, engine, environment)
         self._publication = Publication(context, engine)
+        self._shadow = Shadow(context, engine, self._leadership, self._batching)
+        self._shadows = shadows
         self._failures = Failures(context, "trainer")
         self._timer = StepTimer(context.durations.steps)
 
@@ -45,6 +60,8 @@ class TrainerFlow:
                     term = self._leadership.term
                     if term is None:
                         context.conditions.clear("trainer")  # another trainer leads now
+                        if self._shadows and await self._shadow.follow():
+                            continue
                     elif context.replica.ledger.chain.version < self._steps:
                         await self._lead_in(term)
                 except EngineError as error:
@@ -75,7 +92,7 @@ class TrainerFlow:
 
     async def _resume(self, term: int) -> bool:
         """Load the newest version, publishing version 0 if there is none; False to retry later."""
-        position = await self._leadership.resume(term)
+        position = await self._leadership.resume(term, self._shadow.leave())
         if position is None:
             return False
         self._publication.start_from(position)
@@ -143,7 +160,8 @@ class TrainerFlow:
         told = {name: _told(value) for name, value in step.statistics.items()}
         log.info("step", version=step.version, **told)
         if step.warning:
-            log.warning("step without effect", warning=context.training.warning)
+            event = "mismatch with workers" if step.updates else "step without effect"
+            log.warning(event, warning=context.training.warning)
 
 
 def _told(value: float) -> float:

@@ -6,7 +6,7 @@ resumes from its own state of that version, or from what another trainer publish
 
 import asyncio
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -35,6 +35,10 @@ class ResumePoint:
     """Digest of the manifest of ``version``; empty before version 0."""
     policy: bytes
     """Digest of the weights of ``version``; empty before version 0."""
+    reloaded: bool = False
+    """True if the engine has rounded weights with the moments of another version, or none."""
+    moments: int = -1
+    """Version of the published state with these moments; -1 for none."""
 
 
 class Leadership:
@@ -77,23 +81,35 @@ class Leadership:
             await context.tick(context.changes.count)
         context.conditions.take_up(Role.TRAINER)
 
-    async def resume(self, term: int) -> ResumePoint | None:
-        """Load the newest version, to lead in a term; None while waiting for it."""
+    async def resume(self, term: int, in_step: bytes = b"") -> ResumePoint | None:
+        """Load the newest version, to lead in a term; None while waiting for it.
+
+        ``in_step``: manifest digest of the version whose state the engine has; it is not loaded.
+        """
         context = self._context
         head = context.replica.ledger.chain.head
         if head is None:
             return await self._begin(term)
-        ours = head.signer == context.peer_id and await self._load_own_state(head)
-        if not ours and not await self._take_over(head):
-            return None
+        version, source = head.message.version, head.message.version
+        if in_step != head.digest:
+            own = await self._load_own_state(head) if head.signer == context.peer_id else None
+            loaded = await self._take_over(head) if own is None else own
+            if loaded is None:
+                return None
+            source = loaded
+            if own is not None:  # a crash may have prevented its announcement
+                await context.network.announce(Topic.CHECKPOINTS, head.envelope)
         context.conditions.clear("trainer")
-        if ours:  # a crash may have prevented its announcement
-            await context.network.announce(Topic.CHECKPOINTS, head.envelope)
-        log.info("training resumed", version=head.message.version, term=term)
-        return ResumePoint(head.message.version, term, head.digest, head.message.policy)
+        log.info("training resumed", version=version, term=term, state=source)
+        is_exact = source == version
+        point = ResumePoint(version, term, head.digest, head.message.policy)
+        return point if is_exact else replace(point, reloaded=True, moments=source)
 
-    async def _load_own_state(self, head: Signed[CheckpointManifest]) -> bool:
-        """Load this node's newest state, with the weights of ``head`` if the state is older."""
+    async def _load_own_state(self, head: Signed[CheckpointManifest]) -> int | None:
+        """Load this node's newest state, with the weights of ``head`` if the state is older.
+
+        Return the version of the state; None if none is loaded.
+        """
         context, newest = self._context, head.message.version
         policy = context.policies.get(newest)
         oldest = max(-1, newest - context.manifest.shardcast.state_every)
@@ -101,10 +117,11 @@ class Leadership:
             path, made = context.files.state(version), context.replica.ledger.chain.get(version)
             if made is None or made.signer != context.peer_id or context.files.size(path) is None:
                 continue
-            if version == newest:
-                return await self._load_state(path, made)
-            return policy is not None and await self._load_state(path, made, policy)
-        return False
+            newer = None if version == newest else policy
+            can_load = version == newest or policy is not None
+            loaded = can_load and await self.load_state(path, made, newer)
+            return version if loaded else None
+        return None
 
     async def _begin(self, term: int) -> ResumePoint | None:
         """Load the genesis weights, if nobody has published version 0."""
@@ -117,38 +134,47 @@ class Leadership:
             context.conditions.wait("trainer", "waiting for the state of this run from peers")
             return None
         policy = Policy(Version(0), context.manifest.genesis_policy, path)
-        if not await self._load_policy(policy):
+        if not await self.load_policy(policy):
             context.conditions.set("trainer", f"{path} is not the genesis policy of this run")
             await asyncio.sleep(context.epoch_seconds)
             return None
         return ResumePoint(-1, term, b"", b"")
 
-    async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
-        """Load the published version, with the optimiser state if available; False if neither.
+    async def _take_over(self, head: Signed[CheckpointManifest]) -> int | None:
+        """Load the published version, with the optimiser state if available.
 
         The state may be of an earlier version: its moments are combined with the weights of
-        ``head``.
+        ``head``. Return the version of the state, -1 for weights alone, None if nothing is loaded.
         """
         context, message, state = self._context, head.message, None
         published = context.policies.published_state(message.version)
-        bytes_max = await self._engine.state_bytes_max()
         try:
-            if published is not None and published.message.state_bytes <= bytes_max:
-                state = await context.policies.fetch_state(published)
+            if published is not None:
+                state = await self.fetch_state(published)
         except StorageFullError as error:
             context.conditions.set("trainer", f"disk full: {error}; waiting for room")
             await asyncio.sleep(context.epoch_seconds)
-            return False
+            return None
         policy = context.policies.get(message.version)
         if published is not None and state is not None:
             newer = None if published.message.version == message.version else policy
             current = newer is not None or published.message.policy == message.policy
-            if current and await self._load_state(state, published, newer):
-                return True
-        if policy is not None and await self._load_policy(policy):
-            return True
+            if current and await self.load_state(state, published, newer):
+                return published.message.version
+        if policy is not None and await self.load_policy(policy):
+            return -1
         context.conditions.wait("trainer", f"waiting for the weights of version {message.version}")
-        return False
+        return None
+
+    async def fetch_state(self, published: Signed[CheckpointManifest]) -> Path | None:
+        """Return a version's state; None if it is too large or unavailable.
+
+        Raises ``StorageFullError``.
+        """
+        message = published.message
+        if not message.state or message.state_bytes > await self._engine.state_bytes_max():
+            return None
+        return await self._context.policies.fetch_state(published)
 
     def _is_held(self, version: int) -> bool:
         """Return whether a node of the genesis reports ``version`` or a later one."""
@@ -160,9 +186,10 @@ class Leadership:
             if manifest.is_validator(member.peer) or manifest.is_trainer(member.peer)
         )
 
-    async def _load_state(
+    async def load_state(
         self, path: Path, checkpoint: Signed[CheckpointManifest], newer: Policy | None = None
     ) -> bool:
+        """Load the state of a version, with ``newer`` weights if given; False if it is refused."""
         try:
             with nullcontext() if newer is None else self._context.policies.hold(newer):
                 await self._engine.load_state(path, Digest(checkpoint.message.policy), newer)
@@ -171,7 +198,8 @@ class Leadership:
             return False
         return True
 
-    async def _load_policy(self, policy: Policy) -> bool:
+    async def load_policy(self, policy: Policy) -> bool:
+        """Load weights with a fresh optimiser; False if they are refused."""
         try:
             with self._context.policies.hold(policy):
                 await self._engine.load_policy(policy)

@@ -35,6 +35,8 @@ class Publication:
         self._context = context
         self._engine = engine
         self._parent = b""
+        self._position: ResumePoint | None = None
+        """Where training resumed, until the next version is begun."""
         self._writing: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self.term = 0
@@ -47,7 +49,7 @@ class Publication:
     def start_from(self, position: ResumePoint) -> None:
         """Set the version that the next one follows."""
         self.version, self.term, self._parent = position.version, position.term, position.parent
-        self.policy = position.policy
+        self.policy, self._position = position.policy, position
 
     @property
     def ended(self) -> bool:
@@ -63,7 +65,8 @@ class Publication:
         version, digest = self.version + 1, await self._engine.policy_digest()
         policy = Policy(Version(version), digest, self._context.files.weights(version))
         self._writing = asyncio.create_task(self._write(policy))
-        publishing = self._publish(self._writing, policy, batch, reward_mean)
+        publishing = self._publish(self._writing, policy, batch, reward_mean, self._position)
+        self._position = None
         self._publishing = asyncio.create_task(publishing)
         self._publishing.add_done_callback(self._wake_on_failure)
         self.version, self.policy = version, digest
@@ -123,7 +126,9 @@ class Publication:
         policy: Policy,
         batch: TrainingBatch | None,
         reward_mean: int,
+        resumed: ResumePoint | None,
     ) -> None:
+        """Publish a written version; ``resumed`` if it is the first one after that."""
         await writing
         context = self._context
         release = await self._stored(lambda: context.policies.release(policy))
@@ -145,6 +150,8 @@ class Publication:
                 batch=batch.commits if batch else (),
                 page=batch.page if batch else b"",
                 omitted=batch.omitted if batch else (),
+                reloaded=resumed is not None and resumed.reloaded,
+                moments=-1 if resumed is None else resumed.moments,
                 reward_mean=reward_mean,
                 created_at=round(context.clock.now() * 1000),
             )

@@ -5,8 +5,9 @@ import math
 from collections.abc import Collection, Iterable
 from itertools import groupby
 from statistics import fmean, pstdev
+from typing import Any
 
-from roles.ports.engines import StepMetrics, TrainingSequence
+from roles.ports.engines import Mismatch, StepMetrics, TrainingSequence
 from roles.runtime.metrics import BusyTime
 from roles.runtime.training_steps import TrainingStep
 from roles.trainer.batching import TrainingBatch
@@ -57,6 +58,8 @@ def training_step(
         gradient_norm=_finite(metrics.gradient_norm),
         clip_low_fraction=metrics.clip_low_fraction,
         clip_high_fraction=metrics.clip_high_fraction,
+        **_differences("", metrics.mismatch),
+        **_differences("engine_", metrics.engine_mismatch),
         loss=_finite(metrics.loss),
         learning_rate=metrics.learning_rate,
         updates=metrics.updates,
@@ -73,6 +76,17 @@ def training_step(
 def _cut_fraction(sequences: Iterable[TrainingSequence], end_tokens: Collection[int]) -> float:
     """Return the fraction of answers without an end token, cut by the length limit."""
     return fmean(one.tokens[-1] not in end_tokens for one in sequences)
+
+
+def _differences(prefix: str, found: Mismatch | None) -> dict[str, Any]:
+    """Return the statistics of a mismatch by name; none if it is unknown."""
+    if found is None:
+        return {}
+    return {
+        f"{prefix}mismatch_mean_nats": _finite(found.mean),
+        f"{prefix}mismatch_p99_nats": _finite(found.p99),
+        f"{prefix}mismatch_clip_fraction": found.beyond_clip,
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -92,18 +92,21 @@ class CouncilFlow:
                 self._fetching[page.digest] = fetch
 
     def _log_refused(self) -> None:
-        """Log a version that this member does not make final for its batch."""
+        """Log a version that this member does not make final for its batch, or a dispute."""
         replica = self._context.replica
         final = replica.ledger.chain.place(replica.lead.head)
-        refusal = None if final is None else replica.batches.refusal(final)
-        if refusal is None or refusal.manifest.digest == self._refused:
+        if final is None:
             return
-        self._refused = refusal.manifest.digest
+        refusal, dispute = replica.batches.refusal(final), replica.shadows.dispute(final)
+        found = refusal or dispute
+        if found is None or found.manifest.digest == self._refused:
+            return
+        self._refused = found.manifest.digest
         log.warning(
             "version_refused",
-            version=refusal.manifest.message.version,
-            trainer=refusal.manifest.signer,
-            reason=str(refusal.fault),
+            version=found.manifest.message.version,
+            trainer=found.manifest.signer,
+            reason=str(dispute if refusal is None else refusal.fault),
         )
 
     async def _publish(self, messages: Sequence[Message]) -> None:

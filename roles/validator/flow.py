@@ -24,6 +24,7 @@ from roles.runtime.context import RoleContext
 from roles.runtime.retry import Failures, pause_epochs
 from roles.validator.check import RolloutVerifier
 from roles.validator.exchange import VerdictExchange
+from roles.validator.reexamination import Reexamination
 
 log = structlog.get_logger()
 
@@ -67,6 +68,7 @@ class ValidatorFlow:
         self._for_others: dict[Digest, PageNode] = {}
         """Commits whose committee excludes this node, with the page that drew it."""
         self._computing = asyncio.Lock()
+        self._reexamination = Reexamination(context, self._examination, self._computing)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -78,6 +80,7 @@ class ValidatorFlow:
                 self._tell_doubts()
                 for entry in self._due():
                     await self._attend(entry)
+                await self._reexamination.attend(is_busy=bool(self._checking))
                 await context.tick(seen)
         finally:
             tasks = list(self._checking.values())
@@ -85,6 +88,7 @@ class ValidatorFlow:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._exchange.close()
+            await self._reexamination.close()
 
     def _tell_doubts(self) -> None:
         """Once an epoch, log thresholds that begin or cease to be in doubt."""
@@ -211,10 +215,8 @@ class ValidatorFlow:
     def _is_due(self, entry: Entry) -> bool:
         """Return whether a check is useful and all its inputs but the body are on this node."""
         ledger = self._context.replica.ledger
-        # Without the predecessor slot order is unproven; synchronisation will deliver it.
-        ordered = ledger.commits.predecessor_known(entry.commit)
         unslashed = not ledger.workers.is_slashed(entry.commit.signer)
-        return unslashed and ordered and self._examination.policy(entry.commit) is not None
+        return unslashed and self._examination.policy(entry.commit) is not None
 
     async def _check(self, entry: Entry, members: tuple[PeerId, ...], page: PageNode) -> None:
         context, commit = self._context, entry.commit

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from protocol.core.types import Digest, PeerId
+from protocol.core.types import PeerId
 from protocol.messages import RolloutCommit
-from protocol.rollout.assignment import assign
+from protocol.rollout.assignment import assign_commit
 from protocol.rollout.audit import (
     SLASHABLE_REASONS,
     AuditResult,
@@ -59,9 +59,7 @@ async def judge(
     finding = check_claims(manifest, commit, sequences)
     if finding is not None:
         return finding
-    assignments = assign(
-        manifest, Digest(commit.checkpoint), judged.worker, commit.slot, commit.version
-    )
+    assignments = assign_commit(manifest, judged.worker, commit)
     rewards = await task.rewards(assignments, [item.tokens for item in sequences])
     if isinstance(rewards, Unscorable):
         return rewards

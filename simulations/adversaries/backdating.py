@@ -34,7 +34,7 @@ class BackdatingTransport(GossipingTransport):
         super().__init__(parts)
         self._rng = rng
         self._checkpoint = Digest(b"")
-        self._slot, self._previous = 0, Digest(b"")
+        self._slot = self._first = 0
 
     @override
     async def act(self, replica: Replica) -> None:
@@ -44,10 +44,10 @@ class BackdatingTransport(GossipingTransport):
             return
         if head.digest != self._checkpoint:
             self._checkpoint = head.digest
-            self._slot, self._previous = 0, Digest(b"")
+            self._first = self._slot
         commits = replica.ledger.commits.open_entries()
         is_full = sum(one.commit.signer == me for one in commits) >= COMMITS_OPEN_MAX
-        if self._slot < COMMITS_EACH and not is_full:
+        if self._slot < self._first + COMMITS_EACH and not is_full:
             await self._commit(replica, head, drawing[-1])
 
     async def _commit(
@@ -56,12 +56,12 @@ class BackdatingTransport(GossipingTransport):
         date = replica.manifest.epoch_start(page.epoch - 1)
         for _ in range(BODIES):
             body = self._rng.bytes(DIGEST_BYTES)
-            commit = unfounded(replica, head, date, self._slot, self._previous, body)
+            commit = unfounded(replica, head, date, self._slot, body)
             signed = seal(commit, replica.run_id, self.parts.signer)
             committee = draw(replica.manifest, page, signed)
             if committee is not None and self.parts.accomplices.keys() >= set(committee.first):
                 self._slot += 1
-                self._previous = await self.publish(replica, Topic.COMMITS, commit)
+                await self.publish(replica, Topic.COMMITS, commit)
                 await self._certify(replica, signed, committee)
                 return
 

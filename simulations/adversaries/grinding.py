@@ -42,7 +42,7 @@ class GrindingTransport(GossipingTransport):
         self._rng = rng
         self._chosen: Identity | None = None
         self._checkpoint = Digest(b"")
-        self._slot, self._previous = 0, Digest(b"")
+        self._slot = 0
 
     @override
     async def act(self, replica: Replica) -> None:
@@ -50,19 +50,19 @@ class GrindingTransport(GossipingTransport):
         if head is None:
             return
         if head.digest != self._checkpoint or self._chosen is None:
-            self._chosen, self._checkpoint = self._easiest(replica, head), head.digest
-            self._slot, self._previous = 0, Digest(b"")
+            self._chosen, self._checkpoint = self._easiest(replica), head.digest
+            self._slot = 0
             await self._appear(replica, head, self._chosen)
         elif self._slot < 4:
             await self._commit(replica, head, self._chosen)
 
-    def _easiest(self, replica: Replica, head: Signed[CheckpointManifest]) -> Identity:
+    def _easiest(self, replica: Replica) -> Identity:
         keys = [Identity(self._rng.bytes(32)) for _ in range(KEYS)]
-        return min(keys, key=lambda key: self._difficulty(replica, head, key))
+        return min(keys, key=lambda key: self._difficulty(replica, key))
 
-    def _difficulty(self, replica: Replica, head: Signed[CheckpointManifest], key: Identity) -> int:
+    def _difficulty(self, replica: Replica, key: Identity) -> int:
         """Return the difficulty of the problems in a key's first slot; small is easy."""
-        sequences = assign(replica.manifest, head.digest, key.peer_id, 0, head.message.version)
+        sequences = assign(replica.manifest, key.peer_id, 0)
         return sum(sequence.problem_seed for sequence in sequences)
 
     async def _appear(
@@ -90,9 +90,9 @@ class GrindingTransport(GossipingTransport):
         self, replica: Replica, head: Signed[CheckpointManifest], key: Signer
     ) -> None:
         now, body = self.parts.ports.clock.now(), self._rng.bytes(32)
-        commit = unfounded(replica, head, now, self._slot, self._previous, body)
+        commit = unfounded(replica, head, now, self._slot, body)
         self._slot += 1
-        self._previous = await self.publish(replica, Topic.COMMITS, commit, key)
+        await self.publish(replica, Topic.COMMITS, commit, key)
 
 
 def chosen_problems(parts: Parts, rng: Rng) -> Parts:

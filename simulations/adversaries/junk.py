@@ -83,7 +83,6 @@ class Junk:
             version=0,
             checkpoint=self._rng.bytes(DIGEST_BYTES),
             slot=0,
-            previous=b"",
             body=self._rng.bytes(DIGEST_BYTES),
             body_bytes=1,
             sequences=count if far else 2 * count,

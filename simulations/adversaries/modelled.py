@@ -1,5 +1,6 @@
-"""Dishonest workers of a simulation: those of testnets on modelled weights, and one more."""
+"""Dishonest workers of a simulation: those of testnets on modelled weights, and two more."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from typing_extensions import override
@@ -7,8 +8,9 @@ from typing_extensions import override
 from protocol.core.crypto import digest
 from protocol.core.rng import Rng
 from protocol.core.types import DIGEST_BYTES, Digest
-from roles.ports.engines import Policy
+from roles.ports.engines import Answer, Engines, Policy, Score, Unscorable
 from roles.ports.storage import Owner, Purpose
+from simulations.adversaries.passthrough import OtherEngines, PassingEnvironment
 from simulations.adversaries.workers import PolicyCopies, WorkerBehaviour
 from simulations.ports.blobs import SimBlobs
 from simulations.ports.parts import Behaviour, Parts
@@ -71,3 +73,24 @@ class WithheldBodies(SimBlobs):
 def withheld_body(parts: Parts, _rng: Rng) -> Parts:
     """Commit to rollouts and serve their bodies to no peer."""
     return parts.with_ports(blobs=WithheldBodies(parts))
+
+
+DISLIKED_SHARE = 4
+"""One problem in so many is disliked."""
+
+
+class SkippedSlots(PassingEnvironment):
+    """Has no score for disliked problems, so an honest worker leaves their slots out."""
+
+    @override
+    async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
+        scores = await super().score_batch(answers)
+        return [
+            Unscorable("disliked") if answer.seed % DISLIKED_SHARE == 0 else score
+            for answer, score in zip(answers, scores, strict=True)
+        ]
+
+
+def skipped_slots(honest: Engines, _copies: PolicyCopies, _rng: Rng) -> Engines:
+    """Leave out the slots with disliked problems."""
+    return OtherEngines(honest, environment=lambda task, _: SkippedSlots(task))

@@ -27,7 +27,6 @@ def unfounded(
     head: Signed[CheckpointManifest],
     now: float,
     slot: int,
-    previous: Digest,
     body: bytes,
     body_bytes: int = 1,
 ) -> RolloutCommit:
@@ -38,7 +37,6 @@ def unfounded(
         version=Version(head.message.version),
         checkpoint=head.digest,
         slot=slot,
-        previous=previous,
         body=body,
         body_bytes=body_bytes,
         sequences=sampling.group_size * sampling.prompts_per_rollout,
@@ -58,7 +56,7 @@ class NamingTransport(GossipingTransport):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._named: dict[Digest, None] = {}
-        self._last: dict[Version, tuple[int, Digest]] = {}
+        self._slot = 0
 
     @override
     async def act(self, replica: Replica) -> None:
@@ -81,11 +79,11 @@ class NamingTransport(GossipingTransport):
     async def _commit(
         self, replica: Replica, head: Signed[CheckpointManifest], body: Digest
     ) -> None:
-        version, now = Version(head.message.version), self.parts.ports.clock.now()
-        slot, previous = self._last.get(version, (-1, Digest(b"")))
+        now = self.parts.ports.clock.now()
         body_bytes = len(self.parts.disk.blobs.get(body, b"?"))
-        commit = unfounded(replica, head, now, slot + 1, previous, body, body_bytes)
-        self._last = {version: (slot + 1, await self.publish(replica, Topic.COMMITS, commit))}
+        commit = unfounded(replica, head, now, self._slot, body, body_bytes)
+        self._slot += 1
+        await self.publish(replica, Topic.COMMITS, commit)
 
 
 class JunkTransport(NamingTransport):

@@ -28,7 +28,7 @@ from protocol.messages import (
     seal,
 )
 from protocol.replica.replica import Replica
-from protocol.rollout.assignment import SequenceAssignment, assign
+from protocol.rollout.assignment import SequenceAssignment, assign_commit
 from protocol.rollout.body import REWARD_SCALE, RolloutSequence, decode_body
 from protocol.rollout.statistics import Extremes, Measurement, Sums
 from protocol.rollout.witness import WitnessPoint, WitnessValue
@@ -125,10 +125,7 @@ class CredulousEnvironment(PassingEnvironment):
             sequences = decode_body(body, self._manifest)
             if isinstance(sequences, Fault):
                 continue
-            checkpoint, slot = Digest(commit.message.checkpoint), commit.message.slot
-            assignments = assign(
-                self._manifest, checkpoint, commit.signer, slot, commit.message.version
-            )
+            assignments = assign_commit(self._manifest, commit.signer, commit.message)
             for item, claimed in zip(assignments, sequences, strict=True):
                 self._claims[item.problem_seed, claimed.tokens] = self._score(item, claimed)
 

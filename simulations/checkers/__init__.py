@@ -22,6 +22,8 @@ from simulations.checkers.ledger import EqualAccounts, TracedLedger
 from simulations.checkers.limits import TableLimits
 from simulations.checkers.pages import Pages
 from simulations.checkers.quorum import Quorum
+from simulations.checkers.reexamination import Overturns
+from simulations.checkers.shadowed import ShadowedSteps
 from simulations.checkers.slots import Slots
 from simulations.checkers.storage import Durability, Storage
 from simulations.checkers.verdicts import Verdicts
@@ -47,6 +49,7 @@ class Attached:
     certificates: Certificates
     pages: Pages
     ledger: TracedLedger
+    overturns: Overturns
 
 
 def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Attached:
@@ -61,7 +64,9 @@ def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Attached:
     Slots(watch)
     Versions(watch)
     FinalVersions(watch, pages)
-    ledger = TracedLedger(watch, pages, quorum)
+    ShadowedSteps(watch, pages)
+    overturns = Overturns(watch, pages)
+    ledger = TracedLedger(watch, pages, quorum, overturns)
     EqualAccounts(watch, pages, ledger, patience.converge_epochs)
     Weights(watch)
     Durability(watch)
@@ -70,4 +75,4 @@ def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Attached:
     Progress(watch, pages, patience.progress_epochs)
     TableLimits(watch)
     Backoff(watch)
-    return Attached(certificates, pages, ledger)
+    return Attached(certificates, pages, ledger, overturns)

@@ -11,6 +11,9 @@ from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short, shown
 from simulations.runtime.trace import Event
 
+COLLUDING = ("colluding-acceptance", "colluding-rejection")
+"""Behaviours whose certificates only a late re-examination can find: they are counted."""
+
 MARKS_KEPT = 100_000
 """Many times the rollouts that may still be learned from."""
 
@@ -33,6 +36,7 @@ HARMLESS = (
     "capacity-liars",
     "sybil-flood",
     "address-reflection",
+    "skipped-slots",
     "withheld-body",
 )
 """Worker behaviours that disturb the network and still compute honest rollouts."""
@@ -63,6 +67,8 @@ class Certificates:
         self.certified = 0
         """Commits with a valid certificate that accepts them."""
         self.certified_false = 0
+        self.rejected_false = 0
+        """Honest rollouts that colluders alone have rejected."""
         self.contradictory = 0
         self._made: dict[tuple[str, int], str] = {}
         """(node, first noise seed) to the mark of a rollout, until a commit names it."""
@@ -84,9 +90,8 @@ class Certificates:
         if commit.signer != member.peer:
             return
         fields = commit.fields
-        seed = self._watch.rules.first_noise_seed(
-            fields["checkpoint"], commit.signer, fields["slot"]
-        )
+        evaluates = fields["checkpoint"] if fields["evaluation"] else b""
+        seed = self._watch.rules.first_noise_seed(commit.signer, fields["slot"], evaluates)
         mark = self._made.pop((event.node, seed), None)
         if mark is not None:
             self._commit_of[mark] = commit.digest
@@ -120,6 +125,10 @@ class Certificates:
     def _judge(self, event: Event, certificate: Opened) -> None:
         commit: bytes = certificate.fields["commit"]
         true = self._is_true(commit)
+        if self._is_by_colluders(certificate):
+            self.certified_false += certificate.fields["accepted"] and true is False
+            self.rejected_false += not certificate.fields["accepted"] and true is True
+            return
         if not certificate.fields["accepted"]:
             if true:
                 what = f"{short(commit)} is rejected although it is honest"
@@ -133,6 +142,11 @@ class Certificates:
                     self._report_false(event.node, commit)
             else:
                 self._doubtful[commit] = message
+
+    def _is_by_colluders(self, certificate: Opened) -> bool:
+        by_peer = self._watch.swarm.by_peer
+        signers = (by_peer.get(peer) for peer in self._quorum.signers(certificate))
+        return all(one is not None and one.behaviour in COLLUDING for one in signers)
 
     def _on_tick(self, now: float) -> None:
         rules = self._watch.rules

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from simulations.checkers.accounts import TracedAccounts
 from simulations.checkers.pages import Pages, TracedPage
 from simulations.checkers.quorum import Quorum
+from simulations.checkers.reexamination import Overturns
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import short
@@ -32,15 +33,17 @@ class TracedLedger:
     - ``true-work``: a final page states the work that follows from traced messages: certificates
       decide its commits, their checkers have signed, and its versions are those that became final.
     - ``true-accounts``: each root that a final page states is that of the recomputed accounts.
-    - ``one-ledger``: final pages decide each commit once. Totals never shrink, except for credit
-      that a slashed key forfeits.
+    - ``one-ledger``: final pages decide each commit and each slot once, and overturn a commit once.
+      Totals never shrink, except for credit that a slashed key forfeits, and by overturned
+      outcomes.
     """
 
-    def __init__(self, watch: Watch, pages: Pages, quorum: Quorum) -> None:
+    def __init__(self, watch: Watch, pages: Pages, quorum: Quorum, overturns: Overturns) -> None:
         self._watch = watch
-        self._work = WorkTrace(watch, pages, quorum)
+        self._work = WorkTrace(watch, pages, quorum, overturns)
         self._decided: dict[bytes, int] = {}
         """Commit to the epoch of the page that decided it."""
+        self._overturned: dict[bytes, int] = {}
         self._accounts: TracedAccounts | None = None
         self._totals: tuple[int, ...] = (0, 0, 0, 0, 0)
         self.roots: dict[int, bytes] = {}
@@ -73,9 +76,10 @@ class TracedLedger:
         if isinstance(work, str):
             self._report("true-work", page, work)
             return
-        self._check_once(page, work)
+        self._check_once(page, work, accounts)
         accounts.count(message.digest, page.epoch, page.state.beacon, message.fields["head"], work)
-        self._check_totals(page, accounts)
+        self._work.note(page, work)
+        self._check_totals(page, accounts, work)
         self.roots[page.epoch] = accounts.root
 
     def _check_root(self, page: TracedPage) -> None:
@@ -85,20 +89,26 @@ class TracedLedger:
             what = f"it states accounts {short(stated) or 'of no page'} after epoch {shown}"
             self._report("true-accounts", page, f"{what}, not {short(self.roots[shown])}")
 
-    def _check_once(self, page: TracedPage, work: TracedWork) -> None:
+    def _check_once(self, page: TracedPage, work: TracedWork, accounts: TracedAccounts) -> None:
         for receipt in work.receipts:
             before = self._decided.get(receipt.commit)
             if before is not None:
                 what = f"it decides {short(receipt.commit)} again, after epoch {before}"
                 self._report("one-ledger", page, what, receipt.commit)
             self._decided[receipt.commit] = page.epoch
+            if not accounts.may_decide(receipt):
+                what = f"it decides slot {receipt.slot} of {short(receipt.commit)} again"
+                self._report("one-ledger", page, what, receipt.commit)
+        for receipt, _ in work.overturned:
+            if self._overturned.setdefault(receipt.commit, page.epoch) != page.epoch:
+                self._report("one-ledger", page, f"it overturns {short(receipt.commit)} again")
 
-    def _check_totals(self, page: TracedPage, accounts: TracedAccounts) -> None:
+    def _check_totals(self, page: TracedPage, accounts: TracedAccounts, work: TracedWork) -> None:
         names = ("rollouts", "tokens", "checks", "steps")
         kept = accounts.held + accounts.total("forfeited")
         totals = (*map(accounts.total, names), kept)
         for name, new, old in zip((*names, "credit"), totals, self._totals, strict=True):
-            if new < old:
+            if new < old and not work.overturned:
                 self._report("one-ledger", page, f"the total of {name} falls from {old} to {new}")
         self._totals = totals
 

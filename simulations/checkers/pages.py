@@ -172,8 +172,13 @@ class Pages:
             return "its page draws no committee"
         if commit.digest not in traced.drawn:
             return "another page draws its committee"
-        ranked = _ranked(traced.state.beacon + commit.digest, traced.members)
-        return [peer for peer in ranked if peer != commit.signer]
+        ranking = ranked(traced.state.beacon + commit.digest, traced.members)
+        return [peer for peer in ranking if peer != commit.signer]
+
+    def final_page(self, digest: bytes) -> TracedPage | None:
+        """Return a final page that is known."""
+        page = self._pages.get(digest)
+        return page if page is not None and page.final else None
 
     def epoch(self, page: bytes) -> int:
         """Return the epoch of a known page."""
@@ -238,7 +243,7 @@ class Pages:
             state = State(fields["epoch"], b"", -1)
             return TracedPage(message, {}, "it is of an unknown council", state, state, 1)
         count = sum(members.values())
-        seats = _ranked(_lot(b"revealer", fields), members)[: self._watch.rules.revealers]
+        seats = ranked(_lot(b"revealer", fields), members)[: self._watch.rules.revealers]
         seats = [] if before.council_ended else seats
         revealers = dict(zip(dict.fromkeys(seats), fields["reveals"], strict=False))
         outputs = [self._output(proof) for proof in fields["reveals"] if proof]
@@ -278,7 +283,7 @@ class Pages:
         if len(fields["reveals"]) != revealers:
             return "it has another number of reveals than of drawn members"
         joined, removed = _peers(fields["joined"]), _peers(fields["removed"])
-        lists = fields["commits"] or fields["checkers"] or fields["work"]
+        lists = fields["commits"] or fields["checkers"] or fields["overturned"] or fields["work"]
         if before.council_ended and (_changes(fields) or lists):
             return "its council has ended and it decides something"
         if _changes(fields) and lists:
@@ -437,7 +442,7 @@ def _lot(purpose: bytes, fields: dict[str, bytes]) -> bytes:
     return b"prime-node/" + purpose + fields["seed"] + epoch
 
 
-def _ranked(lot: bytes, members: dict[str, int]) -> list[str]:
+def ranked(lot: bytes, members: dict[str, int]) -> list[str]:
     """Return the member of each seat in the order in which a lot draws the seats."""
     ranks = (
         (blake3_digest(lot + peer.encode() + (bytes([seat]) if seat else b"")), peer)
@@ -463,7 +468,7 @@ def _same_lead(one: TracedLead, other: TracedLead) -> bool:
 
 def _first(lot: bytes, members: dict[str, int], count: int) -> list[str]:
     """Return the members whose first seats a lot draws first."""
-    return list(dict.fromkeys(_ranked(lot, members)))[:count]
+    return list(dict.fromkeys(ranked(lot, members)))[:count]
 
 
 def _changes(fields: dict[str, object]) -> bool:

@@ -83,12 +83,9 @@ class Versions:
 
     def _check_held_out(self, event: Event, version: int, batch: Sequence[Opened]) -> None:
         """Check that no rollout of a batch belongs to the evaluation of its version."""
-        if self._watch.rules.evaluation is None:
-            return
-        every, rollouts = self._watch.rules.evaluation
         for commit in batch:
-            measured, slot = commit.fields["version"], commit.fields["slot"]
-            if not measured % every and slot in range(rollouts):
+            if commit.fields["evaluation"]:
+                measured = commit.fields["version"]
                 what = f"version {version} learned from an evaluation of version {measured}"
                 self._report(event, version, what)
 

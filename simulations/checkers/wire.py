@@ -35,13 +35,18 @@ class CreditTerms:
     per_checked_token: int
     per_learned_token: int
     lock_epochs: int
+    gap_max: int
+    """Gaps in a worker's slots that cost nothing."""
     slash: bool
+    reward_rate: float
+    """Share of honest rollouts whose rewards differ between machines."""
 
     @classmethod
     def read(cls, section: dict[str, Any]) -> "CreditTerms":
         """Read the section of a run manifest, which has other keys, too."""
-        names = ("per_token", "per_checked_token", "per_learned_token", "lock_epochs", "slash")
-        return cls(*(section[name] for name in names))
+        names = "per_token", "per_checked_token", "per_learned_token", "lock_epochs", "gap_max"
+        rate = section.get("reward_disagreement_rate", 1e-3)
+        return cls(**{name: section[name] for name in (*names, "slash")}, reward_rate=rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class Rules:
     refresh_epochs: int
     committee_size: int
     escalated_size: int
+    reexamine_share: float
+    reexamine_size: int
     expire_epochs: int
     seats_max: int
     revealers: int
@@ -90,6 +97,8 @@ class Rules:
             refresh_epochs=epochs["refresh_epochs"],
             committee_size=committee["size"],
             escalated_size=committee["escalated_size"],
+            reexamine_share=committee["reexamine_share"],
+            reexamine_size=committee["reexamine_size"],
             expire_epochs=committee["expire_after_epochs"],
             seats_max=council["seats_max"],
             revealers=council["revealers"],
@@ -116,10 +125,14 @@ class Rules:
         """Return the beacon before the first page."""
         return blake3_digest(b"prime-node/beacon" + self.run_id)
 
-    def first_noise_seed(self, checkpoint: bytes, worker: str, slot: int) -> int:
-        """Return the noise seed of the first sequence in a worker's slot."""
+    def first_noise_seed(self, worker: str, slot: int, evaluates: bytes = b"") -> int:
+        """Return the noise seed of the first sequence in a worker's slot.
+
+        ``evaluates``: the checkpoint that an evaluation slot evaluates.
+        """
+        domain = b"prime-node/evaluation" if evaluates else b"prime-node/assignment"
         slot_bytes = b"/" + slot.to_bytes(8, "big")
-        name = b"prime-node/assignment" + self.run_id + checkpoint + worker.encode() + slot_bytes
+        name = domain + self.run_id + evaluates + worker.encode() + slot_bytes
         words = blake3(blake3_digest(name) + bytes(4)).digest(24)  # problem, target, noise
         return int.from_bytes(words[16:], "big")
 
@@ -162,6 +175,8 @@ class Opened:
                 what = f"{short(fields['commit'])} {outcome}{wide} by {count} verdicts"
             case "checkpoint-manifest":
                 what = f"version {fields['version']} term {fields['term']}"
+            case "overturn":
+                what = f"{short(fields['commit'])} {fields['reason']}"
             case "page":
                 what = f"epoch {fields['epoch']} after {short(fields['parent'])}"
             case "page-vote":
@@ -215,8 +230,8 @@ class Wire:
                 return None
         if values is None:
             return None
-        signed = self._signed(kind, payload)
-        digest = blake3_digest(self._signed(kind, signer.encode() + payload))
+        signed = self.signed(kind, payload)
+        digest = blake3_digest(self.signed(kind, signer.encode() + payload))
         well_signed = not self._check_signatures or signature_fits(signer, signed, signature)
         known = self._by_digest.get(digest)
         if known is not None and known.well_signed and well_signed:
@@ -226,7 +241,8 @@ class Wire:
             self._by_digest[digest] = opened
         return opened
 
-    def _signed(self, kind: str, payload: bytes) -> bytes:
+    def signed(self, kind: str, payload: bytes) -> bytes:
+        """Return the bytes that the signature of a message covers."""
         name = kind.encode()
         return b"".join((_DOMAIN, bytes([len(name) & 0xFF]), name, self._rules.run_id, payload))
 

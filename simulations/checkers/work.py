@@ -16,6 +16,7 @@ import msgpack
 
 from simulations.checkers.pages import Pages, TracedPage
 from simulations.checkers.quorum import Quorum
+from simulations.checkers.reexamination import Overturns, TracedDecision
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, blake3_digest, key_of, short
@@ -34,6 +35,7 @@ class TracedReceipt(NamedTuple):
     worker: bytes
     version: int
     slot: int
+    evaluation: bool
     tokens: int
     reason: str
     checkers: tuple[bytes, ...]
@@ -51,19 +53,26 @@ class TracedStep(NamedTuple):
     """Final rollouts that its trainer names as left out."""
 
 
+class TracedReversal(NamedTuple):
+    """An outcome that a page overturns, as the page encodes it."""
+
+    receipt: TracedReceipt
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class TracedWork:
     """All work of a page."""
 
     receipts: tuple[TracedReceipt, ...] = ()
     steps: tuple[TracedStep, ...] = ()
+    overturned: tuple[TracedReversal, ...] = ()
 
     @property
     def digest(self) -> bytes:
         """Digest that the page states; empty for no work."""
-        if not self.receipts and not self.steps:
-            return b""
-        return blake3_digest(msgpack.packb({"receipts": self.receipts, "steps": self.steps}))
+        parts = {name: getattr(self, name) for name in ("overturned", "receipts", "steps")}
+        return blake3_digest(msgpack.packb(parts)) if any(parts.values()) else b""
 
 
 @dataclass(slots=True)
@@ -83,8 +92,11 @@ class WorkTrace:
     holds when it votes are in the trace.
     """
 
-    def __init__(self, watch: Watch, pages: Pages, quorum: Quorum) -> None:
+    def __init__(self, watch: Watch, pages: Pages, quorum: Quorum, overturns: Overturns) -> None:
         self._watch, self._pages, self._quorum = watch, pages, quorum
+        self._overturns = overturns
+        self._counted: dict[bytes, tuple[TracedPage, TracedReceipt]] = {}
+        """Receipts of the commits that counted pages decide."""
         self._cast: dict[bytes, _Cast] = {}
         watch.on_message("verdict", self._on_verdict)
         watch.on_message("certificate", self._on_certificate)
@@ -104,11 +116,41 @@ class WorkTrace:
         steps = self._steps(page.before.lead.head, fields["head"])
         if isinstance(steps, str):
             return steps
-        for chosen in islice(product(*receipts), CHOICES_MAX):
-            work = TracedWork(tuple(chosen), steps)
+        reversals = [self._reversals(commit, page) for commit in fields["overturned"]]
+        if not all(reversals):
+            return "no valid overturn of a commit that it overturns"
+        for chosen in islice(product(*receipts, *reversals), CHOICES_MAX):
+            work = TracedWork(
+                tuple(one for one in chosen if isinstance(one, TracedReceipt)),
+                steps,
+                tuple(one for one in chosen if isinstance(one, TracedReversal)),
+            )
             if work.digest == fields["work"]:
                 return work
         return "it states another digest of its work"
+
+    def note(self, page: TracedPage, work: TracedWork) -> None:
+        """Note the work of a counted page."""
+        self._counted |= {one.commit: (page, one) for one in work.receipts}
+        for receipt, reason in work.overturned:
+            decision = self._decision(receipt.commit)
+            if decision is not None:
+                self._overturns.note(receipt.commit, decision, reason, page.epoch)
+
+    def _decision(self, commit: bytes) -> TracedDecision | None:
+        if commit not in self._counted:
+            return None
+        page, receipt = self._counted[commit]
+        return TracedDecision(page, receipt.worker, receipt.reason, receipt.checkers)
+
+    def _reversals(self, commit: bytes, page: TracedPage) -> list[TracedReversal]:
+        """Return what a page may undo of a commit, for each reason with a valid overturn."""
+        decision = self._decision(commit)
+        if decision is None:
+            return []
+        receipt = self._counted[commit][1]
+        reasons = self._overturns.reasons(commit, decision, page)
+        return [TracedReversal(receipt, reason) for reason in reasons]
 
     # Rollouts
 
@@ -215,6 +257,7 @@ class WorkTrace:
     def _forget(self, _oldest: float) -> None:
         wire = self._watch.wire  # it has dropped older messages
         self._cast = {commit: cast for commit, cast in self._cast.items() if wire.message(commit)}
+        self._counted = {one: was for one, was in self._counted.items() if wire.message(one)}
 
 
 def _receipts(
@@ -225,11 +268,12 @@ def _receipts(
     Each checker has given one reason, or several if it is dishonest.
     """
     reasons = {_most_common(chosen) for chosen in islice(product(*given), CHOICES_MAX)}
-    names = ("version", "slot", "tokens")
-    version, slot, tokens = (commit.fields[name] for name in names)
+    names = ("version", "slot", "evaluation", "tokens")
+    version, slot, evaluation, tokens = (commit.fields[name] for name in names)
     worker, keys = key_of(commit.signer), tuple(sorted(map(key_of, checkers)))
     for reason in [ACCEPTED] if accepted else sorted(reasons):
-        yield TracedReceipt(commit.digest, worker, version, slot, tokens, reason, keys)
+        place = version, slot, evaluation
+        yield TracedReceipt(commit.digest, worker, *place, tokens, reason, keys)
 
 
 def _most_common(reasons: Sequence[str]) -> str:

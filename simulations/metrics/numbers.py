@@ -152,6 +152,8 @@ class RunMeter:
         self._weights_bytes = 0
         self._weights_sampled: dict[str, int] = {}
         """Node to the bytes of its last sample in this session."""
+        self._trained_seconds: dict[str, float] = {}
+        """Node to the seconds of its newest step; those of shadows make no policy."""
         self._step_seconds = 0.0
         self._training_since: float | None = None
         self._training_until: float | None = None
@@ -162,6 +164,7 @@ class RunMeter:
         watch.on("node-up", self._on_up)
         watch.on("sample", self._on_sample)
         watch.on("trained", self._on_trained)
+        watch.on("policy-made", self._on_made)
 
     # Events
 
@@ -194,8 +197,11 @@ class RunMeter:
             self._weights_sampled[event.node] = received
 
     def _on_trained(self, event: Event) -> None:
-        if self._training_until is None:
-            seconds = float(event.facts.get("seconds") or 0.0)
+        self._trained_seconds[event.node] = float(event.facts.get("seconds") or 0.0)
+
+    def _on_made(self, event: Event) -> None:
+        seconds = self._trained_seconds.pop(event.node, None)
+        if self._training_until is None and seconds is not None:
             self._step_seconds += seconds
             if self._training_since is None:
                 self._training_since = event.at - seconds

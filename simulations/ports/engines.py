@@ -27,6 +27,7 @@ from roles.ports.engines import (
     Generation,
     GenerationEngine,
     GenerationRequest,
+    Mismatch,
     Policy,
     StepMetrics,
     TrainingEngine,
@@ -53,6 +54,9 @@ from simulations.runtime.trace import Emit
 from simulations.scenario.scenario import Compute, Workload
 
 _LOGPROB = -0.5
+_ALIKE = Mismatch(0.0, 0.0, 0.0)
+"""Every simulated engine has the same log-probabilities."""
+
 _FAR = 120
 """Exponent mismatches of a proof about another policy, and nats lost by a token that was not
 sampled; any number above the limits works."""
@@ -267,6 +271,8 @@ class SimTraining(TrainingEngine):
             entropy=1.0 - skill,
             sequences_used=sum(map(len, informative)),
             learning_rate=machine.workload.learning_rate if informative else 0.0,
+            mismatch=_ALIKE,
+            engine_mismatch=_ALIKE,
         )
 
     def _marks(self, batch: Sequence[TrainingSequence]) -> list[str]:

@@ -58,6 +58,11 @@ def policy_seed(skill: float, lineage: bytes) -> bytes:
     return round(skill * 1e6).to_bytes(_SKILL_BYTES, "big") + digest(lineage)
 
 
+def altered_seed(seed: bytes) -> bytes:
+    """Return the seed of a policy of equal skill that no honest step makes."""
+    return seed[:_SKILL_BYTES] + digest(b"altered/" + seed)
+
+
 def skill_of(seed: bytes) -> float:
     """Return a policy's probability of a right answer."""
     return min(1.0, int.from_bytes(seed[:_SKILL_BYTES], "big") / 1e6)

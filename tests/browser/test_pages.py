@@ -125,7 +125,7 @@ def test_a_trainer_shows_every_statistic_and_a_step_without_effect(recorded, ope
     url = recorded("stuck")
     watched = open_page(f"{url}#/training", settled="figure svg")
     page = watched.page
-    assert page.locator("figure svg").count() == page.locator("section").count() == 15
+    assert page.locator("figure svg").count() == page.locator("section").count() == 18
     expect(page.locator(".warning").first).to_contain_text("step 42 used 0 of 64 sequences")
     go(watched, url, "#/")
     expect(page.locator(".warning").first).to_contain_text("step 42 used 0 of 64 sequences")

@@ -14,15 +14,19 @@ from protocol.messages import (
     Invite,
     Message,
     NodeRecord,
+    Objection,
+    Overturn,
     Page,
     PageVote,
     Reveal,
     RolloutCommit,
     Signed,
+    StepReport,
     Verdict,
     VerdictSeal,
     open_envelope,
     seal,
+    signature_of,
 )
 from tests.fuzz.mutation import Values
 from tests.fuzz.target import Decoder, Target
@@ -36,11 +40,14 @@ KINDS: tuple[type[Message], ...] = (
     Verdict,
     VerdictSeal,
     Certificate,
+    Objection,
+    Overturn,
     Evidence,
     Page,
     PageVote,
     Reveal,
     CheckpointManifest,
+    StepReport,
 )
 """Kinds of messages with their own envelope."""
 
@@ -108,12 +115,26 @@ class Correspondence:
             for validator in world.validators[2:4]
         ]
         said += [*certificates, world.evidence(world.validators[-1], commits[0])]
+        said += self._objections(commits[0])
         encodings = (made.encoding(),)
         batch = tuple(commit.digest for commit in commits[:2])
         first = world.checkpoint(genesis, batch=batch)
         second = world.checkpoint(first, encodings=encodings, batch=(commits[2].digest,))
         rival = world.checkpoint(genesis, 1, term=1, batch=batch)
-        return [*said, first, second, rival]
+        reports = [
+            self.sealed(StepReport(manifest=one.digest, policy=one.message.policy), trainer)
+            for one in (first, second)
+            for trainer in world.trainers
+        ]
+        return [*said, first, second, rival, *reports]
+
+    def _objections(self, commit: Signed[Any]) -> list[Signed[Any]]:
+        page, members = self.world.book.page(3).digest, self.world.validators[:3]
+        message = Objection(commit=commit.digest, page=page, reason="computation")
+        objections = [self.sealed(message, one) for one in members]
+        signatures = tuple(map(signature_of, objections))
+        overturn = Overturn(**message.model_dump(), members=0b111, signatures=signatures)
+        return [*objections, self.sealed(overturn, members[0])]
 
     def _invites(self) -> list[Signed[Any]]:
         invites = [

@@ -230,7 +230,7 @@ def role_context(world, name):
     return world.daemon(name)._role_context()
 
 
-async def commit(world, name, version, slot, previous, body):
+async def commit(world, name, version, slot, body):
     context = role_context(world, name)
     checkpoint = context.replica.ledger.chain.get(version)
     sampling = world.manifest.manifest.sampling
@@ -241,7 +241,6 @@ async def commit(world, name, version, slot, previous, body):
             version=version,
             checkpoint=checkpoint.digest,
             slot=slot,
-            previous=previous,
             body=body,
             body_bytes=1000,
             sequences=sampling.group_size * sampling.prompts_per_rollout,
@@ -286,12 +285,11 @@ async def test_withheld_bodies_hold_up_neither_validators_nor_workers():
     await world.reach(2)
     for name in silent:
         await world.reach(2, name)
-        previous = b""
         for slot in range(16):
             body = digest(f"{name} {slot}".encode())
             # Promised to every peer, and never delivered.
             world.machines[name].disk.arrivals[body] = SimIncomingFile(body, 1000, 1000, [body])
-            previous = (await commit(world, name, 2, slot, previous, body)).digest
+            await commit(world, name, 2, slot, body)
     await asyncio.sleep(2)
     await world.more(6, seconds=25)  # before those have expired
     await world.finish()

@@ -29,7 +29,13 @@ from tests.protocol.consensus.councils import (
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
 A, B, C, D, E, F, G, *_ = PEERS
 WORKERS = PEERS[5:]
-CREDIT = {"per_token": 100, "per_checked_token": 7, "per_learned_token": 3, "lock_epochs": 20}
+CREDIT = {
+    "per_token": 100,
+    "per_checked_token": 7,
+    "per_learned_token": 3,
+    "lock_epochs": 20,
+    "gap_max": 3,
+}
 COUNCIL = {"recovery_epochs": 10, "era_epochs": 40, "revealers": 4, "seats_max": 12}
 KEPT_EPOCHS = 50
 SLASHED = {23: "accepted", 24: "computation"}
@@ -62,7 +68,11 @@ class ExportedRun:
         era_epochs = COUNCIL["era_epochs"]
         rules = PageRules(self.run_id, COUNCIL["recovery_epochs"], 4, 12, era_epochs)
         self.tree = PageTree([A, B, C, D], rules, verify, fast_output, KEPT_EPOCHS)
-        self.accounts = Accounts(CreditRules(**CREDIT, slash=True, era_epochs=era_epochs))
+        rate = 0.001  # that of a manifest without the key
+        credit = CreditRules(
+            **CREDIT, slash=True, era_epochs=era_epochs, reward_disagreement_rate=rate
+        )
+        self.accounts = Accounts(credit)
         self.works: dict[bytes, PageWork] = {}
         self.final = []
         """Final pages, oldest first."""
@@ -92,6 +102,7 @@ class ExportedRun:
             **drawn_council(draw or {}),
             certified=tuple(one.commit for one in work.receipts),
             checkers=(0,) * len(work.receipts),
+            overturned=tuple(one.receipt.commit for one in work.overturned),
             work=work.digest,
             ledger=b"" if parent.is_closing else self.roots[parent.shown_epoch],
         )
@@ -147,11 +158,20 @@ def work_of(epoch: int, rng: Rng, trainer: str = A) -> PageWork:
         commit = digest(b"commit %d of %d" % (number, epoch))
         tokens = rng.below(200)
         receipts.append(
-            Receipt(commit, worker, epoch, number, tokens, reason, tuple(sorted(checkers)))
+            Receipt(
+                commit,
+                worker,
+                epoch,
+                rng.below(epoch + 2),
+                rng.below(4) == 0,
+                tokens,
+                reason,
+                tuple(sorted(checkers)),
+            )
         )
     if epoch in SLASHED:
         commit, reason = digest(b"slashed in %d" % epoch), SLASHED[epoch]
-        receipts.append(Receipt(commit, WORKERS[0], epoch, 0, 150, reason, ()))
+        receipts.append(Receipt(commit, WORKERS[0], epoch, 0, True, 150, reason, ()))
     learned = tuple((peer, 1 + rng.below(3), rng.below(99)) for peer in WORKERS[: rng.below(4)])
     one = Step(epoch, digest(b"version %d" % epoch), trainer, learned, rng.below(3))
     steps = (one,) * (epoch % 3 == 0)

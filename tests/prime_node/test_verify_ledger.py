@@ -31,8 +31,10 @@ from protocol.core.rng import Rng
 from protocol.ledger import accounts as protocol_accounts
 from protocol.ledger.account_leaves import AMOUNT_MAX
 from protocol.ledger.accounts import Accounts, CreditRules
-from protocol.ledger.receipts import COUNT_MAX, PageWork, Receipt, Step, decode_work
+from protocol.ledger.receipts import COUNT_MAX, PageWork, Receipt, Reversal, Step, decode_work
+from protocol.ledger.reversals import MISJUDGED_MIN
 from protocol.messages import OMITTED_MAX, OPENED_MAX, Opened, Page, Signed, open_envelope, seal
+from protocol.rollout.agreement import CERTAIN_REASONS
 from protocol.rollout.audit import SLASHABLE_REASONS
 from tests.prime_node.exported_run import (
     COUNCIL,
@@ -137,7 +139,8 @@ def test_the_script_runs_alone(alone, tmp_path):
     assert accounts.keys() == run.accounts.all().keys()
     for peer, account in run.accounts.all().items():
         shown = accounts[peer]
-        fields = [name for name in shown if name not in {"peer", "held"}]
+        assert shown["window"] == account.window.hex()
+        fields = [name for name in shown if name not in {"peer", "held", "window"}]
         assert {name: shown[name] for name in fields} == {
             name: getattr(account, name) for name in fields
         }
@@ -307,6 +310,8 @@ def test_the_table_names_the_first_accounts_only(check):
 def test_the_constants_are_those_of_the_protocol():
     assert verify_ledger.FORMAT == FORMAT
     assert verify_ledger.SLASHABLE_REASONS == SLASHABLE_REASONS
+    assert verify_ledger.CERTAIN_REASONS == CERTAIN_REASONS
+    assert verify_ledger.MISJUDGED_MIN == MISJUDGED_MIN
     assert verify_ledger.AMOUNT_MAX == AMOUNT_MAX
     for name in ("MARGIN_EPOCHS", "ERAS_KEPT"):
         assert getattr(verify_ledger, name) == getattr(protocol_accounts, name)
@@ -334,7 +339,8 @@ RECEIPTS = st.lists(
         st.binary(min_size=32, max_size=32),
         st.sampled_from(PEERS),
         COUNTS,
-        COUNTS,
+        st.integers(0, 9) | st.integers(0, 600) | st.just(COUNT_MAX),
+        st.booleans(),
         COUNTS,
         REASONS,
         PEER_SETS,
@@ -345,6 +351,15 @@ RECEIPTS = st.lists(
 SHARES = PEER_SETS.flatmap(
     lambda peers: st.tuples(*(st.tuples(st.just(one), COUNTS, COUNTS) for one in peers))
 )
+REVERSALS = st.lists(
+    st.builds(
+        Reversal,
+        RECEIPTS.filter(len).map(lambda some: some[0]),
+        st.sampled_from(["accepted", "computation", "reward"]),
+    ),
+    max_size=2,
+    unique_by=lambda one: one.receipt.commit,
+).map(tuple)
 STEPS = st.lists(
     st.builds(
         Step,
@@ -357,16 +372,21 @@ STEPS = st.lists(
     max_size=2,
     unique_by=lambda one: one.version,
 ).map(lambda steps: tuple(sorted(steps)))
-WORKS = st.lists(st.tuples(st.integers(1, 30), st.builds(PageWork, RECEIPTS, STEPS)), max_size=10)
+WORK = st.builds(PageWork, RECEIPTS, STEPS, REVERSALS)
+WORKS = st.lists(st.tuples(st.integers(1, 30), WORK), max_size=10)
 CREDITS = st.sampled_from(
     [CREDIT, {**CREDIT, "lock_epochs": 0}, dict.fromkeys(CREDIT, 0), dict.fromkeys(CREDIT, 2**31)]
 )
 
 
-@given(WORKS, CREDITS, st.booleans(), st.data())
-def test_the_accounts_are_those_of_the_protocol(works, credit, slash, data):
-    run = verify_ledger.Run.of(manifest_bytes(credit={**credit, "slash": slash}))
-    accounts = Accounts(CreditRules(**credit, slash=slash, era_epochs=COUNCIL["era_epochs"]))
+@given(WORKS, CREDITS, st.booleans(), st.sampled_from([None, 0.0, 0.1]), st.data())
+def test_the_accounts_are_those_of_the_protocol(works, credit, slash, rate, data):
+    stated = {} if rate is None else {"reward_disagreement_rate": rate}
+    run = verify_ledger.Run.of(manifest_bytes(credit={**credit, "slash": slash, **stated}))
+    era_epochs, rate = COUNCIL["era_epochs"], 0.001 if rate is None else rate
+    accounts = Accounts(
+        CreditRules(**credit, slash=slash, era_epochs=era_epochs, reward_disagreement_rate=rate)
+    )
     ledger = verify_ledger.Ledger(run)
     cut = data.draw(st.integers(0, len(works)))
     epoch = -1
@@ -383,7 +403,7 @@ def test_the_accounts_are_those_of_the_protocol(works, credit, slash, data):
     assert ledger.totals == accounts.totals._asdict()
 
 
-ENCODED = st.builds(PageWork, RECEIPTS, STEPS).map(PageWork.encoded)
+ENCODED = WORK.map(PageWork.encoded)
 
 
 @given(st.binary(max_size=100) | ENCODED, st.data())
@@ -392,11 +412,12 @@ def test_work_of_any_bytes(data, draw):
         place = draw.draw(st.integers(0, len(data) - 1))
         data = data[:place] + bytes([draw.draw(st.integers(0, 255))]) + data[place + 1 :]
     try:
-        receipts, steps = verify_ledger.work_of(data, "here")
+        parts = verify_ledger.work_of(data, "here")
     except verify_ledger.RefusedError:
         assert not isinstance(decode_work(data), PageWork)
     else:
-        assert not data or encode({"receipts": receipts, "steps": steps}) == data
+        named = dict(zip(verify_ledger.WORK_PARTS, parts, strict=True))
+        assert not data or encode(named) == data
 
 
 def nested(value):
@@ -465,7 +486,7 @@ def test_leaves_with_any_value_inside_are_refused_or_come_back(data, value):
     except verify_ledger.RefusedError:
         return
     assert ledger.leaves() == leaves
-    ledger.apply(b"p" * 32, 2**50, b"b" * 32, b"", ((), ()))
+    ledger.apply(b"p" * 32, 2**50, b"b" * 32, b"", ((), (), ()))
     ledger.root()
 
 

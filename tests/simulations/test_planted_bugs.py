@@ -24,7 +24,9 @@ from protocol.ledger.accounts import Accounts
 from protocol.ledger.backpressure import Backpressure
 from protocol.ledger.final_ledger import FinalLedger
 from protocol.messages import PageVote, Verdict
-from protocol.replica.replica import Received, Replica
+from protocol.replica.page_contents import PageContents
+from protocol.replica.received import Received
+from protocol.replica.replica import Replica
 from protocol.replica.settlement import Settlement
 from simulations.ports.incoming_file import SimIncomingFile
 from simulations.runtime.content import joined
@@ -238,8 +240,8 @@ def test_a_member_that_votes_twice_in_an_epoch_is_seen(monkeypatch, simulate, re
 def test_checks_of_nobody_are_seen(monkeypatch, simulate, repeat):
     """All nodes agree, and credit each worker with the check of its own rollout."""
 
-    def own(settlement, decided, before, after):
-        found = work(settlement, decided, before, after)
+    def own(settlement, *arguments):
+        found = work(settlement, *arguments)
         credited = [
             one._replace(checkers=tuple(sorted({*one.checkers, one.worker})))
             for one in (() if found is None else found.receipts)
@@ -282,6 +284,7 @@ def test_commits_that_are_decided_again_are_seen(monkeypatch, simulate, repeat):
     """Proposers and voters forget what earlier pages have decided."""
     monkeypatch.setattr(PageTree, "outcome", lambda *_: None)
     monkeypatch.setattr("protocol.replica.page_intake._fix_outcomes", lambda *_: None)
+    monkeypatch.setattr(PageContents, "_with_open_slots", lambda _, commits, _parent: [*commits])
     outcome = simulate(SMALL.replace("1.25", "2"))
     assert outcome.violation.rule == "one-ledger"
     assert "again, after epoch" in outcome.violation.what

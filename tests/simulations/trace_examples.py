@@ -21,11 +21,14 @@ EPOCH_SECONDS = 2.0
 GENESIS = bytes(31) + b"g"
 LED_EPOCH = 10_000
 PATIENCE = CheckerTolerances(converge_epochs=5, progress_epochs=20)
+REEXAMINATION = {"reexamine_share": 1.0, "reexamine_size": 27}
+
 CREDIT = {
     "per_token": 10,
     "per_checked_token": 4,
     "per_learned_token": 7,
     "lock_epochs": 12,
+    "gap_max": 8,
     "slash": True,
 }
 ERA_EPOCHS = 40
@@ -97,7 +100,7 @@ class TraceExample:
         }
         self.manifest = packed(
             {
-                "committee": {**committee, **rules},
+                "committee": {**REEXAMINATION, **committee, **rules},
                 "council": {
                     "seats_max": 12,
                     "revealers": 2,
@@ -185,14 +188,18 @@ class TraceExample:
         if fields["kind"] == "rollout-commit":
             mark = self.digest(envelope).hex()[:16]
             slot = msgpack.unpackb(fields["payload"])
-            seed = self.watch.rules.first_noise_seed(
-                slot["checkpoint"], fields["signer"], slot["slot"]
-            )
+            evaluates = slot["checkpoint"] if slot["evaluation"] else b""
+            rules = self.watch.rules
+            seed = rules.first_noise_seed(fields["signer"], slot["slot"], evaluates)
             self.emit(author, "generated", rollout=mark, seed=seed, sequences=4, seconds=1.0)
         others = [name for name in names or self.roles if name != author]
         self.stored(envelope, author, *others)
 
     # Messages
+
+    def signature(self, kind, author, **fields):
+        """Return the signature of a message."""
+        return key(author).sign(self._head(kind) + packed(fields))
 
     def envelope(self, kind, author, **fields):
         payload = packed(fields)
@@ -200,7 +207,7 @@ class TraceExample:
             {
                 "kind": kind,
                 "payload": payload,
-                "signature": key(author).sign(self._head(kind) + payload),
+                "signature": self.signature(kind, author, **fields),
                 "signer": self.peers[author],
             }
         )
@@ -218,7 +225,9 @@ class TraceExample:
     def epoch(self):
         return int((self.now - START) // EPOCH_SECONDS)
 
-    def commit(self, worker, slot=0, previous=b"", version=0, body_bytes=10, checkpoint=GENESIS):
+    def commit(
+        self, worker, slot=0, *, version=0, body_bytes=10, checkpoint=GENESIS, evaluation=False
+    ):
         return self.envelope(
             "rollout-commit",
             worker,
@@ -226,7 +235,7 @@ class TraceExample:
             version=version,
             checkpoint=checkpoint,
             slot=slot,
-            previous=previous,
+            evaluation=evaluation,
             body=bytes(32),
             body_bytes=body_bytes,
             sequences=4,
@@ -319,12 +328,14 @@ class TraceExample:
         council=None,
         seated=None,
         receipts=(),
+        reversals=(),
         **changes,
     ):
         """Return the proposer's page after ``parent``, and note the state of the chain after it.
 
         ``seated`` is the page that seated the ``council`` (peer ids); None for the genesis. It
-        states the work of ``receipts`` and of new final versions, unless ``changes`` differ.
+        states the work of ``receipts`` and ``reversals`` and of new final versions, unless
+        ``changes`` differ.
         """
         before = self.states[parent and self.digest(parent)]
         if seated is not None and parent == seated:
@@ -337,7 +348,7 @@ class TraceExample:
         reveals = everything if reveals is None else reveals
         author = changes.pop("author", names[proposer])
         head = changes.get("head", before.head)
-        work = PageWork(tuple(receipts), self.steps(before.head, head))
+        work = PageWork(tuple(receipts), self.steps(before.head, head), tuple(reversals))
         fields = {
             "epoch": epoch,
             "council": b"" if seated is None else self.digest(seated),
@@ -353,6 +364,7 @@ class TraceExample:
             "seats": [],
             "commits": [],
             "certified": [],
+            "overturned": [],
             "rejected": [],
             "checkers": [],
             "work": work.digest,
@@ -385,7 +397,8 @@ class TraceExample:
             if self.states[page].epoch <= epoch:
                 path.append(self.states[page])
             page = self.states[page].parent
-        accounts = Accounts(CreditRules(**CREDIT, era_epochs=ERA_EPOCHS))
+        rules = CreditRules(**CREDIT, era_epochs=ERA_EPOCHS, reward_disagreement_rate=0.001)
+        accounts = Accounts(rules)
         for one in reversed(path):
             accounts.apply(one.page, one.epoch, Digest(one.beacon), one.head, one.work)
         return accounts
@@ -411,7 +424,7 @@ class TraceExample:
     def receipt(self, commit, *checkers, reason="accepted"):
         """Return the receipt of a commit that validators have decided."""
         worker, fields = self.messages[self.digest(commit)]
-        numbers = (fields[name] for name in ("version", "slot", "tokens"))
+        numbers = (fields[name] for name in ("version", "slot", "evaluation", "tokens"))
         peers = tuple(sorted(PeerId(self.peers[name]) for name in checkers))
         return Receipt(self.digest(commit), PeerId(worker), *numbers, reason, peers)
 
@@ -517,8 +530,13 @@ class TraceExample:
 
     def trained(self, *commits):
         """Let the trainer train on rollouts for a second that ends now, certified or not."""
+        self.shadowed("trainer", *commits)
+        self.emit("trainer", "policy-made", digest="", skill=0.5)
+
+    def shadowed(self, trainer, *commits):
+        """Let a trainer repeat such a step: it writes no policy."""
         marks = ",".join(self.digest(commit).hex()[:16] for commit in commits)
-        self.emit("trainer", "trained", rollouts=marks, step=1, seconds=1.0)
+        self.emit(trainer, "trained", rollouts=marks, step=1, seconds=1.0)
 
     def certified(self, worker, validators=("validator-0", "validator-1"), **place):
         """Make a certified rollout, known to every node; return its commit."""

@@ -54,6 +54,8 @@ MANIFEST: dict[str, Any] = {
         "escalate_after_epochs": 4,
         "escalated_size": 4,
         "expire_after_epochs": 10,
+        "reexamine_share": 0.5,
+        "reexamine_size": 5,
         "size": 2,
     },
     "council": {
@@ -64,6 +66,7 @@ MANIFEST: dict[str, Any] = {
         "silent_epochs": 30,
     },
     "credit": {
+        "gap_max": 64,
         "lock_epochs": 60,
         "per_checked_token": 4,
         "per_learned_token": 10,
@@ -76,14 +79,24 @@ MANIFEST: dict[str, Any] = {
     "grpo": {
         "adam_betas": [0.9, 0.95],
         "async_level": 2,
-        "delta": 4.0,
-        "entropy_coefficient": 0.0,
-        "epsilon": 0.2,
         "gradient_clip": 1.0,
         "learning_rate": 0.0001,
+        "loss": {
+            "advantage": "group",
+            "aggregation": "token",
+            "delta": 4.0,
+            "entropy_coefficient": 0.0,
+            "epsilon": 0.2,
+            "kind": "grpo",
+            "kl_coefficient": 0.0,
+            "log_ratio_coefficient": 0.0,
+            "mask_truncated": False,
+        },
+        "optimiser": "adamw",
         "refill_max": 4,
         "rollouts_ahead": 2,
         "rollouts_per_step": 4,
+        "schedule": "constant",
         "steps": 100,
         "updates_per_version": 2,
         "warmup_steps": 0,
@@ -184,7 +197,7 @@ def envelope(run_id: bytes) -> dict[str, Any]:
         "version": 0,
         "checkpoint": bytes.fromhex("ab" * 32),
         "slot": 0,
-        "previous": b"",
+        "evaluation": False,
         "body": digest(b"body"),
         "body_bytes": 1000,
         "sequences": 4,
@@ -266,17 +279,15 @@ RULE = {"every_versions": 5, "rollouts_per_worker": 2, "rows_per_held_out_row": 
 """A section ``evaluation``."""
 
 
-def assignment(run_id: bytes, slot: int, held_out: int = 0) -> list[list[int]]:
-    """Return group, problem seed, noise seed and length target of every sequence of a slot."""
+def assignment(run_id: bytes, slot: int, evaluates: bytes = b"") -> list[list[int]]:
+    """Return group, problem seed, noise seed and length target of every sequence of a slot.
+
+    ``evaluates``: the checkpoint of an evaluation slot.
+    """
     worker = peer_id(SEEDS[WORKER]).encode()
-    root = digest(
-        b"prime-node/assignment",
-        run_id,
-        digest(b"checkpoint"),
-        worker,
-        b"/",
-        slot.to_bytes(8, "big"),
-    )
+    domain, held_out = (b"evaluation", 2**64) if evaluates else (b"assignment", 0)
+    number = slot.to_bytes(8, "big")
+    root = digest(b"prime-node/" + domain, run_id, evaluates, worker, b"/", number)
     rows = []
     for group in range(2):
         stream = blake3(root + group.to_bytes(4, "big")).digest(32)
@@ -398,16 +409,14 @@ def policy() -> dict[str, Any]:
 
 
 def evaluation() -> dict[str, Any]:
-    """Return slots of a run whose versions 0, 5, … are evaluated, by version and slot."""
+    """Return evaluation slots of a run."""
     run = manifest() | {"evaluation": RULE}
     run_id = digest(canonical(run))
-    slots = {"0/0": 2**64, "0/1": 2**64, "0/2": 0, "4/0": 0, "5/1": 2**64}
     return {
         "rule": RULE,
         "run_id": run_id.hex(),
         "assignment": {
-            key: assignment(run_id, int(key.partition("/")[2]), first)
-            for key, first in slots.items()
+            str(slot): assignment(run_id, slot, digest(b"checkpoint")) for slot in range(2)
         },
         "held_out_rows": [
             20 * block + int.from_bytes(digest(f"math/rows/held-out/{block}".encode()), "big") % 20

@@ -52,7 +52,7 @@ def number(text: str) -> float:
 
 SIZE = re.compile(r"(?:at most (\d+)|(\d+) (to|or) (\d+)|(\d+)) (?:items|bytes|characters)")
 
-PARTS = {"hardware": "hardware", "encodings": "encoding", "runtime": "runtime"}
+PARTS = {"hardware": "hardware", "encodings": "encoding", "runtime": "runtime", "loss": "loss"}
 """Fields whose maps have a table of their own."""
 
 

@@ -19,10 +19,14 @@ from protocol.messages import (
     Invite,
     Message,
     NodeRecord,
+    Objection,
+    Overturn,
     RolloutCommit,
     Signed,
+    StepReport,
     Verdict,
     seal,
+    signature_of,
 )
 from protocol.replica.replica import Replica
 from protocol.rollout.body import RolloutSequence, encode_body
@@ -114,7 +118,6 @@ COMMIT = sealed(
         version=0,
         checkpoint=GENESIS.digest,
         slot=0,
-        previous=b"",
         body=digest(BODY),
         body_bytes=len(BODY),
         sequences=4,
@@ -214,6 +217,20 @@ def evidence() -> Signed[Evidence]:
     return sealed(message, VALIDATORS[0])
 
 
+def objections() -> list[Signed[Objection]]:
+    """Return the statements of two validators that the commit is false."""
+    message = Objection(commit=COMMIT.digest, page=BOOK.page(7).digest, reason="computation")
+    return [sealed(message, one) for one in VALIDATORS[-2:]]
+
+
+def overturn() -> Signed[Overturn]:
+    """Return an overturn with these objections."""
+    made = objections()
+    fields = made[0].message.model_dump()
+    message = Overturn(**fields, members=0b101, signatures=tuple(map(signature_of, made)))
+    return sealed(message, VALIDATORS[-1])
+
+
 def messages() -> dict[str, Signed[Any]]:
     """Return the messages by kind, in an order that a node accepts."""
     agreeing = verdicts()
@@ -234,6 +251,8 @@ def messages() -> dict[str, Signed[Any]]:
         sealed(seal_of(agreeing[0].message, agreeing[0].signer), first),
         agreeing[0],
         sealed(certificate, first),
+        objections()[0],
+        overturn(),
         evidence(),
         sealed(
             CheckpointManifest(
@@ -253,6 +272,7 @@ def messages() -> dict[str, Signed[Any]]:
             ),
             TRAINER,
         ),
+        sealed(StepReport(manifest=GENESIS.digest, policy=digest(b"policy 1")), TRAINER),
         sealed(Invite(key=bytes([1]) * 32, number=0, epoch=0, until=9), CREATOR),
     ]
     return {signed.message.kind: signed for signed in every}

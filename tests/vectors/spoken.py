@@ -40,7 +40,8 @@ from protocol.gossipsub.params import Params
 from protocol.gossipsub.router import Router
 from protocol.gossipsub.rpc import frame
 from protocol.membership.directory_buckets import Buckets
-from protocol.replica.replica import Received, Replica
+from protocol.replica.received import Received
+from protocol.replica.replica import Replica
 from roles.ports.transport import TransportError, Trust
 from tests.vectors.made import (
     BODY,

@@ -236,6 +236,16 @@ def test_evidence_holds_a_commit_and_two_verdicts_that_contradict_each_other():
     assert [verdict["accept"] for *_, verdict in found] == [True, False]
 
 
+def test_an_overturn_holds_signatures_of_the_same_objection():
+    overturn, objection = read("overturn"), canonical(envelope("objection"))
+    fields = read("objection")
+    assert {name: overturn[name] for name in fields} == fields
+    assert overturn["members"].bit_count() == len(overturn["signatures"]) == 2
+    assert objection["signature"] in overturn["signatures"]
+    signed = domain("objection", RUN_ID) + objection["payload"]
+    verify(objection["signer"], signed, overturn["signatures"][0])
+
+
 # The manifest
 
 
@@ -407,10 +417,10 @@ def receipts_by_hand(page):
     ranking = sorted(council(), key=lambda peer: digest(seed, peer.encode()))
     (bits,) = page["checkers"]
     checkers = sorted(key_of(peer) for place, peer in enumerate(ranking) if bits >> place & 1)
-    fields = [commit[name] for name in ("version", "slot", "tokens")]
+    fields = [commit[name] for name in ("version", "slot", "evaluation", "tokens")]
     assert len(checkers) == 2, "the first committee"
     receipt = [commit_id, key_of(signer), *fields, "accepted", checkers]
-    return {"receipts": [receipt], "steps": []}
+    return {"overturned": [], "receipts": [receipt], "steps": []}
 
 
 def test_the_blobs_stream():

@@ -15,7 +15,8 @@ from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Role, RunId, Topic
 from protocol.gossipsub.params import Params
 from protocol.messages import Message
-from protocol.replica.replica import TOPIC_KINDS
+from protocol.replica.received import TOPIC_KINDS
+from protocol.run.loss import LossSection
 from protocol.run.manifest import RunManifest
 from protocol.run.policy import CHECK_VECTORS as ROUNDING_VECTORS
 from protocol.run.sections import RuntimeSection
@@ -36,7 +37,13 @@ SECTIONS = {
     if hasattr(field.annotation, "model_fields")
 }
 
-MODELS = {**MESSAGES, **SECTIONS, "manifest": RunManifest, "runtime": RuntimeSection}
+MODELS = {
+    **MESSAGES,
+    **SECTIONS,
+    "manifest": RunManifest,
+    "runtime": RuntimeSection,
+    "loss": LossSection,
+}
 
 every_model = pytest.mark.parametrize("name", MODELS)
 

@@ -100,8 +100,8 @@ class CouncilWorld:
         """Let a worker commit to some rollouts in the present epoch."""
         made = []
         for _ in range(count):
-            number, previous = worker.replica.ledger.commits.next_slot(worker.peer_id, 0)
-            signed = self.world.commit(worker.signer, number, previous, epoch=self.epoch())
+            number = worker.replica.ledger.commits.next_slot(worker.peer_id)
+            signed = self.world.commit(worker.signer, number, epoch=self.epoch())
             worker.receive(signed.envelope)
             self.send(worker, signed)
             made.append(signed)

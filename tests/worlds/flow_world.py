@@ -246,7 +246,8 @@ class Network:
     def __init__(self, flow_world):
         self.world = flow_world
         self.synchronised = True
-        self.used_up_to = -1
+        self.first_slot = 0
+        self.evaluated_up_to = -1
         self.judged_before = 0
         self.errors: list[Exception] = []
         self.published: list = []
@@ -257,8 +258,8 @@ class Network:
         self.bodies: dict[bytes, bytes] = {}
         self.asked: list[tuple[bytes, list[str]]] = []
 
-    def may_have_used(self, version):
-        return version <= self.used_up_to
+    def may_have_evaluated(self, version):
+        return version <= self.evaluated_up_to
 
     def may_have_judged(self, epoch):
         return epoch < self.judged_before

@@ -192,7 +192,7 @@ class World:
         for envelope in replica.envelopes():
             again.restore(envelope)
         again.count_final()
-        again.intake.fix_counted(again.ledger.commits)
+        again.fix_counted()
         return again
 
     def refresh(self, replica, epoch) -> None:
@@ -216,13 +216,12 @@ class World:
         }
         return self.sealed(NodeRecord(**fields | changes), signer)
 
-    def commit(self, signer, slot=0, previous=b"", **changes) -> Signed[RolloutCommit]:
+    def commit(self, signer, slot=0, **changes) -> Signed[RolloutCommit]:
         fields = {
             "epoch": 0,
             "version": 0,
             "checkpoint": self.genesis().digest,
             "slot": slot,
-            "previous": previous,
             "body": digest(b"body"),
             "body_bytes": 100,
             "sequences": 4,
@@ -232,11 +231,7 @@ class World:
 
     def chain(self, signer, count, **changes) -> list[Signed[RolloutCommit]]:
         """Return ``count`` commits of one worker for consecutive slots."""
-        commits = []
-        for slot in range(count):
-            previous = commits[-1].digest if commits else b""
-            commits.append(self.commit(signer, slot, previous, **changes))
-        return commits
+        return [self.commit(signer, slot, **changes) for slot in range(count)]
 
     def committee(self, commit):
         return draw(self.manifest, self.book.drawing(commit), commit)

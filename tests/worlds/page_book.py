@@ -15,7 +15,7 @@ from protocol.consensus.reveals import Reveals
 from protocol.core.crypto import Identity, reveal_output, verify
 from protocol.core.types import PeerId
 from protocol.ledger.final_ledger import FinalLedger
-from protocol.ledger.receipts import PageWork, Receipt, Step
+from protocol.ledger.receipts import PageWork, Receipt, Reversal, Step
 from protocol.messages import (
     OPENED_MAX,
     Certificate,
@@ -69,6 +69,8 @@ class PageBook:
         self._manifest = manifest
         self.works: dict[bytes, PageWork] = {}
         """Work that pages of the book name, by its digest."""
+        self._receipts: dict[bytes, Receipt] = {}
+        """Receipts of the commits that pages of the book decide."""
         self._ledger = FinalLedger(credit_rules(manifest))
         self.roots = {-1: self._ledger.accounts.root}
         """Root of the accounts after the final page of each epoch."""
@@ -227,11 +229,19 @@ class PageBook:
             members = committee.first if accepted else committee.escalated[: committee.quorum]
             checkers.append(sum(1 << committee.escalated.index(one) for one in members))
             reason, message = "accepted" if accepted else "computation", known.message
-            fields = message.version, message.slot, message.tokens, reason, tuple(sorted(members))
-            receipts.append(Receipt(commit, known.signer, *fields))
-        work = PageWork(tuple(receipts), self._steps(parent.head, contents.head))
+            place = message.version, message.slot, message.evaluation, message.tokens
+            keys = tuple(sorted(members))
+            receipts.append(Receipt(commit, known.signer, *place, reason, keys))
+        self._receipts |= {one.commit: one for one in receipts}
+        reversals = [self._reversal(commit) for commit in contents.overturned]
+        steps = self._steps(parent.head, contents.head)
+        work = PageWork(tuple(receipts), steps, tuple(reversals))
         self.works[work.digest] = work
         return replace(contents, checkers=tuple(checkers), work=work.digest)
+
+    def _reversal(self, commit: bytes) -> Reversal:
+        receipt = self._receipts[commit]
+        return Reversal(receipt, "computation" if receipt.reason == "accepted" else "accepted")
 
     def _committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
         """Return the committee of a commit; None if no page here draws one."""

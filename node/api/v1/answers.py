@@ -251,7 +251,6 @@ class RolloutDetail:
 
     row: RolloutRow
     checkpoint: str
-    previous: str
     body: str
     body_bytes: int
     committee: Drawn

@@ -74,6 +74,8 @@ def own_work(
         rejected=max(account.rejected, counts.rejected),
         rejected_reasons=dict(sorted((+counts.reasons).items())),
         expired=counts.expired,
+        skipped=account.gaps,
+        unpaid=account.forgiven,
     )
 
 

@@ -112,10 +112,13 @@ class CouncilReader:
         )
 
     def _refused(self, final: int) -> str:
-        """Return a line about the first version after the final one with a bad batch, if any."""
-        refusal = self._replica.batches.refusal(final)
+        """Return a line about the first bad or disputed version after the final one, if any."""
+        refusal, dispute = (
+            self._replica.batches.refusal(final),
+            self._replica.shadows.dispute(final),
+        )
         if refusal is None:
-            return ""
+            return "" if dispute is None else str(dispute)
         version, trainer = refusal.manifest.message.version, refusal.manifest.signer
         return f"version {version} of trainer …{trainer[-6:]}: {refusal.fault.detail}"
 
@@ -168,9 +171,27 @@ class CouncilReader:
             return f"two votes in epoch {votes[0].message.epoch}"
         if peer in self._intake.evidence:
             return "two verdicts on one rollout"
+        overturned = self._overturned(peer)
+        if overturned:
+            return overturned
         verdicts, dissents = self._replica.dissents.verdicts_of(peer)
         is_named = peer in self._replica.dissents.named
         return f"{dissents} of {verdicts} verdicts contradict its committees" if is_named else ""
+
+    @property
+    def lie(self) -> str:
+        """Line about overturned outcomes that this node decided; empty if there are none."""
+        overturned = self._overturned(self._me)
+        return overturned and f"this key is out of the council for good: {overturned}"
+
+    def _overturned(self, peer: PeerId) -> str:
+        """Return a line about overturned outcomes that a member decided; empty if it is honest."""
+        if not self._intake.accounts.has_lied(peer):
+            return ""
+        commit = self._replica.reviews.reversed_by(peer)
+        return (
+            f"its verdict on {'a rollout' if commit is None else commit.hex()[:12]} was overturned"
+        )
 
     # Reasons
 
@@ -257,6 +278,8 @@ class CouncilReader:
             return ""
         if not self._observer.anti_entropy.synchronised:
             return "this node is not synchronised yet"
+        if self.lie:
+            return self.lie
         if self._replica.ledger.workers.is_slashed(self._me):
             return "this key is slashed"
         evidence = self._evidence(self._me)

@@ -22,7 +22,8 @@ from protocol.messages import (
     RolloutCommit,
     Signed,
 )
-from protocol.replica.replica import Received, Replica
+from protocol.replica.received import Received
+from protocol.replica.replica import Replica
 from protocol.rollout.audit import SLASHABLE_REASONS
 
 RESTORED_MAX = 256
@@ -117,7 +118,9 @@ class EventRecorder:
         if entry is not None:
             message = entry.commit.message
             at = self._replica.manifest.epoch_start(message.epoch)
-            slot = f" {message.slot} of version {message.version}"
+            slot = f" {message.slot}"
+            if message.evaluation:
+                slot = f" {message.slot} of the evaluation of version {message.version}"
         evidence = tuple(commit.hex() for commit in commits)
         text = f"signed two commits for slot{slot}: slashed"
         return RunEvent(f"fork/{worker}", at, "fork", worker, text, evidence, evidence[1])

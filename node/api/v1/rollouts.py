@@ -19,7 +19,7 @@ from protocol.core.containers import BoundedDict
 from protocol.core.types import DIGEST_BYTES, Digest
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed, Verdict, open_envelope
-from protocol.rollout.assignment import SequenceAssignment, assign
+from protocol.rollout.assignment import SequenceAssignment, assign_commit
 from protocol.rollout.audit import read_body
 from protocol.rollout.body import REWARD_SCALE, RolloutSequence
 from protocol.rollout.statistics import explained
@@ -159,7 +159,6 @@ class RolloutReader:
         return RolloutDetail(
             row=self.row(entry),
             checkpoint=message.checkpoint.hex(),
-            previous=message.previous.hex(),
             body=message.body.hex(),
             body_bytes=message.body_bytes,
             committee=drawn,
@@ -212,13 +211,8 @@ class RolloutReader:
         message, environment = entry.commit.message, self._task()
         if environment is None:
             return (), NO_TASK
-        assignments = assign(
-            self._context.replica.manifest,
-            Digest(message.checkpoint),
-            entry.commit.signer,
-            message.slot,
-            message.version,
-        )[:SEQUENCES_MAX]
+        manifest, worker = self._context.replica.manifest, entry.commit.signer
+        assignments = assign_commit(manifest, worker, message)[:SEQUENCES_MAX]
         try:
             pairs = await self._texts(environment, assignments, body[:SEQUENCES_MAX])
         except EngineError as error:

@@ -1,7 +1,7 @@
 // Components shared by several pages.
 
 import { h } from "./dom.js";
-import { clean, compact, count, digest, peer, shareOf } from "./format.js";
+import { clean, compact, count, digest, many, peer, shareOf } from "./format.js";
 
 const NAME_CHARACTERS_MAX = 32;
 
@@ -29,7 +29,8 @@ export function contribution(own) {
   if (own.checks) parts.push(`${compact(own.checks)} checked`);
   if (own.steps) parts.push(`${compact(own.steps)} version${own.steps === 1 ? "" : "s"} published`);
   if (own.rank) parts.push(`${shareOf(own.credit_share)} of the run`, `rank ${count(own.rank)} of ${count(own.contributors)}`);
-  return `${parts.join(", ")}; ${count(own.waiting)} waiting, ${count(own.rejected)} rejected`;
+  const skipped = own.skipped ? `, ${many(own.skipped, "slot")} skipped` : "";
+  return `${parts.join(", ")}; ${count(own.waiting)} waiting, ${count(own.rejected)} rejected${skipped}`;
 }
 
 export const rolloutLink = (commit) =>

@@ -189,7 +189,7 @@ def export(
 def _values(peer: PeerId, account: "Account") -> dict[str, object]:
     values = asdict(account)
     del values["key"]
-    return {"peer": peer, **values}
+    return {"peer": peer, **values, "window": account.window.hex(), "gaps": account.gaps}
 
 
 def _open(ctx: typer.Context, data_dir: Path | None) -> "HeldLedger":

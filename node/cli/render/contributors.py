@@ -31,8 +31,17 @@ def own_work_text(own: OwnWork) -> str:
     reasons = ", ".join(f"{reason} {count}" for reason, count in most)
     told = f" ({plain(reasons, _REASONS_CHARACTERS_MAX)})" if reasons else ""
     line = f"{', '.join(parts)}; {own.waiting} waiting, {own.rejected} rejected{told}"
+    line += skipped_text(own.skipped, own.unpaid)
     credit = _credit(own)
     return f"{line}\n{credit}" if credit else line
+
+
+def skipped_text(gaps: int, unpaid: int) -> str:
+    """Return the slots that a worker has left out, and their cost; empty for none."""
+    if not gaps:
+        return ""
+    cost = f" ({count_text(unpaid)} rollouts without credit for them)" if unpaid else ""
+    return f", {count_text(gaps)} slot{'s' * (gaps != 1)} skipped{cost}"
 
 
 def _credit(own: OwnWork) -> str:

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.api.v1.contributors import Ranking
-from node.cli.render.contributors import contributors_table, share_text
+from node.cli.render.contributors import contributors_table, share_text, skipped_text
 from node.cli.render.style import BAD, DIM, plain, short_peer
 from node.local.units import count_text
 from protocol.core.types import PeerId
@@ -22,7 +22,8 @@ def account_view(peer: PeerId, account: Account, ranking: Ranking) -> Renderable
     rows = {
         "key": peer,
         "place": f"{place}, {share} of the run" if place else "none: nothing certified or checked",
-        "rollouts": f"{account.rollouts:,} certified, {account.rejected:,} rejected",
+        "rollouts": f"{account.rollouts:,} certified, {account.rejected:,} rejected"
+        + skipped_text(account.gaps, account.forgiven),
         "tokens": f"{account.tokens:,}",
         "learned": f"{account.learned:,} rollouts, {account.learned_tokens:,} tokens",
         "checks": f"{account.checks:,}, of {account.checked_tokens:,} tokens",
@@ -71,7 +72,8 @@ def page_view(counted: CountedPage, work: PageWork) -> RenderableType:
             rollouts.add_column(name, justify="right" if name in _NUMBERS else "left")
         for one in work.receipts:
             checkers = " ".join(map(short_peer, one.checkers))
-            numbers = (str(one.version), str(one.slot), f"{one.tokens:,}")
+            slot = f"{one.slot} (evaluation)" if one.evaluation else str(one.slot)
+            numbers = (str(one.version), slot, f"{one.tokens:,}")
             style = "" if one.reason == "accepted" else BAD
             rollouts.add_row(
                 one.commit.hex()[:12],

@@ -36,6 +36,7 @@ from node.local.units import bytes_text, duration_text
 from protocol.core.types import Role
 from protocol.gossipsub.inspection import ScoreLevel
 from protocol.rollout.evaluation import EvaluationPoint
+from roles.runtime.shadow_progress import ShadowProgress
 from roles.runtime.training_steps import TrainingStep
 
 REWARD_BARS = "▁▂▃▄▅▆▇█"
@@ -83,6 +84,20 @@ STEP_TEXTS = (
         ),
     ),
     (
+        (
+            "mismatch {:.2g} nats, 99% below {:.2g}, {:.1%} clipped",
+            ("mismatch_mean_nats", "mismatch_p99_nats", "mismatch_clip_fraction"),
+        ),
+        (
+            "engines {:.2g}, {:.2g}, {:.1%}",
+            (
+                "engine_mismatch_mean_nats",
+                "engine_mismatch_p99_nats",
+                "engine_mismatch_clip_fraction",
+            ),
+        ),
+    ),
+    (
         ("updates {} at learning rate {:.3g}", ("updates", "learning_rate")),
         ("loss {:.3g}", ("loss",)),
         ("{:.0f} tokens/s", ("tokens_per_second",)),
@@ -118,11 +133,14 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         *_policy_swap(status),
         *_loop(status),
         *_training(status.training),
+        *_shadow(status.shadow),
     ):
         facts.add_row(name, Text(value))
     hints = [Text(plain(fork), BAD) for fork in status.forks]
     if status.training_warning:
         hints.append(Text(plain(status.training_warning, WARNING_CHARACTERS_MAX), WARN))
+    if status.shadow.warning:
+        hints.append(Text(plain(status.shadow.warning, WARNING_CHARACTERS_MAX), WARN))
     hints += _judging(status.judging)
     if status.yours.rejected or status.yours.expired:
         hints += [Text("prime-node why explains this node's failed rollouts.", style=DIM)]
@@ -355,6 +373,14 @@ def _training(step: TrainingStep | None) -> list[tuple[str, str]]:
     ]
     told = "\n".join(", ".join(line) for line in lines if line)
     return [("training", f"step {step.version}: {told}")]
+
+
+def _shadow(shadow: ShadowProgress) -> list[tuple[str, str]]:
+    """Return a row with the steps of other trainers that this one has repeated."""
+    if not (shadow.is_active or shadow.confirmed or shadow.differing):
+        return []
+    counts = f"{shadow.confirmed} versions confirmed, {shadow.differing} different"
+    return [("shadow", f"{shadow.text}; {counts}" if shadow.text else counts)]
 
 
 def _rollouts(status: NodeStatus) -> Table:

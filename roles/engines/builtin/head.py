@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from roles.engines.sampling.gumbel_noise import Draws
-from roles.engines.sampling.sampling import Sampled, sample_blocks, sample_whole
+from roles.engines.sampling.sampling import Sampled, blocks, sample_blocks, sample_whole
 
 HeadPrecision = Literal["fp32", "model"]
 
@@ -37,12 +37,28 @@ class Head:
         states = states.to(self.weight.dtype)
 
         def logits(block: slice) -> Tensor:
-            return _product(states, self.weight[block]).float().div_(self._scaling * temperature)
+            return self._logits(states, block, temperature)
 
         vocabulary = len(self.weight)
         if states.device.type == "cpu":
             return sample_blocks(logits, len(states), vocabulary, draws, claimed)
         return sample_whole(logits(slice(0, vocabulary)), draws, claimed)
+
+    def logits(self, states: Tensor, temperature: float) -> Tensor:
+        """Return the logits over temperature ``[n, vocabulary]``, bit for bit those of ``sample``.
+
+        Their ``log_totals`` are the normalisers of its log-probabilities.
+        """
+        states = states.to(self.weight.dtype)
+        if states.device.type != "cpu":
+            return self._logits(states, slice(None), temperature)
+        logits = torch.empty(len(states), len(self.weight))
+        for block in blocks(len(self.weight)):
+            logits[:, block] = self._logits(states, block, temperature)
+        return logits
+
+    def _logits(self, states: Tensor, block: slice, temperature: float) -> Tensor:
+        return _product(states, self.weight[block]).float().div_(self._scaling * temperature)
 
 
 def _product(states: Tensor, weight: Tensor) -> Tensor:

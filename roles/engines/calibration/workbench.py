@@ -242,7 +242,9 @@ def _recording(
 async def _trained(bench: Bench, claims: Sequence[VerificationRequest]) -> dict[int, Policy]:
     """Return the policies after training steps on ``claims`` with arbitrary rewards."""
     # A warm-up would make the first steps smaller than the run's.
-    grpo = bench.recipe.grpo.model_copy(update={"warmup_steps": 0, "updates_per_version": 1})
+    loss = bench.recipe.grpo.loss.model_copy(update={"kl_coefficient": 0.0})  # 0 at the reference
+    changes = {"warmup_steps": 0, "updates_per_version": 1, "loss": loss}
+    grpo = bench.recipe.grpo.model_copy(update=changes)
     engine = TorchTrainingEngine(
         bench.model, bench.recipe.sampling, grpo, run=ANY_RUN, device=bench.device
     )

@@ -9,7 +9,7 @@ synchronisation.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -60,8 +60,8 @@ def sample_blocks(
     """Return the result of ``sample_whole`` on a CPU, one block of logits at a time."""
     best, judged = _Scored.nothing(rows), _Scored.nothing(rows)
     totals = []
-    for start in range(0, vocabulary, BLOCK_TOKENS):
-        block = slice(start, min(start + BLOCK_TOKENS, vocabulary))
+    for block in blocks(vocabulary):
+        start = block.start
         scaled = logits(block)
         highest = scaled.amax(-1)
         totals.append(_total(scaled, highest))
@@ -88,6 +88,20 @@ def sample_blocks(
     reported = best if claimed is None else judged
     logprobs = reported.logits - torch.stack(totals, -1).logsumexp(-1)
     return Sampled(best.tokens, logprobs, best.scores - reported.scores)
+
+
+def blocks(vocabulary: int) -> Iterator[slice]:
+    """Yield the blocks of the vocabulary, ascending."""
+    for start in range(0, vocabulary, BLOCK_TOKENS):
+        yield slice(start, min(start + BLOCK_TOKENS, vocabulary))
+
+
+def log_totals(scaled: Tensor) -> Tensor:
+    """Return the ``logsumexp`` of each row of ``scaled[n, vocabulary]`` as the samplers do."""
+    if scaled.device.type != "cpu":
+        return scaled.logsumexp(-1)
+    parts = [scaled[:, block].contiguous() for block in blocks(scaled.shape[1])]
+    return torch.stack([_total(part, part.amax(-1)) for part in parts], -1).logsumexp(-1)
 
 
 @dataclass(frozen=True, slots=True)

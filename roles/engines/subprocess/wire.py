@@ -17,14 +17,14 @@ from protocol.run.manifest import MANIFEST_BYTES_MAX
 from roles.engines.factory import EngineName
 from roles.ports.storage import StorageFullError
 
-VERSION = 5
+VERSION = 6
 """Increase with any change to a message here or to a type in ``rpc_methods``."""
 
 QUESTION_BYTES_MAX = 1 << 30
-"""A step's batch of 16 million tokens takes 20 bytes each."""
+"""A step's batch of 16 million tokens takes 30 bytes each."""
 
 ANSWER_BYTES_MAX = 1 << 26
-"""A frame holds one sequence: a million tokens at 20 bytes, and their proofs."""
+"""A frame holds one sequence: a million tokens at 30 bytes, and their proofs."""
 
 _LENGTH_BYTES = 4
 _ANSWERING_MAX = 1 << 62

@@ -15,7 +15,7 @@ from roles.engines.files.atomic_write import replacing
 from roles.engines.files.policy import digest_of
 from roles.engines.files.safetensors import Shapes, file_bytes_max, read_tensors, write_tensors
 
-_FORMAT = "2"
+_FORMAT = "3"
 
 _KINDS = ("weights", "first_moments", "second_moments")
 
@@ -34,6 +34,9 @@ class TrainingState:
     first_moments: dict[str, Tensor]
     second_moments: dict[str, Tensor]
     steps: int
+    """Updates of the optimiser."""
+    version: int
+    """Version of the policy: the schedule of the learning rate follows it."""
 
 
 def checkpoint_bytes_max(shapes: Shapes) -> int:
@@ -50,7 +53,8 @@ def save_checkpoint(state: TrainingState, path: Path) -> None:
         for name, tensor in group.items()
     }
     digest = digest_of(tensors).hex()
-    metadata = {"format": _FORMAT, "steps": str(state.steps), "digest": digest}
+    numbers = {"steps": str(state.steps), "version": str(state.version)}
+    metadata = {"format": _FORMAT, **numbers, "digest": digest}
     with replacing(path) as partial:
         write_tensors(partial, tensors, metadata=metadata)
 
@@ -65,7 +69,8 @@ def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:
     if digest_of(tensors).hex() != metadata.get("digest"):
         raise ValueError(f"{path} is damaged")
     weights, first, second = ({n: tensors[f"{kind}/{n}"] for n in shapes} for kind in _KINDS)
-    return TrainingState(weights, first, second, int(metadata.get("steps", "")))
+    steps, version = (int(metadata.get(key, "")) for key in ("steps", "version"))
+    return TrainingState(weights, first, second, steps, version)
 
 
 def check_moments(state: TrainingState, betas: tuple[float, float]) -> None:

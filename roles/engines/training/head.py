@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from roles.engines.builtin.head import Head
+from roles.engines.sampling.sampling import log_totals
+
 LOGITS_MAX = 2**24
 """Logits of a chunk: 64 MiB in float32, of which two copies exist at once."""
 
@@ -23,17 +26,19 @@ def target_logprobs(
     targets: Tensor,
     temperature: float,
     *,
+    head: Head | None = None,
     entropy_gradient: bool = False,
     logits_max: int = LOGITS_MAX,
 ) -> tuple[Tensor, Tensor]:
     """Return each target's log-probability and the entropy at its position in nats, ``[n]``.
 
     The logits are ``states @ weight.T / temperature`` in the precision of ``weight``: float32 in a
-    trainer, whatever the rest of the model uses. Entropies have a gradient only on request: it
-    costs a second pass over the logits.
+    trainer, whatever the rest of the model uses. ``head`` has the same weights: with it, logits and
+    log-probabilities are bit for bit those of workers and validators; gradients are float32 still.
+    Entropies have a gradient only on request: it costs a second pass over the logits.
     """
     arguments = (states.to(weight.dtype), weight, targets, temperature)
-    result = _ChunkedHead.apply(*arguments, entropy_gradient, logits_max)  # type: ignore[no-untyped-call]
+    result = _ChunkedHead.apply(*arguments, head, entropy_gradient, logits_max)  # type: ignore[no-untyped-call]
     return cast("tuple[Tensor, Tensor]", result)
 
 
@@ -46,21 +51,17 @@ class _ChunkedHead(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         temperature: float,
+        head: Head | None,
         entropy_gradient: bool,
         logits_max: int,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropies, normalisers = (states.new_empty(len(states)) for _ in range(3))
+        evaluated = _evaluated if head is None else _evaluated_as_sampled
         for part in _chunks(states, weight, logits_max):
-            logits = _logits(states[part], weight, temperature)
-            highest = logits.amax(-1, keepdim=True)
-            logits.sub_(highest)
-            exponentials = logits.exp()
-            total = exponentials.sum(-1)
-            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - total.log()
-            entropies[part] = total.log() - exponentials.mul_(logits).sum(-1) / total
-            normalisers[part] = highest[:, 0] + total.log()
+            logits = _logits(states[part], weight, temperature, head)
+            logprobs[part], entropies[part], normalisers[part] = evaluated(logits, targets[part])
         ctx.save_for_backward(states, weight, targets, normalisers, entropies)
-        ctx.temperature, ctx.logits_max = temperature, logits_max
+        ctx.temperature, ctx.head, ctx.logits_max = temperature, head, logits_max
         ctx.set_materialize_grads(False)
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropies)
@@ -75,7 +76,7 @@ class _ChunkedHead(torch.autograd.Function):
         factors = torch.zeros_like(normalisers) if grad_logprobs is None else -grad_logprobs
         grad_states, grad_weight = torch.empty_like(states), torch.zeros_like(weight)
         for part in _chunks(states, weight, ctx.logits_max):
-            logprobs = _logits(states[part], weight, ctx.temperature)
+            logprobs = _logits(states[part], weight, ctx.temperature, ctx.head)
             logprobs.sub_(normalisers[part, None])
             # d logprob / d logit = [target] - p;  d entropy / d logit = -p (logprob + entropy)
             if grad_entropies is None:
@@ -87,11 +88,32 @@ class _ChunkedHead(torch.autograd.Function):
             grad.scatter_add_(1, targets[part, None], -factors[part, None]).div_(ctx.temperature)
             torch.mm(grad, weight, out=grad_states[part])
             grad_weight.addmm_(grad.T, states[part])
-        return grad_states, grad_weight, None, None, None, None
+        return grad_states, grad_weight, None, None, None, None, None
 
 
-def _logits(states: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _logits(states: Tensor, weight: Tensor, temperature: float, head: Head | None) -> Tensor:
+    if head is not None:
+        return head.logits(states, temperature)
     return (states @ weight.T).div_(temperature)
+
+
+def _evaluated(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities, entropies and the logits' ``logsumexp``; overwrites ``logits``."""
+    highest = logits.amax(-1, keepdim=True)
+    logits.sub_(highest)
+    exponentials = logits.exp()
+    total = exponentials.sum(-1)
+    logprobs = logits.gather(1, targets[:, None])[:, 0] - total.log()
+    entropies = total.log() - exponentials.mul_(logits).sum(-1) / total
+    return logprobs, entropies, highest[:, 0] + total.log()
+
+
+def _evaluated_as_sampled(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Do as ``_evaluated``, with the normaliser of the samplers."""
+    totals = log_totals(logits)
+    logprobs = logits.gather(1, targets[:, None])[:, 0] - totals
+    logits.sub_(totals[:, None])
+    return logprobs, -logits.exp().mul_(logits).sum(-1), totals
 
 
 def _chunks(states: Tensor, weight: Tensor, logits_max: int) -> Iterator[slice]:

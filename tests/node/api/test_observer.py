@@ -15,7 +15,7 @@ from node.weights.download_progress import DownloadLog, Form, Label
 from protocol.core.types import Role, ValidationResult
 from protocol.gossipsub.events import RpcReceived
 from protocol.gossipsub.rpc import Prune, Rpc, encode_rpc
-from protocol.replica.replica import Received
+from protocol.replica.received import Received
 from protocol.run.manifest import sign_manifest
 from roles.runtime.context import ChangeSignal, Conditions
 from tests.protocol.gossipsub.nodes import PEERS, TOPIC, joined_router, received

@@ -227,6 +227,9 @@ def test_replaced_records_leave_no_trail():
     assert len(storage.get(KEY_ID).value) == storage.fullest() == 1
 
 
+keeps_valid = records._keep_valid
+
+
 def test_a_bad_record_is_dropped_and_the_good_one_beside_it_kept():
     good, bad = record(), record(owner=OTHER.peer_id)
     entries = DictionaryDHTValue()
@@ -234,7 +237,7 @@ def test_a_bad_record_is_dropped_and_the_good_one_beside_it_kept():
         entries.store(OWNER.peer_id, good.value, good.expiration_time)
         entries.store(OTHER.peer_id, bad.value, bad.expiration_time)
         entries.store((1, 2), b"", 0.0)
-        assert records._keep_valid(validator(), good.key, entries)
+        assert keeps_valid(validator(), good.key, entries)
         assert list(entries.data) == [OWNER.peer_id]
 
 
@@ -245,7 +248,7 @@ def test_of_a_dictionary_no_more_signatures_are_checked_than_a_key_has_owners(mo
     entries = DictionaryDHTValue()
     for number in range(records.OWNERS_PER_KEY_MAX + 10):
         entries.store(f"owner {number}", b"value", get_dht_time() + 60)
-    assert records._keep_valid(counted, record().key, entries)
+    assert keeps_valid(counted, record().key, entries)
     assert len(checked) == len(entries) == records.OWNERS_PER_KEY_MAX
 
 

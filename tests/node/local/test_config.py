@@ -64,6 +64,13 @@ def test_steps_are_logged_where_it_is_asked_for(environment, value):
     )  # fmt: skip
 
 
+def test_a_trainer_shadows_unless_its_operator_chooses_otherwise(environment):
+    flags = {"roles": "trainer"}
+    assert load_config(flags, environment).shadow is True
+    assert load_config(flags, environment | {"PRIME_NODE_SHADOW": "false"}).shadow is False
+    assert load_config(flags | {"shadow": False}, environment).shadow is False
+
+
 def test_peers_are_checked_and_kept_in_order(environment):
     flags = {"roles": "relay", "initial_peers": [f"{OTHER},{PEER}", PEER]}
     assert load_config(flags, environment).initial_peers == (OTHER, PEER)

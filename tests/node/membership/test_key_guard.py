@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from node.context import NodeContext, Ports
-from node.membership.key_guard import CAREFUL_EPOCHS, KeyGuard
+from node.membership.key_guard import CAREFUL_EPOCHS, SLOTS_SKIPPED, KeyGuard
 from protocol.core.rng import Rng
+from protocol.ledger.final_ledger import FinalLedger
 from protocol.replica.replica import Replica
 from roles.ports.storage import StorageFullError
 from roles.runtime.context import ChangeSignal, Conditions
@@ -84,12 +85,12 @@ async def test_what_this_disk_said_tells_nothing_new():
     machine = Machine()
     for _ in range(2):
         await machine.begin()
-        assert not machine.key_guard.may_have_used(0)
+        assert not machine.key_guard.may_have_evaluated(0)
         first = await machine.say()
         await asyncio.sleep(20)
         for record in (first, await machine.say()):
             machine.show(record)
-        assert not machine.key_guard.may_have_used(0)
+        assert not machine.key_guard.may_have_evaluated(0)
         await asyncio.sleep(20)
 
 
@@ -104,15 +105,15 @@ async def test_what_another_disk_said_tells_that_it_is_lost(announced, kind):
     await machine.begin()
     if announced:
         await machine.say()
-    assert not machine.key_guard.may_have_used(0)
+    assert not machine.key_guard.may_have_evaluated(0)
     if kind == "record":
         machine.show(record)
     else:
         commit = machine.world.commit(machine.own)
         machine.show(commit, is_news=False)
-        assert not machine.key_guard.may_have_used(0), "our replica has it already"
+        assert not machine.key_guard.may_have_evaluated(0), "our replica has it already"
         machine.show(commit, is_news=True)
-    assert machine.key_guard.may_have_used(0)
+    assert machine.key_guard.may_have_evaluated(0)
 
 
 async def test_what_a_replica_forgot_and_takes_again_is_no_proof():
@@ -122,7 +123,7 @@ async def test_what_a_replica_forgot_and_takes_again_is_no_proof():
     await asyncio.sleep(2 * EPOCH_SECONDS)
     machine.show(machine.world.commit(machine.own, epoch=1), is_news=True)
     machine.show(machine.world.genesis(), is_news=True)
-    assert not machine.key_guard.may_have_used(0)
+    assert not machine.key_guard.may_have_evaluated(0)
 
 
 async def test_a_record_with_a_number_that_this_disk_never_gave_is_of_another():
@@ -135,7 +136,7 @@ async def test_a_record_with_a_number_that_this_disk_never_gave_is_of_another():
     machine.lose_disk()
     await machine.begin()
     machine.show(record)
-    assert machine.key_guard.may_have_used(0)
+    assert machine.key_guard.may_have_evaluated(0)
 
 
 async def test_versions_that_were_heard_of_while_it_listened_are_left_alone_for_good():
@@ -144,13 +145,55 @@ async def test_versions_that_were_heard_of_while_it_listened_are_left_alone_for_
     machine.show(machine.world.record(machine.own, ("inference",), sequence=1, joined_at=1))
     machine.version(1)
     await asyncio.sleep(LISTENS_SECONDS - 1)
-    assert machine.key_guard.may_have_used(99)
+    assert machine.key_guard.may_have_evaluated(99)
     machine.version(2)
     await asyncio.sleep(2)
     for _ in range(2):
-        assert machine.key_guard.may_have_used(2)
-        assert not machine.key_guard.may_have_used(3)
+        assert machine.key_guard.may_have_evaluated(2)
+        assert not machine.key_guard.may_have_evaluated(3)
         await machine.begin()
+
+
+async def test_used_slots_are_stored():
+    machine = Machine()
+    await machine.begin()
+    assert machine.key_guard.first_slot == 0
+    await machine.key_guard.use(4)
+    await machine.key_guard.use(2)
+    for _ in range(2):
+        assert machine.key_guard.first_slot == 5
+        await machine.begin()
+
+
+async def test_slots_that_a_lost_disk_may_have_used_are_left_out_for_good():
+    machine = Machine()
+    await machine.begin()
+    await machine.key_guard.use(1)
+    machine.show(machine.world.record(machine.own, ("inference",), sequence=1, joined_at=1))
+    assert machine.key_guard.first_slot is None
+    await asyncio.sleep(LISTENS_SECONDS - 1)
+    epoch = machine.world.manifest.epoch_at(machine.clock.now())
+    late = machine.world.commit(machine.own, 6, epoch=epoch)
+    machine.replica.ledger.restore_commit(late)
+    assert machine.key_guard.first_slot is None
+    await asyncio.sleep(2)
+    for _ in range(2):
+        assert machine.key_guard.first_slot == 7 + SLOTS_SKIPPED
+        await machine.begin()
+
+
+async def test_a_key_with_a_lost_disk_uses_no_slot_before_it_has_counted_the_final_pages(
+    monkeypatch,
+):
+    machine = Machine()
+    await machine.begin()
+    monkeypatch.setattr(FinalLedger, "is_behind", True)
+    machine.show(machine.world.record(machine.own, ("inference",), sequence=1, joined_at=1))
+    await asyncio.sleep(3 * LISTENS_SECONDS)
+    assert machine.key_guard.first_slot is None
+    monkeypatch.undo()
+    await asyncio.sleep(2 * EPOCH_SECONDS)
+    assert machine.key_guard.first_slot == SLOTS_SKIPPED
 
 
 async def test_a_restart_while_it_listens_begins_that_anew_when_a_peer_has_told_what_it_missed():
@@ -161,14 +204,14 @@ async def test_a_restart_while_it_listens_begins_that_anew_when_a_peer_has_told_
     for _ in range(3):
         await asyncio.sleep(LISTENS_SECONDS / 2)
         await machine.begin()
-        assert machine.key_guard.may_have_used(0)
+        assert machine.key_guard.may_have_evaluated(0)
     machine.synchronised.clear()
     await machine.begin()
     await asyncio.sleep(10 * LISTENS_SECONDS)
-    assert machine.key_guard.may_have_used(99), "nobody has told it anything"
+    assert machine.key_guard.may_have_evaluated(99), "nobody has told it anything"
     machine.synchronised.set()
     await asyncio.sleep(LISTENS_SECONDS + 1)
-    assert not machine.key_guard.may_have_used(1)
+    assert not machine.key_guard.may_have_evaluated(1)
 
 
 async def test_a_full_disk_keeps_nothing_from_us_and_is_tried_again():
@@ -181,12 +224,12 @@ async def test_a_full_disk_keeps_nothing_from_us_and_is_tried_again():
     machine.store.commit = full
     await machine.begin()
     machine.show(machine.world.commit(machine.own), is_news=True)
-    assert machine.key_guard.may_have_used(0)
+    assert machine.key_guard.may_have_evaluated(0)
     await asyncio.sleep(EPOCH_SECONDS / 2)
     machine.store.commit = commit
     await asyncio.sleep(EPOCH_SECONDS)
     await machine.begin()
-    assert machine.key_guard.may_have_used(0), "it was written down as soon as there was room"
+    assert machine.key_guard.may_have_evaluated(0), "it was written down as soon as there was room"
 
 
 async def test_verdicts_are_left_to_others_for_commits_from_before_this_disk():
@@ -230,7 +273,7 @@ async def test_a_clock_that_was_ahead_and_is_set_back_looks_like_no_other_disk()
     machine.clock.offset = 0.0
     record = await machine.say()
     machine.show(record)
-    assert not machine.key_guard.may_have_used(0)
+    assert not machine.key_guard.may_have_evaluated(0)
 
 
 @pytest.mark.parametrize("stored", [b"", b"\xc1", bytes(1000)])

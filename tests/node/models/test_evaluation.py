@@ -8,7 +8,7 @@ from node.models.evaluation import Decoding, Evaluation, EvaluationPlan
 from node.models.evaluation_report import notes_of, table_of, values_of
 from node.models.subject import EvaluatedModel
 from node.models.tasks import own_task, problem_seeds
-from protocol.core.types import Digest, PeerId
+from protocol.core.types import PeerId
 from protocol.rollout.assignment import assign
 from roles.environments.base import END
 from roles.environments.characters import Arithmetic
@@ -109,7 +109,7 @@ def test_the_same_seed_asks_the_same_and_another_one_others():
 def test_problems_are_of_no_seed_that_a_run_draws():
     seeds = {next(problem_seeds(n)) for n in range(50)}
     assert len(seeds) == 50 and min(seeds) >= 2**64
-    drawn = [assign(RUN, Digest(bytes(32)), PeerId("worker"), slot, 0) for slot in range(20)]
+    drawn = [assign(RUN, PeerId("worker"), slot) for slot in range(20)]
     assert max(one.problem_seed for slot in drawn for one in slot) < 2**64
 
 

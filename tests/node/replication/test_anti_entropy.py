@@ -18,6 +18,7 @@ from protocol.core.crypto import digest
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId, ValidationResult
 from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX
+from protocol.messages import StepReport
 from protocol.replica.replica import Replica
 from roles.ports.transport import Trust
 from roles.runtime.context import ChangeSignal, Conditions
@@ -175,6 +176,19 @@ async def test_a_long_history_comes_page_by_page(monkeypatch, page):
     for _ in range(3):  # the pages shift while versions arrive
         assert await pair.pull()
     assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
+
+
+async def test_a_late_node_takes_the_reports_of_steps():
+    pair, versions = Pair(), chain(2)
+    pair.theirs.take(*versions)
+    reports = [
+        WORLD.sealed(StepReport(manifest=one.digest, policy=digest(b"other")), WORLD.trainers[1])
+        for one in versions[1:]
+    ]
+    pair.theirs.take(*reports)
+    assert await pair.pull()
+    assert pair.ours.replica.shadows.all() == reports
+    assert (await pair.listed())[-2:] == [one.digest for one in reports], "after the versions"
 
 
 async def test_repeated_requests_of_a_peer_are_bounded():

@@ -59,7 +59,9 @@ class Node:
             self.transport, LoopClock(), Rng(b"1"), [], roster=self.replica.roster
         )
         ports = Ports(Fixed(), Rng(b"2"), self.transport, None, self.blobs, self.store, None, None)
-        context = NodeContext(signer, self.replica, ports, self.peers, self.changes, Conditions())
+        context = self.context = NodeContext(
+            signer, self.replica, ports, self.peers, self.changes, Conditions()
+        )
         self.gossip = Gossip(self.peers, signer, LoopClock(), Rng(signer.public_key))
         self.exchange = BlobExchange(self.peers, self.blobs)
         key_guard = KeyGuard(context)
@@ -105,6 +107,17 @@ async def pair():
         await node.start()
     await asyncio.sleep(5)  # the meshes form
     return hub, ours, theirs
+
+
+async def test_the_slot_of_a_published_commit_is_stored_as_used():
+    _, ours, theirs = await pair()
+    await ours.network.publish(Topic.COMMITS, COMMIT.message)
+    assert ours.network.first_slot == COMMIT.message.slot + 1
+    restarted = KeyGuard(ours.context)
+    assert restarted.first_slot == COMMIT.message.slot + 1
+    assert theirs.network.first_slot == 0
+    for node in (ours, theirs):
+        await node.stop()
 
 
 async def test_published_message_is_stored_applied_and_accepted_by_peers():

@@ -825,3 +825,28 @@ async def test_a_file_is_cut_as_the_run_says(tmp_path):
     assert signed.message.total_bytes == stored.total_bytes == 20_000
     assert len(stored.index.shards) == 3
     await swarm.stop()
+
+
+async def test_weights_and_state_of_the_final_version_outlive_the_retention(tmp_path):
+    """The versions after it may be dropped, and the next trainer resumes from it."""
+    swarm = await begun(tmp_path, 3, trainers=2)
+    trainer = swarm.trainers[0]
+    for _ in range(9):
+        swarm.tell(await swarm.publish())
+        await asyncio.sleep(12)
+        swarm.introduce()
+        if trainer.replica.ledger.chain.version == 5:
+            trainer.replica.ledger.chain.final = 5
+    states = {file.name for file in trainer.directory.glob("*.state")}
+    assert trainer.held == [5, 8, 9, 10, 11]
+    assert states == {"v5.state", "v10.state", "v11.state"}
+    trainer.replica.ledger.chain.final = 10
+    swarm.tell(await swarm.publish())
+    await asyncio.sleep(12)
+    assert trainer.held == [9, 10, 11, 12]
+    assert {file.name for file in trainer.directory.glob("*.state")} == {
+        "v11.state",
+        "v10.state",
+        "v12.state",
+    }
+    await swarm.stop()

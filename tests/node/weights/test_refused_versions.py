@@ -1,6 +1,7 @@
 """Poisoned versions: every node refuses them once, and follows the next trainer."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from structlog.testing import capture_logs
 from node.weights.refused_versions import REFUSED_MAX, RefusedVersions
 from protocol.core.types import Version
 from protocol.messages import Encoding
+from protocol.replica.shadows import Comparison
 from protocol.run.training_bound import movement_bound
 from protocol.shardcast.movement_bound import ExcessiveMovement
 from roles.ports.engines import Policy
@@ -309,6 +311,7 @@ class Chain:
     """A chain of which every manifest is a member."""
 
     version = 10**6
+    final = -1
 
     def __init__(self):
         self.members = {}
@@ -323,14 +326,16 @@ class Chain:
 async def test_the_newest_refusals_are_remembered_and_no_more(tmp_path):
     swarm = Swarm(tmp_path)
     chain, store = Chain(), MemoryStore()
-    refused = RefusedVersions(store, chain)
+    shadows = SimpleNamespace(dispute=lambda _final: None)
+    replica = SimpleNamespace(ledger=SimpleNamespace(chain=chain), shadows=shadows)
+    refused = RefusedVersions(store, replica)
     head, chain.made = None, []
     for version in range(REFUSED_MAX + 3):
         head = swarm.world.checkpoint(head)
         chain.made.append(head)
         chain.members[head.digest] = version
         await refused.add(head, ExcessiveMovement("x" * 10_000, 2.0))
-    for one in (refused, RefusedVersions(store, chain)):
+    for one in (refused, RefusedVersions(store, replica)):
         one.restore()
         assert one.first() == 3
         assert one.newest_usable() == 2
@@ -342,3 +347,23 @@ async def test_the_newest_refusals_are_remembered_and_no_more(tmp_path):
     assert refused.first() is None
     assert refused.reason == ""
     assert refused.newest_usable() == chain.version
+
+
+async def test_a_disputed_version_is_not_used_as_long_as_trainers_dispute_it(tmp_path):
+    """The version stays on the disk: a later report may confirm it."""
+    swarm = await begun(tmp_path, 3)
+    signed = await swarm.publish(**content_of(tensors(3)))
+    swarm.tell(signed)
+    node = swarm.followers[0]
+    await eventually(lambda: node.library.newest_version() == 3, 60)
+    path = node.library.get(3).path
+    comparison = Comparison(signed, 1, {b"other": 2})
+    node.replica.shadows.dispute = lambda final: comparison if final < 3 else None
+    assert node.library.newest_version() == 2
+    assert node.library.get(3) is None
+    node.library.news.notify()
+    await eventually(lambda: "2 trainers computed another policy" in str(node.conditions), 60)
+    assert path.exists()
+    node.replica.shadows.dispute = lambda _final: None
+    assert node.library.newest_version() == 3
+    await swarm.stop()

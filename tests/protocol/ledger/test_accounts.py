@@ -19,7 +19,8 @@ from protocol.ledger.accounts import (
     CreditRules,
     check_proof,
 )
-from protocol.ledger.receipts import COUNT_MAX, PageWork, Receipt, Step
+from protocol.ledger.receipts import COUNT_MAX, PageWork, Receipt, Reversal, Step
+from protocol.ledger.reversals import MISJUDGED_MIN, misjudged_max
 from protocol.rollout.audit import SLASHABLE_REASONS
 
 KEYS = sorted(digest(b"key %d" % number) for number in range(6))
@@ -31,6 +32,7 @@ RULES = CreditRules(
     per_learned_token=3,
     lock_epochs=20,
     slash=True,
+    gap_max=3,
     era_epochs=40,
 )
 FREE = RULES._replace(per_token=0, per_checked_token=0, per_learned_token=0, lock_epochs=0)
@@ -44,8 +46,10 @@ def lot(epoch: int) -> bytes:
     return digest(b"beacon %d" % epoch)
 
 
-def receipt(worker=A, tokens=10, reason="accepted", checkers=(), number=0) -> Receipt:
-    return Receipt(digest(b"commit %d" % number), worker, 1, number, tokens, reason, checkers)
+def receipt(worker=A, tokens=10, reason="accepted", checkers=(), slot=None) -> Receipt:
+    """Return a receipt for a training slot; without one, for an evaluation, which counts none."""
+    place = (1, 0, True) if slot is None else (1, slot, False)
+    return Receipt(digest(b"commit %d" % place[1]), worker, *place, tokens, reason, checkers)
 
 
 def step(trainer=D, learned=(), version=1, omitted=0) -> Step:
@@ -53,10 +57,11 @@ def step(trainer=D, learned=(), version=1, omitted=0) -> Step:
 
 
 def applied(accounts: Accounts, epoch: int, *work) -> Accounts:
-    """Count the page of an epoch with some receipts and steps."""
-    receipts = tuple(one for one in work if isinstance(one, Receipt))
-    steps = tuple(one for one in work if isinstance(one, Step))
-    accounts.apply(page(epoch), epoch, lot(epoch), b"", PageWork(receipts, steps))
+    """Count the page of an epoch with some receipts, steps and reversals."""
+    parts = (
+        tuple(one for one in work if isinstance(one, kind)) for kind in (Receipt, Step, Reversal)
+    )
+    accounts.apply(page(epoch), epoch, lot(epoch), b"", PageWork(*parts))
     return accounts
 
 
@@ -74,6 +79,7 @@ class NaiveLedger:
 
     NAMES = (
         "rollouts tokens rejected checks checked_tokens learned learned_tokens steps omitted credit"
+        " offences cleared misjudged lies"
     )
 
     def __init__(self, rules: CreditRules):
@@ -83,7 +89,7 @@ class NaiveLedger:
     def of(self, peer):
         key = public_key_from_peer_id(peer)
         start = {"key": key, "since": self.epoch, "slashed": -1, "forfeited": 0}
-        start |= dict.fromkeys(self.NAMES.split(), 0)
+        start |= dict.fromkeys(self.NAMES.split(), 0) | {"decided": set(), "forgiven": 0}
         return self.table.setdefault(key, {**start, "locked": Counter(), "eras": Counter()})
 
     def lock(self, peer, amount):
@@ -98,6 +104,8 @@ class NaiveLedger:
                 account["credit"] += account["locked"].pop(one)
         for one in work.receipts:
             self.count_receipt(one, era)
+        for one in work.overturned:
+            self.count_reversal(one, era)
         for one in work.steps:
             self.of(one.trainer)["steps"] += 1
             self.of(one.trainer)["omitted"] += one.omitted
@@ -111,22 +119,84 @@ class NaiveLedger:
                 del counted[old]
 
     def count_receipt(self, one, era):
+        decided = self.table.get(public_key_from_peer_id(one.worker), {}).get("decided", set())
+        if not one.evaluation and (one.slot in decided or one.slot < max(decided, default=0) - 255):
+            return
         worker = self.of(one.worker)
+        if not one.evaluation:
+            worker["decided"].add(one.slot)
         if one.reason == "accepted":
             worker["rollouts"] += 1
-            worker["tokens"] += one.tokens
-            worker["eras"][era] += one.tokens
-            self.lock(one.worker, self.rules.per_token * one.tokens)
+            missing = {*range(max(worker["decided"], default=-1) + 1)} - worker["decided"]
+            if not one.evaluation and len(missing) - worker["forgiven"] > self.rules.gap_max:
+                worker["forgiven"] += 1
+            else:
+                self.count_tokens(one, era)
         else:
-            worker["rejected"] += 1
-            if one.reason in SLASHABLE_REASONS and self.rules.slash and worker["slashed"] == -1:
-                worker["slashed"] = self.epoch
-                worker["forfeited"] += worker["locked"].total()
-                worker["locked"].clear()
+            self.reject(worker, one.reason)
         for peer in one.checkers:
             self.of(peer)["checks"] += 1
             self.of(peer)["checked_tokens"] += one.tokens
             self.lock(peer, self.rules.per_checked_token * one.tokens)
+
+    def count_tokens(self, one, era):
+        worker = self.of(one.worker)
+        worker["tokens"] += one.tokens
+        worker["eras"][era] += one.tokens
+        self.lock(one.worker, self.rules.per_token * one.tokens)
+
+    def reject(self, worker, reason):
+        worker["rejected"] += 1
+        if reason in SLASHABLE_REASONS:
+            worker["offences"] += 1
+            self.slash(worker)
+
+    def slash(self, account):
+        if self.rules.slash and account["slashed"] == -1:
+            account["slashed"] = self.epoch
+            self.forfeit(account)
+
+    def forfeit(self, account):
+        account["forfeited"] += account["locked"].total()
+        account["locked"].clear()
+
+    def count_reversal(self, one, era):
+        receipt = one.receipt
+        worker = self.of(receipt.worker)
+        certain = {"format", "termination", "computation"}
+        if one.reason == "accepted":
+            lied = receipt.reason in certain
+            worker["rejected"] = max(0, worker["rejected"] - 1)
+            worker["cleared"] += 1
+            worker["offences"] = max(0, worker["offences"] - 1)
+            if worker["slashed"] >= 0 and worker["offences"] == worker["lies"] == 0:
+                worker["slashed"] = -1
+                self.lock(receipt.worker, worker["forfeited"])
+                worker["forfeited"] = 0
+            worker["rollouts"] += 1
+            self.count_tokens(receipt, era)
+        else:
+            lied = one.reason in certain
+            taken = min(receipt.tokens, worker["tokens"])
+            worker["rollouts"] = max(0, worker["rollouts"] - 1)
+            worker["tokens"] -= taken
+            surplus = max(taken, worker["eras"].total() - worker["tokens"])
+            if worker["rollouts"]:
+                take(worker["eras"], surplus)
+            else:
+                worker["eras"].clear()
+            take(worker["locked"], self.rules.per_token * receipt.tokens)
+            self.reject(worker, one.reason)
+        for peer in receipt.checkers:
+            checker, guilty = self.of(peer), lied
+            if not lied and one.reason != "accepted":
+                checker["misjudged"] += 1
+                rate = self.rules.reward_disagreement_rate
+                guilty = checker["misjudged"] > misjudged_max(rate, checker["checks"])
+            if guilty:
+                checker["lies"] += 1
+                self.forfeit(checker)
+                self.slash(checker)
 
     def leaves(self):
         accounts = [self.table[key] for key in sorted(self.table)]
@@ -141,7 +211,31 @@ class NaiveLedger:
         pairs = [
             {name: sorted(one[name].items()) for name in ("locked", "eras")} for one in accounts
         ]
-        return [encode(one) for one in (header, *map(operator.or_, accounts, pairs))]
+        bare = [
+            {name: value for name, value in one.items() if name != "decided"} | slots_of(one)
+            for one in accounts
+        ]
+        return [encode(one) for one in (header, *map(operator.or_, bare, pairs))]
+
+
+def slots_of(account):
+    decided = account["decided"]
+    last = max(decided, default=-1)
+    bits = "".join(str(int(last - age in decided)) for age in range(255, -1, -1))
+    window = int(bits, 2).to_bytes(32, "big")
+    return {"next_slot": last + 1, "slots": len(decided), "window": window}
+
+
+def take(counted, amount):
+    """Lower the newest counts by an amount; those that become 0 end."""
+    for number in sorted(counted, reverse=True):
+        if not amount:
+            return
+        part = min(amount, counted[number])
+        counted[number] -= part
+        amount -= part
+        if not counted[number]:
+            del counted[number]
 
 
 SUMS = ("rollouts", "tokens", "steps")
@@ -157,18 +251,21 @@ def naive_leaves(pages, rules: CreditRules) -> list[bytes]:
 TOKENS = st.integers(0, 50)
 PEER_SETS = st.sets(st.sampled_from(PEERS), max_size=4).map(lambda peers: tuple(sorted(peers)))
 REASONS = st.sampled_from(["accepted"] * 6 + ["computation", "reward", "logprobs"])
-RECEIPTS = st.lists(
-    st.builds(
-        Receipt,
-        st.binary(min_size=32, max_size=32),
-        st.sampled_from(PEERS),
-        TOKENS,
-        TOKENS,
-        TOKENS,
-        REASONS,
-        PEER_SETS,
-    ),
-    max_size=4,
+RECEIPT = st.builds(
+    Receipt,
+    st.binary(min_size=32, max_size=32),
+    st.sampled_from(PEERS),
+    TOKENS,
+    st.integers(0, 12) | st.integers(0, 600),
+    st.booleans(),
+    TOKENS,
+    REASONS,
+    PEER_SETS,
+)
+RECEIPTS = st.lists(RECEIPT, max_size=4).map(tuple)
+REVERSALS = st.lists(
+    st.builds(Reversal, RECEIPT, st.sampled_from(["accepted", "computation", "format", "reward"])),
+    max_size=2,
 ).map(tuple)
 SHARES = PEER_SETS.flatmap(
     lambda peers: st.tuples(*(st.tuples(st.just(one), TOKENS, TOKENS) for one in peers))
@@ -178,7 +275,11 @@ STEPS = st.lists(
 ).map(tuple)
 GAPS = st.integers(1, 30)
 PAGES = st.lists(
-    st.tuples(GAPS, st.sampled_from([b"", digest(b"head")]), st.builds(PageWork, RECEIPTS, STEPS)),
+    st.tuples(
+        GAPS,
+        st.sampled_from([b"", digest(b"head")]),
+        st.builds(PageWork, RECEIPTS, STEPS, REVERSALS),
+    ),
     max_size=12,
 )
 SOME_RULES = st.sampled_from(
@@ -188,6 +289,9 @@ SOME_RULES = st.sampled_from(
         RULES._replace(slash=False),
         RULES._replace(lock_epochs=0),
         RULES._replace(lock_epochs=200),
+        RULES._replace(gap_max=0),
+        RULES._replace(gap_max=500),
+        RULES._replace(reward_disagreement_rate=0.1),
     ]
 )
 
@@ -253,7 +357,10 @@ def test_cached_leaves_follow_what_pages_without_work_change():
 
 @given(RECEIPTS, st.data())
 def test_without_slashing_the_order_of_receipts_does_not_matter(receipts, data):
-    rules, other = RULES._replace(slash=False), data.draw(st.permutations(receipts))
+    receipts = tuple({(one.worker, one.slot): one for one in receipts}.values())
+    receipts = tuple(one for one in receipts if one.slot < 256)
+    rules = RULES._replace(slash=False, gap_max=256)
+    other = data.draw(st.permutations(receipts))
     one, two = (
         apply_all(Accounts(rules), [(3, b"", PageWork(tuple(order)))])
         for order in (receipts, other)
@@ -335,6 +442,7 @@ def test_a_slashed_key_loses_what_is_locked_and_gains_no_more(reason):
         forfeited=200,
         eras=[[0, 6]],
         slashed=28,
+        offences=2,
     )
     applied(accounts, 99)
     assert accounts.account(A).held == 100
@@ -437,13 +545,78 @@ def test_no_number_overflows():
     assert restored(accounts).leaves == accounts.leaves
 
 
+# Slots
+
+
+def test_a_slot_is_decided_once_and_its_second_receipt_changes_nothing():
+    accounts = applied(Accounts(RULES), 0, receipt(A, 1, slot=0), receipt(B, 1, "reward", slot=4))
+    again = applied(Accounts(RULES), 0, receipt(A, 1, slot=0), receipt(B, 1, "reward", slot=4))
+    second = receipt(A, 9, slot=0, checkers=(C,)), receipt(B, 9, "computation", slot=4)
+    applied(accounts, 1, *second, receipt(A, 9, "reward", slot=0))
+    assert accounts.leaves == applied(again, 1).leaves
+
+
+def test_an_evaluation_decides_no_training_slot():
+    accounts = applied(Accounts(RULES), 0, receipt(A, 1), receipt(A, 2), receipt(A, 3, slot=0))
+    assert accounts.account(A).decided == (1, 1, bytes(31) + b"\1")
+    assert accounts.account(A).tokens == 6
+
+
+def test_gaps_beyond_the_allowance_cost_one_rollout_each():
+    accounts = applied(Accounts(RULES), 0, receipt(A, 1, slot=0), receipt(A, 1, slot=4))
+    assert (accounts.account(A).gaps, accounts.account(A).tokens) == (3, 2), "within the allowance"
+    for slot in (7, 8, 9, 10):
+        applied(accounts, slot, receipt(A, 10, checkers=(B,), slot=slot))
+    account = accounts.account(A)
+    assert (account.gaps, account.forgiven) == (5, 2)
+    assert (account.rollouts, account.tokens, account.held) == (6, 22, 2200)
+    assert account.eras == [[0, 22]]
+    assert accounts.account(B).checks == 4, "its checkers worked all the same"
+    assert accounts.totals[:2] == (6, 22)
+    assert restored(accounts).leaves == accounts.leaves
+
+
+def test_an_evaluation_pays_for_no_gap():
+    accounts = applied(Accounts(RULES), 0, receipt(A, 1, slot=9))
+    applied(accounts, 1, receipt(A, 5))
+    assert (accounts.account(A).forgiven, accounts.account(A).tokens) == (1, 5)
+
+
+def test_a_rejected_rollout_fills_its_slot_and_pays_for_no_gap():
+    accounts = applied(Accounts(RULES), 0, *(receipt(A, 1, "reward", slot=n) for n in range(4)))
+    assert accounts.account(A).gaps == 0
+    applied(accounts, 1, receipt(A, 1, "reward", slot=9))
+    assert (accounts.account(A).gaps, accounts.account(A).forgiven) == (5, 0)
+
+
+def test_rollouts_that_become_final_in_another_order_cost_nothing():
+    rules = RULES._replace(gap_max=16)
+    accounts, order = Accounts(rules), [n ^ 15 for n in range(64)]
+    for epoch, slot in enumerate(order):
+        applied(accounts, epoch, receipt(A, 1, slot=slot))
+    assert (accounts.account(A).gaps, accounts.account(A).forgiven) == (0, 0)
+    assert accounts.account(A).tokens == 64
+
+
+def test_slots_that_a_page_may_decide():
+    accounts = applied(Accounts(RULES), 0, receipt(A, 1, slot=2), receipt(A, 1, slot=257))
+    opened = [accounts.is_open(A, slot, is_evaluation=False) for slot in (1, 2, 3, 256, 257, 258)]
+    assert opened == [False, False, True, True, False, True]
+    assert accounts.is_open(A, 257, is_evaluation=True)
+    assert accounts.is_open(B, 257, is_evaluation=False)
+    assert (accounts.next_slot(A), accounts.next_slot(B)) == (258, 0)
+
+
 # Leaves from outside
 
 
 def sample() -> Accounts:
     accounts = applied(Accounts(RULES), 0, receipt(A, 1, checkers=(B, C)))
-    applied(accounts, 33, receipt(A, 2), receipt(B, 5, "computation"), step(D, ((A, 1, 1),)))
-    return applied(accounts, 50, receipt(A, 7, checkers=(D,)))
+    applied(
+        accounts, 33, receipt(A, 2, slot=1), receipt(B, 5, "computation"), step(D, ((A, 1, 1),))
+    )
+    applied(accounts, 50, receipt(A, 7, checkers=(D,), slot=2))
+    return applied(accounts, 51, receipt(C, 7, slot=9))
 
 
 SAMPLE = sample().leaves
@@ -493,9 +666,9 @@ WRONG = {
     "an account with another field": edited(1, more=1),
     "a short key": edited(1, key=KEYS[0][:31]),
     "another key": edited(1, key=KEYS[1]),
-    "since the future": edited(1, since=51),
+    "since the future": edited(1, since=52),
     "since before the first": edited(1, since=-1),
-    "slashed in the future": edited(2, slashed=51),
+    "slashed in the future": edited(2, slashed=52),
     "slashed before it was known": edited(2, slashed=-2),
     "slashed before its first page": edited(2, since=34),
     "slashed without a rejection": edited(2, rejected=0),
@@ -518,7 +691,17 @@ WRONG = {
     "an era of the future": edited(1, eras=[[0, 1], [1, 2], [2, 7]]),
     "more tokens in eras than ever": edited(1, eras=[[0, 3], [1, 9]]),
     "eras out of order": edited(1, eras=[[1, 9], [0, 1]]),
-    "eras of no rollout": edited(3, eras=[[1, 0]]),
+    "eras of no rollout": edited(2, eras=[[1, 0]]),
+    "a short window": edited(1, window=bytes(30) + b"\3"),
+    "a window that is text": edited(1, window="\3".rjust(32, "\0")),
+    "a window without its last slot": edited(1, window=bytes(31) + b"\2"),
+    "a window of slots before the first": edited(1, window=bytes(31) + b"\x0b", slots=3),
+    "fewer slots than the window has": edited(1, slots=1),
+    "more slots than the window has": edited(1, slots=3),
+    "more slots than rollouts": edited(1, next_slot=9, slots=9, window=bytes(30) + b"\1\xff"),
+    "slots without a next one": edited(1, next_slot=0),
+    "more gaps paid for than there were": edited(3, forgiven=8),
+    "a gap paid for without a rollout": edited(4, forgiven=1),
 }
 
 
@@ -613,3 +796,93 @@ def test_a_changed_proof_is_refused():
     ):
         assert isinstance(check_proof(proof._replace(**changes), root), Fault), changes
     assert isinstance(check_proof(proof, lot(0)), Fault)
+
+
+# Overturned outcomes
+
+
+def overturned(receipt: Receipt, reason: str) -> Reversal:
+    return Reversal(receipt, reason)
+
+
+def test_a_certain_rejection_takes_an_acceptance_back_and_slashes_worker_and_checkers():
+    wrong = receipt(A, 10, checkers=(B, C))
+    accounts = applied(Accounts(RULES), 3, wrong, receipt(A, 5, slot=1, checkers=(D,)))
+    applied(accounts, 4, overturned(wrong, "computation"))
+    worker, checker, other = (accounts.account(peer) for peer in (A, B, D))
+    assert (worker.rollouts, worker.tokens, worker.rejected, worker.eras) == (1, 5, 1, [[0, 5]])
+    assert (worker.slashed, worker.held, worker.forfeited) == (4, 0, 500)
+    assert (checker.slashed, checker.held, checker.forfeited, checker.lies) == (4, 0, 70, 1)
+    assert accounts.has_lied(B)
+    assert accounts.has_lied(C)
+    assert not accounts.has_lied(A), "a worker is no validator"
+    assert (other.slashed, other.held, other.lies) == (-1, 35, 0)
+    assert (accounts.totals.rollouts, accounts.totals.tokens, accounts.totals.credit) == (1, 5, 35)
+
+
+def test_without_slashing_only_the_credit_of_the_rollout_and_of_its_checkers_is_lost():
+    wrong = receipt(A, 10, checkers=(B,))
+    accounts = Accounts(RULES._replace(slash=False))
+    applied(accounts, 3, wrong, receipt(A, 5, slot=1))
+    applied(accounts, 4, overturned(wrong, "computation"))
+    assert (accounts.account(A).held, accounts.account(A).slashed) == (500, -1)
+    assert (accounts.account(B).held, accounts.account(B).forfeited) == (0, 70)
+    assert accounts.has_lied(B)
+
+
+def test_an_overturned_slash_ends_everywhere():
+    wrong = receipt(A, 10, "computation", checkers=(B,), slot=1)
+    accounts = applied(Accounts(RULES), 3, receipt(A, 5), wrong)
+    assert accounts.is_slashed(A)
+    applied(accounts, 4, overturned(wrong, "accepted"))
+    worker = accounts.account(A)
+    assert (worker.slashed, worker.rejected, worker.offences, worker.cleared) == (-1, 0, 0, 1)
+    assert (worker.rollouts, worker.tokens, worker.forfeited) == (2, 15, 0)
+    assert worker.held == 1500, "what it lost, and the credit of the rollout"
+    assert accounts.was_cleared(A)
+    assert accounts.has_lied(B)
+
+
+def test_a_slash_stands_while_another_offence_does():
+    wrong, right = (receipt(A, 10, "computation", slot=one) for one in range(2))
+    accounts = applied(Accounts(RULES), 3, wrong, right)
+    applied(accounts, 4, overturned(wrong, "accepted"))
+    assert accounts.is_slashed(A)
+    assert accounts.account(A).held == 0, "it earns nothing"
+    applied(accounts, 5, overturned(right, "accepted"))
+    assert not accounts.is_slashed(A)
+
+
+@pytest.mark.parametrize("reason", ["history", "reward-history"])
+def test_a_rejection_by_history_blames_no_checker(reason):
+    """Members hold histories of different length."""
+    wrong = receipt(A, 10, reason, checkers=(B,))
+    accounts = applied(Accounts(RULES), 3, wrong)
+    applied(accounts, 4, overturned(wrong, "accepted"))
+    assert not accounts.is_slashed(A)
+    assert (accounts.has_lied(B), accounts.account(B).misjudged) == (False, 0)
+
+
+def test_wrong_rewards_count_and_the_first_is_a_lie_where_none_may_differ():
+    wrong = receipt(A, 10, checkers=(B,))
+    accounts = applied(Accounts(RULES), 3, wrong)
+    applied(accounts, 4, overturned(wrong, "reward"))
+    worker = accounts.account(A)
+    assert (worker.rollouts, worker.rejected, worker.slashed, worker.held) == (0, 1, -1, 0)
+    assert accounts.has_lied(B)
+
+
+def test_some_wrong_rewards_are_honest_where_they_may_differ():
+    accounts = Accounts(RULES._replace(reward_disagreement_rate=0.001))
+    wrong = [receipt(A, 1, checkers=(B,), slot=one) for one in range(MISJUDGED_MIN + 1)]
+    applied(accounts, 3, *wrong)
+    applied(accounts, 4, *(overturned(one, "reward") for one in wrong[:-1]))
+    assert (accounts.account(B).misjudged, accounts.has_lied(B)) == (MISJUDGED_MIN, False)
+    applied(accounts, 5, overturned(wrong[-1], "reward"))
+    assert accounts.has_lied(B)
+
+
+def test_the_wrong_rewards_that_are_honest_grow_with_the_checks():
+    assert misjudged_max(0.0, 10**6) == 0
+    assert misjudged_max(0.001, 0) == MISJUDGED_MIN
+    assert misjudged_max(0.001, 5000) == MISJUDGED_MIN + 10

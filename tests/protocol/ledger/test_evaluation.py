@@ -1,3 +1,5 @@
+import pytest
+
 from protocol.core.faults import Fault, FaultCode
 from protocol.ledger.chain import Lead
 from protocol.ledger.commits import CommitState
@@ -6,8 +8,8 @@ from tests.worlds.messages import World, found, run_manifest, set_outcome
 
 WORLD = World(run_manifest(evaluation={"every_versions": 2, "rollouts_per_worker": 2}))
 WORKER = WORLD.workers[0]
-CHAIN = WORLD.chain(WORKER, 4)
-"""Slots 0 and 1 evaluate version 0, slots 2 and 3 are training data."""
+CHAIN = [*WORLD.chain(WORKER, 2, evaluation=True), *WORLD.chain(WORKER, 2)]
+"""Slots 0 and 1 evaluate version 0; then slots 0 and 1 of the training data."""
 
 
 def settled() -> Ledger:
@@ -51,5 +53,26 @@ def test_evaluations_are_not_kept_for_a_version_to_come():
     ledger = settled()
     epochs = 4 * WORLD.manifest.committee.expire_after_epochs + 1
     ledger.advance(epochs)
-    kept = {commit.digest for commit in CHAIN[2:]}
-    assert ledger.commits.kept.keys() == kept
+    kept = {commit.digest for commit in CHAIN[1:]}
+    assert ledger.commits.kept.keys() == kept, "the last one tells which slots are used"
+    assert ledger.commits.next_slot(WORKER.peer_id, CHAIN[0].message.checkpoint) == 2
+    for _ in range(WORLD.manifest.grpo.async_level + 1):
+        assert offered(ledger) is True
+    ledger.advance(epochs + 1)
+    assert CHAIN[1].digest not in ledger.commits.kept
+
+
+def test_an_evaluation_slot_is_another_one_than_the_training_slot_of_its_number():
+    ledger = settled()
+    assert ledger.workers.forks == {}
+    second = WORLD.commit(WORKER, 1, evaluation=True, tokens=3)
+    assert ledger.offer_commit(second, 0) is True
+    assert ledger.workers.forks == {WORKER.peer_id: (CHAIN[1].digest, second.digest)}
+
+
+@pytest.mark.parametrize("changes", [{"slot": 2}, {"version": 1}])
+def test_an_evaluation_of_another_slot_or_version_is_a_fault(changes):
+    commit = WORLD.commit(WORKER, **changes, evaluation=True)
+    result = Ledger(WORLD.manifest).offer_commit(commit, 0)
+    assert isinstance(result, Fault)
+    assert result.code is FaultCode.EVALUATION_SLOT

@@ -31,6 +31,7 @@ RULES = CreditRules(
     per_learned_token=1,
     lock_epochs=9,
     slash=True,
+    gap_max=5,
     era_epochs=16,
 )
 LENGTH = 40
@@ -42,7 +43,7 @@ def work_of(number: int) -> PageWork:
         return PageWork()
     commit = digest(b"commit %d" % number)
     peers = WORKER.peer_id, (CHECKER.peer_id,)
-    receipt = Receipt(commit, peers[0], 1, number, 10 + number, "accepted", peers[1])
+    receipt = Receipt(commit, peers[0], 1, number, False, 10 + number, "accepted", peers[1])
     learned = ((WORKER.peer_id, 1, 10),)
     step = Step(number, digest(b"version %d" % number), CHECKER.peer_id, learned)
     return PageWork((receipt,), (step,) if number % 5 == 0 else ())

@@ -78,8 +78,7 @@ def reason(result) -> str:
         ({"sequences": 5}, "bad-counts"),
         ({"tokens": 4 * 8 + 1}, "bad-counts"),
         ({"body_bytes": 2**53}, "oversize"),
-        ({"previous": bytes(32)}, "slot-order"),
-        ({"slot": 1}, "slot-order"),
+        ({"evaluation": True}, "evaluation-slot"),
     ],
 )
 def test_a_commit_out_of_its_limits_is_a_fault_and_changes_nothing(changes, fault):
@@ -87,7 +86,7 @@ def test_a_commit_out_of_its_limits_is_a_fault_and_changes_nothing(changes, faul
     assert reason(result.offer_commit(WORLD.commit(WORKER, **changes), 0)) == fault
     assert result.commits.entries == {}
     assert result.workers.counts == {}
-    assert result.commits.next_slot(WORKER.peer_id, 0) == (0, b"")
+    assert result.commits.next_slot(WORKER.peer_id) == 0
 
 
 def test_a_commit_to_another_version_is_a_fault_once_its_number_is_final():
@@ -123,7 +122,7 @@ def test_two_commits_for_one_slot_are_kept_and_end_the_workers_reputation():
     result = ledger(first)
     assert result.offer_commit(fork, 0) is True
     assert result.workers.forks == {WORKER.peer_id: (first.digest, fork.digest)}
-    assert result.commits.next_slot(WORKER.peer_id, 0) == (1, first.digest)
+    assert result.commits.next_slot(WORKER.peer_id) == 1
     assert result.workers.is_slashed(WORKER.peer_id)
     assert result.offer_commit(WORLD.commit(OTHER, tokens=11), 0) is True
     assert not result.workers.is_slashed(OTHER.peer_id)
@@ -134,25 +133,21 @@ def test_a_commit_of_an_unknown_version_waits_for_it():
     assert ledger().offer_commit(WORLD.commit(WORKER, version=1), 0) is True
 
 
-def test_slots_may_come_in_any_order_and_the_predecessor_tells():
+def test_one_slot_with_two_versions_ends_the_workers_reputation():
+    first, again = WORLD.commit(WORKER), WORLD.commit(WORKER, version=1, checkpoint=bytes(32))
+    result = ledger(first)
+    assert result.offer_commit(again, 0) is True
+    assert result.workers.forks == {WORKER.peer_id: (first.digest, again.digest)}
+
+
+def test_slots_may_come_in_any_order():
     first, second, third = WORLD.chain(WORKER, 3)
     result = ledger(third)
-    assert not result.commits.predecessor_known(third)
-    assert result.commits.next_slot(WORKER.peer_id, 0) == (3, third.digest)
-    assert result.offer_commit(second, 0) is True
-    assert result.commits.predecessor_known(third)
-    assert not result.commits.predecessor_known(second)
-    assert result.offer_commit(first, 0) is True
-    assert result.commits.predecessor_known(second)
-    assert result.commits.predecessor_known(first)
-
-
-@pytest.mark.parametrize("successor_first", [True, False])
-def test_a_predecessor_that_is_not_the_one_named_proves_nothing_in_either_order(successor_first):
-    first = WORLD.commit(WORKER)
-    forked = WORLD.commit(WORKER, 1, digest(b"another first"))
-    result = ledger(*((forked, first) if successor_first else (first, forked)))
-    assert not result.commits.predecessor_known(forked)
+    assert result.commits.next_slot(WORKER.peer_id) == 3
+    for commit in (second, first):
+        assert result.offer_commit(commit, 0) is True
+    assert result.commits.next_slot(WORKER.peer_id) == 3
+    assert result.workers.forks == {}
 
 
 def test_what_waits_for_an_outcome_is_bounded_per_worker():
@@ -195,7 +190,6 @@ def test_a_late_commit_is_here_for_the_outcome_that_it_has_elsewhere():
     assert result.offer_commit(late, WINDOW + 1, anti_entropy=True) is True
     assert not result.commits.entries[late.digest].timely
     assert result.backpressure.backlog(result.epoch) == 1, "nobody here works on it"
-    assert result.commits.predecessor_known(late)
     settle(result, late)
     assert [entry.commit for entry in result.backpressure.usable()] == sorted(
         (first, late), key=lambda one: one.digest
@@ -321,7 +315,7 @@ def test_a_rollout_that_is_only_improbable_costs_no_more_than_itself():
 def test_the_decided_rollouts_of_a_worker_come_with_what_was_measured_by_epoch():
     late, early = WORLD.commit(WORKER, epoch=2), WORLD.commit(WORKER, epoch=1, tokens=20)
     unmeasured, other = (
-        WORLD.commit(WORKER, epoch=1, slot=1, previous=late.digest),
+        WORLD.commit(WORKER, epoch=1, slot=1),
         WORLD.commit(OTHER),
     )
     result = ledger(late, early, unmeasured, other, epoch=2)
@@ -743,7 +737,7 @@ def test_old_commits_are_forgotten_and_cannot_come_back():
     assert commit.digest in result.commits.entries
     result.advance(4 * EXPIRE + 1)
     assert result.commits.entries == {}
-    assert result.commits.next_slot(WORKER.peer_id, 0) == (1, commit.digest)
+    assert result.commits.next_slot(WORKER.peer_id) == 1, "a version may learn from it"
     again = WORLD.commit(OTHER)
     assert result.offer_commit(again, 4 * EXPIRE + 1, anti_entropy=True) is False
     assert result.workers.totals.certified == 1, "what was earned is kept"
@@ -758,41 +752,19 @@ def test_old_commits_stay_while_they_are_needed():
     assert result.commits.entries == {}
 
 
-def test_slots_of_the_current_version_outlive_their_commits():
-    commit = WORLD.commit(WORKER)
-    result = ledger(commit)
-    result.advance(5 * EXPIRE)
-    assert result.commits.next_slot(WORKER.peer_id, 0) == (1, commit.digest)
-
-
-def test_slots_of_old_versions_are_forgotten():
-    result = ledger(WORLD.commit(WORKER))
-    versions_kept = WORLD.manifest.shardcast.versions_kept
-    for _ in range(4 * versions_kept + 1):
-        assert result.commits.next_slot(WORKER.peer_id, 0)[0] == 1
-        assert trained(result) is True
-        result.advance(0)
-    assert result.commits.next_slot(WORKER.peer_id, 0) == (0, b"")
-
-
 def test_commits_for_versions_that_never_come_leave_nothing_behind():
-    result, forgotten = ledger(), []
+    result = ledger()
     for round_number in range(10):
         epoch = round_number * (4 * EXPIRE + 1)
         result.advance(epoch)
-        followers = []
         for version in range(COMMITS_IN_FLIGHT_MAX):
             fields = {"version": 2**53 - version - 100 * round_number, "epoch": epoch}
-            commit = WORLD.commit(WORKER, **fields)
+            commit = WORLD.commit(WORKER, slot=version, **fields)
             assert result.offer_commit(commit, epoch) is True
-            follower = WORLD.commit(WORKER, slot=1, previous=commit.digest, **fields)
-            followers.append(follower)
-        assert all(map(result.commits.predecessor_known, followers))
-        assert not any(map(result.commits.predecessor_known, forgotten))
-        forgotten += followers
+        assert result.commits.next_slot(WORKER.peer_id) == COMMITS_IN_FLIGHT_MAX
     result.advance(100 * EXPIRE)
     assert (result.commits.entries, result.commits.kept, result.commits.unsettled) == ({}, {}, {})
-    assert not any(map(result.commits.predecessor_known, forgotten))
+    assert result.commits.next_slot(WORKER.peer_id) == 0
 
 
 def test_usable_are_certified_fresh_and_not_learned_from_oldest_first():
@@ -887,15 +859,14 @@ def test_commits_that_come_to_nothing_do_not_hold_up_the_others():
         "nor is more than an honest worker has in flight"
     )
     result.advance(EXPIRE + 1)
-    again = WORLD.commit(WORKER, len(silent), silent[-1].digest, epoch=EXPIRE + 1)
+    again = WORLD.commit(WORKER, len(silent), epoch=EXPIRE + 1)
     assert result.offer_commit(again, EXPIRE + 1) is True
     assert result.backpressure.backlog(result.epoch) == 0, (
         "who let more expire than was certified is not counted on"
     )
 
 
-def test_slots_belong_to_a_checkpoint():
-    """After a later term the same version has other assignments: that is no second commit."""
+def test_a_slot_used_with_a_superseded_version_stays_used():
     world = World(run_manifest(trainers=2))
     result = ledger(world=world)
     old = world.checkpoint(world.genesis())
@@ -909,13 +880,12 @@ def test_slots_belong_to_a_checkpoint():
         "nobody can check it now"
     )
     assert result.commits.in_flight(WORKER.peer_id) == 0
-    assert result.commits.next_slot(WORKER.peer_id, 1) == (0, b"")
-    after = world.commit(WORKER, version=1, checkpoint=new.digest)
+    assert result.commits.next_slot(WORKER.peer_id) == 1
+    after = world.commit(WORKER, slot=1, version=1, checkpoint=new.digest)
     assert result.offer_commit(after, 0) is True
     assert not result.workers.is_slashed(WORKER.peer_id)
-    assert result.commits.predecessor_known(after)
     settle(result, before)
-    assert result.backpressure.usable() == [], "its prompts were those of another checkpoint"
+    assert result.backpressure.usable() == [], "it is of another checkpoint"
 
 
 def test_a_commit_to_another_version_of_a_number_than_the_one_taken_is_over():
@@ -935,27 +905,21 @@ def test_a_commit_to_another_version_of_a_number_than_the_one_taken_is_over():
     )
 
 
-def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
-    chain = WORLD.chain(WORKER, 3)
+def test_what_proves_a_fault_survives_restarts():
     liar = WORLD.commit(OTHER)
-    result = ledger(*chain, liar)
+    result = ledger(*WORLD.chain(WORKER, 3), liar)
     settle(result, liar, accepted=False)
     result.advance(5 * EXPIRE)
     assert result.commits.entries == {}
-    assert list(result.commits.kept) == [chain[-1].digest, liar.digest]
+    assert list(result.commits.kept) == [liar.digest]
     restarted = ledger()
     for entry in result.commits.kept.values():
         restarted.restore_commit(entry.commit)
         if entry.certificate is not None:
             set_outcome(restarted, entry.certificate, found(entry.reason), entry.rank)
     restarted.advance(5 * EXPIRE)
-    assert restarted.commits.next_slot(WORKER.peer_id, 0) == (3, chain[-1].digest)
     assert restarted.workers.is_slashed(OTHER.peer_id)
     assert list(restarted.commits.kept) == list(result.commits.kept)
-    for _ in range(WORLD.manifest.grpo.async_level + 1):
-        assert trained(result) is True
-    result.advance(5 * EXPIRE)
-    assert list(result.commits.kept) == [liar.digest]
 
 
 def test_a_version_that_reached_nobody_before_its_batch_was_old_is_taken_all_the_same():
@@ -1008,7 +972,7 @@ def test_what_a_version_may_have_learned_from_is_bounded_and_the_oldest():
         settle(result, commit)
     result.advance(100 * EXPIRE)
     oldest = sorted(one.digest for one in chain)[: int(limit)]
-    assert set(result.commits.kept) == {*oldest, chain[-1].digest}
+    assert set(result.commits.kept) == set(oldest)
 
 
 def test_what_nobody_can_use_does_not_hold_up_the_workers_for_ever():
@@ -1035,7 +999,7 @@ def test_a_restart_takes_back_more_than_may_wait_at_once():
     old = WORLD.chain(WORKER, COMMITS_IN_FLIGHT_MAX)
     result = ledger(*old)
     result.advance(EXPIRE + 1)
-    new = WORLD.commit(WORKER, len(old), old[-1].digest, epoch=EXPIRE + 1)
+    new = WORLD.commit(WORKER, len(old), epoch=EXPIRE + 1)
     assert result.offer_commit(new, EXPIRE + 1) is True
     restarted = ledger()
     for commit in (*old, new, new):

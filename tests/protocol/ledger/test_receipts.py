@@ -13,6 +13,7 @@ from protocol.ledger.receipts import (
     WORK_BYTES_MAX,
     PageWork,
     Receipt,
+    Reversal,
     Step,
     decode_work,
 )
@@ -29,6 +30,7 @@ RECEIPTS = st.builds(
     st.sampled_from(PEERS),
     COUNTS,
     COUNTS,
+    st.booleans(),
     COUNTS,
     st.text(max_size=20) | st.sampled_from(["accepted", "computation"]),
     PEER_SETS,
@@ -40,17 +42,27 @@ OMITTED = st.integers(0, OMITTED_MAX)
 STEPS = st.builds(
     Step, COUNTS, st.binary(min_size=32, max_size=32), st.sampled_from(PEERS), SHARES, OMITTED
 )
+REVERSALS = st.builds(Reversal, RECEIPTS, st.sampled_from(["accepted", "computation", "reward"]))
 WORKS = st.builds(
     PageWork,
     st.lists(RECEIPTS, max_size=5, unique_by=lambda one: one.commit).map(tuple),
     st.lists(STEPS, max_size=4, unique_by=lambda one: one.version).map(
         lambda steps: tuple(sorted(steps, key=lambda one: one.version))
     ),
-)
+    st.lists(REVERSALS, max_size=2, unique_by=lambda one: one.receipt.commit).map(tuple),
+).filter(lambda work: len(named(work)) == len(set(named(work))))
+
+
+def named(work: PageWork) -> list[bytes]:
+    """Return the commits that work names."""
+    return [
+        *(one.commit for one in work.receipts),
+        *(one.receipt.commit for one in work.overturned),
+    ]
 
 
 def receipt(number: int = 0, **changes) -> Receipt:
-    one = Receipt(digest(b"commit %d" % number), A, 3, number, 1000, "accepted", (A, B))
+    one = Receipt(digest(b"commit %d" % number), A, 3, number, False, 1000, "accepted", (A, B))
     return one._replace(**changes)
 
 
@@ -59,7 +71,11 @@ def step(version: int = 3, **changes) -> Step:
     return one._replace(**changes)
 
 
-WORK = PageWork((receipt(0), receipt(1, worker=B, reason="computation")), (step(3), step(4)))
+WORK = PageWork(
+    (receipt(0), receipt(1, worker=B, reason="computation")),
+    (step(3), step(4)),
+    (Reversal(receipt(2), "format"),),
+)
 
 
 @given(WORKS)
@@ -71,11 +87,17 @@ def test_work_comes_back(work):
 
 def test_the_encoding():
     key = {peer: public_key_from_peer_id(peer) for peer in (A, B, C)}
-    work = PageWork((receipt(),), (step(),))
+    work = PageWork((receipt(),), (step(),), (Reversal(receipt(1), "format"),))
     assert work.encoded() == encode(
         {
+            "overturned": [
+                [
+                    [digest(b"commit 1"), key[A], 3, 1, False, 1000, "accepted", [key[A], key[B]]],
+                    "format",
+                ],
+            ],
             "receipts": [
-                [digest(b"commit 0"), key[A], 3, 0, 1000, "accepted", [key[A], key[B]]],
+                [digest(b"commit 0"), key[A], 3, 0, False, 1000, "accepted", [key[A], key[B]]],
             ],
             "steps": [
                 [3, digest(b"manifest 3"), key[C], [[key[A], 2, 2000], [key[B], 1, 10]], 7],
@@ -87,7 +109,9 @@ def test_the_encoding():
 def test_no_work_is_no_bytes():
     assert PageWork().encoded() == PageWork().digest == b""
     assert decode_work(b"") == PageWork()
-    assert isinstance(decode_work(encode({"receipts": [], "steps": []})), Fault)
+    empty = {"overturned": [], "receipts": [], "steps": []}
+    assert isinstance(decode_work(encode(empty)), Fault)
+    assert isinstance(decode_work(encode(empty | {"receipts": [receipt()]})), Fault)
 
 
 def test_the_largest_numbers_are_accepted():
@@ -108,6 +132,20 @@ def test_the_largest_numbers_are_accepted():
 
 
 REFUSED = {
+    "receipts and reversals too many": PageWork(
+        tuple(receipt(number) for number in range(LISTED_MAX)),
+        overturned=(Reversal(receipt(LISTED_MAX), "format"),),
+    ),
+    "an overturned commit twice": PageWork(
+        overturned=(Reversal(receipt(0), "format"), Reversal(receipt(0), "reward"))
+    ),
+    "a commit decided and overturned": PageWork(
+        (receipt(0),), overturned=(Reversal(receipt(0), "format"),)
+    ),
+    "a bad receipt in a reversal": PageWork(overturned=(Reversal(receipt(version=-1), "format"),)),
+    "a long reason of a reversal": PageWork(
+        overturned=(Reversal(receipt(), "r" * (REASON_CHARACTERS_MAX + 1)),)
+    ),
     "a receipt too many": PageWork(tuple(receipt(number) for number in range(LISTED_MAX + 1))),
     "a step too many": PageWork((), tuple(step(number) for number in range(STEPS_MAX + 1))),
     "a checker too many": PageWork((receipt(checkers=tuple(PEERS[: VERDICTS_MAX + 1])),)),
@@ -125,6 +163,7 @@ REFUSED = {
     "a worker twice": PageWork((), (step(learned=((A, 1, 1), (A, 1, 1))),)),
     "versions out of order": PageWork((), (step(4), step(3))),
     "a version twice": PageWork((), (step(3), step(3))),
+    "a flag that is a number": PageWork((receipt(evaluation=1),)),
     "a reason that is no text": PageWork((receipt(reason=b"accepted"),)),
 }
 for field in ("version", "slot", "tokens"):

@@ -46,11 +46,9 @@ def test_a_trusted_peer_is_not_held_up_by_untrusted_peers(monkeypatch):
     for one in UNTRUSTED:
         take(here, WORLD.commit(one))
     assert sum(here.ledger.commits.unsettled.values()) == 4
-    previous = first.digest
     for slot in range(1, 7):
-        commit = WORLD.commit(worker, slot, previous)
+        commit = WORLD.commit(worker, slot)
         assert take(here, commit) is ACCEPT
-        previous = commit.digest
     assert take(here, WORLD.commit(UNTRUSTED[5])) is IGNORE
 
 

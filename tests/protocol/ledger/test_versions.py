@@ -11,7 +11,8 @@ from protocol.core.containers import table_sizes
 from protocol.core.crypto import digest
 from protocol.core.types import ValidationResult
 from protocol.ledger.chain import TERM_MAX, Lead
-from protocol.replica.replica import Received, Replica
+from protocol.replica.received import Received
+from protocol.replica.replica import Replica
 from tests.worlds.messages import World, run_manifest
 from tests.worlds.page_book import PageBook
 
@@ -356,7 +357,7 @@ def test_what_waits_is_bounded_and_a_flood_displaces_itself_alone(monkeypatch):
 
 
 def digest_only(name):
-    return WORLD.commit(WORLD.workers[1], 7, digest(name))
+    return WORLD.commit(WORLD.workers[1], 7, body=digest(name))
 
 
 def everything_said(seed) -> tuple:

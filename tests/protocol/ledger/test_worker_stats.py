@@ -71,9 +71,7 @@ def test_who_has_commits_here_is_not_forgotten(ledger):
     for one in UNTRUSTED[:5]:
         fork(ledger, one)
     first = UNTRUSTED[0]
-    assert (
-        ledger.offer_commit(WORLD.commit(first, 1, bytes(32), epoch=LONG_AFTER), LONG_AFTER) is True
-    )
+    assert ledger.offer_commit(WORLD.commit(first, 1, epoch=LONG_AFTER), LONG_AFTER) is True
     much_later(ledger)
     assert ledger.workers.forks.keys() == keys(*UNTRUSTED[:5])
     for one in UNTRUSTED[5:]:

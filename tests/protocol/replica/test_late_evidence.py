@@ -240,10 +240,11 @@ def test_a_missed_version_that_learned_from_a_worker_slashed_since_is_taken():
 def test_a_commit_that_expired_here_counts_once_after_its_certificate():
     target = late()
     target.receive(LIE.envelope, WORLD.at(0))
-    target.advance(NOW)
-    assert LIE.digest in target.ledger.commits.kept, "it is the last one of its worker"
     missed = WORLD.checkpoint(WORLD.genesis(), batch=(LIE.digest,))
-    synchronise(target, missed, LIE, WORLD.certificate(LIE))
+    target.receive(missed.envelope, NOW)
+    target.advance(NOW)
+    assert LIE.digest in target.ledger.commits.kept, "a version names it"
+    synchronise(target, LIE, WORLD.certificate(LIE))
     assert target.ledger.chain.head == missed
     totals = target.ledger.workers.totals
     assert (totals.committed, totals.certified, totals.expired) == (1, 1, 0)
@@ -282,7 +283,7 @@ def test_old_commits_that_wait_are_bounded_and_forgotten(monkeypatch):
     for number in range(40):  # one key
         synchronise(
             target,
-            WORLD.commit(OTHER, body=digest(b"%d" % number), slot=number + 1, previous=bytes(32)),
+            WORLD.commit(OTHER, body=digest(b"%d" % number), slot=number + 1),
         )
     assert table_sizes(target.tables)["old_commits"] == 16
     assert target.is_waiting(LIE.digest), "a flood displaces itself"

@@ -144,13 +144,12 @@ class ReplicaMachine(RuleBasedStateMachine):
         tokens=st.integers(1, 33),
     )
     def commit(self, heard, worker, version, late, forks, tokens):
-        chain = self.chains.setdefault((WORLD.workers[worker].peer_id, version), [])
+        chain = self.chains.setdefault(WORLD.workers[worker].peer_id, [])
         slot = len(chain) - forks if chain else 0
         checkpoint = self.replica.ledger.chain.get(version)
         signed = WORLD.commit(
             WORLD.workers[worker],
             slot,
-            chain[slot - 1].digest if slot else b"",
             version=version,
             checkpoint=checkpoint.digest if checkpoint else digest(b"a guess"),
             epoch=max(0, self.epoch - late),
@@ -389,11 +388,8 @@ class ReplicaMachine(RuleBasedStateMachine):
     @invariant()
     def a_slot_has_one_commit_or_ended_its_workers_reputation(self):
         commits = [entry.commit for entry in self.replica.ledger.commits.entries.values()]
-        slots = Counter(
-            (one.signer, one.message.version, one.message.checkpoint, one.message.slot)
-            for one in commits
-        )
-        for (worker, *_), count in slots.items():
+        slots = Counter((one.signer, one.message.slot) for one in commits)
+        for (worker, _), count in slots.items():
             assert count == 1 or self.replica.ledger.workers.is_slashed(worker)
 
     def teardown(self):

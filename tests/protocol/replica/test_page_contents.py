@@ -282,8 +282,8 @@ def test_a_vote_in_the_book_is_the_vote_for_its_page():
 # Commits
 
 
-def commits(count, worker=WORLD.workers[0], epoch=FINAL) -> list:
-    return WORLD.chain(worker, count, epoch=epoch)
+def commits(count, worker=WORLD.workers[0], epoch=FINAL, **changes) -> list:
+    return WORLD.chain(worker, count, epoch=epoch, **changes)
 
 
 def held(*messages, book=WORLD.book) -> Replica:
@@ -388,6 +388,36 @@ def test_outcomes_are_final_when_every_member_has_the_certificate():
         assert not approves(target, settles, **deciding(target, settles, [one]))
         assert not approves(target, settles, **deciding(target, settles, [good, one]))
         assert not approves(target, settles, **deciding(target, settles, [], [one]))
+
+
+def test_a_page_decides_a_slot_once():
+    first, second = (commits(1, epoch=2, tokens=tokens)[0] for tokens in (7, 8))
+    (other,) = commits(1, WORLD.workers[1], epoch=2)
+    target, epoch = held(first, second, other), FINAL + 4
+    for one in (first, second, other):
+        decided(target, one, FINAL + 2)
+    proposed = contents(target, epoch)
+    assert set(proposed.certified) in ({first.digest, other.digest}, {second.digest, other.digest})
+    assert approves(target, epoch, **deciding(target, epoch, [first, other]))
+    assert approves(target, epoch, **deciding(target, epoch, [second, other]))
+    assert not approves(target, epoch, **deciding(target, epoch, [first, second]))
+
+
+@pytest.mark.parametrize("epoch", [FINAL - 3, FINAL + 1])
+def test_a_slot_that_a_page_has_decided_is_not_decided_again(epoch):
+    """By a final page, which the accounts count, or by one that is not final yet."""
+    first, second = (commits(1, epoch=2, tokens=tokens)[0] for tokens in (7, 8))
+    book = PageBook(WORLD.manifest, WORLD.validators, {epoch: Contents(certified=digests(first))})
+    target = BookReplica(WORLD.manifest, fast_verify, fast_output)
+    for one in (first, second):
+        target.restore(one.envelope)
+    book.show(target, FINAL + 1)
+    target.count_final()
+    assert target.intake.accounts.next_slot(first.signer) == (epoch < FINAL)
+    decided(target, second, 4)
+    opens = FINAL + 2
+    assert contents(target, opens).checkers == ()
+    assert not approves(target, opens, **deciding(target, opens, [second]))
 
 
 def test_a_page_that_states_other_work_or_other_accounts_is_refused():

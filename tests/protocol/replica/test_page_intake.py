@@ -29,8 +29,8 @@ def commits_of_epochs(last) -> dict:
     commits: dict = {}
     for epoch in range(1, last + 1):
         worker, before = WORLD.workers[epoch % 3], commits.get(epoch - 3)
-        slot, previous = (before.message.slot + 1, before.digest) if before else (0, b"")
-        commits[epoch] = WORLD.commit(worker, slot, previous, epoch=epoch)
+        slot = before.message.slot + 1 if before else 0
+        commits[epoch] = WORLD.commit(worker, slot, epoch=epoch)
     return commits
 
 

@@ -12,9 +12,12 @@ from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Topic, ValidationResult
 from protocol.ledger.chain import Lead
 from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX, CommitState
+from protocol.ledger.receipts import PageWork, Receipt
+from protocol.ledger.slot_window import WINDOW_SLOTS
 from protocol.messages import PROTOCOL_VERSION, Certificate
 from protocol.replica import replica as replica_module
-from protocol.replica.replica import TOPIC_KINDS, Received, Replica
+from protocol.replica.received import TOPIC_KINDS, Received
+from protocol.replica.replica import Replica
 from tests.worlds.messages import World, fingerprint, forged, run_manifest
 from tests.worlds.page_book import PageBook, fast_output, fast_verify
 
@@ -139,10 +142,33 @@ def test_the_outcome_of_a_commit_that_comes_after_its_worker_is_slashed_is_taken
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True)
     target = replica(COMMIT, rejection)
     assert target.ledger.commits.entries[COMMIT.digest].reason == "computation"
-    successor = WORLD.commit(WORKER, 1, COMMIT.digest)
+    successor = WORLD.commit(WORKER, 1)
     take(target, successor)
     take(target, WORLD.certificate(successor, accepted=False, escalated=True))
     assert target.ledger.commits.entries[successor.digest].state is CommitState.REJECTED
+
+
+def test_a_slot_far_above_those_of_its_worker_is_ignored():
+    target = replica()
+    assert take(target, WORLD.commit(WORKER, WINDOW_SLOTS)) is ValidationResult.IGNORE
+    assert target.ledger.commits.entries == {}
+    assert take(target, WORLD.commit(WORKER, WINDOW_SLOTS - 1)) is ValidationResult.ACCEPT
+    assert target.next_slot(WORKER.peer_id) == WINDOW_SLOTS
+    last = WORLD.commit(WORKER, 2 * WINDOW_SLOTS - 1)
+    assert take(target, last) is ValidationResult.ACCEPT, "expired ones may lie between"
+
+
+def test_accounts_tell_which_slots_are_near_and_a_page_lists_any():
+    target, peer = replica(), WORKER.peer_id
+    receipt = Receipt(bytes(32), peer, 0, 900, False, 10, "accepted", ())
+    accounts = target.intake.accounts
+    accounts.apply(bytes(32), accounts.header.epoch + 1, bytes(32), b"", PageWork((receipt,)))
+    assert target.next_slot(peer) == 901
+    assert take(target, WORLD.commit(WORKER, 901 + WINDOW_SLOTS)) is ValidationResult.IGNORE
+    assert take(target, WORLD.commit(WORKER, 900 + WINDOW_SLOTS)) is ValidationResult.ACCEPT
+    far = WORLD.commit(OTHER, 5000)
+    target.pages.lists = lambda commit: commit == far.digest
+    assert take(target, far) is ValidationResult.ACCEPT
 
 
 def test_a_commit_with_an_old_date_is_neither_taken_nor_passed_on():

@@ -87,6 +87,7 @@ def test_the_first_committee_decides_by_all_of_its_members():
         worker=WORLD.workers[0].peer_id,
         version=0,
         slot=0,
+        evaluation=False,
         tokens=7,
         reason="accepted",
         checkers=tuple(sorted(COMMITTEE.first)),
@@ -221,7 +222,7 @@ def test_two_verdicts_of_a_checker_do_not_stop_the_settlement(accepted):
 # Versions
 
 LEARNED = [
-    WORLD.commit(worker, slot, b"before it".ljust(32) if slot else b"", epoch=2, tokens=10 + slot)
+    WORLD.commit(worker, slot, epoch=2, tokens=10 + slot)
     for worker, slot in zip([*WORLD.workers, WORLD.workers[1]], (0, 0, 0, 1), strict=True)
 ]
 VERSIONS = [GENESIS]

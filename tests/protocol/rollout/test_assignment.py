@@ -1,10 +1,11 @@
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.core.crypto import digest
-from protocol.rollout.assignment import assign, is_evaluation
+from protocol.rollout.assignment import assign, assign_commit, is_evaluation
 from protocol.run.manifest import decode_manifest
 from tests.worlds.messages import World, run_manifest
 
@@ -15,7 +16,7 @@ CHECKPOINT = digest(b"checkpoint")
 
 
 def test_a_slot_has_its_groups_in_order():
-    sequences = assign(WORLD.manifest, CHECKPOINT, WORKER, 0, 0)
+    sequences = assign(WORLD.manifest, WORKER, 0)
     assert [item.group for item in sequences] == [0, 0, 1, 1]
     assert len({item.problem_seed for item in sequences}) == 2
     assert len({item.noise_seed for item in sequences}) == 4
@@ -24,7 +25,7 @@ def test_a_slot_has_its_groups_in_order():
 
 def test_a_group_shares_its_problem_and_its_target():
     for slot in range(20):
-        sequences = assign(TARGETED.manifest, CHECKPOINT, WORKER, slot, 0)
+        sequences = assign(TARGETED.manifest, WORKER, slot)
         shared = {(item.group, item.problem_seed, item.length_target) for item in sequences}
         assert len(shared) == 2
 
@@ -33,23 +34,34 @@ def test_targets_come_up_equally_often():
     counts = Counter(
         item.length_target
         for slot in range(300)
-        for item in assign(TARGETED.manifest, CHECKPOINT, WORKER, slot, 0)[::2]
+        for item in assign(TARGETED.manifest, WORKER, slot)[::2]
     )
     assert sorted(counts) == [10, 20, 30]
     assert all(abs(count - 200) < 60 for count in counts.values())  # five standard deviations
 
 
-@given(st.integers(0, 2**53))
-def test_run_checkpoint_worker_and_slot_all_matter(slot):
+@pytest.mark.parametrize("evaluates", [None, CHECKPOINT])
+@given(slot=st.integers(0, 2**53))
+def test_run_worker_and_slot_all_matter_and_the_checkpoint_of_an_evaluation(evaluates, slot):
     variants = [
-        assign(WORLD.manifest, CHECKPOINT, WORKER, slot, 0),
-        assign(run_manifest(2), CHECKPOINT, WORKER, slot, 0),
-        assign(WORLD.manifest, digest(b"other"), WORKER, slot, 0),
-        assign(WORLD.manifest, CHECKPOINT, WORLD.workers[1].peer_id, slot, 0),
-        assign(WORLD.manifest, CHECKPOINT, WORKER, slot + 1, 0),
+        assign(WORLD.manifest, WORKER, slot, evaluates),
+        assign(run_manifest(2), WORKER, slot, evaluates),
+        assign(WORLD.manifest, WORKER, slot, digest(b"other")),
+        assign(WORLD.manifest, WORLD.workers[1].peer_id, slot, evaluates),
+        assign(WORLD.manifest, WORKER, slot + 1, evaluates),
     ]
     assert len({repr(variant) for variant in variants}) == 5
-    assert variants[0] == assign(WORLD.manifest, CHECKPOINT, WORKER, slot, 0)
+    assert len({item.noise_seed for one in variants for item in one}) == 20
+    assert variants[0] == assign(WORLD.manifest, WORKER, slot, evaluates)
+
+
+@given(version=st.integers(0, 2**53), slot=st.integers(0, 2**53), evaluation=st.booleans())
+def test_a_training_commit_has_its_problems_with_every_version(version, slot, evaluation):
+    commit = WORLD.commit(WORLD.workers[0], slot, version=version, evaluation=evaluation).message
+    evaluates = commit.checkpoint if evaluation else None
+    assert assign_commit(WORLD.manifest, WORKER, commit) == assign(
+        WORLD.manifest, WORKER, slot, evaluates
+    )
 
 
 @given(
@@ -58,17 +70,20 @@ def test_run_checkpoint_worker_and_slot_all_matter(slot):
     version=st.integers(0, 40),
     slot=st.integers(0, 8),
 )
-def test_evaluation_slots_have_held_out_problems_and_no_other_slot_has(
-    every, rollouts, version, slot
-):
+def test_the_first_slots_of_evaluated_versions_evaluate_them(every, rollouts, version, slot):
     rule = {"every_versions": every, "rollouts_per_worker": rollouts}
     manifest = run_manifest(evaluation=rule)
     evaluated = version in range(0, 41, every) and slot in range(rollouts)
     assert is_evaluation(manifest, version, slot) == evaluated
-    items = assign(manifest, CHECKPOINT, WORKER, slot, version)
-    assert {item.problem_seed >> 64 for item in items} == {int(evaluated)}
-    assert [item.group for item in items] == [0, 0, 1, 1]
     assert not is_evaluation(WORLD.manifest, version, slot)
+
+
+@given(st.integers(0, 2**53))
+def test_evaluation_slots_have_held_out_problems_and_no_other_slot_has(slot):
+    for evaluates, held_out in ((None, 0), (CHECKPOINT, 1)):
+        items = assign(WORLD.manifest, WORKER, slot, evaluates)
+        assert {item.problem_seed >> 64 for item in items} == {held_out}
+        assert [item.group for item in items] == [0, 0, 1, 1]
 
 
 def test_a_manifest_without_evaluation_keeps_its_bytes():

@@ -246,7 +246,7 @@ async def test_it_is_trained_in_packed_rows(published, dtype, tmp_path):
 
 async def test_a_step_is_that_of_hugging_face_and_adamw(published):
     """Gradients and updates of every tensor, against sequences computed one by one."""
-    rules = grpo(entropy_coefficient=0.0)
+    rules = grpo(loss={"entropy_coefficient": 0.0})
     engine = TorchTrainingEngine(published.section, sampling(temperature=0.8), rules)
     await engine.load_policy(published.policy)
     batch = await engine.recompute(published.policy, batch_of())

@@ -39,5 +39,6 @@ def sampling(**values) -> SamplingSection:
     return SamplingSection(**RECIPE["sampling"] | values)
 
 
-def grpo(**values) -> GrpoSection:
-    return GrpoSection(**RECIPE["grpo"] | {"learning_rate": 1e-3} | values)
+def grpo(loss=None, **values) -> GrpoSection:
+    changed = {"learning_rate": 1e-3, "loss": RECIPE["grpo"]["loss"] | (loss or {})}
+    return GrpoSection(**RECIPE["grpo"] | changed | values)

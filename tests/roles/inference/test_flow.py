@@ -7,7 +7,7 @@ from protocol.messages import RolloutCommit
 from protocol.rollout.assignment import assign
 from protocol.rollout.body import decode_body
 from roles.inference.flow import REPEAT_EPOCHS, InferenceFlow
-from roles.inference.slot_choice import UNSETTLED_MIN
+from roles.inference.slot_choice import SKIPS_MAX, TRIES_MAX, UNSETTLED_MIN
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
@@ -51,7 +51,6 @@ async def test_slots_are_used_in_order_and_no_more_than_two_are_open(tmp_path):
     settle(world, first)
     await world.rest(2)
     assert [item.slot for item in commits(world)] == [0, 1, 2]
-    assert commits(world)[1].previous == first.digest
     assert engine.loads == [0]
     await world.stop()
 
@@ -135,7 +134,7 @@ async def test_the_last_version_is_evaluated_though_nothing_is_wanted(tmp_path):
         world.hold(version, f"policy {version}".encode())
     world.run(flow)
     await world.rest(15)
-    assert [(item.version, item.slot) for item in commits(world)] == [(4, 0)]
+    assert [(item.version, item.slot, item.evaluation) for item in commits(world)] == [(4, 0, True)]
     await world.stop()
 
 
@@ -250,20 +249,24 @@ async def test_what_has_no_outcome_is_told_again(tmp_path):
     await world.stop()
 
 
-async def test_a_worker_that_lost_its_disk_uses_only_slots_of_versions_that_come_later(tmp_path):
-    world, _, flow = started(tmp_path)
-    world.network.used_up_to = 1
+async def test_a_worker_that_lost_its_disk_leaves_out_what_it_may_have_used(tmp_path):
+    rule = {"every_versions": 1, "rollouts_per_worker": 1}
+    world, _, flow = started(tmp_path, evaluation=rule)
+    world.network.first_slot = None
     world.run(flow)
-    world.hold(1, b"policy 1")
-    world.version(policy=world.policies.held[1].digest)
     await world.rest(20)
     assert commits(world) == []
-    assert "newer version" in world.context.conditions["inference"]
-    world.hold(2, b"policy 2")
-    world.version(policy=world.policies.held[2].digest)
+    assert "the disk was lost" in world.context.conditions["inference"]
+    world.network.first_slot, world.network.evaluated_up_to = 40, 0
     await world.rest(20)
-    assert [(item.version, item.slot) for item in commits(world)] == [(2, 0), (2, 1)]
+    assert [(item.version, item.slot) for item in commits(world)] == [(0, 40), (0, 41)]
     assert world.context.conditions["inference"] == ""
+    for signed in world.network.published:
+        settle(world, signed)
+    world.version(policy=world.hold(1, b"policy 1").digest)
+    await world.rest(20)
+    made = [(item.version, item.slot, item.evaluation) for item in commits(world)[2:]]
+    assert made == [(1, 0, True), (1, 42, False)]
     await world.stop()
 
 
@@ -272,7 +275,7 @@ async def test_prompts_say_how_long_the_answer_should_become(tmp_path):
     world.run(flow)
     await world.rest(2)
     commit = world.network.published[-1]
-    items = assign(world.manifest, commit.message.checkpoint, commit.signer, 1, 0)
+    items = assign(world.manifest, commit.signer, 1)
     assert {item.length_target for item in items} <= {7, 9}
     assert engine.prompts == [Task().prompt(i.problem_seed, i.length_target) for i in items]
     body = await world.context.blobs.get(commit.message.body)
@@ -333,12 +336,10 @@ async def test_an_engine_that_broke_is_given_its_policy_again(tmp_path):
     await world.stop()
 
 
-async def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
-    """A task may fail on one assignment always; the next version brings another."""
+async def test_a_slot_on_which_the_task_always_fails_is_left_out(tmp_path):
     world, engine, flow = started(tmp_path)
     flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
-    head = world.replica.ledger.chain.head.digest
-    bad = assign(world.manifest, head, world.signer.peer_id, 0, 0)[1].problem_seed
+    bad = assign(world.manifest, world.signer.peer_id, 0)[1].problem_seed
 
     def choke(seed):
         if seed == bad:
@@ -349,34 +350,48 @@ async def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
     await world.rest(20 * EPOCH_SECONDS)
     assert commits(world) == []
     assert "IndexError: a bug of the task" in str(world.conditions)
-    assert len(engine.tried) <= 8
-    world.hold(1, b"policy 1")
-    world.version(policy=world.policies.held[1].digest)
-    await world.rest(PAUSE_EPOCHS_MAX * EPOCH_SECONDS + 2)
-    assert {item.version for item in commits(world)} == {1}
+    assert len(engine.tried) <= TRIES_MAX
+    await world.rest(2 * PAUSE_EPOCHS_MAX * EPOCH_SECONDS)
+    assert [item.slot for item in commits(world)] == [1, 2]
     assert str(world.conditions) == ""
     await world.stop()
 
 
-async def test_a_rollout_without_a_score_is_not_committed_and_a_newer_version_awaited(tmp_path):
-    """Slots are used in order, and the same slot would fail the same way each time."""
+async def test_a_slot_without_a_score_is_left_out(tmp_path):
+    """It would fail the same way each time."""
     world, engine, _ = started(tmp_path)
     task = Unsure(world.background)
-    head = world.replica.ledger.chain.head.digest
-    items = assign(world.manifest, head, world.signer.peer_id, 1, 0)
+    items = assign(world.manifest, world.signer.peer_id, 1)
     task.unsure[items[2].problem_seed] = None
     world.run(InferenceFlow(world.context, engine, task))
     await world.rest(5)
     settle(world, world.network.published[0])
     await world.rest(20 * EPOCH_SECONDS)
-    assert [item.slot for item in commits(world)] == [0]
-    assert len(engine.tried) == 2, "it was generated again"
-    told = "no score for slot 1, sequence 2: 3.2 s of processor time; waiting for a newer"
+    assert [item.slot for item in commits(world)] == [0, 2, 3, 4, 5]
+    assert len(engine.tried) == 6, "it was generated again"
+    assert str(world.conditions) == ""
+    await world.stop()
+
+
+async def test_a_machine_that_scores_nothing_keeps_its_slots(tmp_path):
+    """Two slots are left out with each version."""
+    world, engine, _ = started(tmp_path)
+    task = Unsure(world.background)
+    for slot in range(9):
+        for item in assign(world.manifest, world.signer.peer_id, slot):
+            task.unsure[item.problem_seed] = None
+    world.run(InferenceFlow(world.context, engine, task))
+    await world.rest(20 * EPOCH_SECONDS)
+    assert len(engine.tried) == SKIPS_MAX
+    told = "no score for 2 slots in a row, sequence 0: 3.2 s of processor time; waiting for a newer"
     assert told in str(world.conditions)
-    world.hold(1, b"policy 1")
-    world.version(policy=world.policies.held[1].digest)
+    world.version(policy=world.hold(1, b"policy 1").digest)
+    await world.rest(20 * EPOCH_SECONDS)
+    assert commits(world) == []
+    task.unsure.clear()
+    world.version(policy=world.hold(2, b"policy 2").digest)
     await world.rest(5)
-    assert [(item.version, item.slot) for item in commits(world)] == [(0, 0), (1, 0), (1, 1)]
+    assert [item.slot for item in commits(world)] == [4, 5]
     assert str(world.conditions) == ""
     await world.stop()
 

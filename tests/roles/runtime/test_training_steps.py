@@ -107,6 +107,23 @@ def test_a_step_whose_gradient_was_not_finite_says_so():
     assert told.startswith("step 12 made no update: its loss or gradient was not finite")
 
 
+@pytest.mark.parametrize(
+    ("whole", "engines", "cause"),
+    [
+        (0.2, 0.05, None),
+        (0.2, None, None),
+        (0.06, 0.06, "at 6% of the tokens, under equal weights"),
+        (0.5, 0.06, "at 6% of the tokens, under equal weights"),
+        (0.25, 0.013, "the rollouts are old (under equal weights 1.3% are)"),
+        (0.25, None, "old rollouts or different engines"),
+    ],
+)
+def test_a_mismatch_names_the_cause_that_the_statistics_tell(whole, engines, cause):
+    told = step(7, mismatch_clip_fraction=whole, engine_mismatch_clip_fraction=engines).warning
+    assert (cause is None) == (told == "")
+    assert cause is None or (cause in told and told.startswith("step 7: "))
+
+
 async def test_the_warning_counts_the_steps_and_ends_with_the_next_good_one():
     store = MemoryStore()
     training = await recorded(store, step(1), wasted(2, 0.0))

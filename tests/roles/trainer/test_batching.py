@@ -178,7 +178,7 @@ async def test_the_batch_is_drawn_by_lot_and_not_by_age(tmp_path):
     world = World(tmp_path, grpo={"rollouts_per_step": 2, "rollouts_ahead": 9})
     held = [world.rollout(worker=n % 3).digest for n in range(6)]
     drawn = Counter()
-    for number in range(40):
+    for number in range(80):
         policy = digest(b"%d" % number)
         batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
         assert list(batch.commits) == sorted(held, key=lambda key: digest(policy + key))[:2]
@@ -186,7 +186,7 @@ async def test_the_batch_is_drawn_by_lot_and_not_by_age(tmp_path):
         assert again.commits == batch.commits
         drawn.update(batch.commits)
     assert sorted(drawn) == sorted(held)
-    assert max(drawn.values()) < 3 * min(drawn.values()), "13 each are to be expected"
+    assert max(drawn.values()) < 3 * min(drawn.values()), "27 each are to be expected"
 
 
 async def test_the_lot_of_a_step_is_that_of_the_policy_before_it(tmp_path):
@@ -298,8 +298,7 @@ async def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_pa
     commits = [world.rollout(worker=n) for n in range(2)]
     task = Unsure(world.background)
     batching = Batching(world.context, world.engine, task)
-    head = world.replica.ledger.chain.get(0).digest
-    seed = assign(world.manifest, head, commits[0].signer, 0, 0)[0].problem_seed
+    seed = assign(world.manifest, commits[0].signer, 0)[0].problem_seed
     task.unsure[seed] = None
     assert await batching.next(0, b"policy") is None
     assert await batching.next(0, b"policy") is None
@@ -453,3 +452,38 @@ async def test_the_versions_of_a_run_conform(tmp_path):
     pages = {entry.manifest.message.page for entry in chain.checkpoints}
     assert len(pages) > 4
     await world.stop()
+
+
+# Reference policy
+
+REFERRING = {"kind": "grpo", "epsilon": 0.2, "delta": 4.0, "kl_coefficient": 0.1}
+
+
+@pytest.mark.parametrize("model", [{}, ROUNDING])
+async def test_the_reference_is_the_genesis_policy(tmp_path, model):
+    grpo = {"rollouts_per_step": 2, "rollouts_ahead": 9, "loss": REFERRING}
+    world = World(tmp_path, grpo=grpo, model=model)
+    world.version()
+    world.hold(1, b"policy 1")
+    for number in range(2):
+        world.rollout(worker=number, version=1)
+    batch = await Batching(world.context, world.engine, world.asked(Task())).next(1, b"policy")
+    assert world.engine.recomputed == ([1, 0] if model else [0])
+    assert {one.reference_logprobs for one in batch.sequences} == {(-1.0, -1.0)}
+    assert {one.logprobs for one in batch.sequences} == {(-2.0,) * 2 if model else (-0.5,) * 2}
+
+
+async def test_a_trainer_without_the_genesis_policy_waits_for_it(tmp_path):
+    grpo = {"rollouts_per_step": 2, "rollouts_ahead": 9, "loss": REFERRING}
+    world = World(tmp_path, grpo=grpo)
+    world.version()
+    for number in range(2):
+        world.rollout(worker=number, version=1)
+    world.files.genesis.unlink(missing_ok=True)
+    held = world.policies.held.pop(0)
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    assert await batching.next(1, b"policy") is None
+    assert "genesis policy" in world.context.conditions["trainer"]
+    world.policies.held[0] = held
+    assert await batching.next(1, b"policy") is not None
+    assert world.context.conditions["trainer"] == ""

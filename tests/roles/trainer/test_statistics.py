@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from protocol.core.crypto import digest
-from roles.ports.engines import StepMetrics, TrainingSequence
+from roles.ports.engines import Mismatch, StepMetrics, TrainingSequence
 from roles.runtime.metrics import BusyTime
 from roles.trainer.batching import TrainingBatch
 from roles.trainer.statistics import StepTimer, training_step
@@ -39,7 +39,8 @@ def made(metrics, seconds=(4.0, 1.5)):
 
 
 def test_a_batch_is_described():
-    step = made(StepMetrics(1, 0.5, 2.0, 0.75, 2, 0.125, 0.25, 0.01, 1e-5))
+    differences = (Mismatch(0.5, 1.5, 0.25), Mismatch(0.125, 0.75, 0.0625))
+    step = made(StepMetrics(1, 0.5, 2.0, 0.75, 2, 0.125, 0.25, 0.01, 1e-5, *differences))
     assert (step.version, step.ended_at) == (7, 100.0)
     assert step.statistics == {
         "reward_mean": 0.75,
@@ -52,6 +53,12 @@ def test_a_batch_is_described():
         "gradient_norm": 2.0,
         "clip_low_fraction": 0.125,
         "clip_high_fraction": 0.25,
+        "mismatch_mean_nats": 0.5,
+        "mismatch_p99_nats": 1.5,
+        "mismatch_clip_fraction": 0.25,
+        "engine_mismatch_mean_nats": 0.125,
+        "engine_mismatch_p99_nats": 0.75,
+        "engine_mismatch_clip_fraction": 0.0625,
         "loss": 0.5,
         "learning_rate": 1e-5,
         "updates": 1,
@@ -67,7 +74,9 @@ def test_a_batch_is_described():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_not_known(value):
-    step = made(StepMetrics(0, value, value, value, 2, kl=value))
+    differences = Mismatch(value, value, 1.0)
+    step = made(StepMetrics(0, value, value, value, 2, kl=value, mismatch=differences))
+    assert (step.mismatch_mean_nats, step.mismatch_p99_nats) == (None, None)
     assert (step.loss, step.gradient_norm, step.entropy_nats, step.kl_nats) == (None,) * 4
     assert step.warning
 
@@ -124,6 +133,7 @@ async def test_older_rollouts_are_stale(tmp_path):
     assert set(world.published[-1].batch) == {signed.digest for signed in old}
     step, lag = world.context.training.newest, world.replica.ledger.commits.policy_lag_max
     assert (step.version, step.staleness_mean_versions, step.staleness_max_versions) == (2, 1, lag)
+    assert {one.lag for one in world.engine.begun} == {1}
 
 
 async def test_a_step_without_effect_is_in_the_log_in_words(tmp_path, capsys, caplog):
@@ -139,3 +149,21 @@ async def test_a_step_without_effect_is_in_the_log_in_words(tmp_path, capsys, ca
     await world.stop()
     # An earlier test may have redirected the log to the standard library.
     assert "step 1 used 0 of " in capsys.readouterr().out + caplog.text
+
+
+async def test_a_mismatch_with_workers_is_in_the_log_in_words(tmp_path, capsys, caplog):
+    world = World(tmp_path)
+
+    async def mismatched():
+        found = Mismatch(0.3, 2.0, 0.4)
+        return StepMetrics(1, sequences_used=4, mismatch=found, engine_mismatch=found)
+
+    world.engine.end_step = mismatched
+    world.start()
+    world.batch()
+    await world.rest(5)
+    await world.stop()
+    log = capsys.readouterr().out + caplog.text
+    assert "mismatch with workers" in log
+    assert "differ beyond the clip range at 40% of the tokens" in log
+    assert "without effect" not in log

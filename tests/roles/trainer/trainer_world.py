@@ -30,13 +30,12 @@ class World(FlowWorld):
         count = self.manifest.sampling.group_size * self.manifest.sampling.prompts_per_rollout
         good = RolloutSequence((ANSWER, END), (-0.5, -0.5), 1_000_000, (b"proof",))
         version = self.version_now if version is None else version
-        number, previous = self.replica.ledger.commits.next_slot(signer.peer_id, version)
+        number = self.replica.ledger.commits.next_slot(signer.peer_id)
         unique = RolloutSequence((ANSWER, END), (-0.5, -0.5), number, (signer.public_key,))
         data = encode_body([good] * (count - 1) + [unique]) if body is None else body
         signed = self.world.commit(
             signer,
             number,
-            previous,
             epoch=self.context.epoch(),
             version=version,
             checkpoint=self.replica.ledger.chain.get(version).digest,

@@ -53,7 +53,7 @@ class World(FlowWorld):
         self.flow = ValidatorFlow(self.context, self.engine, self.asked(self.environment))
         self.others = [one for one in self.world.validators if one is not self.signer]
 
-    def commit(self, body=None, signer=None, slot=0, previous=b"", **changes):
+    def commit(self, body=None, signer=None, slot=0, **changes):
         """Accept a commit to ``body``, by default an honest one, of the present epoch."""
         sampling = self.manifest.sampling
         count = sampling.group_size * sampling.prompts_per_rollout
@@ -66,7 +66,7 @@ class World(FlowWorld):
             "tokens": 2 * count,
         }
         signer = signer or self.world.workers[0]
-        signed = self.world.commit(signer, slot, previous, **fields | changes)
+        signed = self.world.commit(signer, slot, **fields | changes)
         self.take(signed)
         self.network.bodies[digest(data)] = data
         self.changes.notify()
@@ -233,8 +233,7 @@ async def test_a_rule_in_doubt_is_logged_once_and_when_it_is_over(tmp_path):
 
 
 def following(world, worker):
-    number, previous = world.replica.ledger.commits.next_slot(worker.peer_id, 0)
-    return {"slot": number, "previous": previous}
+    return {"slot": world.replica.ledger.commits.next_slot(worker.peer_id)}
 
 
 async def test_a_wrong_computation_is_rejected_by_the_larger_committee(tmp_path):
@@ -250,7 +249,7 @@ async def test_a_wrong_computation_is_rejected_by_the_larger_committee(tmp_path)
     (certificate,) = world.certificates
     assert (certificate.accepted, certificate.escalated) == (False, True)
     assert world.replica.ledger.workers.is_slashed(commit.signer)
-    world.commit(slot=1, previous=commit.digest)  # no check is spent on it
+    world.commit(slot=1)  # no check is spent on it
     await world.rest(6 * EPOCH_SECONDS)
     assert [item.commit for item in world.verdicts] == [commit.digest]
     await world.stop()
@@ -309,7 +308,7 @@ async def test_undelivered_verdicts_are_sent_again(tmp_path):
     await world.stop()
 
 
-def first_of(world, rank, count=12):
+def first_of(world, rank, count=24):
     """Commit until this validator has a rank in the committee; return that commit."""
     for n in range(count):
         commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
@@ -353,21 +352,18 @@ async def test_a_silent_committee_is_enlarged_after_its_deadline_and_not_before(
 # Missing data
 
 
-async def test_verdict_needs_policy_body_and_predecessor(tmp_path):
+async def test_verdict_needs_policy_and_body(tmp_path):
     world = World(tmp_path, committee=COMMITTEE["committee"] | {"expire_after_epochs": 90})
     policy = world.policies.held.pop(0)
     world.run(world.flow)
     first = world.commit()
     lost = world.commit(b"lost", signer=world.world.workers[1], body_bytes=4)
     del world.network.bodies[digest(b"lost")]
-    chain = [world.world.commit(world.world.workers[2]), None]
-    late = world.commit(signer=world.world.workers[2], slot=1, previous=chain[0].digest, epoch=0)
     await world.rest(3 * EPOCH_SECONDS)
     assert world.network.asked == [], "without the policy there is no use for a body"
     world.policies.held[0] = policy
     await world.rest(3 * EPOCH_SECONDS)
     assert [item.commit for item in world.verdicts] == [first.digest]
-    assert late.digest not in [item.commit for item in world.verdicts]
     times = [wanted for wanted, _ in world.network.asked].count(lost.message.body)
     assert 2 <= times <= 4
     world.network.bodies[lost.message.body] = b"lost"
@@ -383,7 +379,7 @@ async def test_without_a_page_nobody_is_drawn_and_later_the_deadline_counts_from
     begins = deadline_epochs + 2
     world.pages.stop()
     world.run(world.flow)
-    commits = [world.commit(signer=world.world.workers[n % 3], **slot(world, n)) for n in range(12)]
+    commits = [world.commit(signer=world.world.workers[n % 3], **slot(world, n)) for n in range(24)]
     await world.rest(begins * EPOCH_SECONDS + 1)
     world.pages.write(begins)
     await world.rest(EPOCH_SECONDS)
@@ -449,9 +445,9 @@ async def test_the_engine_is_given_again_what_it_must_have_dropped(tmp_path):
         world.hold(version, f"policy {version}".encode())
     worker = world.world.workers[0]
     for version in (0, 1, 2, 3, 0):
-        number, previous = world.replica.ledger.commits.next_slot(worker.peer_id, version)
+        number = world.replica.ledger.commits.next_slot(worker.peer_id)
         checkpoint = world.replica.ledger.chain.get(version).digest
-        world.commit(version=version, checkpoint=checkpoint, slot=number, previous=previous)
+        world.commit(version=version, checkpoint=checkpoint, slot=number)
         await world.rest(2 * EPOCH_SECONDS)
     assert world.engine.loads == [0, 1, 2, 3, 0]
     assert len(world.verdicts) == 5
@@ -516,11 +512,8 @@ async def test_one_worker_takes_two_places_at_most(tmp_path, monkeypatch):
         return None
 
     world.network.fetch_body = stall
-    previous = b""
     for number in range(8):
-        previous = world.commit(
-            f"withheld {number}".encode(), slot=number, previous=previous
-        ).digest
+        world.commit(f"withheld {number}".encode(), slot=number)
     honest = world.commit(signer=world.world.workers[1])
     world.run(world.flow)
     await world.rest(EPOCH_SECONDS + 3)
@@ -558,13 +551,14 @@ async def test_least_tried_commits_are_checked_first(tmp_path, monkeypatch):
         return await fetch(commit, sources)
 
     world.network.fetch_body = stall
-    earlier = [known(world, worker) for worker in world.world.workers]
+    for worker in world.world.workers:
+        known(world, worker)
     for n, worker in enumerate(world.world.workers[:2]):
-        lost = world.commit(f"lost {n}".encode(), worker, slot=1, previous=earlier[n].digest)
+        lost = world.commit(f"lost {n}".encode(), worker, slot=1)
         del world.network.bodies[lost.message.body]
     world.run(world.flow)
     await world.rest(EPOCH_SECONDS + 1)
-    honest = world.commit(signer=world.world.workers[2], slot=1, previous=earlier[2].digest)
+    honest = world.commit(signer=world.world.workers[2], slot=1)
     await world.rest(5 * EPOCH_SECONDS)
     assert honest.digest in [item.commit for item in world.verdicts]
     await world.stop()
@@ -633,7 +627,7 @@ async def test_the_task_is_asked_in_the_background(tmp_path):
 async def test_failing_check_is_retried_with_backoff(tmp_path):
     world = World(tmp_path)
     poison = world.commit()
-    bad = assign(world.manifest, poison.message.checkpoint, poison.signer, 0, 0)[2].problem_seed
+    bad = assign(world.manifest, poison.signer, 0)[2].problem_seed
     tried = []
 
     def choke(seed):
@@ -711,7 +705,7 @@ async def test_the_assignment_is_that_of_the_checkpoint_which_was_named(tmp_path
     world = World(tmp_path)
     world.run(world.flow)
     commit = world.commit()
-    expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
+    expected = assign(world.manifest, commit.signer, 0)
     seen = []
     measure = world.engine.measure
 
@@ -748,7 +742,7 @@ async def test_measured_sequences_are_drawn_after_the_commit(tmp_path, monkeypat
     await world.rest(EPOCH_SECONDS + 2)
     beacon = world.pages.committee(commit).page.beacon
     assert drawn == [(world.manifest, beacon + commit.digest, commit.message.sequences)]
-    expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
+    expected = assign(world.manifest, commit.signer, 0)
     assert seen == [expected[1].noise_seed]
     await world.stop()
 
@@ -757,7 +751,7 @@ async def test_validator_drawn_later_checks_then(tmp_path):
     """A longer branch of pages draws other committees."""
     world = World(tmp_path, validators=6)
     world.run(world.flow)
-    commits = [world.commit(signer=world.world.workers[n % 3], **slot(world, n)) for n in range(12)]
+    commits = [world.commit(signer=world.world.workers[n % 3], **slot(world, n)) for n in range(24)]
     await world.rest(EPOCH_SECONDS + 2)
     world.pages.stop()
     ours = drawn_for(world, commits)
@@ -787,11 +781,11 @@ def drawn_for(world, commits):
 async def test_without_its_disk_a_validator_judges_only_what_is_drawn_later(tmp_path):
     """The validator may have signed another verdict on an earlier commit."""
     world = World(tmp_path)
-    before = world.commit()
+    world.commit()
     await world.rest(EPOCH_SECONDS)
     world.network.judged_before = world.context.epoch()
     world.run(world.flow)
-    after = world.commit(slot=1, previous=before.digest)
+    after = world.commit(slot=1)
     await world.rest(3 * EPOCH_SECONDS)
     assert [item.commit for item in world.verdicts] == [after.digest]
     await world.stop()
@@ -843,10 +837,7 @@ async def test_a_reward_below_zero_is_recomputed_and_prompts_say_the_length(tmp_
     assert verdicts[honest.digest] == "accepted"
     asked = [
         [Task().prompt(item.problem_seed, 60) for item in items]
-        for items in (
-            assign(world.manifest, honest.message.checkpoint, one.peer_id, 0, 0)
-            for one in world.world.workers[:2]
-        )
+        for items in (assign(world.manifest, one.peer_id, 0) for one in world.world.workers[:2])
     ]
     assert world.engine.prompts in asked
     await world.stop()
@@ -860,7 +851,7 @@ async def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged
     flow = ValidatorFlow(world.context, world.engine, task)
     claimed = [replace(GOOD, reward=0 if forged and n == 0 else GOOD.reward) for n in range(4)]
     commit = world.commit(encode_body(claimed))
-    items = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
+    items = assign(world.manifest, commit.signer, 0)
     task.unsure[items[3].problem_seed] = None
     world.run(flow)
     await world.rest(2 * EPOCH_SECONDS + 2)
@@ -898,8 +889,9 @@ async def test_a_crowd_of_untrusted_peers_has_a_few_places_together(tmp_path, tr
 
     world.network.fetch_body = stall
     for number, one in enumerate(crowd):
-        earlier = known(world, one).digest if trusted else b""
-        world.commit(f"withheld {number}".encode(), signer=one, slot=int(trusted), previous=earlier)
+        if trusted:
+            known(world, one)
+        world.commit(f"withheld {number}".encode(), signer=one, slot=int(trusted))
     world.run(world.flow)
     await world.rest(5 * EPOCH_SECONDS)
     assert max(most) == (CHECKS_AT_ONCE if trusted else UNTRUSTED_CHECKS)
@@ -909,11 +901,11 @@ async def test_a_crowd_of_untrusted_peers_has_a_few_places_together(tmp_path, tr
 async def test_a_trusted_peer_is_checked_before_untrusted_peers(tmp_path):
     world = World(tmp_path)
     worker = world.world.workers[0]
-    earlier = known(world, worker)
+    known(world, worker)
     for number in range(40):
         junk = world.commit(f"junk {number}".encode(), signer=identity(f"untrusted {number}"))
         del world.network.bodies[junk.message.body]
-    honest = world.commit(signer=worker, slot=1, previous=earlier.digest)
+    honest = world.commit(signer=worker, slot=1)
     order = []
     fetch = world.network.fetch_body
 
@@ -934,12 +926,12 @@ async def test_untrusted_peers_that_withhold_bodies_wait_behind_those_that_have_
     world = World(tmp_path)
     withheld = {}
     for number in range(4):
-        signer, previous = identity(f"untrusted {number}"), b""
+        signer = identity(f"untrusted {number}")
         for slot in range(8):
             body = f"withheld {number} {slot}".encode()
-            junk = world.commit(body, signer=signer, slot=slot, previous=previous)
+            junk = world.commit(body, signer=signer, slot=slot)
             del world.network.bodies[junk.message.body]
-            withheld[junk.digest], previous = None, junk.digest
+            withheld[junk.digest] = None
     fetch = world.network.fetch_body
 
     async def slow(commit, sources):

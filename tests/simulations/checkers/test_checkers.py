@@ -36,7 +36,7 @@ def test_a_well_behaved_swarm_breaks_no_rule():
     manifest = run.genesis
     for version in range(1, 8):
         run.wait(3)
-        place = {"version": version - 1, "checkpoint": run.digest(manifest)}
+        place = {"version": version - 1, "checkpoint": run.digest(manifest), "slot": version - 1}
         commit = run.certified("worker-0", **place)
         run.now += 1
         run.trained(commit)
@@ -64,7 +64,6 @@ def test_envelopes_of_the_protocol_are_read_as_it_reads_them():
         version=1,
         checkpoint=bytes(32),
         slot=0,
-        previous=b"",
         body=bytes(32),
         body_bytes=1,
         sequences=1,
@@ -140,9 +139,9 @@ def test_what_a_worker_generated_is_told_apart_by_its_slot_and_not_by_when_that_
     """Several are in progress, and end in any order."""
     run = small_run()
     first = run.commit("worker-0")
-    second = run.commit("worker-0", slot=1, previous=run.digest(first))
+    second = run.commit("worker-0", slot=1)
     for slot in (1, 0):
-        seed = run.watch.rules.first_noise_seed(GENESIS, run.peers["worker-0"], slot)
+        seed = run.watch.rules.first_noise_seed(run.peers["worker-0"], slot)
         run.emit("worker-0", "generated", rollout=f"of slot {slot}", seed=seed, seconds=1.0)
     for commit in (first, second):
         run.stored(commit, "worker-0", "trainer")
@@ -158,9 +157,11 @@ def test_the_noise_of_a_slot_is_that_which_workers_are_assigned():
     manifest = run_manifest()
     rules = Rules.read(manifest.encoded())
     for slot in (0, 1, 300):
-        assigned = assign(manifest, GENESIS, identity("worker 0").peer_id, slot, 0)
-        seed = rules.first_noise_seed(GENESIS, identity("worker 0").peer_id, slot)
-        assert seed == assigned[0].noise_seed
+        worker = identity("worker 0").peer_id
+        assigned = assign(manifest, worker, slot)
+        assert rules.first_noise_seed(worker, slot) == assigned[0].noise_seed
+        assigned = assign(manifest, worker, slot, GENESIS)
+        assert rules.first_noise_seed(worker, slot, GENESIS) == assigned[0].noise_seed
 
 
 def test_only_the_first_violation_is_kept():
@@ -335,16 +336,13 @@ def test_a_dishonest_validator_may_sign_what_it_likes():
     assert run.violations == []
 
 
-@pytest.mark.parametrize(("slot", "previous"), [(2, None), (1, b"\1" * 32), (0, b"")])
-def test_an_honest_worker_takes_its_slots_in_order(slot, previous):
+@pytest.mark.parametrize("slot", [2, 0])
+def test_an_honest_worker_takes_its_slots_in_order(slot):
     run = small_run()
     first = run.commit("worker-0")
     run.stored(first, "worker-0")
     run.now += 0.1
-    second = run.commit("worker-0", slot, run.digest(first) if previous is None else previous)
-    if slot == 0:
-        second = run.commit("worker-0", body_bytes=99)
-    run.stored(second, "worker-0")
+    run.stored(run.commit("worker-0", slot, body_bytes=99), "worker-0")
     assert run.rules_broken == ["slots-in-order"]
 
 
@@ -359,10 +357,19 @@ def test_a_worker_whose_disk_is_gone_begins_again():
     assert run.violations == []
 
 
-def test_no_rollout_is_certified_whose_predecessor_nobody_has():
+def test_one_rollout_is_certified_for_a_slot():
     run = small_run()
     run.watch.swarm.members["worker-0"].behaviour = "flood"
-    run.certified("worker-0", slot=3, previous=b"\1" * 32)
+    run.certified("worker-0", slot=3)
+    run.certified("worker-0", slot=3, evaluation=True)
+    assert run.rules_broken == []
+    run.certified("worker-0", slot=3, version=1)
+    assert run.rules_broken == ["slots-in-order"]
+
+
+def test_an_honest_worker_evaluates_no_version_that_the_run_does_not():
+    run = small_run()
+    run.stored(run.commit("worker-0", evaluation=True), "worker-0")
     assert run.rules_broken == ["slots-in-order"]
 
 

@@ -55,7 +55,8 @@ def heard(tmp_path, monkeypatch):
 
 def test_every_event_and_message_that_a_checker_listens_for_is_told(heard):
     facts, watch = heard
-    assert set(watch._events) - {"policy-poisoned"} <= set(facts), "no trainer is dishonest here"
+    dishonest = {"policy-poisoned", "policy-altered"}  # no trainer is so here
+    assert set(watch._events) - dishonest <= set(facts)
     assert set(LIMITS) <= facts["sample"]
     assert set(watch._messages) <= {*protocol_kinds(), "*"}
     assert {"rollouts", "seconds"} <= facts["trained"]

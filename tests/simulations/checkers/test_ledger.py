@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from protocol.core.crypto import peer_id_from_public_key, public_key_from_peer_id
 from protocol.core.types import Digest
 from protocol.ledger.accounts import Accounts, CreditRules
-from protocol.ledger.receipts import PageWork, Receipt, Step
+from protocol.ledger.receipts import PageWork, Receipt, Reversal, Step
 from protocol.rollout.audit import SLASHABLE_REASONS
 from simulations.checkers.accounts import TracedAccounts
 from simulations.checkers.ledger import LedgerSums
 from simulations.checkers.wire import CreditTerms, Rules
-from simulations.checkers.work import TracedReceipt, TracedStep, TracedWork
+from simulations.checkers.work import TracedReceipt, TracedReversal, TracedStep, TracedWork
 from tests.simulations.trace_examples import (
     CREDIT,
     LED_EPOCH,
@@ -41,8 +41,7 @@ class Decisions:
 
     def commit(self, worker="worker-0"):
         own = self.commits.setdefault(worker, [])
-        previous = self.run.digest(own[-1]) if own else b""
-        commit = self.run.commit(worker, slot=len(own), previous=previous)
+        commit = self.run.commit(worker, slot=len(own))
         own.append(commit)
         self.run.spread(commit)
         return commit
@@ -215,6 +214,7 @@ CHANGES = [
     {"tokens": 41},
     {"version": 1},
     {"slot": 9},
+    {"evaluation": True},
     {"reason": "computation"},
     {"commit": OTHER},
     {"checkers": 2},
@@ -488,8 +488,10 @@ CREDITS = st.builds(
     per_checked_token=st.integers(0, 9),
     per_learned_token=st.integers(0, 9),
     lock_epochs=st.integers(0, 40),
+    gap_max=st.integers(0, 9) | st.integers(0, 300),
     slash=st.booleans(),
     era_epochs=st.integers(32, 50),
+    reward_disagreement_rate=st.sampled_from([0.0, 0.01]),
 )
 SOME_PEERS = st.lists(st.sampled_from(PEERS), max_size=3, unique=True).map(sorted).map(tuple)
 RECEIPTS = st.builds(
@@ -497,7 +499,8 @@ RECEIPTS = st.builds(
     commit=st.binary(min_size=32, max_size=32),
     worker=st.sampled_from(PEERS),
     version=COUNTS,
-    slot=COUNTS,
+    slot=st.integers(0, 9) | st.integers(0, 600),
+    evaluation=st.booleans(),
     tokens=COUNTS,
     reason=st.sampled_from(["accepted", "accepted", "proofs", "reward", *SLASHABLE_REASONS]),
     checkers=SOME_PEERS,
@@ -532,7 +535,11 @@ def traced(work):
         )
         for one in work.steps
     ]
-    return TracedWork(tuple(receipts), tuple(steps))
+    reversals = [
+        TracedReversal(traced(PageWork((one.receipt,))).receipts[0], one.reason)
+        for one in work.overturned
+    ]
+    return TracedWork(tuple(receipts), tuple(steps), tuple(reversals))
 
 
 RULES = Rules.read(TraceExample({}).manifest)
@@ -540,17 +547,36 @@ RULES = Rules.read(TraceExample({}).manifest)
 
 def rules_of(credit):
     """Return the rules of a run with this credit."""
-    terms = CreditTerms(*(getattr(credit, name) for name in CREDIT))
+    terms = CreditTerms(
+        **{name: getattr(credit, name) for name in CREDIT},
+        reward_rate=credit.reward_disagreement_rate,
+    )
     return replace(RULES, credit=terms, era_epochs=credit.era_epochs)
 
 
-@given(CREDITS, st.lists(st.tuples(st.integers(1, 60), WORKS), max_size=12))
+def overturning(receipts, number) -> tuple[Reversal, ...]:
+    """Return what a page may undo of an earlier receipt, which leaves the list."""
+    for one in receipts:
+        reason = ("computation", "reward", "reward")[number % 3]
+        if one.reason == "accepted" or one.reason in SLASHABLE_REASONS:
+            receipts.remove(one)
+            return (Reversal(one, reason if one.reason == "accepted" else "accepted"),)
+    return ()
+
+
+@given(CREDITS, st.lists(st.tuples(st.integers(1, 60), WORKS, st.booleans()), max_size=12))
 def test_accounts_are_those_of_the_protocol(credit, pages):
     ours, theirs = TracedAccounts(rules_of(credit)), Accounts(credit)
     assert ours.root == theirs.root
-    epoch = -1
-    for number, (more_epochs, work) in enumerate(pages):
+    epoch, receipts, last = -1, list[Receipt](), dict[str, int]()
+    for number, (more_epochs, plain, overturns) in enumerate(pages):
         epoch += more_epochs
+        work = plain._replace(overturned=overturning(receipts, number) if overturns else ())
+        for one in work.receipts:  # only a counted one can be overturned
+            if one.evaluation or one.slot > last.get(one.worker, -1):
+                receipts.append(one)
+            if not one.evaluation:
+                last[one.worker] = max(one.slot, last.get(one.worker, -1))
         page, beacon, head = (bytes([number, kind]) + bytes(30) for kind in range(3))
         assert traced(work).digest == work.digest
         ours.count(page, epoch, beacon, head, traced(work))

@@ -346,10 +346,8 @@ def test_a_dissent_contradicts_the_others(changes, broken):
 def with_dissents(run, count, behaviour="", dissents=9):
     """Spread certificates with validator 2 outside of them, the first ones against it."""
     run.watch.swarm.members["validator-2"].behaviour = behaviour
-    previous = b""
     for number in range(count):
-        commit = run.commit("worker-0", slot=number, previous=previous)
-        previous = run.digest(commit)
+        commit = run.commit("worker-0", slot=number)
         run.stored(commit, "worker-0")
         others = [run.verdict(name, commit) for name in VALIDATORS[:2]]
         if number < dissents:

@@ -73,7 +73,7 @@ def test_two_rollouts_are_never_certified_for_one_slot():
     run.certified("worker-0")
     run.certified("worker-0", body_bytes=99)
     assert run.rules_broken == ["slots-in-order"]
-    assert "two rollouts are certified for slot 0 of version 0" in run.violations[0].what
+    assert "two rollouts are certified for slot 0" in run.violations[0].what
 
 
 def test_one_rollout_may_have_several_certificates():
@@ -83,18 +83,21 @@ def test_one_rollout_may_have_several_certificates():
     assert run.violations == []
 
 
-@pytest.mark.parametrize("difference", ["worker", "version", "checkpoint"])
-def test_slots_are_those_of_one_worker_and_version(difference):
+@pytest.mark.parametrize("evaluation", [False, True])
+@pytest.mark.parametrize("difference", ["worker", "checkpoint"])
+def test_training_slots_are_those_of_one_worker_and_others_of_one_checkpoint(
+    difference, evaluation
+):
     run = small_run()
-    run.certified("worker-0")
+    run.watch.rules = replace(run.watch.rules, evaluation=(1, 1))
+    run.certified("worker-0", evaluation=evaluation)
     if difference == "worker":
-        run.certified("validator-2")
-    elif difference == "checkpoint":  # another term's version of that number
-        run.certified("worker-0", checkpoint=bytes(32))
-    else:
-        run.published(1, run.genesis)
-        run.certified("worker-0", version=1)
-    assert run.violations == []
+        run.certified("validator-2", evaluation=evaluation)
+    else:  # another term's version of that number
+        run.watch.swarm.members["worker-0"].behaviour = "flood"
+        run.certified("worker-0", evaluation=evaluation, checkpoint=bytes(32))
+    is_second = difference == "checkpoint" and not evaluation
+    assert run.rules_broken == ["slots-in-order"] * is_second
 
 
 @pytest.mark.parametrize("nobody", ["rejected", "dishonest", "its author"])
@@ -116,34 +119,23 @@ def test_two_rollouts_of_a_slot_harm_nobody_until_an_honest_node_takes_both(nobo
     assert run.violations == []
 
 
-def test_a_predecessor_is_the_rollout_of_the_slot_before():
-    run = small_run()
-    run.watch.swarm.members["worker-0"].behaviour = "flood"
-    first = run.certified("worker-0")
-    run.certified("worker-0", slot=1, previous=run.digest(first))
-    assert run.violations == []
-    run.certified("worker-0", slot=2, previous=run.digest(first))
-    assert run.rules_broken == ["slots-in-order"]
-    assert "predecessor" in run.violations[0].what
-
-
 def test_an_honest_worker_begins_with_its_first_slot():
     run = small_run()
-    run.stored(run.commit("worker-0", slot=1, previous=b"\1" * 32), "worker-0")
+    run.stored(run.commit("worker-0", slot=1), "worker-0")
     assert run.rules_broken == ["slots-in-order"]
-    assert "slot 1 of version 0, not 0" in run.violations[0].what
+    assert "slot 1, not 0" in run.violations[0].what
 
 
 def test_a_liar_takes_the_slots_that_it_likes_as_long_as_they_are_not_certified():
     run = small_run()
-    run.stored(run.commit("liar", slot=5, previous=b"\1" * 32), "relay")
+    run.stored(run.commit("liar", slot=5), "relay")
     assert run.violations == []
 
 
 def test_a_worker_may_store_its_rollout_again():
     run = small_run()
     first = run.commit("worker-0")
-    second = run.commit("worker-0", slot=1, previous=run.digest(first))
+    second = run.commit("worker-0", slot=1)
     run.stored(first, "worker-0")
     run.stored(second, "worker-0")
     run.stored(first, "worker-0")
@@ -157,7 +149,7 @@ def test_a_worker_that_learned_of_its_rollouts_from_others_goes_on_after_them():
     run.down("worker-0", "lost")
     run.up("worker-0")
     run.now += 1
-    run.stored(run.commit("worker-0", slot=1, previous=run.digest(first)), "worker-0")
+    run.stored(run.commit("worker-0", slot=1), "worker-0")
     assert run.violations == []
     run.stored(run.commit("worker-0", slot=1, body_bytes=99), "worker-0")
     assert run.rules_broken == ["slots-in-order"]
@@ -274,12 +266,12 @@ def test_nothing_is_learned_from_a_policy_that_was_too_old(too_late):
     assert run.rules_broken == ["one-chain"] * too_late
 
 
-@pytest.mark.parametrize("evaluation", [None, (2, 1)])
+@pytest.mark.parametrize("evaluation", [False, True])
 def test_nothing_is_learned_from_an_evaluation(evaluation):
     run = small_run()
-    run.watch.rules = replace(run.watch.rules, evaluation=evaluation)
-    run.published(1, run.genesis, [run.certified("worker-0")])
-    assert run.rules_broken == ["one-chain"] * (evaluation is not None)
+    run.watch.rules = replace(run.watch.rules, evaluation=(2, 1))
+    run.published(1, run.genesis, [run.certified("worker-0", evaluation=evaluation)])
+    assert run.rules_broken == ["one-chain"] * evaluation
 
 
 def test_two_chains_may_learn_from_one_rollout():

@@ -106,10 +106,10 @@ def test_rollouts_are_counted_by_what_became_of_them():
     commit = run.commit("liar", version=1)
     run.spread(commit, *VALIDATORS)
     run.spread(run.certificate(VALIDATORS[:2], commit, accepted=False, escalated=True))
-    run.spread(run.commit("worker-0", version=2))
-    run.spread(run.commit("liar", version=2))
+    run.spread(run.commit("worker-0", slot=1, version=2))
+    run.spread(run.commit("liar", slot=1, version=2))
     run.wait(12)
-    run.spread(run.commit("worker-0", version=3))
+    run.spread(run.commit("worker-0", slot=2, version=3))
     counts = result(run).rollouts
     assert counts.committed == 5
     assert (counts.certified, counts.rejected, counts.expired) == (1, 1, 2)
@@ -297,6 +297,19 @@ def test_the_trainer_is_idle_when_no_step_runs():
     # Three steps of one second; the first began at second 7, the run ends at second 24.
     assert result(run).trainer_idle_share == round(1 - 3 / 17, 4)
     assert result(run).versions_published == 4
+
+
+def test_the_steps_of_shadows_are_not_those_of_the_leader():
+    run = measured_run()
+    commit = run.certified("worker-0")
+    run.now += 2
+    run.shadowed("relay", commit)
+    assert result(run).trainer_idle_share is None
+    run.trained(commit)
+    run.now += 3
+    run.shadowed("relay", commit)
+    run.emit("relay", "sample")
+    assert result(run).trainer_idle_share == 0.75
 
 
 def test_idle_time_ends_with_the_last_step():

@@ -32,7 +32,7 @@ def story(*, broken=False):
             run.now += 0.05
             run.emit(node, "gossip-first", topic="commits", id=f"m{version}")
             run.emit(node, "sample", members=6 + version % 2)
-        place = {"version": version - 1, "checkpoint": run.digest(manifest)}
+        place = {"version": version - 1, "checkpoint": run.digest(manifest), "slot": version - 1}
         commit = run.certified("worker-0", **place)
         manifest = run.published(version, manifest, [commit])
         for node in ("relay", "worker-0", "validator-0", "validator-1", "validator-2"):

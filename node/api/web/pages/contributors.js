@@ -34,6 +34,7 @@ function drawYours(own) {
     ["Checks", compact(own.checks), own.steps ? `and ${many(own.steps, "published version")}` : "verdicts that counted"],
     ["Waiting", count(own.waiting), "not in a final page yet"],
     ["Rejected", count(own.rejected), told || (own.rejected ? "" : "none")],
+    ["Skipped slots", count(own.skipped), own.unpaid ? `${many(own.unpaid, "rollout")} without credit for them` : (own.skipped ? "no cost yet" : "none")],
     ["Credit", compact(own.unlocked + own.locked), `${compact(own.locked)} of it locked${own.forfeited ? `, ${compact(own.forfeited)} forfeited` : ""}`],
   ];
   return [own.slashed ? h("p", { className: "warning", role: "status" }, "This key is slashed: a proven fault ended its reputation in this run.") : "",

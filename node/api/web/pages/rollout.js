@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { h, redrawn } from "../dom.js";
 import { bytes, clean, clock, count, digest, many, percent, reward, short } from "../format.js";
-import { facts, heading, mono, peerLink, rolloutLink, section, state } from "../parts.js";
+import { facts, heading, mono, peerLink, section, state } from "../parts.js";
 
 const SCALE = 1.5; // full width of a bar, in multiples of the limit
 
@@ -24,14 +24,14 @@ export default {
   },
 };
 
-function header({ row, body, body_bytes: length, checkpoint, certificate, previous }) {
+function header({ row, body, body_bytes: length, checkpoint, certificate }) {
   return [heading(["Rollout ", mono(digest(row.commit), row.commit)],
     h("p", { className: "sub" }, state(row.state, true), row.reason && row.reason !== "accepted" ? h("span", { className: "reason" }, clean(row.reason, 60)) : "", row.escalated ? h("span", { className: "tag" }, "escalated") : "")),
   facts([
     ["Reward", reward(row.reward)],
     ["Worker", peerLink(row.worker, "", row.name)],
     ["Policy", `version ${row.version}`],
-    ["Slot", previous ? [count(row.slot), ", after ", rolloutLink(previous)] : count(row.slot)],
+    ["Slot", count(row.slot)],
     ["Sequences", `${count(row.sequences)}, ${many(row.tokens, "token")}`],
     ["Body", [mono(digest(body), body), `, ${bytes(length)}`]],
     ["Checkpoint", mono(digest(checkpoint), checkpoint)],

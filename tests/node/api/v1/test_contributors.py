@@ -19,12 +19,12 @@ from tests.worlds.messages import identity
 OTHER = WORLD.workers[1]
 VALIDATOR, TRAINER = WORLD.validators[0], WORLD.trainers[0]
 KEYS = [identity(f"key {number}") for number in range(5)]
-RULES = CreditRules(100, 10, 1, lock_epochs=20, slash=True, era_epochs=100)
+RULES = CreditRules(100, 10, 1, lock_epochs=20, slash=True, gap_max=64, era_epochs=100)
 
 
 def receipt(worker, tokens=10, reason="accepted", checkers=()):
     keys = tuple(sorted(one.peer_id for one in checkers))
-    return Receipt(bytes(32), worker.peer_id, 0, 0, tokens, reason, keys)
+    return Receipt(bytes(32), worker.peer_id, 0, 0, True, tokens, reason, keys)
 
 
 def count(accounts, epoch, *receipts, steps=()):
@@ -114,6 +114,14 @@ def test_own_work_is_by_final_pages_and_the_rest_by_the_ledger():
         expired=3,
     )
     assert found.committed == 4 + 2 + 2 + 3
+
+
+def test_skipped_slots_and_what_they_cost():
+    accounts, worker = Accounts(RULES._replace(gap_max=1)), WORKER.peer_id
+    slots = [receipt(WORKER)._replace(slot=slot, evaluation=False) for slot in (0, 4, 5)]
+    account = count(accounts, 1, *slots).account(worker)
+    found = own_work(Ranking.of(accounts), worker, account, [], WorkerStats())
+    assert (found.certified, found.tokens, found.skipped, found.unpaid) == (3, 10, 3, 2)
 
 
 def test_credit_unlocks_and_is_forfeited():

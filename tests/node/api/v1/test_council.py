@@ -8,7 +8,7 @@ from protocol.consensus.council import vote_for
 from protocol.consensus.pages import RECENT_EPOCHS
 from protocol.core.crypto import digest, public_key_from_peer_id
 from protocol.core.types import Role, ValidationResult
-from protocol.ledger.receipts import PageWork, Receipt
+from protocol.ledger.receipts import PageWork, Receipt, Reversal
 from protocol.messages import Evidence, Page, PageVote, seal
 from protocol.rollout.audit import ACCEPTED
 from tests.node.api.test_observer import WORKER, WORLD, reader, synchronising
@@ -50,7 +50,7 @@ class Pages:
     def work(self, era, tokens):
         """Count work of the node's key in a final page of an era."""
         epoch, me = era * EPOCHS, self.node.observer.context.signer.peer_id
-        receipt = Receipt(digest(b"commit"), me, 0, 0, tokens, ACCEPTED, ())
+        receipt = Receipt(digest(b"commit"), me, 0, 0, True, tokens, ACCEPTED, ())
         accounts = self.node.observer.context.replica.intake.accounts
         accounts.apply(digest(b"page"), epoch, digest(b"beacon"), b"", PageWork((receipt,)))
 
@@ -387,6 +387,24 @@ def test_evidence_is_named():
     dissents.count(6, commit.digest, [], [KEYS[1].peer_id])
     assert pages.row(KEYS[1]).evidence == "6 of 6 verdicts contradict its committees"
     assert pages.row(KEYS[0]).evidence == ""
+
+
+def test_an_overturned_verdict_is_named():
+    liar = KEYS[4]
+    pages = Pages(liar)
+    pages.write(4)
+    replica = pages.node.observer.context.replica
+    commit = WORLD.commit(WORKER)
+    lie = Receipt(commit.digest, WORKER.peer_id, 0, 0, False, 10, ACCEPTED, (liar.peer_id,))
+    work = PageWork(overturned=(Reversal(lie, "computation"),))
+    assert pages.node.council.lie == ""
+    replica.intake.accounts.apply(digest(b"page"), 4, digest(b"beacon"), b"", work)
+    assert pages.row(liar).evidence == "its verdict on a rollout was overturned"
+    told = "this key is out of the council for good: its verdict on a rollout was overturned"
+    assert pages.node.council.lie == told
+    assert pages.row(KEYS[0]).evidence == ""
+    pages.write(24, without=[liar], removed=[liar])
+    assert pages.seen().no_seat == told
 
 
 def test_only_recent_epochs_are_counted(pages):

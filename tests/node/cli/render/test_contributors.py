@@ -30,6 +30,12 @@ def test_own_work_is_one_line_and_its_credit_another():
     assert slashed.endswith("\ncredit 0 unlocked, 0 locked, 700 forfeited")
 
 
+def test_skipped_slots_are_told_with_their_cost():
+    assert own_work_text(OwnWork(skipped=1)) == "0 certified; 0 waiting, 0 rejected, 1 slot skipped"
+    text = own_work_text(OwnWork(skipped=70, unpaid=6))
+    assert text.endswith("0 rejected, 70 slots skipped (6 rollouts without credit for them)")
+
+
 def test_the_most_frequent_reasons_are_told_without_what_controls_a_terminal():
     reasons = {"a": 1, "b": 3, "c": 2, "\x1b[31md": 4}
     line = own_work_text(OwnWork(rejected=10, rejected_reasons=reasons))

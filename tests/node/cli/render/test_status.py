@@ -5,11 +5,13 @@ import pytest
 from rich.console import Console
 
 from node.api.contributors import OwnWork
+from node.api.metrics import NodeMetrics
 from node.api.status import LoopStatus
 from node.api.v1.answers import RolloutCounts
 from node.api.why import Why
 from node.cli.render.status import STEP_TEXTS, peers_view, plain, short_peer, status_view, why_view
 from protocol.rollout.evaluation import EvaluationPoint
+from roles.runtime.shadow_progress import ShadowProgress
 from roles.runtime.training_steps import STATISTICS
 from tests.node.api.status_examples import ARRIVING, EXPLAINED, PEERS, STATUS, STEP
 
@@ -105,7 +107,7 @@ def test_what_is_waited_for_is_told(changes, told):
 def test_the_newest_step_of_a_trainer_is_told():
     lines = drawn(status_view(replace(STATUS, training=STEP), 2e9))
     at = lines.index(row(lines, "training"))
-    told = [line.strip() for line in lines[at : at + 4]]
+    told = [line.strip() for line in lines[at : at + 5]]
     assert told == [
         (
             "training      step 42: reward 0.840 ± 0.366, 48 of 64 sequences used, 75 % of groups "
@@ -113,6 +115,7 @@ def test_the_newest_step_of_a_trainer_is_told():
         ),
         "entropy 0.412 nats, KL 0.00081 nats, gradient norm 1.25, clip 0.2 % low, 0.4 % high",
         "answers 14.5 tokens, 3 % truncated, staleness 1.2 versions, at most 2",
+        "mismatch 0.034 nats, 99 % below 0.19, 1.8 % clipped, engines 0.031, 0.18, 1.3 %",
         "updates 1 at learning rate 1e-05, loss -0.013, 118 tokens/s, 31.5 s, idle 4.2 s",
     ]
     named = {name for line in STEP_TEXTS for _, names in line for name in names}
@@ -143,6 +146,27 @@ def test_a_step_without_effect_is_a_warning():
     text = " ".join(" ".join(drawn(status_view(status, 2e9))).split())
     assert step.warning in text
     assert "entropy" not in text
+
+
+def test_a_shadow_tells_how_its_steps_compare():
+    shadow = ShadowProgress(version=41, confirmed=40, differing=1, is_active=True)
+    status = replace(STATUS, shadow=shadow)
+    lines = drawn(status_view(status, 2e9))
+    assert row(lines, "shadow").split(maxsplit=1)[1].strip() == (
+        "shadowing, in step with version 41; 40 versions confirmed, 1 different"
+    )
+    idle = replace(shadow, is_active=False, warning="version 12 differs from the step")
+    lines = drawn(status_view(replace(STATUS, shadow=idle), 2e9))
+    assert row(lines, "shadow").split(maxsplit=1)[1].strip() == "40 versions confirmed, 1 different"
+    assert "version 12 differs from the step" in " ".join(" ".join(lines).split())
+    text = NodeMetrics(lambda: status).exposition().decode()
+    for line in (
+        "shadow_version 41.0",
+        "shadow_confirmed_total 40.0",
+        "shadow_differing_total 1.0",
+    ):
+        assert f"prime_node_{line}" in text
+    assert not any(line.split()[:1] == ["shadow"] for line in drawn(status_view(STATUS, 2e9)))
 
 
 def test_nothing_on_its_way_takes_no_line():

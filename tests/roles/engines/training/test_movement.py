@@ -211,7 +211,8 @@ async def test_the_most_extreme_moments_that_are_accepted_keep_an_heir_within_th
         second = {name: torch.full(shape, 1e-4) for name, shape in shapes.items()}
         first = {name: torch.full(shape, ratio * 1e-2) for name, shape in shapes.items()}
         save_checkpoint(
-            replace(state, first_moments=first, second_moments=second, steps=steps), path
+            replace(state, first_moments=first, second_moments=second, steps=steps, version=steps),
+            path,
         )
         heir = run.new_engine()
         await heir.load_state(path, run.policy.digest)

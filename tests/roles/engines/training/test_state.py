@@ -145,6 +145,8 @@ LIES = {
     "a huge direction": {"first_moments": every(lambda tensor: tensor * 100)},
     "negative progress": {"steps": lambda _: -1},
     "more progress than the run has": {"steps": lambda _: 2**53},
+    "fewer versions than updates": {"version": lambda _: 2},
+    "more versions than the run has": {"version": lambda _: 2**53},
 }
 
 
@@ -202,7 +204,7 @@ async def test_a_state_holds_exactly_the_parameters(make, trained, change):
     _, policy, path = trained
     tensors = load_file(path)
     change(tensors)
-    save_file(tensors, path, {"format": "2", "steps": "3", "digest": "00"})
+    save_file(tensors, path, {"format": "3", "steps": "3", "version": "3", "digest": "00"})
     with pytest.raises(ValueError, match=r"configured model|float32"):
         await (await make()).load_state(path, policy)
 

@@ -1,3 +1,6 @@
+"""Losses: formulas, results of other trainers' code, and values of any size."""
+
+import json
 import math
 from pathlib import Path
 
@@ -6,10 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.training.losses import CASES, Tensors, own_result
 from protocol.rollout.body import REWARD_SCALE, reward_of
 from protocol.run.toml import load_recipe
-from roles.engines.training.grpo import group_advantages, two_sided_losses
+from roles.engines.training.batch import TrainingSample, collate, group_advantages
+from roles.engines.training.losses import token_weights, two_sided_losses, weighted_loss
 
+VECTORS = json.loads(Path(__file__).with_name("loss_vectors.json").read_text())
 RUNS = Path(__file__).parents[4] / "configs" / "runs"
 DELTA, EPSILON = 4.0, 0.2
 LOG_RATIOS = st.floats(-5, 5).filter(
@@ -20,7 +26,7 @@ LOG_RATIOS = st.floats(-5, 5).filter(
 def losses_of(log_ratio, advantage):
     logprob = torch.tensor([log_ratio - 1.0], requires_grad=True)
     loss, clipped = two_sided_losses(
-        logprob, torch.tensor([-1.0]), torch.tensor([advantage]), DELTA, EPSILON
+        logprob + 1.0, torch.tensor([advantage]), EPSILON, EPSILON, DELTA
     )
     loss.sum().backward()
     return float(loss.detach()), float(logprob.grad), bool(clipped)
@@ -57,6 +63,70 @@ def test_no_ratio_makes_nan(log_ratio, advantage):
     loss, gradient, _ = losses_of(log_ratio, advantage)
     assert math.isfinite(loss)
     assert math.isfinite(gradient)
+
+
+@pytest.mark.parametrize(
+    "vector", VECTORS["cases"], ids=lambda one: f"{one['case']} in {one['library']}"
+)
+def test_losses_are_those_of_other_trainers(vector):
+    """``benchmarks/training/losses.py --vectors`` wrote what the libraries' own code returns."""
+    made = Tensors(**{name: torch.tensor(value) for name, value in VECTORS["tensors"].items()})
+    found = own_result(made, CASES[vector["case"]])
+    if vector["loss"] is not None:
+        assert found.loss == pytest.approx(vector["loss"], rel=1e-5)
+    gradient = torch.tensor(vector["gradient"])
+    torch.testing.assert_close(found.gradient[made.mask], gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_every_kind_and_every_term_is_compared():
+    compared = [CASES[vector["case"]] for vector in VECTORS["cases"]]
+    assert {one.kind for one in compared} == {"grpo", "gspo", "cispo", "dppo_tv", "dppo_kl"}
+    for term in ("epsilon_high", "importance_cap", "kl_coefficient", "log_ratio_coefficient"):
+        assert any(getattr(one, term) for one in compared), term
+
+
+LOGPROBS = st.floats(-(2.0**100), 0, width=32) | st.floats(-20, 0, width=32)
+
+EVERY_TERM = {"kl_coefficient": 0.5, "log_ratio_coefficient": 0.5, "entropy_coefficient": 0.5}
+
+FINITE = [case.model_copy(update=EVERY_TERM) for case in CASES.values() if not case.mask_truncated]
+
+
+@given(
+    st.sampled_from(FINITE),
+    st.lists(st.tuples(LOGPROBS, LOGPROBS, LOGPROBS, LOGPROBS), min_size=1, max_size=6),
+    st.floats(-10, 10),
+)
+def test_no_log_probability_makes_a_loss_or_gradient_that_is_not_finite(rules, tokens, advantage):
+    current, *others = zip(*tokens, strict=True)
+    behaviour, old, reference = others
+    sample = TrainingSample(
+        0, 0, (2,), (1,) * len(tokens), behaviour, advantage, 0.1, old, reference
+    )
+    logprobs = torch.tensor(current, requires_grad=True)
+    loss, found = weighted_loss(rules, collate([sample], "cpu"), logprobs, torch.ones(len(tokens)))
+    loss.backward()
+    assert loss.isfinite()
+    assert logprobs.grad.isfinite().all()
+    assert found.losses.isfinite().all()
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
+def test_the_weights_of_an_update_sum_to_one_or_to_its_share_of_the_constant(lengths):
+    def total(aggregation):
+        weights = token_weights(aggregation, lengths, 400.0)
+        return sum(one * length for one, length in zip(weights, lengths, strict=True))
+
+    assert total("token") == pytest.approx(1)
+    assert total("sequence") == pytest.approx(1)
+    assert total("constant") == pytest.approx(sum(lengths) / 400)
+    assert len({*token_weights("token", lengths, 400.0)}) == 1
+
+
+def test_advantages_without_the_deviation_are_differences_from_the_mean():
+    rewards, groups = torch.tensor([1.0, 5.0, 0.0, 5.0]), torch.tensor([0, 1, 0, 1])
+    advantages = group_advantages(rewards, groups, divide=False)
+    assert advantages.tolist() == [0.5, 0.0, -0.5, 0.0]
 
 
 def test_advantages_are_those_of_each_group():
