@@ -77,7 +77,7 @@ class Reviews:
         """Epochs after its page in which a commit may be objected to, and overturned."""
         self._windows = LruCache[bytes, dict[bytes, tuple[Page, int]]](WINDOWS_MAX)
         self._complete = BoundedDict[bytes, list[Review]](WINDOWS_MAX)
-        """What final pages draw, where this node can tell of every commit."""
+        """Reviews of the final pages of which this node knows every commit."""
         self._due: list[Review] = []
         self._due_at: tuple[bytes, int] | None = None
         self._awaited_commits: set[bytes] = set()
@@ -95,7 +95,7 @@ class Reviews:
             SizeGauge("overturns", COMMITS_MAX, lambda: len(self._overturns)),
         )
 
-    # What final pages draw
+    # Draws of final pages
 
     def review(self, commit: Digest, page: bytes) -> Review | Fault | None:
         """Return a commit that a page draws; None while this node cannot tell, or no longer."""
@@ -239,15 +239,14 @@ class Reviews:
         commit = Digest(review.receipt.commit)
         if commit in self._overturns:
             return None
-        for _, objections in sorted(self._objections.get(commit, {}).items()):
-            current = {
-                peer: signature_of(one)
-                for peer, one in objections.items()
-                if one.message.page == review.page.digest
-            }
-            message = next((one.message for one in objections.values()), None)
-            if message is not None and current:
-                return overturn_of(message, review.panel, current)
+        page = review.page.digest
+        for reason, objections in sorted(self._objections.get(commit, {}).items()):
+            held = {peer: one for peer, one in objections.items() if one.message.page == page}
+            signatures = {peer: signature_of(one) for peer, one in held.items()}
+            message = Objection(commit=commit, page=page, reason=reason)
+            # One member may object for a reason of its own: it does not hold the others up.
+            if (overturn := overturn_of(message, review.panel, signatures)) is not None:
+                return overturn
         return None
 
     def offer_overturn(self, overturn: Signed[Overturn]) -> Fault | bool | None:

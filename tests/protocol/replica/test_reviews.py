@@ -82,7 +82,7 @@ def received(target, signed):
     return target.receive(signed.envelope, WORLD.at(11), topic=Topic.CERTIFICATES)
 
 
-# What pages draw
+# Draws of pages
 
 
 def test_the_first_page_that_draws_after_its_ancestors_show_an_outcome_final_draws_it():
@@ -200,6 +200,17 @@ def test_a_quorum_of_objections_forms_an_overturn():
     object_to(target, GOOD, "computation", found.panel.quorum)
     made = target.reviews.assembled(found)
     assert made.reason == "computation"
+    assert len(made.signatures) == found.panel.quorum
+
+
+def test_a_member_with_a_reason_of_its_own_holds_no_overturn_up():
+    """Its reason comes first in the alphabet."""
+    target = replica()
+    found = review(target, GOOD)
+    object_to(target, GOOD, "computation", 1)
+    object_to(target, GOOD, "format", found.panel.quorum)
+    made = target.reviews.assembled(found)
+    assert made.reason == "format"
     assert len(made.signatures) == found.panel.quorum
 
 
