@@ -18,7 +18,7 @@ from protocol.core.types import Version
 from protocol.messages import RolloutCommit
 from protocol.rollout.assignment import SequenceAssignment, assign
 from protocol.rollout.audit import AuditResult, Past
-from protocol.rollout.body import REWARD_SCALE, RolloutSequence, encode_body
+from protocol.rollout.body import REWARD_SCALE, RolloutSequence, commit_to, encode_body
 from protocol.rollout.statistics import Measurement, Recomputed, Sums
 from roles.engines.builtin.generation import SampledSequence, TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
@@ -170,22 +170,12 @@ class Trial:
         ]
         generations = await self._worker.generate(requests, self._temperature)
         rewards = await self._rewards(assignments, [one.tokens for one in generations])
-        body = encode_body(
-            [
-                RolloutSequence(one.tokens, one.logprobs, own, one.proofs)
-                for one, own in zip(generations, rewards, strict=True)
-            ]
-        )
-        commit = RolloutCommit(
-            epoch=0,
-            version=0,
-            checkpoint=checkpoint,
-            slot=slot,
-            body=digest(body),
-            body_bytes=len(body),
-            sequences=len(generations),
-            tokens=sum(len(one.tokens) for one in generations),
-        )
+        sequences = [
+            RolloutSequence(one.tokens, one.logprobs, own, one.proofs)
+            for one, own in zip(generations, rewards, strict=True)
+        ]
+        body = encode_body(sequences)
+        commit = commit_to(body, sequences, checkpoint, slot)
         return Rollout(assignments, requests, generations, rewards, commit, body)
 
     async def _rewards(

@@ -37,10 +37,9 @@ from node.local.system import ThreadBackground
 from protocol.core.crypto import Identity, digest
 from protocol.core.rng import Rng
 from protocol.core.types import Digest, Version
-from protocol.messages import RolloutCommit
 from protocol.rollout.assignment import assign
 from protocol.rollout.audit import SLASHABLE_REASONS, AuditResult, Past
-from protocol.rollout.body import RolloutSequence, encode_body
+from protocol.rollout.body import RolloutSequence, commit_to, encode_body
 from protocol.rollout.statistics import Measurement, Sums
 from protocol.run.manifest import Genesis, RunManifest
 from protocol.run.toml import load_recipe
@@ -138,16 +137,7 @@ class Swarm:
     ) -> AuditResult:
         """Return a validator's result; without a lot all sequences are audited."""
         body = encode_body(rollout.sequences)
-        commit = RolloutCommit(
-            epoch=0,
-            version=0,
-            checkpoint=CHECKPOINT,
-            slot=rollout.slot,
-            body=digest(body),
-            body_bytes=len(body),
-            sequences=len(rollout.sequences),
-            tokens=sum(len(one.tokens) for one in rollout.sequences),
-        )
+        commit = commit_to(body, rollout.sequences, CHECKPOINT, rollout.slot)
 
         async def measure(requests: Sequence[VerificationRequest]) -> Sequence[Measurement]:
             temperature = self.manifest.sampling.temperature

@@ -21,12 +21,10 @@ from node.founding.model import require_positions
 from node.local.config import runtime_directories
 from node.local.memory import peak_rss_bytes
 from node.storage.encodings import encode
-from protocol.core.crypto import digest
 from protocol.core.types import Digest, PeerId, Version
-from protocol.messages import RolloutCommit
 from protocol.rollout.assignment import SequenceAssignment, assign
 from protocol.rollout.audit import AuditResult, Past
-from protocol.rollout.body import REWARD_SCALE, RolloutSequence, encode_body
+from protocol.rollout.body import REWARD_SCALE, RolloutSequence, commit_to, encode_body
 from protocol.rollout.statistics import Measurement
 from protocol.run.manifest import RunManifest
 from roles.ports.background import Background
@@ -234,16 +232,7 @@ class _Trying:
     async def _finding(self, engine: "ChildVerification", rollout: _Rollout) -> AuditResult:
         manifest, worker = self._manifest, PeerId(self._manifest.genesis.creator)
         body = encode_body(rollout.sequences)
-        commit = RolloutCommit(
-            epoch=0,
-            version=0,
-            checkpoint=self._policy.digest,
-            slot=rollout.slot,
-            body=digest(body),
-            body_bytes=len(body),
-            sequences=len(rollout.sequences),
-            tokens=sum(len(one.tokens) for one in rollout.sequences),
-        )
+        commit = commit_to(body, rollout.sequences, self._policy.digest, rollout.slot)
 
         async def measure(requests: Sequence[VerificationRequest]) -> Sequence[Measurement]:
             return await engine.measure(Version(0), requests, manifest.sampling.temperature)

@@ -4,9 +4,12 @@ They follow from the recent pages that are here: a node that restarts, or joins 
 pages in any order.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from protocol.consensus.page_node import OFFERED_MAX, PageNode
+
+PageOf = Callable[[bytes], PageNode | None]
+"""Returns a notarised page that is here."""
 
 
 class FinalCommits:
@@ -40,9 +43,7 @@ class FinalCommits:
         return self
 
 
-def is_final(
-    node: PageNode, root: PageNode, page: Callable[[bytes], PageNode | None]
-) -> bool | None:
+def is_final(node: PageNode, root: PageNode, page: PageOf) -> bool | None:
     """Return whether a page is final, by the final page ``root``.
 
     None if it is later than ``root``, or if a page between them is not here. ``page`` returns a
@@ -56,30 +57,38 @@ def is_final(
     return later.digest == node.digest
 
 
-def accepted_before(
-    node: PageNode, page: Callable[[bytes], PageNode | None], epochs: int
-) -> tuple[bytes, ...] | None:
+def lineage(page: PageNode, page_of: PageOf) -> Iterator[PageNode | None]:
+    """Yield a page and those before it, the newest first; at the end None if one is not here."""
+    node: PageNode | None = page
+    while node is not None and node.page is not None:
+        yield node
+        parent = node.page.message.parent
+        if not parent:
+            return
+        node = page_of(parent)
+    if node is not page:
+        yield None
+
+
+def accepted_before(node: PageNode, page: PageOf, epochs: int) -> tuple[bytes, ...] | None:
     """Return the commits that a final page and those of some epochs before it accept.
 
     Without those that one of these pages overturns. None if one of them is not here. ``page``
     returns a page that is here.
     """
-    found, one = list[bytes](), node
-    overturned = set[bytes]()
-    while one.page is not None and one.epoch > node.epoch - epochs:
+    found, overturned = list[bytes](), set[bytes]()
+    for one in lineage(node, page):
+        if one is None or one.page is None:
+            return None
+        if one.epoch <= node.epoch - epochs:
+            break
         message = one.page.message
         found += (commit for commit in message.certified if commit not in overturned)
         overturned |= set(message.overturned)
-        before = page(message.parent)
-        if not message.parent:
-            break
-        if before is None:
-            return None
-        one = before
     return tuple(found)
 
 
-def with_listing(node: PageNode, page: Callable[[bytes], PageNode | None]) -> dict[bytes, PageNode]:
+def with_listing(node: PageNode, page: PageOf) -> dict[bytes, PageNode]:
     """Return a page and those before it that list the commits that it draws.
 
     ``page`` returns a page that is here.

@@ -10,11 +10,13 @@ committee. They send nothing if the outcome is right. Otherwise they sign object
 of two thirds of the drawn seats form an ``Overturn``. Pages list it and so undo the outcome.
 """
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 
 from protocol.consensus.council import Council
+from protocol.consensus.final_commits import PageOf, lineage
 from protocol.consensus.page_node import PageNode
 from protocol.core.codec import encode
 from protocol.core.crypto import Verifier, digest, signing_bytes
@@ -32,9 +34,6 @@ MEMBERS_MIN = 3
 
 AGAINST_ACCEPTANCE = CERTAIN_REASONS | {REWARD}
 """Reasons that overturn an acceptance. On all others two honest validators may differ."""
-
-PageOf = Callable[[bytes], PageNode | None]
-"""Returns a notarised page that is here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def newly_shown(page: PageNode, page_of: PageOf) -> list[Page] | None:
     assert page.page is not None
     newest, shown_before = page.page.message.final_epoch, None
     found: list[Page] = []
-    for node in ancestors(page, page_of):
+    for node in islice(lineage(page, page_of), 1, None):
         if node is None or node.page is None:
             return None
         if shown_before is None and node.draws:
@@ -104,24 +103,10 @@ def newly_shown(page: PageNode, page_of: PageOf) -> list[Page] | None:
     return found
 
 
-def ancestors(page: PageNode, page_of: PageOf) -> Iterator[PageNode | None]:
-    """Yield the pages before a page, the newest first; at the end None if one is not here."""
-    parent = b"" if page.page is None else page.page.message.parent
-    while parent:
-        node = page_of(parent)
-        if node is None or node.page is None:
-            yield None
-            return
-        yield node
-        parent = node.page.message.parent
-
-
 def overturned_before(page: PageNode, page_of: PageOf, epochs: int) -> set[bytes]:
     """Return the commits that a page and those of some epochs before it overturn."""
-    if page.page is None:
-        return set()
-    found = set(page.page.message.overturned)
-    for node in ancestors(page, page_of):
+    found = set[bytes]()
+    for node in lineage(page, page_of):
         if node is None or node.page is None or node.epoch <= page.epoch - epochs:
             break
         found |= set(node.page.message.overturned)
@@ -178,7 +163,7 @@ def decision_on(
 
     It is ``page`` or one of so many epochs before it; None if no such page is here.
     """
-    for node in (page, *ancestors(page, page_of)):
+    for node in lineage(page, page_of):
         if node is None or node.page is None or node.epoch <= page.epoch - epochs:
             return None
         if commit in node.page.message.decided:

@@ -125,7 +125,7 @@ class Account:
     @property
     def gaps(self) -> int:
         """Training slots that it left out, or whose rollouts expired."""
-        return self.next_slot - self.slots
+        return self.decided.gaps
 
     def decide(self, slot: int) -> None:
         """Record the decision of an open training slot."""

@@ -71,7 +71,8 @@ class Entry:
     checkers: tuple[PeerId, ...] = ()
     """Members whose verdicts are in the certificate."""
     final: bool | None = None
-    """Whether a final page accepts it; None before. No certificate overturns that."""
+    """True if a final page accepts it, False if one rejects it, None before. No certificate changes
+    that."""
     overturned: str = ""
     """Reason for which a final page overturned the outcome; empty if none has."""
     reason: str = ""

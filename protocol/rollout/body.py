@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.core.codec import decode, encode
+from protocol.core.crypto import digest
 from protocol.core.faults import Fault, FaultCode
+from protocol.core.types import Digest
+from protocol.messages import RolloutCommit
 from protocol.run.manifest import RunManifest
 from protocol.run.recipe import SamplingSection
 
@@ -59,6 +62,30 @@ def encode_body(sequences: Sequence[RolloutSequence]) -> bytes:
             }
             for item in sequences
         ]
+    )
+
+
+def commit_to(
+    body: bytes,
+    sequences: Sequence[RolloutSequence],
+    checkpoint: Digest,
+    slot: int,
+    *,
+    epoch: int = 0,
+    version: int = 0,
+    evaluation: bool = False,
+) -> RolloutCommit:
+    """Return the commit to a body that encodes ``sequences``; the defaults serve trials."""
+    return RolloutCommit(
+        epoch=epoch,
+        version=version,
+        checkpoint=checkpoint,
+        slot=slot,
+        evaluation=evaluation,
+        body=digest(body),
+        body_bytes=len(body),
+        sequences=len(sequences),
+        tokens=sum(len(one.tokens) for one in sequences),
     )
 
 

@@ -10,11 +10,10 @@ import math
 
 import structlog
 
-from protocol.core import crypto
 from protocol.core.types import Digest, Role, Topic, Version
 from protocol.ledger.commits import window_epochs
-from protocol.messages import RolloutCommit, message_id
-from protocol.rollout.body import RolloutSequence, encode_body
+from protocol.messages import message_id
+from protocol.rollout.body import RolloutSequence, commit_to, encode_body
 from roles.inference.policy_staging import Staging
 from roles.inference.slot_choice import SlotChoice
 from roles.inference.slots import RolloutPipeline, RolloutTask
@@ -243,16 +242,14 @@ class InferenceFlow:
         context = self._context
         body = encode_body(sequences)
         # The body is durable before the commit, and the commit before it is announced.
-        commit = RolloutCommit(
+        commit = commit_to(
+            body,
+            sequences,
+            making.checkpoint,
+            making.slot.number,
             epoch=context.epoch(),
             version=making.version,
-            checkpoint=making.checkpoint,
-            slot=making.slot.number,
             evaluation=making.slot.evaluates is not None,
-            body=crypto.digest(body),
-            body_bytes=len(body),
-            sequences=len(sequences),
-            tokens=sum(len(sequence.tokens) for sequence in sequences),
         )
         identifier = message_id(commit, context.replica.run_id, context.peer_id)
         owner = Owner(Purpose.ROLLOUT_BODY, identifier)

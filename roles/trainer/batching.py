@@ -237,9 +237,7 @@ class Batching:
                 return False
             claimed = [item for commit in commits for item in rollouts[commit]]
             try:
-                computing = self._context.durations.steps.part(self._context.clock.now())
-                with computing, policies.hold(policy):
-                    own = iter(await self._engine.recompute(policy, claimed))
+                own = iter(await self._computed(policy, claimed))
             except ValueError as error:
                 log.warning("policy refused", version=version, error=str(error))
                 await policies.discard(policy)
@@ -247,6 +245,15 @@ class Batching:
             for commit in commits:
                 rollouts[commit] = list(islice(own, len(rollouts[commit])))
         return True
+
+    async def _computed(
+        self, policy: Policy, sequences: Sequence[TrainingSequence]
+    ) -> list[TrainingSequence]:
+        """Return sequences with their log-probabilities under a policy; raises ``ValueError``."""
+        context = self._context
+        computing = context.durations.steps.part(context.clock.now())
+        with computing, context.policies.hold(policy):
+            return await self._engine.recompute(policy, sequences)
 
     async def _refer(self, rollouts: _Drawn) -> bool:
         """Add the log-probabilities under the genesis policy; False while its file is missing."""
@@ -260,9 +267,7 @@ class Batching:
             return False
         items = [item for rollout in rollouts.values() for item in rollout]
         try:
-            computing = context.durations.steps.part(context.clock.now())
-            with computing, context.policies.hold(policy):
-                known = iter(await self._engine.recompute(policy, items))
+            known = iter(await self._computed(policy, items))
         except ValueError as error:
             log.warning("reference refused", error=str(error))
             context.conditions.set("trainer", f"{policy.path} is not the genesis policy")

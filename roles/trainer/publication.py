@@ -36,7 +36,7 @@ class Publication:
         self._engine = engine
         self._parent = b""
         self._position: ResumePoint | None = None
-        """Where training resumed, until the next version is begun."""
+        """Point from which training resumed, until the next version begins."""
         self._writing: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self.term = 0

@@ -19,16 +19,16 @@ from protocol.core.types import Digest, Version
 from protocol.messages import RolloutCommit, Signed
 from protocol.replica.replica import Replica
 from protocol.rollout.body import decode_body
-from protocol.rollout.statistics import Extremes, Measurement, Sums
-from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
-from simulations.adversaries.passthrough import OtherEngines
+from protocol.rollout.statistics import Measurement, Sums
+from roles.ports.engines import VerificationEngine, VerificationRequest
+from simulations.adversaries.passthrough import OtherEngines, PassingVerification
+from simulations.adversaries.validators import FLAWLESS, HOPELESS
 from simulations.ports.parts import Parts
 
 _NOTHING_OFF = Sums(10**9, 10**9)
 """So many values without an error that the history of a worker shows none either."""
 
-_FLAWLESS = Measurement(None, _NOTHING_OFF, Extremes(0, 0, 0, 0, 0))
-_HOPELESS = Measurement(None, _NOTHING_OFF, Extremes(1e6, 1e9, 1e9, 1e9, 1e9))
+_FLAWLESS, _HOPELESS = (replace(one, sums=_NOTHING_OFF) for one in (FLAWLESS, HOPELESS))
 
 BODIES_MAX = 100_000
 """Remembered sequences; a rollout is checked within minutes."""
@@ -37,7 +37,7 @@ Decides = Callable[[Parts, Committee], bool]
 """Tells whether the colluders decide alone in a committee."""
 
 
-class ColludingVerification(VerificationEngine):
+class ColludingVerification(PassingVerification):
     """An honest engine that states another result where the colluders decide alone."""
 
     def __init__(
@@ -47,25 +47,18 @@ class ColludingVerification(VerificationEngine):
         decides: Decides,
         lie: Measurement,
     ) -> None:
-        self._honest, self._parts = honest, parts
+        super().__init__(honest)
+        self._parts = parts
         self._decides, self._lie = decides, lie
         self._commits = BoundedDict[tuple[int, ...], Signed[RolloutCommit]](BODIES_MAX)
         """Tokens of a sequence to the commit of its rollout."""
         self._read = BoundedDict[Digest, None](BODIES_MAX)
 
     @override
-    async def start(self) -> None:
-        await self._honest.start()
-
-    @override
-    async def load(self, policy: Policy) -> None:
-        await self._honest.load(policy)
-
-    @override
     async def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
-        measured = list(await self._honest.measure(version, requests, temperature))
+        measured = await super().measure(version, requests, temperature)
         replica = self._parts.replica()
         if replica is None or not self._lies_about(requests, replica):
             return measured

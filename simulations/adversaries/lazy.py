@@ -11,9 +11,9 @@ from protocol.messages import Verdict
 from protocol.replica.replica import Replica
 from protocol.rollout.statistics import Measurement
 from protocol.rollout.witness import WitnessValue
-from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
+from roles.ports.engines import VerificationRequest
 from roles.ports.transport import TransportError
-from simulations.adversaries.passthrough import OtherEngines
+from simulations.adversaries.passthrough import OtherEngines, PassingVerification
 from simulations.adversaries.validators import VerdictRewritingTransport, accept_everything
 from simulations.ports.parts import Parts
 
@@ -30,25 +30,14 @@ class CopyingTransport(VerdictRewritingTransport):
         return other.message.model_copy(update={"nonce": own.nonce})
 
 
-class UnreplayedVerification(VerificationEngine):
+class UnreplayedVerification(PassingVerification):
     """States the body's own token wherever it should repeat the sampling."""
-
-    def __init__(self, honest: VerificationEngine) -> None:
-        self._honest = honest
-
-    @override
-    async def start(self) -> None:
-        await self._honest.start()
-
-    @override
-    async def load(self, policy: Policy) -> None:
-        await self._honest.load(policy)
 
     @override
     async def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
-        measured = await self._honest.measure(version, requests, temperature)
+        measured = await super().measure(version, requests, temperature)
         return [
             replace(one, witness=_unreplayed(request, one.witness))
             for request, one in zip(requests, measured, strict=True)

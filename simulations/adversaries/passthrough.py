@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from typing_extensions import override
 
-from protocol.core.types import PeerId
+from protocol.core.types import PeerId, Version
+from protocol.rollout.statistics import Measurement
 from protocol.run.manifest import RunManifest
 from roles.ports.engines import (
     Answer,
@@ -18,6 +19,7 @@ from roles.ports.engines import (
     Score,
     TrainingEngine,
     VerificationEngine,
+    VerificationRequest,
 )
 from roles.ports.transport import Stream, StreamHandler, Transport
 from simulations.ports.parts import Parts
@@ -153,6 +155,27 @@ class PassingGeneration(GenerationEngine):
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
         return await self._honest.generate(requests, temperature)
+
+
+class PassingVerification(VerificationEngine):
+    """The ``VerificationEngine`` port."""
+
+    def __init__(self, honest: VerificationEngine) -> None:
+        self._honest = honest
+
+    @override
+    async def start(self) -> None:
+        await self._honest.start()
+
+    @override
+    async def load(self, policy: Policy) -> None:
+        await self._honest.load(policy)
+
+    @override
+    async def measure(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        return await self._honest.measure(version, requests, temperature)
 
 
 class PassingEnvironment(Environment):

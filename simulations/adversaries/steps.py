@@ -3,19 +3,16 @@
 Both move the weights no farther than an honest step, so no node can refuse them by their size.
 """
 
-from dataclasses import replace
-
 from typing_extensions import override
 
 from protocol.core.crypto import digest
 from protocol.core.rng import Rng
 from protocol.core.types import Digest
 from protocol.run.manifest import RunManifest
-from roles.ports.engines import StepMetrics, TrainingEngine
-from simulations.adversaries.passthrough import OtherEngines
-from simulations.adversaries.trainers import VERSIONS_BEFORE
+from roles.ports.engines import StepMetrics
+from simulations.adversaries.trainers import VERSIONS_BEFORE, with_training
 from simulations.ports.engines import SimEngines, SimTraining
-from simulations.ports.parts import Behaviour, Parts
+from simulations.ports.parts import Parts
 from simulations.ports.sums import altered_seed
 from simulations.runtime.content import Extent, policy_digest
 
@@ -55,19 +52,11 @@ class LyingShadow(_OwnSteps):
         return policy if self._leads else digest(b"lie/" + policy)
 
 
-def _trains(engine: type[_OwnSteps]) -> Behaviour:
-    def behaviour(parts: Parts, rng: Rng) -> Parts:
-        machine = parts.engines
-        if not isinstance(machine, SimEngines):
-            raise TypeError("only modelled steps can be altered")
-
-        def training(_honest: TrainingEngine, manifest: RunManifest) -> TrainingEngine:
-            return engine(parts, machine, rng.child("step"), manifest)
-
-        return replace(parts, engines=OtherEngines(machine, training=training))
-
-    return behaviour
+def poisoned_step(parts: Parts, rng: Rng) -> Parts:
+    """As the leader, alter steps within the bound."""
+    return with_training(parts, AlteredSteps, rng, "step")
 
 
-poisoned_step = _trains(AlteredSteps)
-lying_shadow = _trains(LyingShadow)
+def lying_shadow(parts: Parts, rng: Rng) -> Parts:
+    """As a shadow, report other policies than it has computed."""
+    return with_training(parts, LyingShadow, rng, "step")

@@ -31,6 +31,9 @@ PAUSE_EPOCHS = 6
 VERSIONS_BEFORE = 3
 """Versions published before a standby acts, so that it has something to roll back."""
 
+MakeTraining = Callable[[Parts, SimEngines, Rng, RunManifest], TrainingEngine]
+"""Makes the training engine of one node."""
+
 Forge = Callable[
     [Replica, Signed[CheckpointManifest], CheckpointManifest], CheckpointManifest | None
 ]
@@ -143,16 +146,21 @@ class PoisonedTraining(SimTraining):
         return metrics
 
 
-def poisoned_weights(parts: Parts, rng: Rng) -> Parts:
-    """Publish versions whose weights do not follow from the version before."""
+def with_training(parts: Parts, engine: MakeTraining, rng: Rng, label: str) -> Parts:
+    """Return a node's parts with another engine for modelled training; ``label`` splits ``rng``."""
     machine = parts.engines
     if not isinstance(machine, SimEngines):
-        raise TypeError("only modelled weights can be poisoned")
+        raise TypeError("only modelled training can be replaced")
 
     def training(_honest: TrainingEngine, manifest: RunManifest) -> TrainingEngine:
-        return PoisonedTraining(parts, machine, rng.child("poison"), manifest)
+        return engine(parts, machine, rng.child(label), manifest)
 
     return replace(parts, engines=OtherEngines(machine, training=training))
+
+
+def poisoned_weights(parts: Parts, rng: Rng) -> Parts:
+    """Publish versions whose weights do not follow from the version before."""
+    return with_training(parts, PoisonedTraining, rng, "poison")
 
 
 class PoisonedStates(SimBlobs):

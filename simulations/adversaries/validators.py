@@ -57,7 +57,7 @@ _LENGTH_BYTES = 4
 
 _NOTHING_OFF = Sums(1, 1)
 FLAWLESS = Measurement(None, _NOTHING_OFF, Extremes(0, 0, 0, 0, 0))
-_HOPELESS = Measurement(None, _NOTHING_OFF, Extremes(1e6, 1e9, 1e9, 1e9, 1e9))
+HOPELESS = Measurement(None, _NOTHING_OFF, Extremes(1e6, 1e9, 1e9, 1e9, 1e9))
 
 CLAIMS_MAX = 100_000
 """Remembered claims; a rollout is checked within minutes."""
@@ -261,7 +261,7 @@ def accept_everything(parts: Parts, rng: Rng) -> Parts:
 
 def reject_everything(parts: Parts, rng: Rng) -> Parts:
     """Reject every rollout."""
-    return _blind(parts, _HOPELESS, rng)
+    return _blind(parts, HOPELESS, rng)
 
 
 def silent(parts: Parts, rng: Rng) -> Parts:

@@ -83,10 +83,17 @@ class ShadowWorld(World):
         return [one for one in published if isinstance(one, CheckpointManifest)]
 
 
-async def test_a_trainer_repeats_each_step_and_reports_it(tmp_path):
+async def begun(tmp_path, wrong=()):
+    """Return the world of a shadow that has loaded a state; it computes some steps wrongly."""
     world = ShadowWorld(tmp_path)
+    world.engine.wrong = wrong
     world.start()
     await world.rest(EPOCH_SECONDS)
+    return world
+
+
+async def test_a_trainer_repeats_each_step_and_reports_it(tmp_path):
+    world = await begun(tmp_path)
     assert world.engine.loaded == ["published.state"]
     assert world.context.shadow.text == "shadowing, in step with version 0"
     for number in (1, 2, 3):
@@ -101,9 +108,7 @@ async def test_a_trainer_repeats_each_step_and_reports_it(tmp_path):
 
 
 async def test_the_batch_is_that_of_the_leader_in_its_order(tmp_path):
-    shadow = ShadowWorld(tmp_path)
-    shadow.start()
-    await shadow.rest(EPOCH_SECONDS)
+    shadow = await begun(tmp_path)
     rollouts = shadow.batch()
     shadow.version(*rollouts[::-1], **STATE)
     await shadow.rest(5)
@@ -120,10 +125,7 @@ async def test_the_batch_is_that_of_the_leader_in_its_order(tmp_path):
 
 
 async def test_a_trainer_that_differs_says_so_and_begins_again_from_the_next_state(tmp_path):
-    world = ShadowWorld(tmp_path)
-    world.engine.wrong = (2,)
-    world.start()
-    await world.rest(EPOCH_SECONDS)
+    world = await begun(tmp_path, wrong=(2,))
     for _ in range(2):
         world.step()
         await world.rest(5)
@@ -149,10 +151,7 @@ async def test_a_trainer_that_differs_says_so_and_begins_again_from_the_next_sta
 
 
 async def test_no_state_of_a_disputed_version_is_loaded(tmp_path):
-    world = ShadowWorld(tmp_path)
-    world.engine.wrong = (2,)
-    world.start()
-    await world.rest(EPOCH_SECONDS)
+    world = await begun(tmp_path, wrong=(2,))
     for _ in range(2):
         head = world.step()
         await world.rest(5)
@@ -175,9 +174,7 @@ async def test_no_state_of_a_disputed_version_is_loaded(tmp_path):
 
 
 async def test_a_shadow_in_step_leads_without_loading_anything(tmp_path):
-    world = ShadowWorld(tmp_path)
-    world.start()
-    await world.rest(EPOCH_SECONDS)
+    world = await begun(tmp_path)
     head = world.step()
     await world.rest(5)
     await world.decide(1, head)
@@ -193,10 +190,7 @@ async def test_a_shadow_in_step_leads_without_loading_anything(tmp_path):
 
 
 async def test_a_shadow_that_is_not_in_step_loads_the_newest_state_to_lead(tmp_path):
-    world = ShadowWorld(tmp_path)
-    world.engine.wrong = (1,)
-    world.start()
-    await world.rest(EPOCH_SECONDS)
+    world = await begun(tmp_path, wrong=(1,))
     head = world.step()
     await world.rest(5)
     world.engine.wrong = ()
@@ -210,9 +204,7 @@ async def test_a_shadow_that_is_not_in_step_loads_the_newest_state_to_lead(tmp_p
 
 
 async def test_leading_comes_before_the_step_in_progress(tmp_path):
-    world = ShadowWorld(tmp_path)
-    world.start()
-    await world.rest(EPOCH_SECONDS)
+    world = await begun(tmp_path)
     fetch = world.network.fetch_body
 
     async def slow(commit, sources):
@@ -230,9 +222,7 @@ async def test_leading_comes_before_the_step_in_progress(tmp_path):
 
 async def test_a_step_from_reloaded_weights_is_repeated_from_the_same(tmp_path):
     """A trainer took over with the weights of version 2 and the moments of version 1."""
-    world = ShadowWorld(tmp_path)
-    world.start()
-    await world.rest(EPOCH_SECONDS)
+    world = await begun(tmp_path)
     for _ in range(2):
         world.step()
         await world.rest(5)
@@ -267,9 +257,7 @@ async def test_a_leader_states_what_it_resumed_from(tmp_path):
 
 
 async def test_a_missing_body_is_awaited_and_then_a_newer_state_loaded(tmp_path):
-    world = ShadowWorld(tmp_path)
-    world.start()
-    await world.rest(EPOCH_SECONDS)
+    world = await begun(tmp_path)
     lost = [world.rollout(worker=one, held=False) for one in range(2)]
     world.version(*lost, **STATE)
     await world.rest((STUCK_EPOCHS - 1) * EPOCH_SECONDS)
@@ -284,9 +272,7 @@ async def test_a_missing_body_is_awaited_and_then_a_newer_state_loaded(tmp_path)
 
 
 async def test_a_shadow_that_falls_behind_skips_versions(tmp_path):
-    world = ShadowWorld(tmp_path)
-    world.start()
-    await world.rest(EPOCH_SECONDS)
+    world = await begun(tmp_path)
     for _ in range(BEHIND_MAX + 1):
         world.step()
     await world.rest(5)
