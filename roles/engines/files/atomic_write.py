@@ -17,15 +17,36 @@ def replacing(path: Path) -> Iterator[Path]:
 
     On an error ``path`` is unchanged. Raises ``StorageFullError`` when the disk is full.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_path(path)
     try:
-        yield partial
-        _sync(partial)
-        partial.replace(path)
-        _sync(path.parent)
-    except BaseException as error:
+        with full_disk_told(path):
+            yield partial
+            publish(path)
+    except BaseException:
         partial.unlink(missing_ok=True)
-        if isinstance(error, Exception) and _is_full(error):
+        raise
+
+
+def partial_path(path: Path) -> Path:
+    """Return the path at which ``path`` is written."""
+    return path.with_name(path.name + ".partial")
+
+
+def publish(path: Path) -> None:
+    """Rename the file that was written at ``partial_path`` durably; raises ``OSError``."""
+    partial = partial_path(path)
+    _sync(partial)
+    partial.replace(path)
+    _sync(path.parent)
+
+
+@contextmanager
+def full_disk_told(path: Path) -> Iterator[None]:
+    """Raise ``StorageFullError`` for any error that a full disk caused while writing ``path``."""
+    try:
+        yield
+    except Exception as error:
+        if _is_full(error):
             raise StorageFullError(f"no room for {path.name}: {error}") from error
         raise
 

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ _LENGTH_BYTES = tensor_file.LENGTH_BYTES
 PIECE_ELEMENTS = 4 * 2**20
 """Elements rounded, copied from the device, hashed and written at once: 16 MB of float32. A
 guess."""
+
+_READ_BYTES = 2**24
+"""Read and hashed at once; a guess."""
 
 THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
 """BLAKE3, copies and writes release the interpreter lock; the other half of the cores computes."""
@@ -90,18 +94,63 @@ def write_tensors(
 
     Raises ``ValueError`` for a dtype that policies do not support, and ``OSError``.
     """
-    # The longest elements first, so that each tensor begins at a multiple of its element size.
-    names = sorted(tensors, key=lambda name: (-(dtype or tensors[name].dtype).itemsize, name))
-    table = _table({name: tensors[name] for name in names}, dtype)
-    header = _header(table, metadata)
-    path.write_bytes(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+    kinds = {name: (dtype or one.dtype, tuple(one.shape)) for name, one in tensors.items()}
+    layout = layout_of(kinds, metadata)
+    path.write_bytes(layout.header)
 
     def write(name: str) -> TensorEntry:
         with path.open("r+b") as file:
-            file.seek(_LENGTH_BYTES + len(header) + table[name]["data_offsets"][0])
+            file.seek(layout.begin(name))
             return _entry(name, tensors[name], dtype, file.write)
 
-    return _in_threads(write, names)
+    return _in_threads(write, layout.table)
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """Header of a new file of tensors, and the table in it, by tensor."""
+
+    header: bytes
+    table: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the whole file."""
+        ends = (entry["data_offsets"][1] for entry in self.table.values())
+        return len(self.header) + max(ends, default=0)
+
+    def begin(self, name: str) -> int:
+        """Return the offset of a tensor in the file."""
+        offset: int = self.table[name]["data_offsets"][0]
+        return len(self.header) + offset
+
+    def bytes_of(self, name: str) -> int:
+        """Return the length of a tensor."""
+        begin, end = self.table[name]["data_offsets"]
+        return int(end - begin)
+
+    def entry(self, name: str, path: Path) -> TensorEntry:
+        """Return the digest entry of a tensor as the file ``path`` holds it; raises ``OSError``."""
+        hasher, left = blake3(), self.bytes_of(name)
+        with path.open("rb") as file:
+            file.seek(self.begin(name))
+            while left and (piece := file.read(min(left, _READ_BYTES))):
+                hasher.update(piece)
+                left -= len(piece)
+        described = self.table[name]
+        return name, described["dtype"], tuple(described["shape"]), Digest(hasher.digest())
+
+
+def layout_of(
+    kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    metadata: Mapping[str, str] | None = None,
+) -> FileLayout:
+    """Lay out a file of tensors with these dtypes and shapes; raises as ``write_tensors``."""
+    # The longest elements first, so that each tensor begins at a multiple of its element size.
+    names = sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name))
+    table = _table({name: kinds[name] for name in names})
+    header = _header(table, metadata)
+    return FileLayout(len(header).to_bytes(_LENGTH_BYTES, "little") + header, table)
 
 
 def entries_of(
@@ -143,16 +192,17 @@ def _entry(
     return name, kind, shape, Digest(hasher.digest())
 
 
-def _table(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, dict[str, Any]]:
+def _table(
+    kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+) -> dict[str, dict[str, Any]]:
     """Return the header's table of contiguous tensors."""
     table: dict[str, dict[str, Any]] = {}
     end = 0
-    for name, tensor in tensors.items():
-        kind = dtype or tensor.dtype
-        begin, end = end, end + tensor.numel() * kind.itemsize
+    for name, (dtype, shape) in kinds.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
         table[name] = {
-            "dtype": _dtype_name(kind),
-            "shape": list(tensor.shape),
+            "dtype": _dtype_name(dtype),
+            "shape": list(shape),
             "data_offsets": [begin, end],
         }
     return table

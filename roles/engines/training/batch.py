@@ -52,7 +52,6 @@ class Pass:
     ``predictors`` are the positions that predict ``targets``, in order; ``runs`` are the lengths of
     the sequences (see ``attention``); ``answer_of`` has the sequence of each target. The
     log-probabilities under a policy that the loss does not need are empty, ``[0]``.
-    ``own_logprobs`` are those of the model that computed the pass last.
     """
 
     tokens: Tensor
@@ -66,7 +65,6 @@ class Pass:
     weights: Tensor
     old_logprobs: Tensor
     reference_logprobs: Tensor
-    own_logprobs: Tensor | None = None
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, divide: bool = True) -> Tensor:

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from protocol.core.types import Digest
 from protocol.run.training_bound import moment_ratio_max
-from roles.engines.files.atomic_write import replacing
-from roles.engines.files.policy import digest_of
-from roles.engines.files.safetensors import Shapes, file_bytes_max, read_tensors, write_tensors
+from roles.engines.files.safetensors import Shapes, file_bytes_max, read_tensors
+from roles.engines.training.ranks import ALONE, Ranks
+from roles.engines.training.shared_files import shared_digest, write_rows
 
 _FORMAT = "3"
 
@@ -44,49 +45,58 @@ def checkpoint_bytes_max(shapes: Shapes) -> int:
     return file_bytes_max(_layout(shapes))
 
 
-def save_checkpoint(state: TrainingState, path: Path) -> None:
-    """Write ``state`` atomically; raises ``StorageFullError``."""
+def save_checkpoint(state: TrainingState, path: Path, shapes: Shapes, ranks: Ranks = ALONE) -> None:
+    """Write ``state``, of which each rank has its rows, atomically; raises ``StorageFullError``."""
     groups = (state.weights, state.first_moments, state.second_moments)
     tensors = {
         f"{kind}/{name}": tensor
         for kind, group in zip(_KINDS, groups, strict=True)
         for name, tensor in group.items()
     }
-    digest = digest_of(tensors).hex()
     numbers = {"steps": str(state.steps), "version": str(state.version)}
-    metadata = {"format": _FORMAT, **numbers, "digest": digest}
-    with replacing(path) as partial:
-        write_tensors(partial, tensors, metadata=metadata)
+
+    def metadata(digest: Digest) -> dict[str, str]:
+        return {"format": _FORMAT, **numbers, "digest": digest.hex()}
+
+    write_rows(path, tensors, _layout(shapes), ranks, metadata=metadata)
 
 
-def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:
-    """Load a checkpoint to the CPU; ``ValueError`` if it is damaged or of another model."""
-    tensors, metadata = read_tensors(path, _layout(shapes))
+def load_checkpoint(path: Path, shapes: Shapes, ranks: Ranks = ALONE) -> TrainingState:
+    """Load a whole checkpoint to the CPU; ``ValueError`` if it is damaged or of another model.
+
+    The ranks share the reading for its digest.
+    """
+    tensors, metadata = ranks.together(lambda: read_tensors(path, _layout(shapes)))
     if metadata.get("format") != _FORMAT:
         raise ValueError(f"{path} has another checkpoint format")
     if any(tensor.dtype != torch.float32 for tensor in tensors.values()):
         raise ValueError(f"{path} is not in float32")
-    if digest_of(tensors).hex() != metadata.get("digest"):
+    if shared_digest(tensors, ranks).hex() != metadata.get("digest"):
         raise ValueError(f"{path} is damaged")
     weights, first, second = ({n: tensors[f"{kind}/{n}"] for n in shapes} for kind in _KINDS)
     steps, version = (int(metadata.get(key, "")) for key in ("steps", "version"))
     return TrainingState(weights, first, second, steps, version)
 
 
-def check_moments(state: TrainingState, betas: tuple[float, float]) -> None:
+def check_moments(state: TrainingState, betas: tuple[float, float], ranks: Ranks = ALONE) -> None:
     """Raise ``ValueError`` for moments that no gradients produce: they move a weight anywhere.
 
     The bound depends on the number of updates (``protocol.run.training_bound``): the correction of
-    the moments' bias is largest in the first updates.
+    the moments' bias is largest in the first updates. Each rank checks its rows.
     """
     bound = _ROUNDING * moment_ratio_max(betas, state.steps)
-    for name, first in state.first_moments.items():
-        second = state.second_moments[name]
-        finite = bool(first.isfinite().all()) and bool(second.isfinite().all())
-        if not finite or bool((second < 0).any()):
-            raise ValueError(f"the moments of {name} are not finite, or negative")
-        if bool((first.abs() > bound * second.sqrt() + _NEGLIGIBLE).any()):
-            raise ValueError(f"the moments of {name} are inconsistent")
+
+    def check() -> None:
+        for name in state.first_moments:
+            first = ranks.rows(state.first_moments[name])
+            second = ranks.rows(state.second_moments[name])
+            finite = bool(first.isfinite().all()) and bool(second.isfinite().all())
+            if not finite or bool((second < 0).any()):
+                raise ValueError(f"the moments of {name} are not finite, or negative")
+            if bool((first.abs() > bound * second.sqrt() + _NEGLIGIBLE).any()):
+                raise ValueError(f"the moments of {name} are inconsistent")
+
+    ranks.together(check)
 
 
 def _layout(shapes: Shapes) -> Shapes:

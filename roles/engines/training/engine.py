@@ -2,26 +2,20 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from protocol.core.types import Digest, RunId
 from protocol.run.recipe import GrpoSection, ModelSection, SamplingSection
-from roles.engines.architectures.architecture import CausalLM, Config, head_size, scales_of
-from roles.engines.architectures.model import tensors_of
 from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import (
@@ -32,10 +26,9 @@ from roles.engines.builtin.engine import (
     guarded,
     prepare_thread,
 )
-from roles.engines.builtin.head import Head
-from roles.engines.files.policy import digest_of, write_policy
-from roles.engines.training.attention import PACKED
-from roles.engines.training.batch import Pass, TrainingSample, collate, minibatches, pack, select
+from roles.engines.files.safetensors import read_tensors
+from roles.engines.training.batch import TrainingSample, collate, minibatches, pack, select
+from roles.engines.training.builder import ModelBuilder
 from roles.engines.training.checkpoint import (
     TrainingState,
     check_moments,
@@ -43,20 +36,15 @@ from roles.engines.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from roles.engines.training.head import target_logprobs
+from roles.engines.training.learner import Learner
 from roles.engines.training.losses import token_weights, weighted_loss
 from roles.engines.training.mismatch import ClaimComparison
-from roles.engines.training.optimiser import adamw_of, learning_rate, moments_of
-from roles.engines.training.rounding import rounding_of
-from roles.ports.engines import Policy, StepMetrics, TrainingEngine, TrainingSequence
+from roles.engines.training.optimiser import learning_rate, moments_of
+from roles.engines.training.packed_model import PackedModel
+from roles.engines.training.ranks import ALONE, Ranks
+from roles.engines.training.shared_files import gathered_digest, shared_digest, write_rows
+from roles.ports.engines import Mismatch, Policy, StepMetrics, TrainingEngine, TrainingSequence
 from roles.ports.storage import StorageFullError
-
-_keeping_inputs = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-"""Activation checkpointing: keep only the arguments; no such function draws random numbers."""
-
-_KEPT_BYTES_MAX = 2**30
-"""Activations that a pass may keep before recomputation pays. Recomputing costs a third more
-compute and frees memory for more tokens; on a tiny model it frees nothing. A guess."""
 
 T = TypeVar("T")
 
@@ -78,6 +66,11 @@ class _Sums:
     updated: bool = False
     learning_rate: float = 0.0
 
+    def add_ranks(self, ranks: Ranks) -> None:
+        """Replace the sums of this rank's passes by those of all ranks."""
+        own = (self.loss, self.clipped_low, self.clipped_high, self.entropy, self.kl)
+        self.loss, self.clipped_low, self.clipped_high, self.entropy, self.kl = ranks.totals(own)
+
 
 @dataclass(slots=True)
 class _Step:
@@ -88,29 +81,17 @@ class _Step:
     parts: list[list[TrainingSample]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """Model and optimizer; ``masters`` are the model's own parameters for float32 policies.
-
-    Gradients are those of the masters.
-    """
-
-    model: CausalLM
-    masters: dict[str, Parameter]
-    optimizer: torch.optim.AdamW
-
-
 class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
-    """Train on a CPU or one GPU by the loss of the run (``protocol.run.loss``).
+    """Train on a CPU, on one GPU, or as one rank of a group, by the run's loss.
 
     Master weights, their gradients and the optimizer are float32. The model computes with the
     policy's weights, in their precision and as validators do, so a ratio is 1 before the first
-    update. Where these are rounded, separate masters add up the gradients of all passes in float32,
-    as if they had been used in the computation. Sequences are packed into passes of
-    ``pass_tokens``. With ``checkpointing`` a decoder layer keeps only its input and is recomputed
-    in the backward pass (None: only if the activations would be too large). Neither changes the
-    result beyond rounding. Files are written in another thread while a step computes its first
-    gradient.
+    update. Sequences are packed into passes of ``pass_tokens``, which the ranks share. With
+    ``checkpointing`` a decoder layer keeps only its input and is recomputed in the backward pass
+    (None: only if the activations would be too large). Neither changes the result beyond rounding.
+    Files are written in another thread while a step computes its first gradient.
+
+    All ranks get the same calls in the same order, and return the same results.
     """
 
     def __init__(
@@ -123,23 +104,31 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         pass_tokens: int = 16_384,
         checkpointing: bool | None = None,
         device: str = "cpu",
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__(model, model.dtype, device)
+        self._builder = ModelBuilder(
+            model,
+            self._config,
+            sampling,
+            grpo,
+            run,
+            pass_tokens=pass_tokens,
+            checkpointing=checkpointing,
+            device=device,
+            ranks=ranks,
+        )
+        self._ranks = ranks
         self._head_precision = model.head
-        self._round = rounding_of(model, run)
-        self._temperature = sampling.temperature * scales_of(self._config).logits
         self._grpo, self._loss = grpo, grpo.loss
         answers = grpo.rollouts_per_step * sampling.prompts_per_rollout * sampling.group_size
         self._constant = answers * sampling.tokens_max / grpo.updates_per_version
         self._ends = model.end_tokens if grpo.loss.mask_truncated else ()
         self._pass_tokens = pass_tokens
-        kept_bytes = pass_tokens * _kept_bytes_per_token(self._config)
-        pays = kept_bytes > _KEPT_BYTES_MAX
-        self._checkpointing = pays if checkpointing is None else checkpointing
         self._steps = 0
         """Updates of the optimiser."""
         self._version = 0
-        self._held: _Loaded | None = None
+        self._learner: Learner | None = None
         self._step: _Step | None = None
         self._writer = ThreadPoolExecutor(1, "writer", prepare_thread)
 
@@ -156,49 +145,23 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     async def state_bytes_max(self) -> int:
         return checkpoint_bytes_max(self._shapes)
 
-    def _packing_model(self, tensors: dict[str, Tensor]) -> CausalLM:
-        """Return a model with a policy's weights, in its precision.
-
-        Embedding and output layer have the same values in float32: an embedding's gradient in bf16
-        would lose the tokens that occur often, and the output layer multiplies in float32.
-        """
-        model = self._model_of(tensors, self._dtype)
-        for module in (model.model.embed_tokens, model.lm_head):
-            module.float()
-        model.set_attn_implementation(PACKED)
-        return model
-
-    def _policy_of(self, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Round master weights of any precision to the policy's weights."""
-        return {name: self._round(name, tensor.float()) for name, tensor in masters.items()}
-
-    def _adopt(self, tensors: dict[str, Tensor]) -> _Loaded:
-        """Make a model and an optimizer; ``tensors`` become the master weights."""
-        model = self._packing_model(self._policy_of(tensors))
-        if self._checkpointing:
-            for layer in model.model.layers:
-                layer.forward = partial(_keeping_inputs, layer.forward)
-        masters = dict(model.named_parameters())
-        if self._dtype != torch.float32:
-            masters = {
-                name: Parameter(tensor.to(self._device, torch.float32, copy=True))
-                for name, tensor in tensors.items()
-            }
-            for name, parameter in model.named_parameters():
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    partial(_hand_over, masters[name])
-                )
-        return _Loaded(model, masters, adamw_of(self._grpo, masters.values()))
-
-    def _loaded(self) -> _Loaded:
-        if self._held is None:
+    def _loaded(self) -> Learner:
+        if self._learner is None:
             raise RuntimeError("no policy is loaded")
-        return self._held
+        return self._learner
+
+    @override
+    def _read(self, policy: Policy) -> dict[str, Tensor]:
+        """Return a policy's tensors, of which the ranks share the check."""
+        tensors, _ = self._ranks.together(lambda: read_tensors(policy.path, self._shapes))
+        if shared_digest(tensors, self._ranks) != policy.digest:
+            raise ValueError(f"{policy.path} does not hold the policy {policy.digest.hex()}")
+        return tensors
 
     @override
     @computed_telling(ValueError)
     def load_policy(self, policy: Policy) -> None:
-        self._held = self._adopt(self._read(policy))
+        self._learner = self._builder.learner(self._read(policy))
         self._steps, self._version, self._step = 0, int(policy.version), None
 
     @override
@@ -207,7 +170,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         self, policy: Policy, sequences: Sequence[TrainingSequence]
     ) -> list[TrainingSequence]:
         self._forget_gradients()  # frees memory for these weights
-        model = self._packing_model(self._read(policy))
+        model = self._builder.model(self._read(policy))
         found = list(sequences)
         for sample, known in self._logprobs(model, self._selected(sequences)):
             found[sample.place] = replace(
@@ -221,17 +184,30 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         divide = self._loss.advantage == "group"
         return select(sequences, divide=divide, ends=self._ends)
 
+    def _own(self, passes: list[list[TrainingSample]]) -> list[list[TrainingSample]]:
+        """Return this rank's passes.
+
+        All ranks have equally many, since they compute each one together. Some repeat the last
+        pass, which has the shortest samples, without any weight.
+        """
+        count, rank = self._ranks.count, self._ranks.rank
+        missing = -len(passes) % count
+        spare = [[replace(one, weight=0.0) for one in passes[-1][-1:]] for _ in range(missing)]
+        return [*passes, *spare][rank::count]
+
     @torch.no_grad()
     def _logprobs(
-        self, model: CausalLM, samples: Sequence[TrainingSample]
+        self, model: PackedModel, samples: Sequence[TrainingSample]
     ) -> list[tuple[TrainingSample, tuple[float, ...]]]:
         """Return samples with the log-probabilities of their tokens, in the order of packing."""
         found = []
-        for packed in pack(samples, self._pass_tokens):
-            logprobs, _ = self._target_logprobs(model, collate(packed, self._device))
+        for members in self._own(pack(samples, self._pass_tokens)):
+            logprobs, _ = model(collate(members, self._device))
             own = iter(logprobs.tolist())
-            found += [(sample, tuple(islice(own, len(sample.tokens)))) for sample in packed]
-        return found
+            found += [(one.place, tuple(islice(own, len(one.tokens)))) for one in members]
+        model.let_go()
+        known = dict(chain.from_iterable(self._ranks.exchange(found)))
+        return [(one, known[one.place]) for one in samples]
 
     @override
     @computed
@@ -261,7 +237,9 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
                 done.append(sums)
         self._version = min(self._version + 1, self._grpo.steps)
         give_back_memory()
-        first = (None, None) if step.first is None else step.first.compared.result(self._loss)
+        first: tuple[Mismatch | None, Mismatch | None] = (None, None)
+        if step.first is not None:
+            first = step.first.compared.result(self._loss, self._ranks)
         tokens = max(1, sum(sums.tokens for sums in done))
         return StepMetrics(
             updates=sum(sums.updated for sums in done),
@@ -283,34 +261,37 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         try:
             yield
         except BaseException:
-            self._held = None
+            self._learner = None
             raise
 
     def _forget_gradients(self) -> None:
-        loaded = self._loaded()
-        loaded.model.zero_grad(set_to_none=True)
-        loaded.optimizer.zero_grad(set_to_none=True)
+        self._loaded().forget_gradients()
         self._step = None
 
     def _gradient(self, samples: Sequence[TrainingSample]) -> _Sums:
+        """Compute the gradient of an update; its sums are over the passes of all ranks."""
         self._forget_gradients()
-        model = self._loaded().model
+        learner = self._loaded()
         lengths = [len(sample.tokens) for sample in samples]
         weights = token_weights(self._loss.aggregation, lengths, self._constant)
         weighted = [replace(one, weight=own) for one, own in zip(samples, weights, strict=True)]
         sums = _Sums(sum(lengths))
-        for members in pack(weighted, self._pass_tokens):
-            packed = collate(members, self._device)
-            self._accumulate(model, packed, sums)
-            assert packed.own_logprobs is not None
-            sums.compared.add(members, packed.own_logprobs)
+        for members in self._own(pack(weighted, self._pass_tokens)):
+            self._accumulate(learner.model, members, sums)
+        learner.take_gradients()
+        sums.add_ranks(self._ranks)
         return sums
 
-    def _accumulate(self, model: CausalLM, packed: Pass, sums: _Sums) -> None:
+    def _accumulate(
+        self, model: PackedModel, members: Sequence[TrainingSample], sums: _Sums
+    ) -> None:
         """Add the gradient of a pass: its tokens have their weights in the whole update."""
-        logprobs, entropies = self._target_logprobs(model, packed)
+        packed = collate(members, self._device)
+        logprobs, entropies = model(packed)
         loss, found = weighted_loss(self._loss, packed, logprobs, entropies)
         torch.autograd.backward(loss)
+        if not members[0].weight:
+            return
         sums.loss += float(loss.detach())
         clipped, log_ratios = found.clipped, found.log_ratios
         sums.clipped_low += float((clipped & (log_ratios < 0)).sum())
@@ -318,114 +299,71 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         moved = (logprobs - packed.behaviour_logprobs).detach()
         sums.kl += float((moved.expm1() - moved).sum())
         sums.entropy += float(entropies.detach().sum())
-
-    def _target_logprobs(self, model: CausalLM, packed: Pass) -> tuple[Tensor, Tensor]:
-        """Return each target's log-probability and the entropy at its position, ``[n]``."""
-        logprobs, entropies = target_logprobs(
-            self._states(model, packed),
-            model.lm_head.weight,
-            packed.targets,
-            self._temperature,
-            head=self._head_of(model),
-            entropy_gradient=self._loss.entropy_coefficient != 0,
-        )
-        packed.own_logprobs = logprobs.detach()
-        return logprobs, entropies
-
-    def _head_of(self, model: CausalLM) -> Head | None:
-        """Return the output layer of validators; None for float32 policies.
-
-        There the logits of one product differ from theirs by rounding of float32 alone.
-        """
-        if self._dtype == torch.float32:
-            return None
-        weight = model.lm_head.weight
-        return Head(weight.to(self._dtype) if self._head_precision == "model" else weight, "model")
-
-    def _states(self, model: CausalLM, packed: Pass) -> Tensor:
-        """Return the decoder's output ``[n, hidden]`` at the predicting positions."""
-        states: Tensor = model.model(
-            inputs_embeds=model.model.embed_tokens(packed.tokens).to(self._dtype),
-            position_ids=packed.positions,
-            runs=packed.runs,
-            use_cache=False,
-        ).last_hidden_state
-        return states[0, packed.predictors]
+        sums.compared.add(members, logprobs.detach())
 
     def _update(self, sums: _Sums, number: int) -> None:
         """Step the optimizer if everything is finite; record the gradient norm before clipping.
 
         ``number``: that of the update in its step, from 0.
         """
-        loaded = self._loaded()
-        parameters = list(loaded.masters.values())
-        total = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        sums.norm = float(total)
+        learner = self._loaded()
+        norm = learner.gradient_norm()
+        sums.norm = float(norm)
         sums.updated = math.isfinite(sums.norm) and math.isfinite(sums.loss)
         if sums.updated:
-            clip_grads_with_norm_(parameters, self._grpo.gradient_clip, total)
             run_updates = self._version * self._grpo.updates_per_version + number
-            for group in loaded.optimizer.param_groups:
-                group["lr"] = learning_rate(self._grpo, self._steps, run_updates)
-                sums.learning_rate = group["lr"]
-            self._move(loaded)
+            sums.learning_rate = learning_rate(self._grpo, self._steps, run_updates)
+            learner.update(norm, self._grpo.gradient_clip, sums.learning_rate)
             self._steps += 1
-
-    @torch.no_grad()
-    def _move(self, loaded: _Loaded) -> None:
-        """Step the masters by their gradients, then round them to the model's weights."""
-        loaded.optimizer.step()
-        for name, parameter in loaded.model.named_parameters():
-            master = loaded.masters[name]
-            if parameter is not master:
-                parameter.copy_(self._round(name, master))
 
     @override
     @computed
     def policy_digest(self) -> Digest:
-        return digest_of(tensors_of(self._loaded().model), self._dtype)
+        return gathered_digest(self._loaded().rows(), self._shapes, self._ranks, self._dtype)
 
     @override
     async def write_policy(self, path: Path) -> Digest:
         return await self._written(TorchTrainingEngine._write_policy, path)
 
     def _write_policy(self, path: Path) -> Digest:
-        return write_policy(tensors_of(self._loaded().model), path, self._dtype)
+        rows, ranks = self._loaded().rows(), self._ranks.writer
+        return write_rows(path, rows, self._shapes, ranks, dtype=self._dtype)
 
     @override
     async def save_state(self, path: Path) -> None:
         await self._written(TorchTrainingEngine._save_state, path)
 
     def _save_state(self, path: Path) -> None:
-        loaded = self._loaded()
+        learner = self._loaded()
         state = TrainingState(
-            weights={name: master.detach() for name, master in loaded.masters.items()},
-            first_moments=moments_of(loaded.optimizer, loaded.masters, "exp_avg"),
-            second_moments=moments_of(loaded.optimizer, loaded.masters, "exp_avg_sq"),
+            weights={name: master.detach() for name, master in learner.masters.items()},
+            first_moments=moments_of(learner.optimizer, learner.masters, "exp_avg"),
+            second_moments=moments_of(learner.optimizer, learner.masters, "exp_avg_sq"),
             steps=self._steps,
             version=self._version,
         )
-        save_checkpoint(state, path)
+        save_checkpoint(state, path, self._shapes, self._ranks.writer)
 
     @override
     @computed_telling(ValueError)
     def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
-        state = load_checkpoint(path, self._shapes)
+        ranks = self._ranks
+        state = load_checkpoint(path, self._shapes, ranks)
         updates = self._grpo.updates_per_version
         if not 0 <= state.steps <= state.version * updates <= self._grpo.steps * updates:
             claim = f"{state.steps} steps for version {state.version}"
             raise ValueError(f"{path} claims {claim}, more than the run has")
-        if digest_of(self._policy_of(state.weights)) != policy:
+        if shared_digest(state.weights, ranks, self._builder.policy) != policy:
             raise ValueError(f"{path} does not hold the weights of policy {policy.hex()}")
-        check_moments(state, self._grpo.adam_betas)
-        loaded = self._adopt(state.weights if newer is None else self._read(newer))
-        for name, master in loaded.masters.items():
-            loaded.optimizer.state[master] = {
+        check_moments(state, self._grpo.adam_betas, ranks)
+        learner = self._builder.learner(state.weights if newer is None else self._read(newer))
+        for name, master in learner.masters.items():
+            learner.optimizer.state[master] = {
                 "step": torch.tensor(float(state.steps)),
-                "exp_avg": state.first_moments[name].to(self._device),
-                "exp_avg_sq": state.second_moments[name].to(self._device),
+                "exp_avg": ranks.rows(state.first_moments[name]).to(self._device),
+                "exp_avg_sq": ranks.rows(state.second_moments[name]).to(self._device),
             }
-        self._held, self._steps, self._step = loaded, state.steps, None
+        self._learner, self._steps, self._step = learner, state.steps, None
         self._version = state.version if newer is None else int(newer.version)
 
     @override
@@ -436,32 +374,13 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         if not prompts:
             return []
         # In the policies' precision: the report is about the model that workers run.
+        rows, ranks = self._loaded().rows(), self._ranks
         decoder = Decoder(
             self._config,
-            {name: one.to(self._dtype) for name, one in tensors_of(self._loaded().model).items()},
+            {n: ranks.gathered(own.to(self._dtype), self._shapes[n]) for n, own in rows.items()},
             self._dtype,
             self._device,
             self._head_precision,
         )
         decoded = decode(decoder, prompts, [tokens_max] * len(prompts), 1.0, lambda *_: None)
         return [tuple(row.tokens.tolist()) for row in decoded]
-
-
-def _hand_over(master: Parameter, parameter: Parameter) -> None:
-    """Add the gradient of a rounded parameter to that of its float32 master, and drop it."""
-    assert parameter.grad is not None
-    if master.grad is None:
-        master.grad = parameter.grad.float()
-    else:
-        master.grad.add_(parameter.grad)
-    parameter.grad = None
-
-
-def _kept_bytes_per_token(config: Config) -> int:
-    """Return the bytes that autograd keeps per token in the decoder, in float32.
-
-    Measured where all heads together are as wide as the hidden states; otherwise a guess.
-    """
-    heads = config.num_attention_heads * head_size(config)
-    layer = 6 * (config.hidden_size + heads) + 4 * config.intermediate_size
-    return 4 * config.num_hidden_layers * layer

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from protocol.run.loss import LossSection
 from roles.engines.training.batch import TrainingSample
+from roles.engines.training.ranks import ALONE, Ranks
 from roles.ports.engines import Mismatch
 
 _TAIL = 0.99
@@ -54,9 +55,13 @@ class ClaimComparison:
             elif sample.lag == 0:
                 self._same_weights.append((worker, newest))
 
-    def result(self, loss: LossSection) -> tuple[Mismatch | None, Mismatch | None]:
-        """Return the mismatch of all tokens, and that under the same weights."""
-        step, same = (_joined(pairs) for pairs in (self._step, self._same_weights))
+    def result(
+        self, loss: LossSection, ranks: Ranks = ALONE
+    ) -> tuple[Mismatch | None, Mismatch | None]:
+        """Return the mismatch of all tokens of all ranks, and that under the same weights."""
+        step, same = (
+            _joined(ranks.exchange(_joined(pairs))) for pairs in (self._step, self._same_weights)
+        )
         return mismatch(*step, loss), mismatch(*same, loss)
 
 

@@ -3,7 +3,7 @@
 The thresholds are those of ``protocol.run.policy``, computed on the masters' device.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,8 +15,13 @@ from protocol.run.recipe import ModelSection
 from roles.engines.files.policy import DTYPES
 from roles.engines.sampling.gumbel_noise import mixed
 
-Rounding = Callable[[str, Tensor], Tensor]
-"""(tensor name, float32 masters) -> the policy's weights."""
+
+class Rounding(Protocol):
+    """Rounds float32 masters to the policy's weights."""
+
+    def __call__(self, name: str, masters: Tensor, first: int = 0) -> Tensor:
+        """Round elements of the tensor ``name``, from flat index ``first`` on."""
+
 
 SLICE_WEIGHTS = 2**17
 """Weights rounded at once: half a megabyte of masters, so intermediates stay in the CPU cache."""
@@ -32,7 +37,11 @@ def rounding_of(model: ModelSection, run: RunId | None) -> Rounding:
             raise ValueError("thresholds of a dithered policy need the id of its run")
         return Dither(run)
     dtype = DTYPES[model.dtype]
-    return lambda _, masters: masters.to(dtype)
+
+    def to_nearest(name: str, masters: Tensor, first: int = 0) -> Tensor:  # noqa: ARG001
+        return masters.to(dtype)
+
+    return to_nearest
 
 
 class Dither:
@@ -41,18 +50,19 @@ class Dither:
     def __init__(self, run: RunId) -> None:
         self._run = run
 
-    def __call__(self, name: str, masters: Tensor) -> Tensor:
+    def __call__(self, name: str, masters: Tensor, first: int = 0) -> Tensor:
         """Round float32 masters on any device to the bf16 weights of the tensor ``name``.
 
-        Needs memory for the result and a few slices.
+        They are its elements from flat index ``first`` on. Needs memory for the result and a few
+        slices.
         """
         flat = masters.detach().reshape(-1)
         policy = torch.empty_like(flat, dtype=torch.bfloat16)
-        least, most = map(float, torch.aminmax(flat))
+        least, most = map(float, torch.aminmax(flat)) if len(flat) else (0.0, 0.0)
         is_usual = least >= -_LARGEST and most <= _LARGEST
         for begin in range(0, len(flat), SLICE_WEIGHTS):
             part = flat[begin : begin + SLICE_WEIGHTS]
-            thresholds = self.thresholds(name, begin, len(part), flat.device)
+            thresholds = self.thresholds(name, first + begin, len(part), flat.device)
             if not is_usual:
                 thresholds.masked_fill_((part.abs() <= _LARGEST).logical_not_(), 0)
             patterns = thresholds.add_(part.view(torch.int32)) >> THRESHOLD_BITS

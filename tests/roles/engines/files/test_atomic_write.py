@@ -9,10 +9,9 @@ from safetensors.torch import load_file
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, shapes_of, tensors_of
 from roles.engines.files import atomic_write as files
-from roles.engines.files import policy
 from roles.engines.files.atomic_write import replacing
 from roles.engines.files.policy import digest_of, read_policy, write_policy
-from roles.engines.training import checkpoint
+from roles.engines.training import shared_files
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.storage import StorageFullError
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling
@@ -111,8 +110,7 @@ async def test_what_a_full_disk_says_is_understood(tmp_path, engine, monkeypatch
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for module in (policy, checkpoint):
-        monkeypatch.setattr(module, "write_tensors", full)
+    monkeypatch.setattr(shared_files, "write_tensors", full)
     path = tmp_path / "file"
     with pytest.raises(StorageFullError):
         await (engine.write_policy(path) if write == "weights" else engine.save_state(path))
@@ -195,8 +193,7 @@ async def test_a_crash_while_it_is_written_leaves_the_old_file(
         assert (tmp_path / "file").read_bytes() == before
         raise KeyboardInterrupt
 
-    for module in (policy, checkpoint):
-        monkeypatch.setattr(module, "write_tensors", crash)
+    monkeypatch.setattr(shared_files, "write_tensors", crash)
     engine._compute = inline
     with pytest.raises(KeyboardInterrupt):
         await save(path)

@@ -17,3 +17,8 @@ def batch_of(seed=0, groups=4, size=4):
             TrainingSequence(number // size, prompt, tuple(tokens), tuple(logprobs), number % 2)
         )
     return made
+
+
+def shapes_of_state(state):
+    """Return the shapes of the weights of a whole state."""
+    return {name: tuple(tensor.shape) for name, tensor in state.weights.items()}

@@ -102,7 +102,10 @@ async def test_gradients_add_up_in_float32_as_those_of_a_float32_model(closing, 
         assert {one.grad.dtype for one in loaded.masters.values()} == {torch.float32}
         assert all(one.grad is None for one in loaded.model.parameters())
         ordered = torch.cat(
-            [loaded.masters[name].grad.flatten() for name, _ in loaded.model.named_parameters()]
+            [
+                loaded.masters[name].grad.flatten()
+                for name, _ in loaded.model.causal.named_parameters()
+            ]
         )
         assert float(torch.cosine_similarity(ordered, reference, dim=0)) > 0.998
         assert float(found.norm() / reference.norm()) == pytest.approx(1, abs=0.01)
@@ -125,6 +128,6 @@ async def test_a_frequent_token_keeps_its_embeddings_gradient(closing, tmp_path)
 async def test_the_decoder_holds_bf16_weights(closing, tmp_path):
     policy = founded(model("bf16"), tmp_path / "policy")
     loaded, _ = await trained(closing, policy, "bf16", batch_of())
-    widths = {name: one.dtype for name, one in loaded.model.named_parameters()}
+    widths = {name: one.dtype for name, one in loaded.model.causal.named_parameters()}
     wide = {"model.embed_tokens.weight", "lm_head.weight"}
     assert {name for name, dtype in widths.items() if dtype != torch.bfloat16} == wide

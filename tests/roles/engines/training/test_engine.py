@@ -137,7 +137,7 @@ async def test_what_is_recomputed_is_computed_twice(make, monkeypatch):
 @pytest.mark.parametrize(("layers", "pays"), [(2, False), (400, True)])
 def test_layers_are_recomputed_where_a_pass_would_keep_too_much(layers, pays):
     engine = TorchTrainingEngine(model(num_hidden_layers=layers), sampling(), grpo())
-    assert engine._checkpointing is pays
+    assert engine._builder.checkpointing is pays
     engine.close()
 
 

@@ -10,12 +10,12 @@ from node.storage import encodings
 from protocol.core.types import RunId, Version
 from protocol.run.training_bound import moment_ratio_max, movement_bound
 from roles.engines.files.policy import DTYPES, write_policy
-from roles.engines.training import engine as engine_module
+from roles.engines.training import learner
 from roles.engines.training.checkpoint import load_checkpoint, save_checkpoint
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import Policy
 from tests.roles.engines.tiny import grpo, model, sampling
-from tests.roles.engines.training.batches import batch_of
+from tests.roles.engines.training.batches import batch_of, shapes_of_state
 
 RUN = RunId(b"\x17" * 32)
 
@@ -115,7 +115,7 @@ def start(tmp_path, policies, monkeypatch):
         run = Run(tmp_path, policies[0], rounding, **options)
         runs.append(run)
         gradients = Gradients(run.rules.adam_betas, seed, worst)
-        monkeypatch.setattr(engine_module, "clip_grads_with_norm_", gradients)
+        monkeypatch.setattr(learner, "clip_grads_with_norm_", gradients)
         await run.engine.load_policy(run.policy)
         return run
 
@@ -191,7 +191,7 @@ async def test_moments_that_claim_too_few_updates_are_refused(start, claimed, tm
     shapes = {name: tuple(one.shape) for name, one in load_file(run.policy.path).items()}
     state = load_checkpoint(path, shapes)
     await run.engine.load_state(path, run.policy.digest)
-    save_checkpoint(replace(state, steps=claimed), path)
+    save_checkpoint(replace(state, steps=claimed), path, shapes_of_state(state))
     with pytest.raises(ValueError, match="moments"):
         await run.engine.load_state(path, run.policy.digest)
 
@@ -213,6 +213,7 @@ async def test_the_most_extreme_moments_that_are_accepted_keep_an_heir_within_th
         save_checkpoint(
             replace(state, first_moments=first, second_moments=second, steps=steps, version=steps),
             path,
+            shapes,
         )
         heir = run.new_engine()
         await heir.load_state(path, run.policy.digest)

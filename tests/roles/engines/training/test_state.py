@@ -13,7 +13,7 @@ from roles.engines.training.checkpoint import load_checkpoint, save_checkpoint
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import Policy
 from tests.roles.engines.tiny import grpo, model, sampling
-from tests.roles.engines.training.batches import batch_of
+from tests.roles.engines.training.batches import batch_of, shapes_of_state
 
 STEPS = 3
 
@@ -42,7 +42,7 @@ def edited(path, **changes):
     """Write a state with some other fields, as a dishonest trainer would."""
     state = load_checkpoint(path, shapes_in(path))
     lies = {key: change(getattr(state, key)) for key, change in changes.items()}
-    save_checkpoint(replace(state, **lies), path)
+    save_checkpoint(replace(state, **lies), path, shapes_of_state(state))
 
 
 def every(function):
