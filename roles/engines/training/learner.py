@@ -20,7 +20,7 @@ from roles.engines.architectures.model import tensors_of
 from roles.engines.training.optimiser import adamw_of
 from roles.engines.training.packed_model import PackedModel
 from roles.engines.training.ranks import Ranks
-from roles.engines.training.rounding import Rounding
+from roles.engines.training.rounding import PolicyRounding
 
 
 class Learner:
@@ -35,7 +35,7 @@ class Learner:
         model: PackedModel,
         masters: Mapping[str, Parameter],
         apart: Collection[str],
-        rounded: Rounding,
+        rounded: PolicyRounding,
         grpo: GrpoSection,
         ranks: Ranks,
     ) -> None:

@@ -2,7 +2,7 @@
 
 All ranks get the same calls in the same order, and hold equal parts of the tensors: rank ``r`` of
 ``n`` has rows ``r * ceil(rows / n)`` and those after it, as FSDP does. A rank that fails or hangs
-lets the others wait in an exchange: whoever started the ranks ends all of them.
+lets the others wait in an exchange: the daemon ends all of them.
 """
 
 import math

@@ -16,7 +16,7 @@ from roles.engines.files.policy import DTYPES
 from roles.engines.sampling.gumbel_noise import mixed
 
 
-class Rounding(Protocol):
+class PolicyRounding(Protocol):
     """Rounds float32 masters to the policy's weights."""
 
     def __call__(self, name: str, masters: Tensor, first: int = 0) -> Tensor:
@@ -30,7 +30,7 @@ _FRACTION = (1 << THRESHOLD_BITS) - 1
 _LARGEST = float(np.uint32(LARGEST).view(np.float32))
 
 
-def rounding_of(model: ModelSection, run: RunId | None) -> Rounding:
+def rounding_of(model: ModelSection, run: RunId | None) -> PolicyRounding:
     """Return the rounding of policies; ``ValueError`` for dithered ones without a run id."""
     if model.rounding == "dither":
         if run is None:

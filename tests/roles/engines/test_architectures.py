@@ -251,7 +251,7 @@ async def test_a_step_is_that_of_hugging_face_and_adamw(published):
     await engine.load_policy(published.policy)
     batch = await engine.recompute(published.policy, batch_of())
     await engine.begin_step(batch)
-    model = engine._held.model
+    model = engine._learner.model.causal
     ours = {name: one.grad.clone() for name, one in model.named_parameters()}
     await engine.end_step()
     stepped = {name: one.detach().clone() for name, one in model.named_parameters()}

@@ -127,8 +127,10 @@ async def test_a_step_that_breaks_leaves_nothing_half_learned(
     expected = await trainer.step(batch_of(1))
     expected_policy = await trainer.write_policy(tmp_path / "next")
     await trainer.load_state(state, policy)
-    held = trainer._held
-    holder, name = (held.model.model, "forward") if where == "forward" else (held.optimizer, "step")
+    held = trainer._learner
+    holder, name = (
+        (held.model.causal.model, "forward") if where == "forward" else (held.optimizer, "step")
+    )
     model_left = weakref.ref(held.model)
     del held
     with pytest.MonkeyPatch.context() as patch:
