@@ -33,6 +33,7 @@ from protocol.run.toml import load_recipe
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.files.policy import DTYPES, Precision, write_policy
+from roles.engines.training.batch import collate
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.engines.training.losses import weighted_loss
 from roles.ports.engines import Policy, TrainingSequence
@@ -80,9 +81,16 @@ class ChunkedEngine(TorchTrainingEngine):
 class PlainEngine(ChunkedEngine):
     """Keeps the log-probabilities of the whole vocabulary for every token of a pass."""
 
-    def _accumulate(self, model: Any, packed: Any, sums: Any) -> None:
-        logits = model.lm_head(self._states(model, packed).float())
-        distribution = (logits / self._temperature).log_softmax(-1)
+    def _accumulate(self, model: Any, members: Any, sums: Any) -> None:
+        packed, causal = collate(members, self._device), model.causal
+        states = causal.model(
+            inputs_embeds=causal.model.embed_tokens(packed.tokens).to(self._dtype),
+            position_ids=packed.positions,
+            runs=packed.runs,
+            use_cache=False,
+        ).last_hidden_state
+        logits = causal.lm_head(states[0, packed.predictors].float())
+        distribution = logits.log_softmax(-1)  # the recipe's temperature is 1
         logprobs = distribution.gather(1, packed.targets[:, None])[:, 0]
         entropies = -(distribution.exp() * distribution).sum(-1)
         loss, _ = weighted_loss(self._loss, packed, logprobs, entropies)
