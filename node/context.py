@@ -22,7 +22,7 @@ from protocol.replica.replica import Replica
 from protocol.rollout.evaluation import EvaluationPoint
 from roles.ports.background import Background
 from roles.ports.clock import Clock
-from roles.ports.storage import Blobs, PolicyFiles, Store
+from roles.ports.storage import BatchRows, Blobs, PolicyFiles, Store
 from roles.ports.transport import Directory, HttpRanges, Streams, Transport, Trust
 from roles.runtime.context import ChangeSignal, Conditions
 from roles.runtime.metrics import PolicySwapLatency, RolloutHistograms
@@ -91,6 +91,7 @@ class Ports:
     background: Background
     http: HttpRanges | None = None
     """None where no blob is fetched over HTTP."""
+    rows: BatchRows = field(default_factory=BatchRows)
 
 
 class PeerView(Streams, Protocol):

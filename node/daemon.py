@@ -425,6 +425,7 @@ class Daemon:
             background=ports.background,
             blobs=ports.blobs,
             files=ports.files,
+            rows=ports.rows,
             store=ports.store,
             network=self._network,
             policies=self._policies,

@@ -55,23 +55,39 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
 def pytest_collection_modifyitems(items):
-    """Keep the tests that start p2pd on two workers, and begin with the longest tests.
+    """Group tests by what they share, and begin with the longest tests.
 
-    A module of live tests is in the group "live" unless it names another. xdist starts the groups
-    in the order of collection (``--no-loadscope-reorder``): a long test that comes last is waited
-    for by idle workers.
+    xdist starts the groups in the order of collection (``--no-loadscope-reorder``): a long test
+    that comes last is waited for by idle workers.
     """
     for item in items:
-        if item.get_closest_marker("live") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group("live"))
+        if not item.get_closest_marker("xdist_group") and (group := _group(item)):
+            item.add_marker(pytest.mark.xdist_group(group))
     if WORKER in os.environ:
         items.sort(key=_order)
 
 
+def _group(item):
+    """Return the group of a test that names none, or None.
+
+    Tests that start p2pd stay on two workers. What a module or a session makes once, each worker
+    would make once.
+    """
+    if item.get_closest_marker("live"):
+        return "live"
+    if "fork_server" in item.fixturenames:
+        return "fork server"
+    of_module = item.getparent(pytest.Module).nodeid
+    fixtures = item.config.pluginmanager.get_plugin("funcmanage")
+    definitions = (fixtures.getfixturedefs(name, item) for name in item.fixturenames)
+    newest = (found[-1] for found in definitions if found)
+    is_shared = any(one.scope == "module" and one.baseid == of_module for one in newest)
+    return of_module if is_shared else None
+
+
 def _order(item):
-    return next(
-        (rank for rank, name in enumerate(("live", "slow")) if item.get_closest_marker(name)), 2
-    )
+    names = ("live", "slow", "xdist_group")
+    return next((rank for rank, name in enumerate(names) if item.get_closest_marker(name)), 3)
 
 
 def pytest_runtest_logreport(report):

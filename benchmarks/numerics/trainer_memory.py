@@ -95,8 +95,9 @@ class PlainEngine(ChunkedEngine):
         entropies = -(distribution.exp() * distribution).sum(-1)
         loss, _ = weighted_loss(self._loss, packed, logprobs, entropies)
         loss.backward()
-        sums.loss += float(loss.detach())
-        sums.entropy += float(entropies.detach().sum())
+        nothing = torch.zeros_like(loss)
+        totals = loss.detach(), nothing, nothing, entropies.detach().sum(), nothing
+        sums.passes.append(torch.stack(totals))
 
 
 FORMS: dict[str, type[ChunkedEngine]] = {"chunked": ChunkedEngine, "plain": PlainEngine}

@@ -158,30 +158,77 @@ class PlainTrainer(Trainer):
 TRAINERS = {"own": OwnTrainer, "plain": PlainTrainer}
 
 
-class Loop:
-    """Trains one run, founded in ``directory``."""
+class RolloutSource:
+    """Generates and scores the rollouts of a run founded in ``directory``."""
 
-    def __init__(self, run: RunManifest, directory: Path, trainer: Trainer, lag: int) -> None:
-        self._run, self._trainer, self._lag = run, trainer, lag
+    def __init__(self, run: RunManifest, directory: Path) -> None:
+        self._run = run
         self._worker = TransformersGenerationEngine(run.model, run.toploc)
         self._background = ThreadBackground()
         self._environment = task_of(run, directory / "task", self._background)
         self._task = Task(run, self._environment)
+
+    async def open(self) -> None:
+        """Read the run's files."""
+        await self._environment.open()
+
+    async def load(self, policy: Policy) -> None:
+        """Generate with another policy."""
+        await self._worker.load(policy)
+
+    async def batch(self, number: int) -> list[TrainingSequence]:
+        """Return a step's rollouts; each number has other prompts and noise."""
+        size = self._run.grpo.rollouts_per_step
+        return [
+            one for slot in range(size) for one in await self._roll_out(number * size + slot, slot)
+        ]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._worker.close()
+        self._background.close()
+
+    async def _roll_out(self, number: int, slot: int) -> list[TrainingSequence]:
+        """Generate answers to the prompts of a step's slot, and score them."""
+        sampling = self._run.sampling
+        assignments = assign(self._run, WORKER.peer_id, number)
+        prompts = await self._task.prompts(assignments)
+        requests = [
+            GenerationRequest(prompt, item.noise_seed, sampling.tokens_max)
+            for item, prompt in zip(assignments, prompts, strict=True)
+        ]
+        made = await self._worker.generate(requests, sampling.temperature)
+        rewards = await self._task.rewards(assignments, [one.tokens for one in made])
+        if isinstance(rewards, Unscorable):
+            raise RuntimeError(rewards.reason)  # noqa: TRY004 - a machine fault
+        groups = slot * sampling.prompts_per_rollout
+        return [
+            TrainingSequence(
+                groups + item.group, asked.prompt, one.tokens, one.logprobs, own / REWARD_SCALE
+            )
+            for item, asked, one, own in zip(assignments, requests, made, rewards, strict=True)
+        ]
+
+
+class Loop:
+    """Trains one run, founded in ``directory``."""
+
+    def __init__(self, run: RunManifest, directory: Path, trainer: Trainer, lag: int) -> None:
+        self._trainer, self._lag = trainer, lag
+        self._source = RolloutSource(run, directory)
         self._policies = [Policy(Version(0), run.genesis_policy, directory / "genesis.safetensors")]
 
     async def learn(self, steps: int, seed: int, scratch: Path) -> None:
         """Print a row for each step."""
-        await self._environment.open()
+        await self._source.open()
         await self._trainer.load(self._policies[0])
         base = load_file(self._policies[0].path)
         print("step reward changed moved patch_bytes loss clipped norm seconds")
         for step in range(steps):
             began_at = time.monotonic()
             old = self._policies[max(0, step - self._lag)]
-            await self._worker.load(old)
-            size = self._run.grpo.rollouts_per_step
-            first = (seed * steps + step) * size
-            batch = [one for slot in range(size) for one in await self._roll_out(first, slot)]
+            await self._source.load(old)
+            batch = await self._source.batch(seed * steps + step)
             reward = fmean(one.reward for one in batch)
             learned = await self._trainer.learn(old, batch)
             path = scratch / f"{step + 1}.safetensors"
@@ -199,30 +246,8 @@ class Loop:
                 self._policies[step - self._lag].path.unlink()
 
     def close(self) -> None:
-        """End the task's threads."""
-        self._worker.close()
-        self._background.close()
-
-    async def _roll_out(self, first: int, slot: int) -> list[TrainingSequence]:
-        """Generate answers to the prompts of a step's slot, and score them."""
-        sampling = self._run.sampling
-        assignments = assign(self._run, WORKER.peer_id, first + slot)
-        prompts = await self._task.prompts(assignments)
-        requests = [
-            GenerationRequest(prompt, item.noise_seed, sampling.tokens_max)
-            for item, prompt in zip(assignments, prompts, strict=True)
-        ]
-        made = await self._worker.generate(requests, sampling.temperature)
-        rewards = await self._task.rewards(assignments, [one.tokens for one in made])
-        if isinstance(rewards, Unscorable):
-            raise RuntimeError(rewards.reason)  # noqa: TRY004 - a machine fault
-        groups = slot * sampling.prompts_per_rollout
-        return [
-            TrainingSequence(
-                groups + item.group, asked.prompt, one.tokens, one.logprobs, own / REWARD_SCALE
-            )
-            for item, asked, one, own in zip(assignments, requests, made, rewards, strict=True)
-        ]
+        """End the source's threads."""
+        self._source.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,9 @@
 """Memory of a training step on a group of ranks, per rank and weight, beside its arithmetic.
 
 Each shape has random weights. Every rank is a process on this machine's CPU, trains two steps of
-few and of many tokens, and states the bytes it held between the steps and the peaks of both. Peaks
-include mapped policy files and what torch and transformers take at the start, which is subtracted.
+few and of many tokens, and states the bytes it held between the steps and the peaks of both. Then
+it writes policy and state. Peaks include mapped policy files. What torch and transformers take at
+the start is subtracted.
 
 Usage: ``python benchmarks/training/scale.py [--shapes 135m 0.5b] [--ranks 1 2 4]
 [--dtype bf16] [--tokens 256 1024] [--json]``
@@ -16,6 +17,7 @@ import os
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +67,19 @@ _CONTEXT.set_forkserver_preload([__name__])
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes of a rank above those of its libraries, and the CPU seconds of its larger step."""
+    """Bytes of a rank above those of its libraries, CPU seconds of its larger step, and times.
+
+    The next step waits for the digest; policy and state are written while it computes.
+    """
 
     held_bytes: int
     peak_bytes_few: int
     peak_bytes_many: int
+    peak_bytes_writing: int
     cpu_seconds: float
+    digest_seconds: float
+    policy_seconds: float
+    state_seconds: float
 
 
 def section_of(shape: str, dtype: str) -> ModelSection:
@@ -104,9 +113,13 @@ def _peak_since(*, reset: bool) -> int:
 
 
 async def measured_rank(
-    place: tuple[int, int, str], policy: Policy, section: ModelSection, counts: tuple[int, int]
+    place: tuple[int, int, str],
+    policy: Policy,
+    section: ModelSection,
+    counts: tuple[int, int],
+    scratch: Path,
 ) -> RankMemory:
-    """Train as one rank of a group."""
+    """Train as one rank of a group, and write files to ``scratch``."""
     recipe = load_recipe(RECIPE.read_text())
     torch.set_num_threads(1)
     ranks = join(*place, "cpu")
@@ -130,8 +143,18 @@ async def measured_rank(
         await engine.step(batch_of(tokens, vocabulary))
         seconds = time.process_time() - began
         peaks.append(_peak_since(reset=False) - libraries)
+    times = [time.monotonic()]
+    _peak_since(reset=True)
+    await engine.policy_digest()
+    times.append(time.monotonic())
+    await engine.write_policy(scratch / "policy")
+    times.append(time.monotonic())
+    await engine.save_state(scratch / "state")
+    times.append(time.monotonic())
+    writing = _peak_since(reset=False) - libraries
     engine.close()
-    return RankMemory(held - libraries, peaks[0], peaks[1], seconds)
+    lasted = [end - begin for begin, end in pairwise(times)]
+    return RankMemory(held - libraries, peaks[0], peaks[1], writing, seconds, *lasted)
 
 
 def _be_rank(pipe: Any, *arguments: Any) -> None:
@@ -158,16 +181,13 @@ def measured(
         ours, theirs = _CONTEXT.Pipe(duplex=False)
         place = (rank, ranks, str(directory / f"{shape}-{ranks}"))
         _CONTEXT.Process(
-            target=_be_rank, args=(theirs, place, policy, section, counts), daemon=True
+            target=_be_rank, args=(theirs, place, policy, section, counts, directory), daemon=True
         ).start()
         theirs.close()
         pipes.append(ours)
     found = [pipe.recv() for pipe in pipes]
     path.unlink()
-    largest = {
-        name: max(asdict(one)[name] for one in found)
-        for name in ("held_bytes", "peak_bytes_few", "peak_bytes_many")
-    }
+    largest = {name: max(asdict(one)[name] for one in found) for name in asdict(found[0])}
     own_tokens = (counts[1] - counts[0]) / ranks
     return {
         "shape": shape,
@@ -178,6 +198,8 @@ def measured(
         "peak_bytes_per_weight": largest["peak_bytes_few"] / weights,
         "peak_bytes_per_token": (largest["peak_bytes_many"] - largest["peak_bytes_few"])
         / own_tokens,
+        "writing_bytes_per_weight": largest["peak_bytes_writing"] / weights,
+        **{name: largest[name] for name in ("digest_seconds", "policy_seconds", "state_seconds")},
         "tokens_per_cpu_second": counts[1] / sum(one.cpu_seconds for one in found),
     }
 

@@ -84,6 +84,8 @@ def node(
     engine_python: options.EnginePython = None,
     engine_memory: options.EngineMemory = None,
     engine_server: options.EngineServer = None,
+    trainer_ranks: options.TrainerRanks = None,
+    trainer_devices: options.TrainerDevices = None,
     blob_quota: options.BlobQuota = None,
     api_port: options.ApiPort = None,
     log_format: options.LogFormat = None,

@@ -99,6 +99,14 @@ EngineMemory = Annotated[
 EngineServer = Annotated[
     Path | None, _node(metavar="SOCKET", help="Engine fork server shared by nodes of this machine.")
 ]
+TrainerRanks = Annotated[
+    str | None,
+    _node(metavar="N", help="Processes that train together on CPUs, one core each; default 1."),
+]
+TrainerDevices = Annotated[
+    str | None,
+    _node(metavar="GPUS", help="GPUs that train together: 0-7, or 0,2; default --device."),
+]
 BlobQuota = Annotated[
     str | None, _node(metavar="SIZE", help="Disk quota of weights and rollouts, for example 200GB.")
 ]

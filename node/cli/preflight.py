@@ -30,11 +30,7 @@ def preflight(config: NodeConfig) -> None:
             ExitCode.CONFIG,
         )
     require_libraries(config.log_to)
-    computes = set(config.roles) != {Role.RELAY}
-    if computes and (
-        reason := why_no_device(config.device, own_torch=config.engine_python is None)
-    ):
-        raise NodeError(reason, ExitCode.CONFIG)
+    _check_devices(config)
     datadir = open_data_dir(config.data_dir)
     if datadir.conflict.exists():
         raise NodeError(
@@ -61,6 +57,19 @@ def preflight(config: NodeConfig) -> None:
             "or start a new swarm with --new-swarm --run RUN.toml",
             ExitCode.USAGE,
         )
+
+
+def _check_devices(config: NodeConfig) -> None:
+    """Raise ``NodeError`` for a device that the engines could not use."""
+    chosen = []
+    if set(config.roles) != {Role.RELAY}:
+        chosen.append((config.device, "--device"))
+    if Role.TRAINER in config.roles and config.trainer_devices:
+        chosen += [(device, "--trainer-devices") for device in config.training_devices]
+    for device, option in chosen:
+        own_torch = config.engine_python is None
+        if reason := why_no_device(device, own_torch=own_torch, option=option):
+            raise NodeError(reason, ExitCode.CONFIG)
 
 
 def _check_ports(config: NodeConfig) -> None:

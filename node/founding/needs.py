@@ -7,10 +7,15 @@ Figures without a source are sums of the built-in engines' allocations.
 
 import math
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from node.founding.sizes import number_of, weights_in
+from node.founding.sizes import (
+    embedding_weights_in,
+    layer_weights_in,
+    number_of,
+    weights_in,
+)
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir, bytes_under
 from node.local.errors import ExitCode, NodeError
@@ -38,9 +43,15 @@ ROUNDED_BYTES_PER_WEIGHT = 4
 STATE_BYTES_PER_WEIGHT = 12
 """Part that is written to disk after each version."""
 
-HEAD_BYTES = 2**28
-"""Logits of a chunk of the trainer's output layer, and values derived from them."""
+HEAD_BYTES = 2**29
+"""Logits of a chunk of the trainer's output layer, values derived from them, and the probabilities
+that it keeps."""
 
+RANKS = (1, 2, 4, 8, 16)
+"""Devices of a trainer that the estimate covers."""
+
+LAYERS_GATHERED = 2
+"""Decoder layers of which a rank holds all weights: the one that computes, and the next."""
 
 PATCH_SHARE = {"bf16": 0.05, "fp32": 0.6}
 """Size of a patch relative to the version's file. Measured: 1 to 2.5 % and 30 % for 135 million
@@ -56,6 +67,8 @@ class Needs:
     worker_bytes: int
     validator_bytes: int
     trainer_bytes: int
+    rank_bytes: Mapping[int, int]
+    """Bytes on each device of a trainer with so many."""
     disk_bytes: int
     trainer_disk_bytes: int
     blob_bytes: int
@@ -109,6 +122,7 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
     files = sum(file.total_bytes for file in manifest.genesis.files.values())
     training_bytes = weights * ADAM_BYTES_PER_WEIGHT
     training_bytes += weights * ROUNDED_BYTES_PER_WEIGHT * (model.dtype != "fp32")
+    working_bytes = width * passed + HEAD_BYTES + ENGINE_BYTES
     states = STATES_KEPT * STATE_BYTES_PER_WEIGHT * weights
     heirs = len(manifest.genesis.trainers) > 1
     rules = manifest.shardcast
@@ -122,7 +136,11 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
         validator_bytes=policies_kept(manifest) * (version_bytes + head_bytes)
         + width * passed
         + ENGINE_BYTES,
-        trainer_bytes=training_bytes + 4 * passed + HEAD_BYTES + ENGINE_BYTES,
+        trainer_bytes=training_bytes + working_bytes,
+        rank_bytes={
+            ranks: training_bytes // ranks + working_bytes + _gathered_bytes(model) * (ranks > 1)
+            for ranks in RANKS
+        },
         # A file is stored twice: for engines and as blobs for peers.
         disk_bytes=2 * (versions + files),
         trainer_disk_bytes=2 * (versions + files + states),
@@ -138,6 +156,16 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
         # Forward, backward (twice that), and a forward pass under each other policy of the loss.
         step_flop=round((6 + 2 * _policies_recomputed(manifest)) * weights * step_tokens),
     )
+
+
+def _gathered_bytes(model: ModelSection) -> int:
+    """Return the bytes of whole tensors that each rank of several holds during a pass.
+
+    Decoder layers in the policy's precision and the float32 gradient of one, embedding and output
+    layer with their gradient in float32.
+    """
+    width = 4 if model.dtype == "fp32" else 2
+    return layer_weights_in(model) * (LAYERS_GATHERED * width + 4) + 8 * embedding_weights_in(model)
 
 
 def _policies_recomputed(manifest: RunManifest) -> float:

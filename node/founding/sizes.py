@@ -11,8 +11,20 @@ def weights_in(model: ModelSection) -> int:
 
     Raises ``ValueError`` for a configuration that lacks a size; engines reject it, naming the key.
     """
+    hidden, layers = number_of(model, "hidden_size"), number_of(model, "num_hidden_layers")
+    return embedding_weights_in(model) + layers * layer_weights_in(model) + hidden
+
+
+def embedding_weights_in(model: ModelSection) -> int:
+    """Return the weights of embedding and output layer, which may be the same ones."""
+    tied = model.config.get("tie_word_embeddings", model.architecture == "smollm3")
+    return model.vocabulary_size * number_of(model, "hidden_size") * (1 if tied else 2)
+
+
+def layer_weights_in(model: ModelSection) -> int:
+    """Return the weights of a decoder layer."""
     hidden, inner = number_of(model, "hidden_size"), number_of(model, "intermediate_size")
-    layers, heads = number_of(model, "num_hidden_layers"), number_of(model, "num_attention_heads")
+    heads = number_of(model, "num_attention_heads")
     head_size = number_of(model, "head_dim", _head_size(model, hidden, heads))
     queries = heads * head_size
     keys = number_of(model, "num_key_value_heads", heads) * head_size
@@ -28,10 +40,7 @@ def weights_in(model: ModelSection) -> int:
     mlp = 3 * hidden * inner
     if model.config.get("mlp_bias"):
         mlp += 2 * inner + hidden
-    embeddings = model.vocabulary_size * hidden
-    tied = model.config.get("tie_word_embeddings", model.architecture == "smollm3")
-    embeddings *= 1 if tied else 2
-    return embeddings + layers * (attention + mlp + 2 * hidden) + hidden
+    return attention + mlp + 2 * hidden
 
 
 def number_of(model: ModelSection, key: str, default: int | None = None) -> int:

@@ -143,10 +143,16 @@ def _needs(needs: Needs) -> Table:
     seconds = _time(needs.version_bytes * 8 / LINE_BITS_PER_SECOND)
     table.caption = (
         f"{needs.weights:,} weights; a version is {bytes_text(needs.version_bytes)}, {seconds} at "
-        f"{LINE_BITS_PER_SECOND / 1e6:g} Mbit/s. Estimates; times at {FLOPS / 1e12:g} TFLOP/s."
+        f"{LINE_BITS_PER_SECOND / 1e6:g} Mbit/s. Estimates; times at {FLOPS / 1e12:g} TFLOP/s.\n"
+        f"Memory of each device of a trainer with several: {_by_ranks(needs)}."
     )
     table.caption_justify = "left"
     return table
+
+
+def _by_ranks(needs: Needs) -> str:
+    several = ((count, size) for count, size in needs.rank_bytes.items() if count > 1)
+    return ", ".join(f"{count}: {bytes_text(size)}" for count, size in several)
 
 
 def _work(flop: int) -> str:

@@ -21,6 +21,8 @@ from node.founding.model import require_positions
 from node.local.config import runtime_directories
 from node.local.memory import peak_rss_bytes
 from node.storage.encodings import encode
+from node.storage.row_files import RowDirectory
+from protocol.core.crypto import digest
 from protocol.core.types import Digest, PeerId, Version
 from protocol.rollout.assignment import SequenceAssignment, assign
 from protocol.rollout.audit import AuditResult, Past
@@ -94,6 +96,16 @@ class _Rollout:
     assignments: list[SequenceAssignment]
     prompts: list[tuple[int, ...]]
     sequences: list[RolloutSequence]
+
+    def batch(self, number: int) -> list[TrainingSequence]:
+        """Return the sequences of rollout ``number`` of a batch, with alternating rewards."""
+        claims = zip(self.assignments, self.prompts, self.sequences, strict=True)
+        return [
+            TrainingSequence(
+                number * 1000 + item.group, prompt, one.tokens, one.logprobs, place % 2
+            )
+            for place, (item, prompt, one) in enumerate(claims)
+        ]
 
 
 def run_trial(
@@ -250,28 +262,25 @@ class _Trying:
         if not rollouts:
             return Cost(0.0, 0), 0
         grpo = self._manifest.grpo
-        batch = [
-            TrainingSequence(
-                number * 1000 + item.group, prompt, one.tokens, one.logprobs, place % 2
-            )
-            for number, rollout in enumerate(islice(cycle(rollouts), grpo.rollouts_per_step))
-            for place, (item, prompt, one) in enumerate(
-                zip(rollout.assignments, rollout.prompts, rollout.sequences, strict=True)
-            )
-        ]
         engine = self._engines.training(self._manifest)
         seconds = 0.0
         with tempfile.TemporaryDirectory(dir=self._policy.path.parent) as folder:
             stepped, patch = Path(folder, "stepped.safetensors"), Path(folder, "patch")
+            rows = RowDirectory(Path(folder, "rows"))
+            batch: list[TrainingSequence] = []
             try:
                 await engine.load_policy(self._policy)
+                for number, rollout in enumerate(islice(cycle(rollouts), grpo.rollouts_per_step)):
+                    batch += await rows.store(digest(b"%d" % number), rollout.batch(number))
                 for number in range(STEPS):
                     self._say(f"trial: step {number + 1} of {STEPS}, {len(batch)} answers")
                     began = time.monotonic()
                     if self._manifest.model.dtype != "fp32":
-                        batch = await engine.recompute(self._policy, batch)
+                        own = rows.logprobs("own")
+                        batch = await engine.recompute(self._policy, batch, own)
                     if grpo.loss.kl_coefficient:  # the policy is the reference
-                        known = await engine.recompute(self._policy, batch)
+                        reference = rows.logprobs("reference")
+                        known = await engine.recompute(self._policy, batch, reference)
                         batch = [replace(one, reference_logprobs=one.logprobs) for one in known]
                     await engine.step(batch)
                     seconds = time.monotonic() - began

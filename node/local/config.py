@@ -19,11 +19,12 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from node.local.addresses import PORT_MAX, check_multiaddress, check_peer_address
+from node.local.devices import read_gpu_numbers
 from node.local.errors import ExitCode, NodeError
 from node.local.invite_token import read_invite
 from node.local.units import parse_bytes, parse_rate
 from protocol.consensus.trusted_page import TrustedPage
-from protocol.core.types import Role
+from protocol.core.types import RANKS_MAX, Role
 from protocol.messages import SYSTEM_PORTS, check_node_name
 
 ENVIRONMENT_PREFIX = "PRIME_NODE_"
@@ -34,6 +35,8 @@ _CONFIG_BYTES_MAX = 64 * 1024
 _SIZES = ("engine_memory", "upload_limit", "blob_quota")
 """Keys that take a unit, in the file too."""
 _PATH_KEYS = ("data_dir", "identity_path", "run", "engine_python", "engine_server")
+_SECTION = "trainer"
+"""Table of the file whose keys begin with this name elsewhere: ``ranks`` is ``trainer_ranks``."""
 _HOST_MADDR = re.compile(r"/ip4/(?P<host>[0-9.]+)/tcp/(?P<port>[0-9]+)")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
@@ -194,6 +197,12 @@ class NodeConfig(LocalPaths):
     """Limit of host memory per engine, in bytes; None for no limit."""
     engine_server: LocalPath | None = None
     """Socket of a fork server shared by the nodes of a machine; None starts a private one."""
+    trainer_ranks: Annotated[int, Field(ge=1, le=RANKS_MAX), _number(str)] | None = None
+    """Processes that compute a training step together on CPUs; None for one, on ``device``."""
+    trainer_devices: Annotated[
+        tuple[int, ...], Field(max_length=RANKS_MAX), BeforeValidator(read_gpu_numbers)
+    ] = ()
+    """GPUs that compute a training step together, a process each; empty for ``device``."""
     shadow: bool = True
     """As a trainer that does not lead: repeat the steps of the leader, and report the results."""
     upload_limit: Annotated[int, Field(ge=1), _number(parse_rate)] | None = None
@@ -218,7 +227,19 @@ class NodeConfig(LocalPaths):
             raise ValueError(f"--http-port: peers connect to no port below {SYSTEM_PORTS}")
         if self.engine_gpus > 1 and self.engine != "vllm":
             raise ValueError("--engine-gpus is for --engine vllm")
+        if self.trainer_ranks is not None and self.trainer_devices:
+            raise ValueError("--trainer-ranks and --trainer-devices exclude each other")
+        if (self.trainer_ranks or 1) > 1 and self.device.startswith("cuda"):
+            raise ValueError("--trainer-ranks is for CPUs; name the GPUs with --trainer-devices")
         return self
+
+    @property
+    def training_devices(self) -> tuple[str, ...]:
+        """Device of each rank of the trainer."""
+        if self.trainer_devices:
+            return tuple(f"cuda:{number}" for number in self.trainer_devices)
+        ranks = self.trainer_ranks or 1
+        return ("cpu",) * ranks if ranks > 1 else (self.device,)
 
     @property
     def announce(self) -> tuple[str, ...]:
@@ -331,7 +352,7 @@ def _layers(
     }
     path = _config_file(environment, file)
     if path is not None:
-        layers.add(_read_file(path), lambda key: f"{path}: {key}", ExitCode.CONFIG)
+        layers.add(_read_file(path), lambda key: f"{path}: {_file_key(key)}", ExitCode.CONFIG)
     layers.add(variables, lambda key: f"{ENVIRONMENT_PREFIX}{key.upper()}", ExitCode.CONFIG)
     given = {key: value for key, value in flags.items() if value is not None}
     layers.add(given, flag, ExitCode.USAGE)
@@ -360,10 +381,19 @@ def _read_file(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:  # invalid UTF-8 or TOML
         raise NodeError(f"{path}: not TOML: {error}", ExitCode.CONFIG) from None
+    section = values.get(_SECTION)
+    if isinstance(section, dict):
+        del values[_SECTION]
+        values |= {f"{_SECTION}_{key}": value for key, value in section.items()}
     for key in _PATH_KEYS:
         if isinstance(values.get(key), str) and not values[key].startswith("~"):
             values[key] = path.parent / values[key]
     return values
+
+
+def _file_key(key: str) -> str:
+    """Return a key as the file has it."""
+    return key.replace(f"{_SECTION}_", f"{_SECTION}.", 1) if key.startswith(_SECTION) else key
 
 
 def _with_host_maddr(

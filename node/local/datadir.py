@@ -7,6 +7,7 @@
 ``state.sqlite``   messages and progress
 ``blobs/``         content-addressed bytes
 ``weights/``       policies ready to load
+``rows/``          sequences of a trainer's batch, deleted at each start
 ``task/``          the run's files: tokenizer, data set; from its creator or the swarm
 ``genesis…``        version 0 for a trainer to publish, if the creator left it here
 ``conflict``       proof of two final histories; the node does not start while it is here
@@ -52,6 +53,7 @@ class DataDir:
         self.state = root / "state.sqlite"
         self.blobs = root / "blobs"
         self.weights = root / "weights"
+        self.rows = root / "rows"
         self.task = root / "task"
         self.genesis = root / "genesis.safetensors"
         self.conflict = root / "conflict"

@@ -39,6 +39,7 @@ def live_engines(config: NodeConfig, background: Background) -> Engines:
         config.device,
         engine=config.engine,
         gpus=config.engine_gpus,
+        training_devices=config.training_devices,
         memory_bytes_max=config.engine_memory,
         runtimes=runtime_directories(os.environ),
     )

@@ -22,6 +22,7 @@ from node.process.http_service import HttpService
 from node.process.setup import about_us, open_store
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
+from node.storage.row_files import RowDirectory
 from protocol.consensus.trusted_page import TrustedPage
 from protocol.core.crypto import Identity
 from protocol.core.faults import Fault
@@ -103,6 +104,7 @@ class LiveRun:
             files=policy_files,
             background=background,
             http=http.client,
+            rows=await asyncio.to_thread(RowDirectory, data.rows),
         )
         about = replace(about, http_port=http.port)
         self._daemon = daemon = self._make_daemon(manifest, about, ports, initial_peers, transport)

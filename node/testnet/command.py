@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +29,12 @@ SWARM_FAILED = 1
 SWARM = "swarm"
 """Subdirectory of a created run for the other nodes, the logs and the report."""
 
+Cheaters = Annotated[
+    int, typer.Option(min=0, help="Dishonest inference nodes, with different behaviours.")
+]
+LazyValidators = Annotated[
+    int, typer.Option(min=0, help="Additional validators that do not check.")
+]
 RecipeName = Annotated[
     str,
     typer.Option(
@@ -71,6 +78,14 @@ DataDirectory = Annotated[
 EnginePython = Annotated[
     Path | None, typer.Option(help="Python of the engine processes; default this one.")
 ]
+TrainerRanks = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Processes per trainer that train together; default 1."),
+]
+TrainerDevices = Annotated[
+    str | None,
+    typer.Option(metavar="GPUS", help="GPUs of each trainer: 0-7, or 0,2; default auto."),
+]
 UploadLimit = Annotated[
     str | None, typer.Option(help="Upload limit per node, for example 2MB/s, to slow downloads.")
 ]
@@ -90,12 +105,8 @@ def run_testnet(
     validators: Annotated[int, typer.Option(min=2, help="Validator nodes.")] = 3,
     trainers: Annotated[int, typer.Option(min=1, help="Trainer nodes; one leads.")] = 1,
     relays: Annotated[int, typer.Option(min=1, help="Relay nodes.")] = 1,
-    cheaters: Annotated[
-        int, typer.Option(min=0, help="Dishonest inference nodes, with different behaviours.")
-    ] = 0,
-    lazy_validators: Annotated[
-        int, typer.Option(min=0, help="Additional validators that do not check.")
-    ] = 0,
+    cheaters: Cheaters = 0,
+    lazy_validators: LazyValidators = 0,
     recipe: RecipeName = RECIPE_DEFAULT,
     run: FoundedRun = None,
     environment: Environment = "",
@@ -109,6 +120,8 @@ def run_testnet(
     engine: Engine = "builtin",
     engine_python: EnginePython = None,
     upload_limit: UploadLimit = None,
+    trainer_ranks: TrainerRanks = None,
+    trainer_devices: TrainerDevices = None,
     log_to: LogTo = None,
     svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -117,7 +130,7 @@ def run_testnet(
     With --run it is the swarm of a run made by prime-node run create. Repeating the command resumes
     the run, because all files stay in RUN.
     """
-    logs = _step_logs(log_to)
+    logs, own = _step_logs(log_to), _trainer(trainer_ranks, trainer_devices)
     founded = None if run is None else _founded(run, recipe, environment)
     directory = _directory(data_dir, founded)
     layout = SwarmLayout(directory, founded)
@@ -140,6 +153,7 @@ def run_testnet(
         engine=_engine(engine),
         engine_python=engine_python,
         upload_bytes_per_second=_rate(upload_limit),
+        trainer=own,
         log_to=logs,
     )
     keep = keep or founded is not None or bool(logs)
@@ -230,6 +244,18 @@ def _rate(text: str | None) -> int | None:
         return None if text is None else parse_rate(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--upload-limit") from None
+
+
+def _trainer(ranks: str | None, devices: str | None) -> dict[str, str]:
+    """Return the options of the trainers; raises ``NodeError`` as a trainer would."""
+    from node.local.config import load_config  # noqa: PLC0415 - pydantic; help does without
+
+    given = {"trainer_ranks": ranks, "trainer_devices": devices}
+    own = {key: value for key, value in given.items() if value is not None}
+    if own:  # an empty file: the nodes of a testnet read none
+        node = {"roles": [str(Role.TRAINER)], "data_dir": Path()}
+        load_config(node | own, {}, Path(os.devnull))
+    return own
 
 
 def _step_logs(names: list[str] | None) -> tuple[str, ...]:

@@ -7,12 +7,14 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
 import psutil
 
+from node.local.config import flag
 from node.local.memory import is_running
 from node.local.sockets import SocketDirectory
 from node.testnet import launcher
@@ -90,6 +92,7 @@ class Fleet:
         # A fixed port lets peers find a restarted relay at its old address.
         port = free_port() if plan.role is Role.RELAY else 0
         engine = self._engine(plan)
+        own = self._options.trainer if plan.role is Role.TRAINER else {}
         settings = {
             "roles": [str(plan.role)],
             "name": plan.name,
@@ -104,10 +107,11 @@ class Fleet:
             "upload_limit": self._options.upload_bytes_per_second,
             "engine": engine,
             "engine_server": str(self._engine_servers[engine].socket),
+            **own,
             "log_format": "json",
             "log_to": list(self._options.log_to) if plan.role is Role.TRAINER else [],
         }
-        command = restart_command(plan, initial_peers, port)
+        command = restart_command(plan, initial_peers, port, own)
         if engine != "builtin":
             python = self._options.engine_python or Path(sys.executable)
             command += f" --engine {engine} --engine-python {shlex.quote(str(python.absolute()))}"
@@ -176,14 +180,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def restart_command(plan: NodePlan, initial_peers: tuple[str, ...], port: int) -> str:
-    """Return the command that restarts a killed node of the testnet."""
+def restart_command(
+    plan: NodePlan, initial_peers: tuple[str, ...], port: int, own: Mapping[str, str] | None = None
+) -> str:
+    """Return the command that restarts a killed node of the testnet, with its ``own`` options."""
     command = program()
     honest = ["--role", str(plan.role), "--name", plan.name]
     command += ["adversary", plan.behaviour] if plan.behaviour else honest
     command += ["--data-dir", str(plan.directory.resolve()), "--host", LOOPBACK]
     if port:
         command += ["--port", str(port)]
+    for key, value in (own or {}).items():
+        command += [flag(key), value]
     command += ["--initial-peers", ",".join(initial_peers)] if initial_peers else ["--new-swarm"]
     return shlex.join(command)
 

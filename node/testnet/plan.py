@@ -1,7 +1,7 @@
 """Members of a testnet, and the files of each node."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.core.types import PeerId, Role
@@ -57,6 +57,8 @@ class Options:
     """Interpreter of their engine processes; None for this one."""
     upload_bytes_per_second: int | None = None
     """Upload limit per node; None for no limit."""
+    trainer: dict[str, str] = field(default_factory=dict)
+    """Options of the trainers: keys of ``NodeConfig``."""
     log_to: tuple[str, ...] = ()
     """Logs of training steps on the trainers."""
 

@@ -58,6 +58,9 @@ class ValidationResult(StrEnum):
     REJECT = "reject"
 
 
+RANKS_MAX = 1024
+"""Processes that may compute a step together; a guess, far above the GPUs of one machine."""
+
 RATE_CLASS_MAX = 106
 """Class of 2^53 bytes/s, the largest number in a message."""
 

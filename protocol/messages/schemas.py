@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from protocol.core.crypto import SIGNATURE_BYTES
-from protocol.core.types import DIGEST_BYTES, RATE_CLASS_MAX, Role
+from protocol.core.types import DIGEST_BYTES, RANKS_MAX, RATE_CLASS_MAX, Role
 from protocol.core.vrf import PROOF_BYTES
 from protocol.messages.envelope import Message
 from protocol.messages.node_names import NODE_NAME_CHARACTERS_MAX, check_node_name
@@ -471,6 +471,8 @@ class CheckpointManifest(Message):
     of another version or none."""
     moments: EpochOrNone = -1
     """Version of the published state with these moments; -1 for none."""
+    ranks: Annotated[int, Field(ge=1, le=RANKS_MAX)] = 1
+    """Processes that computed the step: sums of other numbers of them differ by rounding."""
     reward_mean: Millionths = 0
     """Mean verified reward of the batch, millionths."""
     created_at: UInt

@@ -7,6 +7,8 @@ otherwise. The limits follow from the calibration of honest engines in the manif
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import starmap
+from operator import ne, sub
 from typing import Self
 
 from protocol.messages import WITNESSES, Verdict
@@ -68,8 +70,8 @@ class Agreement:
         return one.accept is not other.accept and rejecting.reason in CERTAIN_REASONS
 
     def _differ(self, one: Verdict, other: Verdict) -> bool:
-        pairs = zip(one.witness, other.witness, strict=True)
-        is_far = sum(abs(ours - theirs) for ours, theirs in pairs) > self.witness_sum_max
+        differences = starmap(sub, zip(one.witness, other.witness, strict=True))
+        is_far = sum(map(abs, differences)) > self.witness_sum_max
         return is_far or differing(one.replays, other.replays) > self.replays_max
 
 
@@ -81,7 +83,7 @@ def agreed_reason(verdicts: Sequence[Verdict]) -> str:
 
 def differing(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the number of places at which two sequences of equal length differ."""
-    return sum(ours != theirs for ours, theirs in zip(one, other, strict=True))
+    return sum(starmap(ne, zip(one, other, strict=True)))
 
 
 def _kind(reason: str) -> str:

@@ -11,6 +11,7 @@ from typing_extensions import override
 from protocol.run.manifest import RunManifest
 from roles.ports.engines import (
     GenerationEngine,
+    RankPlace,
     TrainingEngine,
     VerificationEngine,
 )
@@ -35,10 +36,14 @@ def policies_kept(manifest: RunManifest) -> int:
 
 
 class TransformersEngines:
-    """Make engines on torch and transformers; ``device`` is a torch device name or ``auto``."""
+    """Make engines on torch and transformers; ``device`` is a torch device name or ``auto``.
 
-    def __init__(self, device: str) -> None:
+    ``place`` is this process's place among the ranks of a training engine.
+    """
+
+    def __init__(self, device: str, place: RankPlace | None = None) -> None:
         self._requested_device = device
+        self._place = place or RankPlace()
 
     def generation(self, manifest: RunManifest) -> GenerationEngine:
         """Return an engine for an inference node."""
@@ -62,15 +67,18 @@ class TransformersEngines:
         )
 
     def training(self, manifest: RunManifest) -> TrainingEngine:
-        """Return an engine for a trainer."""
+        """Return an engine for a trainer; of several ranks, it waits until all have joined."""
         from roles.engines.training.engine import TorchTrainingEngine  # noqa: PLC0415 - torch takes seconds
+        from roles.engines.training.ranks import join  # noqa: PLC0415 - the same
 
+        device, place = self._device(), self._place
         return TorchTrainingEngine(
             manifest.model,
             manifest.sampling,
             manifest.grpo,
             run=manifest.run_id,
-            device=self._device(),
+            device=device,
+            ranks=join(place.rank, place.ranks, place.rendezvous, device),
         )
 
     def _device(self) -> str:
@@ -80,8 +88,8 @@ class TransformersEngines:
 class VllmEngines(TransformersEngines):
     """Make vLLM generation engines, on ``gpus`` GPUs starting at ``device``."""
 
-    def __init__(self, device: str, gpus: int = 1) -> None:
-        super().__init__(device)
+    def __init__(self, device: str, gpus: int = 1, place: RankPlace | None = None) -> None:
+        super().__init__(device, place)
         self._gpus = gpus
 
     @override
@@ -93,9 +101,13 @@ class VllmEngines(TransformersEngines):
         )
 
 
-def engines_of(engine: EngineName, device: str, gpus: int = 1) -> TransformersEngines:
+def engines_of(
+    engine: EngineName, device: str, gpus: int = 1, place: RankPlace | None = None
+) -> TransformersEngines:
     """Return a factory of engines that generate with ``engine``."""
-    return VllmEngines(device, gpus) if engine == "vllm" else TransformersEngines(device)
+    if engine == "vllm":
+        return VllmEngines(device, gpus, place)
+    return TransformersEngines(device, place)
 
 
 def device_of(requested: str) -> str:

@@ -194,24 +194,48 @@ class VerificationEngine(Engine, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredNumbers:
+    """Numbers of four bytes each in a file on this machine, in its byte order.
+
+    Token ids are int32, log-probabilities float32. ``first`` and ``count`` are in numbers.
+    """
+
+    path: Path
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        """Return the number of numbers."""
+        return self.count
+
+
+TokenIds = tuple[int, ...] | StoredNumbers
+"""Token ids in memory, or where an engine reads them."""
+
+Logprobs = tuple[float, ...] | StoredNumbers
+"""Log-probabilities in nats, in memory, or where an engine reads them."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingSequence:
     """One verified sequence with its group (same prompt) and its reward.
 
-    ``logprobs``, in nats, are those of the tokens under the generating policy: the worker's claims
-    until the trainer recomputes them (``TrainingEngine.recompute``). ``claimed`` are the claims
-    then, and None before. ``lag`` is the number of versions published since that policy.
+    ``logprobs`` are those of the tokens under the generating policy: the worker's claims until the
+    trainer recomputes them (``TrainingEngine.recompute``). ``claimed`` are the claims then, and
+    None before. ``lag`` is the number of versions published since that policy.
     ``reference_logprobs`` are those under the genesis policy, empty unless the run's loss needs
-    them.
+    them. ``ended`` is False if the length limit cut the answer.
     """
 
     group: int
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    prompt: TokenIds
+    tokens: TokenIds
+    logprobs: Logprobs
     reward: float
-    claimed: tuple[float, ...] | None = None
+    claimed: Logprobs | None = None
     lag: int = 0
-    reference_logprobs: tuple[float, ...] = ()
+    reference_logprobs: Logprobs = ()
+    ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +281,26 @@ class StepMetrics:
     """The same for pairs under the same weights; None without such tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Place of a process in a group of ``ranks`` processes that compute one engine's calls.
+
+    ``rendezvous`` is the path of a file that the group creates to find each other; empty for a
+    group of one.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    rendezvous: str = ""
+
+
 class TrainingEngine(Engine, Protocol):
     """Model and optimiser that learn from verified sequences."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that compute a step; other numbers round sums differently."""
+        return 1
 
     async def state_bytes_max(self) -> int:
         """Return the largest size of a state of this model, in bytes."""
@@ -267,11 +309,12 @@ class TrainingEngine(Engine, Protocol):
         """Start from a policy with a fresh optimiser; raises ``ValueError`` for a bad digest."""
 
     async def recompute(
-        self, policy: Policy, sequences: Sequence[TrainingSequence]
+        self, policy: Policy, sequences: Sequence[TrainingSequence], path: Path | None = None
     ) -> list[TrainingSequence]:
         """Return whole groups with the log-probabilities under ``policy``, computed as in training.
 
-        Sequences with zero advantage keep theirs. Raises ``ValueError`` as ``load_policy``.
+        Sequences with zero advantage keep theirs. The others are written to ``path``, if there is
+        one, and replace that file. Raises ``ValueError`` as ``load_policy``, ``StorageFullError``.
         """
 
     async def begin_step(self, batch: Sequence[TrainingSequence]) -> None:

@@ -1,7 +1,7 @@
 """Durable storage: content-addressed blobs, policy files, and small state."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +11,7 @@ from protocol.core.types import Digest
 from protocol.run.manifest import RunFileName
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.movement_bound import MovementBound
-from roles.ports.engines import Policy
+from roles.ports.engines import Policy, TrainingSequence
 
 
 class StorageFullError(Exception):
@@ -220,6 +220,32 @@ class PolicyFiles(ABC):
         The file must not be written to. Raises ``LookupError`` unless all shards are complete;
         ``StorageFullError``.
         """
+
+
+class BatchRows:
+    """Numbers of the sequences of a batch, for the training engine.
+
+    This base class leaves them in memory; a node stores them in files, which nothing needs after
+    the step.
+    """
+
+    async def store(
+        self, commit: Digest, sequences: Sequence[TrainingSequence]
+    ) -> list[TrainingSequence]:
+        """Return the sequences of a rollout as the engine gets them.
+
+        Raises ``StorageFullError``.
+        """
+        del commit
+        return list(sequences)
+
+    def logprobs(self, name: str) -> Path | None:
+        """Return the path for recomputed log-probabilities; None to leave them in memory."""
+        del name
+        return None
+
+    async def retain(self, commits: Collection[Digest]) -> None:
+        """Delete the files of all other rollouts, and all recomputed log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)

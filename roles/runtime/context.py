@@ -9,7 +9,7 @@ from protocol.replica.replica import Replica
 from protocol.run.manifest import RunManifest
 from roles.ports.background import Background
 from roles.ports.clock import Clock
-from roles.ports.storage import Blobs, PolicyFiles, Store
+from roles.ports.storage import BatchRows, Blobs, PolicyFiles, Store
 from roles.ports.swarm import Network, Policies
 from roles.runtime.metrics import PolicySwapLatency, RolloutHistograms
 from roles.runtime.shadow_progress import ShadowProgress
@@ -143,6 +143,7 @@ class RoleContext:
     policies: Policies
     changes: ChangeSignal
     conditions: Conditions
+    rows: BatchRows = field(default_factory=BatchRows)
     policy_swaps: PolicySwapLatency = field(default_factory=PolicySwapLatency)
     durations: RolloutHistograms = field(default_factory=RolloutHistograms)
     training: TrainingSteps = field(default_factory=TrainingSteps)

@@ -19,6 +19,8 @@ class ShadowProgress:
     """The newest of those; None without one."""
     warning: str = ""
     """Line about the newest difference, until a later version is confirmed; empty without one."""
+    obstacle: str = ""
+    """Reason why the next version is not repeated; empty without one."""
     is_active: bool = False
     """True while this trainer shadows another one."""
 
@@ -34,15 +36,22 @@ class ShadowProgress:
             "computed: one of the two is wrong, or they have different devices or software"
         )
 
+    def note_ranks(self, version: int, ranks: int, own: int) -> None:
+        """Note the number of ranks that computed the next version, and that of this trainer."""
+        differs = f"{ranks} ranks computed version {version}, this node has {own}"
+        self.obstacle = "" if ranks == own else differs
+
     def leave(self) -> None:
         """Note that this trainer shadows nobody any more."""
-        self.is_active, self.version, self.warning = False, None, ""
+        self.is_active, self.version, self.warning, self.obstacle = False, None, "", ""
 
     @property
     def text(self) -> str:
         """One line about the present; empty while this node shadows nobody."""
         if not self.is_active:
             return ""
+        if self.obstacle:
+            return f"cannot compare: {self.obstacle}"
         if self.version is not None:
             return f"shadowing, in step with version {self.version}"
         return "shadowing, waiting for a published state"

@@ -36,10 +36,14 @@ from roles.ports.engines import (
     TrainingSequence,
     Unscorable,
 )
+from roles.ports.storage import StorageFullError
 from roles.runtime.context import RoleContext
 from roles.runtime.scoring import Task
 
 log = structlog.get_logger()
+
+READERS_MAX = 8
+"""Rollouts that are decoded at once: at 36 MB for 512,000 tokens (computed), 0.3 GB. A guess."""
 
 _Drawn = dict[Digest, list[TrainingSequence]]
 """Rollouts of a batch by commit, in drawing order."""
@@ -87,6 +91,7 @@ class Batching:
         """Rollouts drawn so far for an incomplete batch."""
         self._broken: EngineError | None = None
         """Failure of the task on a drawn rollout."""
+        self._readers = asyncio.Semaphore(READERS_MAX)
 
     @property
     def _rule(self) -> BatchRule:
@@ -128,7 +133,17 @@ class Batching:
         Workers did not know it when they committed, so they could not choose favoured commits.
         Raises ``EngineError`` when the task failed on too many rollouts, and when the engine fails.
         """
+        try:
+            return await self._next(version, policy)
+        except StorageFullError as error:
+            self._is_waiting = True
+            reason = f"disk full: {error}; waiting for room"
+            self._context.conditions.set("trainer", reason)
+            return None
+
+    async def _next(self, version: int, policy: bytes) -> TrainingBatch | None:
         self._broken = None
+        await self._context.rows.retain(self._read)
         page = self._context.replica.pages.root.digest
         lot = self._rule.lot(page, version + 1, self._used)
         usable = self._usable(version)
@@ -193,17 +208,19 @@ class Batching:
     ) -> dict[Digest, list[TrainingSequence]] | None:
         """Return the rollouts of a published version, in its order; None while one is missing.
 
-        Raises ``EngineError`` when the task fails.
+        Raises ``EngineError`` when the task fails, ``StorageFullError``.
         """
         commits = [Digest(commit) for commit in version.batch]
+        self._read = {commit: self._read[commit] for commit in commits if commit in self._read}
+        await self._context.rows.retain(self._read)
         entries = {commit: self._context.replica.ledger.commits.known(commit) for commit in commits}
         known = [entry for entry in entries.values() if entry is not None]
         if len(known) < len(commits):
             return None
         found = await asyncio.gather(*map(self._sequences, known))
         drawn = zip(commits, found, strict=True)
-        read = {commit: sequences for commit, sequences in drawn if sequences is not None}
-        return read if len(read) == len(commits) else None
+        self._read = {commit: sequences for commit, sequences in drawn if sequences is not None}
+        return self._read if len(self._read) == len(commits) else None
 
     async def sequences(
         self, version: int, drawn: _Drawn, versions: Mapping[Digest, int]
@@ -237,7 +254,7 @@ class Batching:
                 return False
             claimed = [item for commit in commits for item in rollouts[commit]]
             try:
-                own = iter(await self._computed(policy, claimed))
+                own = iter(await self._computed(policy, claimed, f"version-{version}"))
             except ValueError as error:
                 log.warning("policy refused", version=version, error=str(error))
                 await policies.discard(policy)
@@ -247,13 +264,16 @@ class Batching:
         return True
 
     async def _computed(
-        self, policy: Policy, sequences: Sequence[TrainingSequence]
+        self, policy: Policy, sequences: Sequence[TrainingSequence], name: str
     ) -> list[TrainingSequence]:
-        """Return sequences with their log-probabilities under a policy; raises ``ValueError``."""
+        """Return sequences with their log-probabilities under a policy; raises ``ValueError``.
+
+        ``name`` is that of their file.
+        """
         context = self._context
         computing = context.durations.steps.part(context.clock.now())
         with computing, context.policies.hold(policy):
-            return await self._engine.recompute(policy, sequences)
+            return await self._engine.recompute(policy, sequences, context.rows.logprobs(name))
 
     async def _refer(self, rollouts: _Drawn) -> bool:
         """Add the log-probabilities under the genesis policy; False while its file is missing."""
@@ -267,7 +287,7 @@ class Batching:
             return False
         items = [item for rollout in rollouts.values() for item in rollout]
         try:
-            known = iter(await self._computed(policy, items))
+            known = iter(await self._computed(policy, items, "reference"))
         except ValueError as error:
             log.warning("reference refused", error=str(error))
             context.conditions.set("trainer", f"{policy.path} is not the genesis policy")
@@ -316,15 +336,26 @@ class Batching:
         return max(grpo.rollouts_per_step - len(drawn), min(lacking, grpo.batch_max - len(drawn)))
 
     async def _once(self, entry: Entry) -> list[TrainingSequence] | None:
-        """Return the sequences of a body, read earlier or now."""
+        """Return the sequences of a body, read earlier or now; None after a failure."""
         try:
-            return self._read.get(entry.commit.digest) or await self._sequences(entry)
+            return await self._sequences(entry)
         except EngineError as error:
             log.warning("scoring failed", commit=entry.commit.digest.hex()[:12], error=str(error))
             self._broken = error
             return None
 
     async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
+        """Return the sequences of a certified rollout, read earlier or now."""
+        known = self._read.get(entry.commit.digest)
+        if known is not None:
+            return known
+        async with self._readers:
+            sequences = await self._verified(entry)
+            if sequences is None:
+                return None
+            return await self._context.rows.store(entry.commit.digest, sequences)
+
+    async def _verified(self, entry: Entry) -> list[TrainingSequence] | None:
         """Fetch a certified body and recompute its rewards."""
         context, message = self._context, entry.commit.message
         voters = context.replica.verdicts.held(entry.commit.digest)
@@ -348,9 +379,15 @@ class Batching:
                 "rollout excluded", commit=entry.commit.digest.hex()[:12], reason=rewards.reason
             )
             return None
+        ends = context.manifest.model.end_tokens
         return [
             TrainingSequence(
-                item.group, prompt, claimed.tokens, claimed.logprobs, earned / REWARD_SCALE
+                item.group,
+                prompt,
+                claimed.tokens,
+                claimed.logprobs,
+                earned / REWARD_SCALE,
+                ended=claimed.tokens[-1] in ends,
             )
             for item, prompt, claimed, earned in zip(
                 assignments, prompts, sequences, rewards, strict=True

@@ -154,7 +154,6 @@ class TrainerFlow:
             batch,
             metrics,
             self._timer.lap(),
-            context.manifest.model.end_tokens,
         )
         await context.training.record(step, context.store)
         told = {name: _told(value) for name, value in step.statistics.items()}

@@ -152,6 +152,7 @@ class Publication:
                 omitted=batch.omitted if batch else (),
                 reloaded=resumed is not None and resumed.reloaded,
                 moments=-1 if resumed is None else resumed.moments,
+                ranks=self._engine.ranks,
                 reward_mean=reward_mean,
                 created_at=round(context.clock.now() * 1000),
             )

@@ -4,6 +4,9 @@ A shadow loads a published state, and then trains each following version from it
 the batch that the version names. It goes on from its own state while the policies are equal, so it
 can lead at once. If they differ, it reports that, returns to the version before, and goes on from
 the next state that is published. It loads no state of a version that the trainers dispute.
+
+Sums of another number of ranks differ by rounding. Versions of such a step are neither repeated nor
+reported: the shadow goes on from the next state that is published.
 """
 
 import asyncio
@@ -111,9 +114,10 @@ class Shadow:
         newest, following, now = self._newest_state(), self._following, self._context.clock.now()
         if now < self._paused_until:
             return False
-        if newest is not None and self._should_load(newest.message.version):
+        cannot = following is not None and self._cannot_repeat(following)
+        if newest is not None and self._should_load(newest.message.version, cannot=cannot):
             worked = await self._load(newest)
-        elif following is None or following.digest == self._differing:
+        elif following is None or cannot:
             return False
         else:
             worked = await self._repeat(following)
@@ -140,16 +144,24 @@ class Shadow:
             found = published(found.message.version - 1)
         return found
 
-    def _should_load(self, state: int) -> bool:
-        """Return whether to begin from a published state instead of repeating the next version."""
-        at, following, since = self._version, self._following, self._stuck_since
+    def _cannot_repeat(self, version: Signed[CheckpointManifest]) -> bool:
+        """Return whether a version's step would differ here, or does."""
+        ranks = version.message.ranks
+        self._context.shadow.note_ranks(version.message.version, ranks, self._engine.ranks)
+        return version.digest == self._differing or ranks != self._engine.ranks
+
+    def _should_load(self, state: int, *, cannot: bool) -> bool:
+        """Return whether to begin from a published state instead of repeating the next version.
+
+        ``cannot``: that version cannot be repeated.
+        """
+        at, since = self._version, self._stuck_since
         if at is None:
             return True
         is_behind = self._chain.version - at > BEHIND_MAX
-        differs = following is not None and following.digest == self._differing
         longest = STUCK_EPOCHS * self._context.epoch_seconds
         is_stuck = since is not None and self._context.clock.now() - since >= longest
-        return state > at and (is_behind or differs or is_stuck)
+        return state > at and (is_behind or cannot or is_stuck)
 
     async def _load(self, published: Signed[CheckpointManifest]) -> bool:
         self._forget()

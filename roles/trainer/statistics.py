@@ -2,12 +2,11 @@
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable
 from itertools import groupby
 from statistics import fmean, pstdev
 from typing import Any
 
-from roles.ports.engines import Mismatch, StepMetrics, TrainingSequence
+from roles.ports.engines import Mismatch, StepMetrics
 from roles.runtime.metrics import BusyTime
 from roles.runtime.training_steps import TrainingStep
 from roles.trainer.batching import TrainingBatch
@@ -38,7 +37,6 @@ def training_step(
     batch: TrainingBatch,
     metrics: StepMetrics,
     seconds: tuple[float, float],
-    end_tokens: Collection[int],
 ) -> TrainingStep:
     """Return the record of the step that produced ``version``; ``seconds`` is a lap."""
     sequences, (step_seconds, idle_seconds) = batch.sequences, seconds
@@ -64,18 +62,13 @@ def training_step(
         learning_rate=metrics.learning_rate,
         updates=metrics.updates,
         answer_tokens_mean=fmean(len(one.tokens) for one in sequences),
-        answers_cut_fraction=_cut_fraction(sequences, end_tokens),
+        answers_cut_fraction=fmean(not one.ended for one in sequences),
         staleness_mean_versions=fmean(batch.staleness_versions),
         staleness_max_versions=max(batch.staleness_versions),
         tokens_per_second=learned / step_seconds if step_seconds else None,
         step_seconds=round(step_seconds, 3),
         idle_seconds=round(idle_seconds, 3),
     )
-
-
-def _cut_fraction(sequences: Iterable[TrainingSequence], end_tokens: Collection[int]) -> float:
-    """Return the fraction of answers without an end token, cut by the length limit."""
-    return fmean(one.tokens[-1] not in end_tokens for one in sequences)
 
 
 def _differences(prefix: str, found: Mismatch | None) -> dict[str, Any]:

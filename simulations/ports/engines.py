@@ -30,6 +30,7 @@ from roles.ports.engines import (
     Mismatch,
     Policy,
     StepMetrics,
+    TokenIds,
     TrainingEngine,
     TrainingSequence,
     VerificationEngine,
@@ -227,7 +228,7 @@ class SimTraining(TrainingEngine):
 
     @override
     async def recompute(
-        self, policy: Policy, sequences: Sequence[TrainingSequence]
+        self, policy: Policy, sequences: Sequence[TrainingSequence], path: Path | None = None
     ) -> list[TrainingSequence]:
         return list(sequences)  # included in ``train_tokens_per_second``
 
@@ -253,7 +254,7 @@ class SimTraining(TrainingEngine):
         skill += machine.workload.learning_rate * share * max(0.0, SKILL_MAX - skill)
         lineage = blake3(self._seed)
         for item in batch:
-            lineage.update(bytes(item.tokens) + item.group.to_bytes(4, "big"))
+            lineage.update(bytes(_known(item.tokens)) + item.group.to_bytes(4, "big"))
         self._seed = policy_seed(skill, lineage.digest())
         self._steps += 1
         machine.emit(
@@ -280,7 +281,7 @@ class SimTraining(TrainingEngine):
         for item in batch:
             rollouts.setdefault(item.group // self._prompts_per_rollout, []).append(item)
         return [
-            rollout_mark((item.prompt, item.tokens) for item in items)
+            rollout_mark((_known(item.prompt), _known(item.tokens)) for item in items)
             for items in rollouts.values()
         ]
 
@@ -324,6 +325,12 @@ class SimTraining(TrainingEngine):
     ) -> list[tuple[int, ...]]:
         length_max = self._machine.length_max(tokens_max)
         return [sample(self._seed, prompt, 0, length_max) for prompt in prompts]
+
+
+def _known(numbers: TokenIds) -> tuple[int, ...]:
+    """Return token ids, which a simulated node leaves in memory."""
+    assert isinstance(numbers, tuple)
+    return numbers
 
 
 class SimEngines(Engines):

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "numerics" / "trainer_memory
 
 @pytest.mark.long
 def test_chunks_take_a_fraction_of_the_plain_form_and_give_the_same_gradient(monkeypatch, capsys):
-    sizes = ["--vocabulary", "8000", "--tokens", "1536", "--plain-tokens", "768"]
+    sizes = ["--vocabulary", "8000", "--tokens", "12288", "--plain-tokens", "768"]
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--json", *sizes])
     importlib.import_module("trainer_memory").main()  # it starts a process for each form

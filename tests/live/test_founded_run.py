@@ -108,6 +108,7 @@ def beginning(run, nodes):
     return nodes[0].until(lambda status: status["addresses"])[0]
 
 
+@pytest.mark.usefixtures("shared_engines")
 def test_an_untrusted_peer_joins_with_an_address_and_its_rollouts_are_certified(tmp_path, nodes):
     run = founded(tmp_path)
     address = beginning(run, nodes)

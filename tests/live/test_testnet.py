@@ -44,6 +44,8 @@ class Testnet:
             "30",
             "--inference",
             "2",
+            "--trainer-ranks",
+            "2",
             "--keep",
             "--data-dir",
         ]
@@ -131,7 +133,7 @@ def test_no_daemon_holds_a_tensor(testnet):
 
 def test_training_goes_on_when_every_engine_is_killed_and_one_hangs(testnet):
     killed = engines(testnet)
-    assert len(killed) == 6
+    assert len(killed) == 7
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     before = testnet.status("inference-1")["yours"]["certified"]
@@ -144,6 +146,25 @@ def test_training_goes_on_when_every_engine_is_killed_and_one_hangs(testnet):
         lambda: testnet.status("inference-1")["yours"]["certified"] > before,
         "certified rollout after its engine came back",
     )
+
+
+def ranks(testnet):
+    """Return the processes that the trainer started last."""
+    lines = (testnet.directory / "logs" / "trainer-1.log").read_text().splitlines()
+    found = (json.loads(line) for line in lines if '"engine process started"' in line)
+    return [one["pid"] for one in found if one["engine"] == "training"][-2:]
+
+
+def test_training_goes_on_when_a_rank_is_killed(testnet):
+    before, known = ranks(testnet), digests(testnet)
+    os.kill(before[1], signal.SIGKILL)
+    testnet.advances()
+    assert not set(before) & set(engines(testnet)), "both ranks are replaced"
+    assert set(ranks(testnet)) <= set(engines(testnet))
+    after = digests(testnet)
+    listed = {version: digest for version, digest in known.items() if version in after}
+    assert listed.items() <= after.items(), "a version was published twice"
+    assert list(after) == list(range(min(after), max(after) + 1))
 
 
 def told(testnet, what):
@@ -183,7 +204,7 @@ def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
         joined.kill()
         joined.wait()
         shutil.rmtree(data_dir, ignore_errors=True)
-    testnet.advances()
+    testnet.advances(1)  # the tests after this one wait for more
 
 
 def copy_while_it_is_there(source, target):
@@ -244,7 +265,7 @@ def test_training_goes_on_without_a_validator(testnet):
 
 def test_training_goes_on_when_a_p2pd_is_killed(testnet):
     os.kill(testnet.status("inference-1")["p2pd_pid"], signal.SIGKILL)
-    testnet.advances()
+    testnet.advances(1)
     before = testnet.status("inference-1")["yours"]["certified"]
     wait_for(
         lambda: testnet.status("inference-1")["yours"]["certified"] > before,
@@ -274,7 +295,7 @@ def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
         stderr=subprocess.DEVNULL,
     )
     try:
-        testnet.advances()
+        testnet.advances(2)
         after = digests(testnet)
         listed = {version: digest for version, digest in before.items() if version in after}
         assert listed, "the lists have a version in common"
@@ -293,7 +314,7 @@ def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
             )
 
         wait_for(settled, "outcome of the dead worker's rollouts")
-        testnet.advances()
+        testnet.advances(2)
     finally:
         trainer.terminate()
         trainer.wait(30)

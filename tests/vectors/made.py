@@ -267,6 +267,7 @@ def messages() -> dict[str, Signed[Any]]:
                 batch=(COMMIT.digest,),
                 page=digest(b"page"),
                 omitted=(digest(b"commit"),),
+                ranks=8,
                 reward_mean=500_000,
                 created_at=round(now(2) * 1000),
             ),

@@ -150,6 +150,8 @@ class Trainer:
     ``errors`` of a method are raised one by one, None for none.
     """
 
+    ranks = 1
+
     def __init__(self):
         self.errors: dict[str, list[Exception | None]] = {}
         self.loaded: list[str] = []
@@ -192,7 +194,7 @@ class Trainer:
             raise ValueError(f"{path.name} is damaged")
         self.loaded.append(path.name)
 
-    async def recompute(self, policy, sequences):
+    async def recompute(self, policy, sequences, path=None):
         self._break("recompute")
         self.on_read()
         if policy.path.name in self.damaged:

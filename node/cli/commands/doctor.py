@@ -42,6 +42,8 @@ def doctor(
     public_ip: options.PublicIp = None,
     engine: options.Engine = None,
     engine_python: options.EnginePython = None,
+    trainer_ranks: options.TrainerRanks = None,
+    trainer_devices: options.TrainerDevices = None,
     no_engine: Annotated[
         bool, typer.Option("--no-engine", help="Skip the engine test, which takes half a minute.")
     ] = False,
@@ -59,6 +61,8 @@ def doctor(
         "run": run,
         "data_dir": data_dir,
         "device": device,
+        "trainer_ranks": trainer_ranks,
+        "trainer_devices": trainer_devices,
         "engine": engine,
         "engine_python": engine_python,
         "host": host,
@@ -83,7 +87,12 @@ def doctor(
 
 def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
     """Return the findings of all checks but the engine's, and the run if it is known."""
-    from node.cli.doctor.machine import check_clock, check_devices, check_disk  # noqa: PLC0415 - slow
+    from node.cli.doctor.machine import (  # noqa: PLC0415 - slow
+        check_clock,
+        check_devices,
+        check_disk,
+        check_ranks,
+    )
     from node.cli.doctor.network import check_p2pd, check_peers, check_reachable  # noqa: PLC0415 - same
     from node.cli.doctor.task import check_jail, check_scoring  # noqa: PLC0415 - same
 
@@ -101,12 +110,15 @@ def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
             needs = needs_of_run(manifest)
         except NodeError as error:
             found.append(Finding("model", FindingLevel.FAILURE, error.message))
+    has_ranks = Role.TRAINER in node.roles and node.training_devices != (node.device,)
+    single = tuple(role for role in node.roles if not (has_ranks and role is Role.TRAINER))
     looked = [
         *found,
         check_clock(),
         *_look_at_daemon(DataDir(node.data_dir)),
         check_disk(node.data_dir, node.roles, needs),
-        *check_devices(node.device, node.roles, needs),
+        *check_devices(node.device, single, needs),
+        *(check_ranks(node.training_devices, needs) if has_ranks else ()),
         check_jail(manifest),
         *check_scoring(node, manifest),
         *asyncio.run(network()),

@@ -62,6 +62,31 @@ def check_disk(root: Path, roles: tuple[Role, ...], needs: Needs | None) -> Find
     return Finding("disk", level, f"{found}, the run needs about {bytes_text(needed)}", advice)
 
 
+def check_ranks(devices: tuple[str, ...], needs: Needs | None) -> Iterator[Finding]:
+    """Check the devices of a trainer of several ranks, and their memory together."""
+    cards = list(gpus())
+    numbers = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
+    missing = [f"GPU {number}" for number in numbers if number >= len(cards)]
+    if missing:
+        what = f"{', '.join(missing)} missing: this machine has {len(cards)} GPUs"
+        yield Finding("ranks", FindingLevel.FAILURE, what, "choose other --trainer-devices")
+        return
+    cores = psutil.cpu_count() or 1
+    crowded = not numbers and len(devices) > cores
+    yield Finding(
+        "ranks",
+        FindingLevel.WARNING if crowded else FindingLevel.OK,
+        f"{len(devices)} processes train on {', '.join(dict.fromkeys(devices))}",
+        f"this machine has {cores} cores: choose fewer --trainer-ranks" if crowded else "",
+    )
+    if needs is None:
+        return
+    free = sum(cards[number].free_bytes for number in numbers)
+    yield _check_memory(
+        Role.TRAINER, needs, free if numbers else psutil.virtual_memory().available, "of the ranks"
+    )
+
+
 def check_devices(device: str, roles: tuple[Role, ...], needs: Needs | None) -> Iterator[Finding]:
     """Yield the devices, and a memory check of each role; ``device`` is the node's option."""
     cards = list(gpus())
@@ -90,8 +115,12 @@ def check_devices(device: str, roles: tuple[Role, ...], needs: Needs | None) -> 
     for role in roles:
         if role is Role.RELAY:
             continue
-        needed = needs.memory_of(role)
-        found = f"{role} needs about {bytes_text(needed)}, {bytes_text(free)} {where} is free"
-        level = FindingLevel.OK if free >= needed else FindingLevel.FAILURE
-        advice = "" if free >= needed else "free memory, or join a run with a smaller model"
-        yield Finding("memory", level, found, advice)
+        yield _check_memory(role, needs, free, where)
+
+
+def _check_memory(role: Role, needs: Needs, free: int, where: str) -> Finding:
+    needed = needs.memory_of(role)
+    found = f"{role} needs about {bytes_text(needed)}, {bytes_text(free)} {where} is free"
+    level = FindingLevel.OK if free >= needed else FindingLevel.FAILURE
+    advice = "" if free >= needed else "free memory, or join a run with a smaller model"
+    return Finding("memory", level, found, advice)

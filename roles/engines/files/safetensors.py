@@ -8,7 +8,7 @@ several threads write or hash tensors, and each holds one piece of one tensor.
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -47,9 +47,13 @@ _HEADER_BYTES = 4096
 _HEADER_BYTES_PER_TENSOR = 512
 """Header bytes per tensor: name, dtype, shape and offsets take about 150."""
 
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes of weights, by their names in files."""
+
+CODED_DTYPES = {"I8": torch.int8, "F32": torch.float32}
+"""Dtypes of encoded weights and their scales, by their names in files."""
+
+_DTYPE_NAMES = {dtype: name for name, dtype in (DTYPES | CODED_DTYPES).items()}
 
 
 def file_bytes_max(shapes: Shapes) -> int:
@@ -59,10 +63,13 @@ def file_bytes_max(shapes: Shapes) -> int:
     return elements * _ELEMENT_BYTES_MAX + header_bytes
 
 
-def read_tensors(path: Path, shapes: Shapes) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(
+    path: Path, shapes: Shapes, dtypes: Collection[str] = DTYPES.keys()
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a file's tensors to the CPU, and its metadata.
 
-    Raises ``ValueError`` if it is absent, damaged, or holds other tensors than ``shapes``.
+    Raises ``ValueError`` if it is absent, damaged, or holds other tensors than ``shapes`` and other
+    dtypes than ``dtypes``.
     """
     other = f"{path} does not hold the tensors of the configured model"
     try:
@@ -70,9 +77,12 @@ def read_tensors(path: Path, shapes: Shapes) -> tuple[dict[str, Tensor], dict[st
             raise ValueError(other)
         with safe_open(path, framework="pt") as file:
             names = file.keys()
-            if {name: tuple(file.get_slice(name).get_shape()) for name in names} != dict(shapes):
+            views = {name: file.get_slice(name) for name in names}
+            if {name: tuple(view.get_shape()) for name, view in views.items()} != dict(shapes):
                 raise ValueError(other)
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+            if any(view.get_dtype() not in dtypes for view in views.values()):
+                raise ValueError(other)
+            return {name: file.get_tensor(name) for name in views}, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a readable file of tensors: {error}") from error
 
@@ -210,12 +220,12 @@ def _table(
 
 def _header(table: Mapping[str, Any], metadata: Mapping[str, str] | None) -> bytes:
     """Encode a header, padded with blanks as the format requires."""
-    told = {} if metadata is None else {"__metadata__": dict(metadata)}
+    told = {"__metadata__": dict(metadata)} if metadata else {}
     text = json.dumps({**told, **table}).encode()
     return text + b" " * (-len(text) % _LENGTH_BYTES)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
     if dtype not in _DTYPE_NAMES:
-        raise ValueError(f"a policy does not hold {dtype}")
+        raise ValueError(f"a file of weights does not hold {dtype}")
     return _DTYPE_NAMES[dtype]

@@ -28,7 +28,13 @@ CHECKED_TOKENS = 1 << 16
 NOISE_ERROR_MAX = 1e-4
 """Maximum error of a device's logarithms in nats: about a hundred units in the last place."""
 
-_SIGNED_MULTIPLIERS = tuple(value - (value >> 31 << 32) for value in MULTIPLIERS)
+
+def _signed(value: int) -> int:
+    """Return the int32 with the bits of an unsigned 32-bit integer."""
+    return value - (value >> 31 << 32)
+
+
+_SIGNED_MULTIPLIERS = tuple(map(_signed, MULTIPLIERS))
 _MASKS = tuple((1 << (32 - shift)) - 1 for shift in SHIFTS)
 
 
@@ -110,13 +116,20 @@ class NoiseSource:
             raise wrong
 
 
-def mixed(words: Tensor, keys: tuple[int, int]) -> Tensor:
-    """Return the integers behind the noise of tokens ``words[n]`` under two keys, all int32."""
-    pair = np.array(keys, dtype=np.uint32)
-    pair[0] = _shifted(pair[0])
-    first = words ^ (words >> SHIFTS[0]).bitwise_and_(_MASKS[0])
-    keys_there = torch.from_numpy(pair.view(np.int32)[None]).to(words.device)
-    return Draws(first, keys_there).bits(slice(None))[0]
+def mix(words: Tensor, keys: tuple[int, int], scratch: Tensor) -> None:
+    """Replace tokens ``words[n]`` by the integers behind their noise under two keys, all int32.
+
+    It overwrites ``scratch[n]``, and allocates nothing.
+    """
+    first, second = map(_signed, keys)
+    words ^= first
+    for index, shift in enumerate(SHIFTS):
+        if index:
+            words *= _SIGNED_MULTIPLIERS[index - 1]
+        torch.bitwise_right_shift(words, shift, out=scratch)
+        words ^= scratch.bitwise_and_(_MASKS[index])
+        if index == 1:
+            words ^= second
 
 
 def gumbel(bits: Tensor) -> Tensor:

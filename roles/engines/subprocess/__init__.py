@@ -2,6 +2,7 @@
 
 A *fork server* imports torch once and forks engine processes (``forkserver``). Each runs one engine
 of ``roles.engines.factory`` and serves it on a socket (``server``). In the daemon, ``process``
-starts and kills them, ``connection`` calls one, ``supervisor`` replaces a dead one, and ``client``
-implements the ports that roles use. Both sides share ``wire`` and ``rpc_methods``.
+starts and kills them, ``connection`` calls one, ``group`` calls several that compute together as
+ranks, ``supervisor`` replaces dead ones, and ``client`` implements the ports that roles use. Both
+sides share ``wire`` and ``rpc_methods``.
 """

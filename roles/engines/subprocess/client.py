@@ -16,6 +16,7 @@ from protocol.run.manifest import RunManifest
 from roles.engines.factory import EngineName, policies_kept
 from roles.engines.subprocess import wire
 from roles.engines.subprocess.connection import CallTimeouts, EngineConnection
+from roles.engines.subprocess.group import EngineGroup
 from roles.engines.subprocess.process import EngineProcesses
 from roles.engines.subprocess.supervisor import EngineSupervisor
 from roles.engines.task_loader import task_of
@@ -80,7 +81,7 @@ class ChildGeneration(GenerationEngine):
         tokens = sum(request.tokens_max for request in requests)
         async with self._turns.together():
             made: list[Generation] = await self.supervisor.call(
-                "generate", tuple(requests), temperature, items=len(requests), tokens=tokens
+                "generate", temperature, elements=requests, items=len(requests), tokens=tokens
             )
         for one, request in zip(made, requests, strict=True):
             fits = 1 <= len(one.tokens) <= request.tokens_max
@@ -88,7 +89,7 @@ class ChildGeneration(GenerationEngine):
                 raise EngineError("the engine process generated other sequences than requested")
         return made
 
-    async def _restore(self, conversation: EngineConnection) -> None:
+    async def _restore(self, conversation: EngineConnection | EngineGroup) -> None:
         if self._policy is not None:
             # Without a policy ``generate`` raises that none is loaded.
             with suppress(ValueError):
@@ -120,10 +121,15 @@ class ChildVerification(VerificationEngine):
     ) -> list[Measurement]:
         tokens = sum(len(request.prompt) + len(request.tokens) for request in requests)
         return await self.supervisor.call(
-            "measure", version, tuple(requests), temperature, items=len(requests), tokens=tokens
+            "measure",
+            version,
+            temperature,
+            elements=requests,
+            items=len(requests),
+            tokens=tokens,
         )
 
-    async def _restore(self, conversation: EngineConnection) -> None:
+    async def _restore(self, conversation: EngineConnection | EngineGroup) -> None:
         for policy in list(self._policies.values()):
             # Without it ``measure`` raises ``LookupError``.
             with suppress(ValueError):
@@ -131,11 +137,26 @@ class ChildVerification(VerificationEngine):
 
 
 class ChildTraining(TrainingEngine):
-    """Train in another process; a replacement process has nothing loaded and reports so."""
+    """Train in other processes, one rank on each device.
 
-    def __init__(self, processes: EngineProcesses, make: wire.Make, patience: CallTimeouts) -> None:
+    Replacement processes have nothing loaded and report so.
+    """
+
+    def __init__(
+        self,
+        processes: EngineProcesses,
+        make: wire.Make,
+        patience: CallTimeouts,
+        devices: Sequence[str],
+    ) -> None:
         self._step_tokens = 0
-        self.supervisor = EngineSupervisor(processes, make, patience, self._restore)
+        self._ranks = len(devices)
+        self.supervisor = EngineSupervisor(processes, make, patience, self._restore, devices)
+
+    @property
+    @override
+    def ranks(self) -> int:
+        return self._ranks
 
     @override
     async def start(self) -> None:
@@ -152,16 +173,21 @@ class ChildTraining(TrainingEngine):
 
     @override
     async def recompute(
-        self, policy: Policy, sequences: Sequence[TrainingSequence]
+        self, policy: Policy, sequences: Sequence[TrainingSequence], path: Path | None = None
     ) -> list[TrainingSequence]:
         return await self.supervisor.call(
-            "recompute", policy, tuple(sequences), items=len(sequences), tokens=_tokens(sequences)
+            "recompute",
+            policy,
+            path,
+            elements=sequences,
+            items=len(sequences),
+            tokens=_tokens(sequences),
         )
 
     @override
     async def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
         self._step_tokens = _tokens(batch)
-        await self.supervisor.call("begin_step", tuple(batch), tokens=self._step_tokens)
+        await self.supervisor.call("begin_step", elements=batch, tokens=self._step_tokens)
 
     @override
     async def end_step(self) -> StepMetrics:
@@ -194,18 +220,19 @@ class ChildTraining(TrainingEngine):
         count = len(prompts)
         tokens = count * tokens_max
         return await self.supervisor.call(
-            "evaluate", tuple(prompts), tokens_max, items=count, tokens=tokens
+            "evaluate", tokens_max, elements=prompts, items=count, tokens=tokens
         )
 
-    async def _restore(self, conversation: EngineConnection) -> None:
+    async def _restore(self, conversation: EngineConnection | EngineGroup) -> None:
         """Restore nothing: the trainer's flow chooses the state to resume from."""
 
 
 class ChildEngines(Engines):
     """Make engines in separate processes.
 
-    ``engine``, ``device`` and ``gpus`` are as in ``engines_of``. ``memory_bytes_max`` bounds each
-    engine's writable memory; ``runtimes`` are directories of installed scoring runtimes.
+    ``engine``, ``device`` and ``gpus`` are as in ``engines_of``. A training engine has a process on
+    each of ``training_devices``; empty for one on ``device``. ``memory_bytes_max`` bounds each
+    process's writable memory; ``runtimes`` are directories of installed scoring runtimes.
     """
 
     def __init__(
@@ -217,6 +244,7 @@ class ChildEngines(Engines):
         *,
         engine: EngineName = "builtin",
         gpus: int = 1,
+        training_devices: Sequence[str] = (),
         memory_bytes_max: int | None = None,
         patience: CallTimeouts | None = None,
         runtimes: Sequence[Path] = (),
@@ -228,6 +256,7 @@ class ChildEngines(Engines):
         self._device = device
         self._engine = engine
         self._gpus = gpus
+        self._training_devices = training_devices or (device,)
         self._memory_bytes_max = memory_bytes_max
         self._patience = patience or CallTimeouts()
 
@@ -246,7 +275,8 @@ class ChildEngines(Engines):
 
     @override
     def training(self, manifest: RunManifest) -> ChildTraining:
-        return ChildTraining(self._processes, self._make("training", manifest), self._patience)
+        make = self._make("training", manifest)
+        return ChildTraining(self._processes, make, self._patience, self._training_devices)
 
     def _make(self, kind: wire.Kind, manifest: RunManifest) -> wire.Make:
         return wire.Make(
@@ -255,6 +285,9 @@ class ChildEngines(Engines):
             manifest=manifest.encoded(),
             device=self._device,
             gpus=self._gpus,
+            rank=0,
+            ranks=1,
+            rendezvous="",
             memory_bytes_max=self._memory_bytes_max,
             heartbeat_seconds=self._patience.heartbeat_seconds,
         )

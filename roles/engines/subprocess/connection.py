@@ -6,7 +6,7 @@ three cases it is killed, because its state cannot be trusted.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,7 @@ class EngineConnection:
         self._calls = 0
         self._progress_at = self._now()
         """Time when the oldest call became the oldest, or received an item of its result."""
-        self.pid = process.pid
+        self.pids = (process.pid,)
         self.memory_bytes = 0
         """Resident memory in the last heartbeat."""
         self.tokens = 0
@@ -75,6 +75,9 @@ class EngineConnection:
         """Time to the first token of the last policy loaded."""
         self.reason = ""
         """Reason of the end; empty while the connection is open."""
+        self.trace = ""
+        """Traceback of the end, or the last lines of the process's standard error."""
+        self._is_ending = False
         self._listening: asyncio.Task[None] | None = None
 
     @classmethod
@@ -98,41 +101,72 @@ class EngineConnection:
         conversation._listening = asyncio.create_task(conversation._listen())
         return conversation
 
-    async def call(self, name: str, arguments: tuple[Any, ...], items: int, tokens: int) -> Any:
+    async def call(
+        self,
+        name: str,
+        arguments: tuple[Any, ...],
+        items: int,
+        tokens: int,
+        elements: Sequence[Any] = (),
+    ) -> Any:
         """Return the ``items`` of a call's result; it computes at most ``tokens``.
 
-        Raises the errors that the port documents; any other failure is an ``EngineError``.
+        ``elements`` are those of the method's long argument. Raises the errors that the port
+        documents; any other failure is an ``EngineError``.
         """
-        method, patience = self._methods[name], self._patience
         self._calls += 1
         id_ = self._calls
-        question = wire.Call(id=id_, method=name, arguments=arguments)
+        call = wire.Call(id=id_, method=name, arguments=arguments)
         try:
-            # A batch has millions of numbers: encode it outside the event loop.
-            frame = await asyncio.to_thread(wire.encode, question, wire.QUESTION_BYTES_MAX)
-        except wire.WireError as error:
-            raise EngineError(str(error)) from None
-        if self.reason:
-            raise EngineError(self.reason)
-        seconds = patience.call_seconds + tokens / patience.tokens_per_second_min
-        if not self._pending:
-            self._progress_at = self._now()
-        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._pending[id_] = _PendingCall(method, items, seconds, answer)
-        self._process.writer.write(frame)
+            frame = await begin_call([self], call, elements)
+        except OSError as error:  # the process ended; why, the listener knows
+            await self.ended()
+            raise EngineError(self.reason or str(error)) from None
+        answer = self.send(id_, name, frame, items, tokens)
         try:
             return await answer
         except asyncio.CancelledError:
             # The call stays in flight with its deadline: the process continues to compute.
-            if not self.reason:
-                cancel = wire.encode(wire.CancelCall(id=id_), wire.QUESTION_BYTES_MAX)
-                self._process.writer.write(cancel)
+            self.cancel(id_)
             raise
+
+    async def write(self, frame: bytes) -> None:
+        """Send a part of a call, when there is room; raises ``OSError`` if the process ended."""
+        if self.reason:
+            raise ConnectionError(self.reason)
+        self._process.writer.write(frame)
+        await self._process.writer.drain()
+
+    def send(
+        self, id_: int, name: str, frame: bytes, items: int, tokens: int
+    ) -> "asyncio.Future[list[Any]]":
+        """Send the frame of a call with a new id, and return its future result."""
+        if self.reason:
+            raise EngineError(self.reason)
+        seconds = self._patience.call_seconds + tokens / self._patience.tokens_per_second_min
+        if not self._pending:
+            self._progress_at = self._now()
+        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._pending[id_] = _PendingCall(self._methods[name], items, seconds, answer)
+        self._process.writer.write(frame)
+        return answer
+
+    def cancel(self, id_: int) -> None:
+        """Cancel a call, or drop the parts of one that has not begun."""
+        if not self.reason:
+            message = wire.encode(wire.CancelCall(id=id_), wire.QUESTION_BYTES_MAX)
+            self._process.writer.write(message)
+
+    async def ended(self) -> None:
+        """Wait for the end of the connection, of which ``reason`` then has the reason."""
+        if self._listening is not None:
+            await asyncio.wait([self._listening])
 
     async def close(self, reason: str = "the engine process was closed") -> None:
         """Kill the process; calls in flight fail with ``reason``. Idempotent."""
         if self._listening is not None and not self._listening.done():
-            self._listening.cancel()
+            if not self._is_ending:
+                self._listening.cancel()
             await asyncio.wait([self._listening])
         if not self.reason:
             await self._end(EngineError(reason[:200]))
@@ -182,7 +216,7 @@ class EngineConnection:
                 self.tokens = message.tokens
                 log.debug(
                     "engine process heartbeat",
-                    pid=self.pid,
+                    pid=self._process.pid,
                     memory_bytes=message.memory_bytes,
                     tokens_per_second=round(computed / self._patience.heartbeat_seconds),
                 )
@@ -222,15 +256,15 @@ class EngineConnection:
 
     async def _end(self, error: Exception) -> EngineError:
         """Kill the process, fail all calls in flight, and return the error."""
+        self._is_ending = True
         how = await self._process.kill()
         self.reason = self._why(error, how)
-        lines = "\n".join(self._process.errors.lines)
-        failure = EngineError(self.reason, getattr(error, "trace", "") or lines)
+        self.trace = getattr(error, "trace", "") or "\n".join(self._process.errors.lines)
         for call in self._pending.values():
             if not call.answer.done():
-                call.answer.set_exception(EngineError(self.reason, failure.trace))
+                call.answer.set_exception(EngineError(self.reason, self.trace))
         self._pending.clear()
-        return failure
+        return EngineError(self.reason, self.trace)
 
     def _why(self, error: Exception, how: str) -> str:
         """Return one line: the protocol error, or how the process ended by itself."""
@@ -249,6 +283,29 @@ class EngineConnection:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def begin_call(
+    connections: Sequence[EngineConnection], call: wire.Call, elements: Sequence[Any]
+) -> bytes:
+    """Send the elements of a call's long argument to all connections; return the call's frame.
+
+    Each frame is encoded once. After an error, or a cancellation, the parts are dropped. Raises
+    ``EngineError`` if something cannot be encoded, and ``OSError`` if a process has ended.
+    """
+    frames = wire.call_parts(call.id, elements)
+    try:
+        # A frame may have a million numbers: encode it outside the event loop.
+        while (frame := await asyncio.to_thread(next, frames, None)) is not None:
+            for one in connections:
+                await one.write(frame)
+        return wire.encode(call, wire.QUESTION_BYTES_MAX)
+    except (wire.WireError, asyncio.CancelledError) as error:
+        for one in connections:
+            one.cancel(call.id)
+        if isinstance(error, wire.WireError):
+            raise EngineError(str(error)) from None
+        raise
 
 
 def _raised(failed: wire.Failed) -> Exception:

@@ -39,6 +39,14 @@ _PASSED_ON_PREFIXES = ("CUDA_", "NVIDIA_", "PYTORCH_", "TORCH_", "NCCL_")
 """Environment variables that an engine may need; a user's tokens and passwords are not passed."""
 
 
+HEAP = "glibc.malloc.hugetlb=1"
+"""Settings of glibc's heap in an engine's process: ask for huge pages.
+
+Each step allocates its gradients and activations anew, and has a ninth of the page faults then
+(measured: SmolLM2-135M, float32). Element-wise operations with a new result take half the time.
+"""
+
+
 class ErrorLines:
     """Last lines that a process wrote to its standard error, which is ``socket``."""
 
@@ -263,6 +271,7 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
     # Libraries look for a GPU at import: torch's default check would make CUDA unusable in forked
     # processes; the check through NVML does not.
     own = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    own["GLIBC_TUNABLES"] = HEAP
     return passed_on | own | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 

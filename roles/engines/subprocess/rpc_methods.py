@@ -1,6 +1,7 @@
 """Methods of the ports that an engine process serves: types of arguments and results.
 
-A result is sent as items, one per frame: the elements of a list, or the single value.
+A result is sent as items, one per frame: the elements of a list, or the single value. A method has
+at most one long argument, whose elements are sent before the call.
 """
 
 from collections.abc import Mapping
@@ -21,52 +22,66 @@ from roles.ports.engines import (
     VerificationRequest,
 )
 
-SEQUENCES_MAX = 1 << 16
-"""Sequences per call; a guess, far above the batches of any recipe here."""
+ELEMENTS_MAX = 1 << 20
+"""Elements of the long argument of a call; a guess, far above the batches of any recipe here."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _Digest = Annotated[Digest, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-_Many = Field(max_length=SEQUENCES_MAX)
 _Tokens = tuple[_Count, ...]
-_Training = Annotated[tuple[TrainingSequence, ...], _Many]
+
+
+class LongArgument(NamedTuple):
+    """Place of a method's long argument among its arguments, and the type of its elements."""
+
+    place: int
+    element: TypeAdapter[Any]
 
 
 class Method(NamedTuple):
-    """Types of a method's arguments (a tuple), and of one item of its result, if it has any."""
+    """Types of a method's arguments (a tuple), and of one item of its result, if it has any.
+
+    ``long`` is not among the ``arguments``.
+    """
 
     arguments: TypeAdapter[Any]
     item: TypeAdapter[Any] | None = None
+    long: LongArgument | None = None
 
+
+_SEQUENCE = TypeAdapter(TrainingSequence)
 
 METHODS: Mapping[Kind, Mapping[str, Method]] = {
     "generation": {
         "stage": Method(TypeAdapter(tuple[Policy]), TypeAdapter(bool)),
         "load": Method(TypeAdapter(tuple[Policy])),
         "generate": Method(
-            TypeAdapter(tuple[Annotated[tuple[GenerationRequest, ...], _Many], float]),
+            TypeAdapter(tuple[float]),
             TypeAdapter(Generation),
+            LongArgument(0, TypeAdapter(GenerationRequest)),
         ),
     },
     "verification": {
         "load": Method(TypeAdapter(tuple[Policy])),
         "measure": Method(
-            TypeAdapter(tuple[Version, Annotated[tuple[VerificationRequest, ...], _Many], float]),
+            TypeAdapter(tuple[Version, float]),
             TypeAdapter(Measurement),
+            LongArgument(1, TypeAdapter(VerificationRequest)),
         ),
     },
     "training": {
         "state_bytes_max": Method(TypeAdapter(tuple[()]), TypeAdapter(_Count)),
         "load_policy": Method(TypeAdapter(tuple[Policy])),
-        "recompute": Method(TypeAdapter(tuple[Policy, _Training]), TypeAdapter(TrainingSequence)),
-        "begin_step": Method(TypeAdapter(tuple[_Training])),
+        "recompute": Method(
+            TypeAdapter(tuple[Policy, Path | None]), _SEQUENCE, LongArgument(1, _SEQUENCE)
+        ),
+        "begin_step": Method(TypeAdapter(tuple[()]), long=LongArgument(0, _SEQUENCE)),
         "end_step": Method(TypeAdapter(tuple[()]), TypeAdapter(StepMetrics)),
         "policy_digest": Method(TypeAdapter(tuple[()]), TypeAdapter(_Digest)),
         "write_policy": Method(TypeAdapter(tuple[Path]), TypeAdapter(_Digest)),
         "save_state": Method(TypeAdapter(tuple[Path])),
         "load_state": Method(TypeAdapter(tuple[Path, _Digest, Policy | None])),
         "evaluate": Method(
-            TypeAdapter(tuple[Annotated[tuple[_Tokens, ...], _Many], _Count]),
-            TypeAdapter(_Tokens),
+            TypeAdapter(tuple[_Count]), TypeAdapter(_Tokens), LongArgument(0, TypeAdapter(_Tokens))
         ),
     },
 }

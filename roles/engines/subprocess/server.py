@@ -8,6 +8,7 @@ import asyncio
 import os
 import resource
 import socket
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,8 +18,14 @@ from protocol.core.faults import Fault
 from protocol.run.manifest import decode_manifest
 from roles.engines.factory import engines_of
 from roles.engines.subprocess import wire
-from roles.engines.subprocess.rpc_methods import METHODS, Method
-from roles.ports.engines import EngineError, FirstToken, TrainingSequence, VerificationRequest
+from roles.engines.subprocess.rpc_methods import ELEMENTS_MAX, METHODS, Method
+from roles.ports.engines import (
+    EngineError,
+    FirstToken,
+    RankPlace,
+    TrainingSequence,
+    VerificationRequest,
+)
 
 
 def serve(channel: socket.socket) -> None:
@@ -44,7 +51,11 @@ class _Server:
         self._first_token: FirstToken | None = None
         """The last value sent to the daemon."""
         self._engine: Any = None
+        self._sends_items = True
+        """False in a rank other than 0, whose results the daemon does not read."""
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._elements: dict[int, list[bytes]] = {}
+        """Elements of the long argument of calls that are not complete."""
 
     async def run(self) -> None:
         """Serve until the stream ends; raises ``EOFError`` then."""
@@ -52,6 +63,7 @@ class _Server:
         make = await self._next()
         if not isinstance(make, wire.Make):
             raise wire.WireError("the first message is not Make")
+        self._sends_items = make.rank == 0
         beating = asyncio.create_task(self._beat(make.heartbeat_seconds))
         try:
             engine = self._engine = await asyncio.to_thread(_made, make)
@@ -62,10 +74,13 @@ class _Server:
         methods = METHODS[make.kind]
         while not beating.done():
             match await self._next():
+                case wire.CallPart(id=id_, elements=elements):
+                    self._elements.setdefault(id_, []).extend(elements)
                 case wire.Call() as call if call.method in methods:
                     work = self._answer(engine, methods[call.method], call)
                     self._calls[call.id] = asyncio.create_task(work)
                 case wire.CancelCall(id=id_):
+                    self._elements.pop(id_, None)
                     if id_ in self._calls:
                         self._calls[id_].cancel()
                 case other:
@@ -95,11 +110,11 @@ class _Server:
 
     async def _answer(self, engine: Any, method: Method, call: wire.Call) -> None:
         try:
-            arguments = _checked(method, call)
+            arguments = _checked(method, call, self._elements.pop(call.id, []))
             result = await getattr(engine, call.method)(*arguments)
             items = result if isinstance(result, list) else [result]
             self._tokens += sum(map(_tokens, [*_sequences(arguments), *items]))
-            if method.item is not None:
+            if method.item is not None and self._sends_items:
                 for item in items:
                     await self._say(wire.Item(id=call.id, value=item))
             await self._tell_first_token()  # before the caller can load another policy
@@ -137,16 +152,23 @@ def _made(make: wire.Make) -> Any:
     manifest = decode_manifest(make.manifest)
     if isinstance(manifest, Fault):
         raise wire.WireError(f"the run manifest: {manifest}")
-    return getattr(engines_of(make.engine, make.device, make.gpus), make.kind)(manifest)
+    place = RankPlace(make.rank, make.ranks, make.rendezvous)
+    return getattr(engines_of(make.engine, make.device, make.gpus, place), make.kind)(manifest)
 
 
-def _checked(method: Method, call: wire.Call) -> tuple[Any, ...]:
+def _checked(method: Method, call: wire.Call, elements: Sequence[bytes]) -> tuple[Any, ...]:
     """Return a call's arguments; their own ``ValueError`` would be read as a wrong policy."""
+    if len(elements) > ELEMENTS_MAX:
+        raise EngineError(f"{len(elements)} elements, more than {ELEMENTS_MAX}")
     try:
         arguments: tuple[Any, ...] = method.arguments.validate_python(call.arguments)
+        if method.long is None:
+            return arguments
+        place, element = method.long
+        found = tuple(element.validate_python(wire.unpacked(one)) for one in elements)
     except ValueError as error:
         raise EngineError.of(error) from None
-    return arguments
+    return (*arguments[:place], found, *arguments[place:])
 
 
 def _sequences(arguments: tuple[Any, ...]) -> list[Any]:

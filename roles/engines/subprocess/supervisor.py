@@ -1,4 +1,4 @@
-"""Supervisor of one engine process: replace a dead process before the next call.
+"""Supervisor of one engine, in a process or a group of ranks: replace it before the next call.
 
 The new process first gets back the engine's state (``restore``), so callers see one failed call and
 never an engine without its policy. Restarts of a process that keeps dying back off exponentially;
@@ -6,15 +6,15 @@ roles also back off (``roles.runtime.retry``).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
 
 from roles.engines.subprocess import wire
 from roles.engines.subprocess.connection import CallTimeouts, EngineConnection
+from roles.engines.subprocess.group import EngineGroup, begin
 from roles.engines.subprocess.process import EngineProcesses
-from roles.engines.subprocess.rpc_methods import METHODS
 from roles.ports.engines import EngineError, FirstToken
 
 log = structlog.get_logger()
@@ -27,24 +27,31 @@ FAILURES_TO_REPLACE = 2
 """Consecutive failures after which the process is replaced: only a new process recovers a device
 after an illegal access. A single one may be a call that needed too much memory; a guess."""
 
-Restore = Callable[[EngineConnection], Awaitable[None]]
+Restore = Callable[[EngineConnection | EngineGroup], Awaitable[None]]
 
 
 class EngineSupervisor:
-    """Calls to an engine that ``make`` describes, in whichever process has it now.
+    """Calls to an engine that ``make`` describes, in whichever processes have it now.
 
-    The first process starts at once, while the node starts up.
+    ``devices`` has one device for each rank. The first processes start at once, while the node
+    starts up.
     """
 
     def __init__(
-        self, processes: EngineProcesses, make: wire.Make, patience: CallTimeouts, restore: Restore
+        self,
+        processes: EngineProcesses,
+        make: wire.Make,
+        patience: CallTimeouts,
+        restore: Restore,
+        devices: Sequence[str] = (),
     ) -> None:
         self._processes = processes
         self._make = make
+        self._devices = devices or (make.device,)
         self._patience = patience
         self._restore = restore
         self._starting = asyncio.Lock()
-        self._conversation: EngineConnection | None = None
+        self._conversation: EngineConnection | EngineGroup | None = None
         self._fruitless = 0
         """Starts since the last successful call."""
         self._failures = 0
@@ -55,12 +62,19 @@ class EngineSupervisor:
         """Return when a process is alive and its state restored; raises ``EngineError``."""
         await self._alive()
 
-    async def call(self, name: str, *arguments: Any, items: int = 0, tokens: int = 0) -> list[Any]:
+    async def call(
+        self,
+        name: str,
+        *arguments: Any,
+        elements: Sequence[Any] = (),
+        items: int = 0,
+        tokens: int = 0,
+    ) -> list[Any]:
         """Call a method as ``EngineConnection.call`` does, in a live process."""
         conversation = await self._alive()
         failures = self._failures
         try:
-            result: list[Any] = await conversation.call(name, arguments, items, tokens)
+            result: list[Any] = await conversation.call(name, arguments, items, tokens, elements)
         except EngineError as error:
             # Concurrent calls fail together: that is one failure.
             self._failures = max(self._failures, failures + 1)
@@ -75,9 +89,14 @@ class EngineSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """The current process's id, if there is one."""
+        """The current process's id, if there is one; of several ranks, that of rank 0."""
+        return next(iter(self.pids), None)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of the current ranks; empty without any."""
         known = self._conversation
-        return known.pid if known is not None and not known.reason else None
+        return known.pids if known is not None and not known.reason else ()
 
     @property
     def tokens(self) -> int:
@@ -102,7 +121,7 @@ class EngineSupervisor:
         except EngineError as error:  # the first call tries again and raises to its role
             log.warning("engine process start failed", engine=self._make.kind, reason=str(error))
 
-    async def _alive(self) -> EngineConnection:
+    async def _alive(self) -> EngineConnection | EngineGroup:
         async with self._starting:
             known = self._conversation
             if known is not None and not known.reason:
@@ -111,16 +130,15 @@ class EngineSupervisor:
                 log.warning("engine process ended", engine=self._make.kind, reason=known.reason)
             await asyncio.sleep(pause_seconds(self._fruitless))
             self._fruitless += 1
-            process = await self._processes.fork(self._patience.start_seconds)
-            methods = METHODS[self._make.kind]
-            fresh = await EngineConnection.begin(process, self._make, methods, self._patience)
+            fresh = await begin(self._processes, self._make, self._devices, self._patience)
             try:
                 await self._restore(fresh)
             except BaseException:
                 await fresh.close()
                 raise
             self._conversation = fresh
-            log.info("engine process started", engine=self._make.kind, pid=fresh.pid)
+            for pid in fresh.pids:
+                log.info("engine process started", engine=self._make.kind, pid=pid)
             return fresh
 
 

@@ -1,6 +1,9 @@
 """Models and learners of a run, from weights on the CPU: on one device, or on a group of ranks."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -15,17 +18,61 @@ from roles.engines.training.packed_model import PackedModel, is_cast, sharded, w
 from roles.engines.training.ranks import Ranks
 from roles.engines.training.rounding import rounding_of
 
+PASS_TOKENS = 16_384
+"""Most tokens of a pass, and those of passes whose layers are recomputed: this takes a third more
+compute, and large passes make the most of the memory it frees."""
+
+_FEW_TOKENS = {"cpu": 512, "cuda": 8192}
+"""A pass of fewer tokens loses more than it saves by keeping activations. Guesses."""
+
 _KEPT_BYTES_MAX = 2**30
-"""Activations that a pass may keep before recomputation pays. Recomputing costs a third more
-compute and frees memory for more tokens; on a tiny model it frees nothing. A guess."""
+"""Activations that a pass keeps rather than recomputing them, on a CPU. A guess."""
+
+_KEPT_SHARE = 8
+"""On a GPU that has more, one part in so many of its memory. A guess: not measured here."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassSizes:
+    """Tokens of a pass, and the largest pass that keeps its activations (0: none does)."""
+
+    tokens: int
+    kept_tokens_max: int
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        dtype: torch.dtype,
+        device: str,
+        tokens: int | None,
+        checkpointing: bool | None,
+        ranks: int = 1,
+    ) -> Self:
+        """Return the sizes for a device; ``tokens`` and ``checkpointing`` override it.
+
+        Passes have as many tokens as keep their activations, unless these are few, or several ranks
+        gather the weights for each pass. A longer sequence is a pass alone, which recomputes.
+        """
+        kept_bytes, kind = _KEPT_BYTES_MAX, torch.device(device).type
+        if kind == "cuda":
+            memory = torch.cuda.get_device_properties(device).total_memory
+            kept_bytes = max(kept_bytes, memory // _KEPT_SHARE)
+        fitting = kept_bytes // _kept_bytes_per_token(config, dtype)
+        if tokens is None:
+            keeps = checkpointing is None and ranks == 1
+            keeps &= fitting >= _FEW_TOKENS.get(kind, PASS_TOKENS)
+            tokens = min(fitting, PASS_TOKENS) if keeps else PASS_TOKENS
+        if checkpointing is None:
+            return cls(tokens, fitting)
+        return cls(tokens, 0 if checkpointing else sys.maxsize)
 
 
 class ModelBuilder:
     """Builds what a trainer of one run computes with, on ``device``.
 
-    ``checkpointing``: a decoder layer keeps only its input for the backward pass; None to do so if
-    the activations of ``pass_tokens`` would be too large. Raises ``ValueError`` for a dithered
-    model without a run id.
+    In passes of more than ``kept_tokens_max`` tokens a decoder layer keeps only its input for the
+    backward pass. Raises ``ValueError`` for a dithered model without a run id.
     """
 
     def __init__(
@@ -36,8 +83,7 @@ class ModelBuilder:
         grpo: GrpoSection,
         run: RunId | None,
         *,
-        pass_tokens: int,
-        checkpointing: bool | None,
+        kept_tokens_max: int,
         device: str,
         ranks: Ranks,
     ) -> None:
@@ -45,8 +91,7 @@ class ModelBuilder:
         self._dtype = DTYPES[section.dtype]
         self._round = rounding_of(section, run)
         self._temperature = sampling.temperature * scales_of(config).logits
-        pays = pass_tokens * _kept_bytes_per_token(config) > _KEPT_BYTES_MAX
-        self.checkpointing = pays if checkpointing is None else checkpointing
+        self._kept_tokens_max = kept_tokens_max
         self._device, self._ranks = device, ranks
 
     def policy(self, name: str, master: Tensor) -> Tensor:
@@ -65,8 +110,7 @@ class ModelBuilder:
             return self.policy(name, masters[name]) if name in apart else masters[name]
 
         model = self._model(masters, value)
-        if self.checkpointing:
-            model.keep_inputs_only()
+        model.keep_inputs_only(self._kept_tokens_max)
         own = {}
         for name, parameter in model.causal.named_parameters():
             if name in apart:
@@ -109,11 +153,11 @@ class ModelBuilder:
         )
 
 
-def _kept_bytes_per_token(config: Config) -> int:
-    """Return the bytes that autograd keeps per token in the decoder, in float32.
+def _kept_bytes_per_token(config: Config, dtype: torch.dtype) -> int:
+    """Return the bytes that autograd keeps per token in a decoder of such parameters.
 
     Measured where all heads together are as wide as the hidden states; otherwise a guess.
     """
     heads = config.num_attention_heads * head_size(config)
     layer = 6 * (config.hidden_size + heads) + 4 * config.intermediate_size
-    return 4 * config.num_hidden_layers * layer
+    return dtype.itemsize * config.num_hidden_layers * layer

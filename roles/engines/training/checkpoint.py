@@ -20,6 +20,9 @@ _FORMAT = "3"
 
 _KINDS = ("weights", "first_moments", "second_moments")
 
+_OUTER_KINDS = (*_KINDS, "outer_momentum")
+"""Of a run with outer steps."""
+
 _ROUNDING = 1.01
 """Tolerance for rounding on a moment's bound; a guess, far above what float32 needs."""
 
@@ -38,35 +41,44 @@ class TrainingState:
     """Updates of the optimiser."""
     version: int
     """Version of the policy: the schedule of the learning rate follows it."""
+    outer_momentum: dict[str, Tensor] | None = None
+    """Of a run with outer steps only; its weights are the outer ones."""
 
 
-def checkpoint_bytes_max(shapes: Shapes) -> int:
-    """Return the maximum bytes of a checkpoint of a model with such parameters."""
-    return file_bytes_max(_layout(shapes))
+def checkpoint_bytes_max(shapes: Shapes, *, outer: bool = False) -> int:
+    """Return the maximum bytes of a checkpoint of a model with such parameters.
+
+    ``outer``: of a run with outer steps.
+    """
+    return file_bytes_max(_layout(shapes, outer=outer))
 
 
 def save_checkpoint(state: TrainingState, path: Path, shapes: Shapes, ranks: Ranks = ALONE) -> None:
     """Write ``state``, of which each rank has its rows, atomically; raises ``StorageFullError``."""
-    groups = (state.weights, state.first_moments, state.second_moments)
+    groups = (state.weights, state.first_moments, state.second_moments, state.outer_momentum)
     tensors = {
         f"{kind}/{name}": tensor
-        for kind, group in zip(_KINDS, groups, strict=True)
-        for name, tensor in group.items()
+        for kind, group in zip(_OUTER_KINDS, groups, strict=True)
+        for name, tensor in (group or {}).items()
     }
     numbers = {"steps": str(state.steps), "version": str(state.version)}
 
     def metadata(digest: Digest) -> dict[str, str]:
         return {"format": _FORMAT, **numbers, "digest": digest.hex()}
 
-    write_rows(path, tensors, _layout(shapes), ranks, metadata=metadata)
+    layout = _layout(shapes, outer=state.outer_momentum is not None)
+    write_rows(path, tensors, layout, ranks, metadata=metadata)
 
 
-def load_checkpoint(path: Path, shapes: Shapes, ranks: Ranks = ALONE) -> TrainingState:
+def load_checkpoint(
+    path: Path, shapes: Shapes, ranks: Ranks = ALONE, *, outer: bool = False
+) -> TrainingState:
     """Load a whole checkpoint to the CPU; ``ValueError`` if it is damaged or of another model.
 
     The ranks share the reading for its digest.
     """
-    tensors, metadata = ranks.together(lambda: read_tensors(path, _layout(shapes)))
+    layout = _layout(shapes, outer=outer)
+    tensors, metadata = ranks.together(lambda: read_tensors(path, layout))
     if metadata.get("format") != _FORMAT:
         raise ValueError(f"{path} has another checkpoint format")
     if any(tensor.dtype != torch.float32 for tensor in tensors.values()):
@@ -74,8 +86,9 @@ def load_checkpoint(path: Path, shapes: Shapes, ranks: Ranks = ALONE) -> Trainin
     if shared_digest(tensors, ranks).hex() != metadata.get("digest"):
         raise ValueError(f"{path} is damaged")
     weights, first, second = ({n: tensors[f"{kind}/{n}"] for n in shapes} for kind in _KINDS)
+    momentum = {n: tensors[f"outer_momentum/{n}"] for n in shapes} if outer else None
     steps, version = (int(metadata.get(key, "")) for key in ("steps", "version"))
-    return TrainingState(weights, first, second, steps, version)
+    return TrainingState(weights, first, second, steps, version, momentum)
 
 
 def check_moments(state: TrainingState, betas: tuple[float, float], ranks: Ranks = ALONE) -> None:
@@ -99,5 +112,6 @@ def check_moments(state: TrainingState, betas: tuple[float, float], ranks: Ranks
     ranks.together(check)
 
 
-def _layout(shapes: Shapes) -> Shapes:
-    return {f"{kind}/{name}": shape for kind in _KINDS for name, shape in shapes.items()}
+def _layout(shapes: Shapes, *, outer: bool) -> Shapes:
+    kinds = _OUTER_KINDS if outer else _KINDS
+    return {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}

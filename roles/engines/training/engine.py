@@ -2,11 +2,12 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from protocol.core.types import Digest, RunId
+from protocol.run.outer_bound import OuterRule
 from protocol.run.recipe import GrpoSection, ModelSection, SamplingSection
 from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
@@ -27,8 +29,17 @@ from roles.engines.builtin.engine import (
     prepare_thread,
 )
 from roles.engines.files.safetensors import read_tensors
-from roles.engines.training.batch import TrainingSample, collate, minibatches, pack, select
-from roles.engines.training.builder import ModelBuilder
+from roles.engines.files.stored_numbers import logprobs_written
+from roles.engines.training.batch import (
+    TrainingSample,
+    answers_of,
+    collate,
+    deal,
+    minibatches,
+    pack,
+    select,
+)
+from roles.engines.training.builder import ModelBuilder, PassSizes
 from roles.engines.training.checkpoint import (
     TrainingState,
     check_moments,
@@ -40,10 +51,18 @@ from roles.engines.training.learner import Learner
 from roles.engines.training.losses import token_weights, weighted_loss
 from roles.engines.training.mismatch import ClaimComparison
 from roles.engines.training.optimiser import learning_rate, moments_of
+from roles.engines.training.outer import Rounds
 from roles.engines.training.packed_model import PackedModel
 from roles.engines.training.ranks import ALONE, Ranks
 from roles.engines.training.shared_files import gathered_digest, shared_digest, write_rows
-from roles.ports.engines import Mismatch, Policy, StepMetrics, TrainingEngine, TrainingSequence
+from roles.ports.engines import (
+    Logprobs,
+    Mismatch,
+    Policy,
+    StepMetrics,
+    TrainingEngine,
+    TrainingSequence,
+)
 from roles.ports.storage import StorageFullError
 
 T = TypeVar("T")
@@ -54,6 +73,8 @@ class _Sums:
     """Totals over the tokens of one update."""
 
     tokens: int
+    passes: list[Tensor] = field(default_factory=list)
+    """The five sums of each pass of this rank ``[5]``, on its device."""
     compared: ClaimComparison = field(default_factory=ClaimComparison)
     loss: float = 0.0
     """Of the update; the other sums are over its tokens."""
@@ -67,8 +88,9 @@ class _Sums:
     learning_rate: float = 0.0
 
     def add_ranks(self, ranks: Ranks) -> None:
-        """Replace the sums of this rank's passes by those of all ranks."""
-        own = (self.loss, self.clipped_low, self.clipped_high, self.entropy, self.kl)
+        """Set the sums of the passes of all ranks. This waits for the device, once an update."""
+        rows = torch.stack(self.passes).cpu().double() if self.passes else torch.zeros(1, 5)
+        own = rows.sum(0).tolist()
         self.loss, self.clipped_low, self.clipped_high, self.entropy, self.kl = ranks.totals(own)
 
 
@@ -86,12 +108,16 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
     Master weights, their gradients and the optimizer are float32. The model computes with the
     policy's weights, in their precision and as validators do, so a ratio is 1 before the first
-    update. Sequences are packed into passes of ``pass_tokens``, which the ranks share. With
-    ``checkpointing`` a decoder layer keeps only its input and is recomputed in the backward pass
-    (None: only if the activations would be too large). Neither changes the result beyond rounding.
+    update. Sequences are packed into passes of ``pass_tokens``, which the ranks share (None: as
+    ``builder.PassSizes``). With ``checkpointing`` a decoder layer keeps only its input and is
+    recomputed in the backward pass (None: in passes with too large activations). Neither changes
+    the result beyond rounding.
     Files are written in another thread while a step computes its first gradient.
 
     All ranks get the same calls in the same order, and return the same results.
+
+    With ``outer``, a version is a round of several trainers: at most so many steps, then
+    ``write_difference`` and ``apply_differences``. A state is that of a round's beginning.
     """
 
     def __init__(
@@ -101,30 +127,33 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         grpo: GrpoSection,
         *,
         run: RunId | None = None,
-        pass_tokens: int = 16_384,
+        pass_tokens: int | None = None,
         checkpointing: bool | None = None,
         device: str = "cpu",
         ranks: Ranks = ALONE,
+        outer: OuterRule | None = None,
     ) -> None:
         super().__init__(model, model.dtype, device)
+        sizes = PassSizes.of(
+            self._config, self._dtype, device, pass_tokens, checkpointing, ranks.count
+        )
         self._builder = ModelBuilder(
             model,
             self._config,
             sampling,
             grpo,
             run,
-            pass_tokens=pass_tokens,
-            checkpointing=checkpointing,
+            kept_tokens_max=sizes.kept_tokens_max,
             device=device,
             ranks=ranks,
         )
         self._ranks = ranks
         self._head_precision = model.head
         self._grpo, self._loss = grpo, grpo.loss
+        self._rounds = None if outer is None else Rounds(outer, grpo, ranks)
         answers = grpo.rollouts_per_step * sampling.prompts_per_rollout * sampling.group_size
         self._constant = answers * sampling.tokens_max / grpo.updates_per_version
-        self._ends = model.end_tokens if grpo.loss.mask_truncated else ()
-        self._pass_tokens = pass_tokens
+        self._pass_tokens = sizes.tokens
         self._steps = 0
         """Updates of the optimiser."""
         self._version = 0
@@ -143,7 +172,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
     @override
     async def state_bytes_max(self) -> int:
-        return checkpoint_bytes_max(self._shapes)
+        return checkpoint_bytes_max(self._shapes, outer=self._rounds is not None)
 
     def _loaded(self) -> Learner:
         if self._learner is None:
@@ -163,65 +192,76 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     def load_policy(self, policy: Policy) -> None:
         self._learner = self._builder.learner(self._read(policy))
         self._steps, self._version, self._step = 0, int(policy.version), None
+        if self._rounds is not None:
+            self._rounds.start(self._learner.masters)
 
     @override
-    @computed_telling(ValueError)
+    @computed_telling(ValueError, StorageFullError)
     def recompute(
-        self, policy: Policy, sequences: Sequence[TrainingSequence]
+        self, policy: Policy, sequences: Sequence[TrainingSequence], path: Path | None = None
     ) -> list[TrainingSequence]:
         self._forget_gradients()  # frees memory for these weights
         model = self._builder.model(self._read(policy))
-        found = list(sequences)
-        for sample, known in self._logprobs(model, self._selected(sequences)):
-            found[sample.place] = replace(
-                sequences[sample.place], logprobs=known, claimed=sample.logprobs
-            )
+        own = self._logprobs(model, self._selected(sequences))
         del model
+        kept = self._ranks.together(partial(self._kept, own, path))
+        del own  # so that its memory is given back below
+        found = list(sequences)
+        for place, logprobs in chain.from_iterable(self._ranks.exchange(kept)):
+            claim = sequences[place]
+            found[place] = replace(claim, logprobs=logprobs, claimed=claim.logprobs)
         give_back_memory()
         return found
 
+    def _kept(
+        self, own: Iterable[tuple[TrainingSample, Tensor]], path: Path | None
+    ) -> list[tuple[int, Logprobs]]:
+        """Return the places of samples with their log-probabilities, in a file of this rank."""
+        if path is None:
+            return [(one.place, tuple(known.tolist())) for one, known in own]
+        with logprobs_written(path.with_name(f"{path.name}-{self._ranks.rank}")) as writer:
+            return [(one.place, writer.write(known)) for one, known in own]
+
     def _selected(self, sequences: Sequence[TrainingSequence]) -> list[TrainingSample]:
         divide = self._loss.advantage == "group"
-        return select(sequences, divide=divide, ends=self._ends)
+        return select(sequences, divide=divide, masks_cut=self._loss.mask_truncated)
 
     def _own(self, passes: list[list[TrainingSample]]) -> list[list[TrainingSample]]:
-        """Return this rank's passes.
-
-        All ranks have equally many, since they compute each one together. Some repeat the last
-        pass, which has the shortest samples, without any weight.
-        """
-        count, rank = self._ranks.count, self._ranks.rank
-        missing = -len(passes) % count
-        spare = [[replace(one, weight=0.0) for one in passes[-1][-1:]] for _ in range(missing)]
-        return [*passes, *spare][rank::count]
+        """Return this rank's passes."""
+        return deal(passes, self._ranks.count)[self._ranks.rank]
 
     @torch.no_grad()
     def _logprobs(
         self, model: PackedModel, samples: Sequence[TrainingSample]
-    ) -> list[tuple[TrainingSample, tuple[float, ...]]]:
-        """Return samples with the log-probabilities of their tokens, in the order of packing."""
-        found = []
+    ) -> list[tuple[TrainingSample, Tensor]]:
+        """Return the samples of this rank's passes with their tokens' log-probabilities."""
+        found: list[tuple[TrainingSample, Tensor]] = []
         for members in self._own(pack(samples, self._pass_tokens)):
             logprobs, _ = model(collate(members, self._device))
-            own = iter(logprobs.tolist())
-            found += [(one.place, tuple(islice(own, len(one.tokens)))) for one in members]
+            if members[0].weight:
+                found += zip(members, answers_of(members, logprobs), strict=True)
         model.let_go()
-        known = dict(chain.from_iterable(self._ranks.exchange(found)))
-        return [(one, known[one.place]) for one in samples]
+        return found
 
     @override
     @computed
     def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
         parts = minibatches(self._selected(batch), self._grpo.updates_per_version)
+        if self._rounds is not None:
+            self._rounds.check_open()
         with self._whole_or_unloaded():
             if self._loss.importance_cap is not None:
                 parts[1:] = [self._with_old_logprobs(part) for part in parts[1:]]
             self._step = _Step(self._gradient(parts[0]) if parts else None, parts)
 
     def _with_old_logprobs(self, samples: list[TrainingSample]) -> list[TrainingSample]:
-        """Add the log-probabilities before the first update; its own minibatch needs none."""
-        known = self._logprobs(self._loaded().model, samples)
-        return [replace(sample, old_logprobs=logprobs) for sample, logprobs in known]
+        """Add the log-probabilities before the first update; its own minibatch needs none.
+
+        Those of this rank's passes: the minibatch is packed into the same ones again.
+        """
+        own = self._logprobs(self._loaded().model, samples)
+        known = {sample.place: logprobs for sample, logprobs in own}
+        return [replace(one, old_logprobs=known.get(one.place, ())) for one in samples]
 
     @override
     @computed
@@ -235,7 +275,10 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
                 sums = step.first if step.first is not None and not number else self._gradient(part)
                 self._update(sums, number)
                 done.append(sums)
-        self._version = min(self._version + 1, self._grpo.steps)
+        if self._rounds is None:
+            self._version = min(self._version + 1, self._grpo.steps)
+        else:
+            self._rounds.steps += 1
         give_back_memory()
         first: tuple[Mismatch | None, Mismatch | None] = (None, None)
         if step.first is not None:
@@ -256,10 +299,12 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         )
 
     @contextmanager
-    def _whole_or_unloaded(self) -> Iterator[None]:
+    def _whole_or_unloaded(self, *harmless: type[Exception]) -> Iterator[None]:
         """Unload on an error: weights may be half updated, and the next load needs the memory."""
         try:
             yield
+        except harmless:
+            raise
         except BaseException:
             self._learner = None
             raise
@@ -292,13 +337,12 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         torch.autograd.backward(loss)
         if not members[0].weight:
             return
-        sums.loss += float(loss.detach())
         clipped, log_ratios = found.clipped, found.log_ratios
-        sums.clipped_low += float((clipped & (log_ratios < 0)).sum())
-        sums.clipped_high += float((clipped & (log_ratios > 0)).sum())
+        low, high = (clipped & (log_ratios < 0)).sum(), (clipped & (log_ratios > 0)).sum()
         moved = (logprobs - packed.behaviour_logprobs).detach()
-        sums.kl += float((moved.expm1() - moved).sum())
-        sums.entropy += float(entropies.detach().sum())
+        kl = (moved.expm1() - moved).sum()
+        totals = loss.detach(), low, high, entropies.detach().sum(), kl
+        sums.passes.append(torch.stack([total.float() for total in totals]))
         sums.compared.add(members, logprobs.detach())
 
     def _update(self, sums: _Sums, number: int) -> None:
@@ -311,10 +355,49 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         sums.norm = float(norm)
         sums.updated = math.isfinite(sums.norm) and math.isfinite(sums.loss)
         if sums.updated:
-            run_updates = self._version * self._grpo.updates_per_version + number
-            sums.learning_rate = learning_rate(self._grpo, self._steps, run_updates)
+            done, settings = self._progress()
+            sums.learning_rate = learning_rate(settings, self._steps, done + number)
             learner.update(norm, self._grpo.gradient_clip, sums.learning_rate)
             self._steps += 1
+
+    def _progress(self) -> tuple[int, GrpoSection]:
+        """Return the updates of the run before this step, and settings with those of a version."""
+        rounds, updates = self._rounds, self._grpo.updates_per_version
+        if rounds is None:
+            return self._version * updates, self._grpo
+        versions = self._version * rounds.settings.updates_per_version
+        return versions + rounds.steps * updates, rounds.settings
+
+    def _outer(self) -> Rounds:
+        if self._rounds is None:
+            raise RuntimeError("the run has no outer steps")
+        return self._rounds
+
+    async def write_difference(self, path: Path) -> Digest:
+        """Write how much the weights moved in this round, for all trainers; return its digest.
+
+        Raises ``StorageFullError``. Steps must not run meanwhile.
+        """
+        return await self._written(TorchTrainingEngine._write_difference, path)
+
+    def _write_difference(self, path: Path) -> Digest:
+        return self._outer().optimizer.write(path, self._loaded().masters, self._shapes)
+
+    @computed_telling(ValueError)
+    def apply_differences(self, files: Sequence[tuple[Digest, Path]]) -> None:
+        """End the round: take the outer step by the differences, in this order, and start from it.
+
+        All trainers that get the same files have the same bits then; the inner moments stay.
+        Raises ``ValueError``, and the round goes on, for a file that is not a difference of a
+        trainer's round (``OuterOptimizer.step``).
+        """
+        rounds, learner = self._outer(), self._loaded()
+        with self._whole_or_unloaded(ValueError):
+            rounds.optimizer.step(files, self._shapes)
+            self._forget_gradients()
+            learner.replace(rounds.optimizer.weights)
+        rounds.steps = 0
+        self._version = min(self._version + 1, self._grpo.steps)
 
     @override
     @computed
@@ -341,6 +424,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             second_moments=moments_of(learner.optimizer, learner.masters, "exp_avg_sq"),
             steps=self._steps,
             version=self._version,
+            outer_momentum=None if self._rounds is None else self._rounds.momentum(),
         )
         save_checkpoint(state, path, self._shapes, self._ranks.writer)
 
@@ -348,23 +432,29 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     @computed_telling(ValueError)
     def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
         ranks = self._ranks
-        state = load_checkpoint(path, self._shapes, ranks)
-        updates = self._grpo.updates_per_version
+        rounds = self._rounds
+        if rounds is not None and newer is not None:
+            raise ValueError(f"{path}: the outer momentum is not that of {newer.digest.hex()}")
+        state = load_checkpoint(path, self._shapes, ranks, outer=rounds is not None)
+        updates = self._progress()[1].updates_per_version
         if not 0 <= state.steps <= state.version * updates <= self._grpo.steps * updates:
             claim = f"{state.steps} steps for version {state.version}"
             raise ValueError(f"{path} claims {claim}, more than the run has")
         if shared_digest(state.weights, ranks, self._builder.policy) != policy:
             raise ValueError(f"{path} does not hold the weights of policy {policy.hex()}")
         check_moments(state, self._grpo.adam_betas, ranks)
+        momentum = None if rounds is None else rounds.checked_momentum(state)
         learner = self._builder.learner(state.weights if newer is None else self._read(newer))
         for name, master in learner.masters.items():
             learner.optimizer.state[master] = {
-                "step": torch.tensor(float(state.steps)),
+                "step": torch.tensor(float(state.steps), device=self._device),
                 "exp_avg": ranks.rows(state.first_moments[name]).to(self._device),
                 "exp_avg_sq": ranks.rows(state.second_moments[name]).to(self._device),
             }
         self._learner, self._steps, self._step = learner, state.steps, None
         self._version = state.version if newer is None else int(newer.version)
+        if rounds is not None:
+            rounds.start(learner.masters, momentum)
 
     @override
     @computed

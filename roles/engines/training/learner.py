@@ -82,6 +82,16 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        self._round_copies()
+
+    @torch.no_grad()
+    def replace(self, rows: Mapping[str, Tensor]) -> None:
+        """Replace the masters, and what the model computes with; the moments stay."""
+        for name, master in self.masters.items():
+            master.copy_(rows[name])
+        self._round_copies()
+
+    def _round_copies(self) -> None:
         for name, parameter in self._copies():
             begin = self._ranks.first_row(parameter.shape) * math.prod(parameter.shape[1:])
             local(parameter).copy_(self._round(name, self.masters[name], begin))

@@ -7,6 +7,7 @@ layer multiplies in float32.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,10 +79,10 @@ class PackedModel(torch.nn.Module):
         weight = self.causal.lm_head.weight
         return Head(weight.to(self._dtype) if self._head_precision == "model" else weight, "model")
 
-    def keep_inputs_only(self) -> None:
-        """Recompute each decoder layer in the backward pass: activations take less memory."""
+    def keep_inputs_only(self, beyond: int) -> None:
+        """Recompute decoder layers in the backward pass where a pass has more tokens than that."""
         for layer in self.causal.model.layers:
-            layer.forward = partial(_keeping_inputs, layer.forward)
+            layer.forward = partial(_computed, layer.forward, beyond)
 
     def let_go(self) -> None:
         """Give back what a forward pass without a backward pass has gathered from other ranks."""
@@ -98,6 +99,14 @@ def whole_model(
         module.float()
     model.set_attn_implementation(PACKED)
     return model
+
+
+def _computed(forward: Callable[..., Tensor], beyond: int, states: Tensor, **others: Any) -> Tensor:
+    """Compute a decoder layer; keep only its arguments for more tokens than ``beyond``."""
+    if states.shape[1] <= beyond:
+        return forward(states, **others)
+    recomputed: Tensor = _keeping_inputs(forward, states, **others)
+    return recomputed
 
 
 def is_cast(name: str) -> bool:

@@ -13,7 +13,7 @@ from protocol.core.types import RunId
 from protocol.run.policy import LARGEST, NAN, THRESHOLD_BITS, threshold_keys
 from protocol.run.recipe import ModelSection
 from roles.engines.files.policy import DTYPES
-from roles.engines.sampling.gumbel_noise import mixed
+from roles.engines.sampling.gumbel_noise import mix
 
 
 class PolicyRounding(Protocol):
@@ -60,21 +60,40 @@ class Dither:
         policy = torch.empty_like(flat, dtype=torch.bfloat16)
         least, most = map(float, torch.aminmax(flat)) if len(flat) else (0.0, 0.0)
         is_usual = least >= -_LARGEST and most <= _LARGEST
+        slices = _Slices(
+            threshold_keys(self._run, name), min(len(flat), SLICE_WEIGHTS), flat.device
+        )
         for begin in range(0, len(flat), SLICE_WEIGHTS):
             part = flat[begin : begin + SLICE_WEIGHTS]
-            thresholds = self.thresholds(name, first + begin, len(part), flat.device)
+            thresholds = slices.thresholds(first + begin, len(part))
             if not is_usual:
                 thresholds.masked_fill_((part.abs() <= _LARGEST).logical_not_(), 0)
-            patterns = thresholds.add_(part.view(torch.int32)) >> THRESHOLD_BITS
+            thresholds += part.view(torch.int32)
+            thresholds >>= THRESHOLD_BITS
             place = policy[begin : begin + len(part)].view(torch.int16)
-            place.copy_(patterns)
+            place.copy_(thresholds)
             if not is_usual:
                 place.masked_fill_(part.isnan(), NAN)
         return policy.view(masters.shape)
 
     def thresholds(self, name: str, begin: int, count: int, device: torch.device) -> Tensor:
         """Return ``count`` thresholds from flat index ``begin``, int32 below ``2**16``."""
-        words = torch.arange(begin // 2, (begin + count + 1) // 2, device=device).to(torch.int32)
-        bits = mixed(words, threshold_keys(self._run, name))
-        halves = bits.view(torch.int16)[begin % 2 :][:count]
-        return halves.to(torch.int32).bitwise_and_(_FRACTION)
+        return _Slices(threshold_keys(self._run, name), count, device).thresholds(begin, count)
+
+
+class _Slices:
+    """Thresholds of a tensor's slices of up to ``size`` weights, in memory that all slices use."""
+
+    def __init__(self, keys: tuple[int, int], size: int, device: torch.device) -> None:
+        self._keys = keys
+        self._places = torch.arange(size // 2 + 1, dtype=torch.int32, device=device)
+        self._words, self._scratch = torch.empty_like(self._places), torch.empty_like(self._places)
+        self._thresholds = torch.empty(size, dtype=torch.int32, device=device)
+
+    def thresholds(self, begin: int, count: int) -> Tensor:
+        """Return those from flat index ``begin``; the next call overwrites them."""
+        offset = (begin // 2 + 2**31) % 2**32 - 2**31  # as int32, wrapped
+        torch.add(self._places, offset, out=self._words)
+        mix(self._words, self._keys, self._scratch)
+        halves = self._words.view(torch.int16)[begin % 2 :][:count]
+        return self._thresholds[:count].copy_(halves).bitwise_and_(_FRACTION)

@@ -208,6 +208,21 @@ def test_a_library_of_a_log_that_is_not_installed_is_told_too(started, monkeypat
     assert [config.log_to for config in started] == [("jsonl", "tensorboard")]
 
 
+def test_a_trainer_needs_each_of_its_devices(started, capsys):
+    trainer = ["--role", "trainer", "--initial-peers", PEER]
+    code, told = failure(capsys, *trainer, "--trainer-devices", "98,99")
+    assert (code, started) == (78, [])
+    assert "--trainer-devices cuda:98" in told
+    assert cli.main([*JOIN, "--trainer-devices", "98"]) == 0, "a relay has no trainer"
+
+
+@pytest.mark.parametrize("command", [[], ["testnet"]])
+def test_wrong_ranks_are_one_line_from_the_node_and_from_a_testnet(started, capsys, command):
+    code, told = failure(capsys, *(command or JOIN), "--trainer-ranks", "2000")
+    assert (code, started) == (2, [])
+    assert "--trainer-ranks: '2000': input should be less than or equal to 1024" in told
+
+
 def test_a_relay_needs_no_device(started, capsys):
     worker = ["--role", "inference", "--initial-peers", PEER, "--device", "cuda:99"]
     assert failure(capsys, *worker)[0] == 78

@@ -67,6 +67,20 @@ def test_the_blobs_of_a_run_are_the_forms_that_it_keeps():
     assert needs.blobs_of((Role.TRAINER, Role.RELAY)) == needs.trainer_blob_bytes
 
 
+def test_devices_share_what_a_trainer_keeps_and_hold_the_rest_whole():
+    """Computed by hand for the recipe of 32 billion weights."""
+    model = read_recipe("intellect2").model
+    needs = estimate(RUN.model_copy(update={"model": model}))
+    shared = 20 * needs.weights
+    layer = 5120 * (2 * 5120 + 2 * 1024) + 5120 + 2 * 1024 + 3 * 5120 * 27_648 + 2 * 5120
+    whole = 8 * 2 * 152_064 * 5120 + (2 * 2 + 4) * layer
+    alone = needs.rank_bytes[1] - shared
+    assert needs.rank_bytes[1] == needs.trainer_bytes
+    assert {ranks: size - shared // ranks - alone for ranks, size in needs.rank_bytes.items()} == {
+        1: 0, 2: whole, 4: whole, 8: whole, 16: whole
+    }  # fmt: skip
+
+
 @pytest.fixture
 def datadir(tmp_path):
     return open_data_dir(tmp_path / "data")

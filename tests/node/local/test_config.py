@@ -71,6 +71,53 @@ def test_a_trainer_shadows_unless_its_operator_chooses_otherwise(environment):
     assert load_config(flags | {"shadow": False}, environment).shadow is False
 
 
+@pytest.mark.parametrize(
+    ("flags", "devices"),
+    [
+        ({}, ("auto",)),
+        ({"trainer_ranks": "1", "device": "cuda:3"}, ("cuda:3",)),
+        ({"trainer_ranks": "3"}, ("cpu",) * 3),
+        ({"trainer_devices": "0-2,7"}, ("cuda:0", "cuda:1", "cuda:2", "cuda:7")),
+        ({"trainer_devices": [5, 2], "device": "cpu"}, ("cuda:5", "cuda:2")),
+    ],
+)
+def test_a_trainer_has_a_rank_on_each_of_its_devices(environment, flags, devices):
+    assert load_config({"roles": "trainer"} | flags, environment).training_devices == devices
+
+
+@pytest.mark.parametrize(
+    ("lines", "devices"),
+    [
+        ("ranks = 2", ("cpu", "cpu")),
+        ('devices = "0-1"', ("cuda:0", "cuda:1")),
+        ("devices = [1, 0]", ("cuda:1", "cuda:0")),
+    ],
+)
+def test_the_file_has_a_section_of_the_trainer(tmp_path, environment, lines, devices):
+    file = written(tmp_path, f'roles = ["trainer"]\n[trainer]\n{lines}\n')
+    assert load_config({}, environment, file).training_devices == devices
+    environment["PRIME_NODE_TRAINER_RANKS"] = "3"
+    if lines == "ranks = 2":
+        assert load_config({}, environment, file).training_devices == ("cpu",) * 3
+        assert load_config({"trainer_ranks": "4"}, environment, file).trainer_ranks == 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("[trainer]\nranks = 0", "trainer.ranks: 0: input should be greater"),
+        ("[trainer]\nrank = 2", "trainer.rank: unknown key; did you mean trainer.ranks?"),
+        ("trainer = 2", "trainer: unknown key"),
+        ('[trainer]\ndevices = "7-3"', "trainer.devices: '7-3' is a range that ends before"),
+    ],
+)
+def test_an_error_in_the_section_names_its_key(tmp_path, environment, lines, told):
+    file = written(tmp_path, f'roles = ["trainer"]\n{lines}\n')
+    exit_code, message = failure({}, environment, file)
+    assert exit_code is ExitCode.CONFIG
+    assert message.startswith(f"{file}: {told}")
+
+
 def test_peers_are_checked_and_kept_in_order(environment):
     flags = {"roles": "relay", "initial_peers": [f"{OTHER},{PEER}", PEER]}
     assert load_config(flags, environment).initial_peers == (OTHER, PEER)
@@ -109,6 +156,21 @@ def test_peers_are_checked_and_kept_in_order(environment):
         ({"engine": "sglang"}, "--engine: 'sglang': input should be 'builtin' or 'vllm'"),
         ({"engine": "vllm", "engine_gpus": "0"}, "--engine-gpus: '0': input should be greater"),
         ({"engine_gpus": "2"}, "--engine-gpus is for --engine vllm"),
+        ({"trainer_ranks": "0"}, "--trainer-ranks: '0': input should be greater than or equal to"),
+        ({"trainer_ranks": "2000"}, "--trainer-ranks: '2000': input should be less than or equal"),
+        ({"trainer_ranks": "two"}, "--trainer-ranks: 'two': input should be a valid integer"),
+        ({"trainer_devices": "7-3"}, "--trainer-devices: '7-3' is a range that ends before it be"),
+        ({"trainer_devices": "0,x"}, "--trainer-devices: 'x' is not a GPU number or a range such"),
+        ({"trainer_devices": "0-2,1"}, "--trainer-devices: '0-2,1' names a GPU twice"),
+        ({"trainer_devices": ""}, "--trainer-devices: '' is not a GPU number"),
+        (
+            {"trainer_devices": "0", "trainer_ranks": "1"},
+            "--trainer-ranks and --trainer-devices exclude each other",
+        ),
+        (
+            {"trainer_ranks": "2", "device": "cuda:1"},
+            "--trainer-ranks is for CPUs; name the GPUs with --trainer-devices",
+        ),
         ({"upload_limit": "fast"}, "--upload-limit: 'fast' is not a rate such as 20MB/s"),
         ({"blob_quota": "10 apples"}, "--blob-quota: '10 apples' is not a size such as 500MB"),
         ({"blob_quota": "0MB"}, "--blob-quota: 0: input should be greater than or equal to 1"),

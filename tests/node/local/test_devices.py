@@ -56,6 +56,13 @@ def test_a_card_that_is_not_there_is_named(machine, cards, visible, device, righ
     assert (told(device) == "") == right
 
 
+def test_a_device_of_the_trainer_is_named_by_its_option(machine):
+    machine(cards=2)
+    reason = why_no_device("cuda:2", own_torch=True, option="--trainer-devices")
+    assert reason.startswith("--trainer-devices cuda:2: the last GPU here is cuda:1; use that, or")
+    assert "--device" not in reason
+
+
 def test_the_cards_of_rocm_are_not_asked_of_nvidia(machine):
     machine(build="rocm6.4")
     assert told("cuda") == ""

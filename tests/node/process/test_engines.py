@@ -20,6 +20,7 @@ def test_configured_engine_options_reach_the_engine_process(tmp_path, monkeypatc
         engine_gpus=2 if engine == "vllm" else 1,
         engine_python=python,
         engine_memory="3GB",
+        trainer_devices="4-5",
     )
     made, processes = [], []
     monkeypatch.setattr(client, "ChildEngines", lambda *chosen, **more: made.append((chosen, more)))
@@ -27,5 +28,6 @@ def test_configured_engine_options_reach_the_engine_process(tmp_path, monkeypatc
     live_engines(config, SimBackground())
     (((*_, device), options),) = made
     assert (options["engine"], options["gpus"], device) == (engine, config.engine_gpus, "cuda:1")
+    assert options["training_devices"] == ("cuda:4", "cuda:5")
     assert options["memory_bytes_max"] == 3 * 10**9
     assert processes == [(python, config.engine_server, engine)]

@@ -65,6 +65,11 @@ def test_a_restart_keeps_data_directory_and_peers():
     ]
 
 
+def test_a_trainer_comes_back_with_its_ranks():
+    words = shlex.split(restart_command(plan(Role.TRAINER), (ADDRESS,), 0, {"trainer_ranks": "2"}))
+    assert words[-4:] == ["--trainer-ranks", "2", "--initial-peers", ADDRESS]
+
+
 def test_the_first_relay_comes_back_on_its_port():
     words = shlex.split(restart_command(plan(Role.RELAY), (), 40001))
     assert words[-3:] == ["--port", "40001", "--new-swarm"]

@@ -354,27 +354,33 @@ class Model:
                 if place is None:
                     continue
                 self.places.setdefault(page, place)
-                if place.is_notarised or self.certificate(page):
+                if place.is_notarised or self.missing(page) is not None:
                     known.setdefault(page, place)
         return sorted(known.values(), key=lambda one: (-one.epoch, one.digest))[:8]
 
     def certificate(self, page: bytes) -> NotarisedPage | None:
         """Return a page with the honest votes on it, and those of all dishonest members."""
+        missing = self.missing(page)
+        if missing is None:
+            return None
+        node = self.places[page]
+        assert node.page is not None
+        message = vote_for(node.page)
+        votes = [*self.votes.get(page, {}).values(), *(signed(peer, message) for peer in missing)]
+        return NotarisedPage.of(node.page, votes, node.council)
+
+    def missing(self, page: bytes) -> list[PeerId] | None:
+        """Return the dishonest members that a certificate needs; None if it has no quorum."""
         node = self.places.get(page)
         if node is None or node.page is None:
             return None
-        council = node.page and node.council
+        council = node.council
         if council.seat != node.page.message.council:
             return None
-        votes = dict(self.votes.get(page, {}))
-        message = vote_for(node.page)
-        needed = council.recovery_quorum if node.is_recovery else council.quorum
+        votes = self.votes.get(page, {})
         missing = [peer for peer in council.members if peer in self.bad and peer not in votes]
-        if council.seats_of([*votes, *missing]) < needed:
-            return None
-        for peer in missing:
-            votes[peer] = signed(peer, message)
-        return NotarisedPage.of(node.page, list(votes.values()), council)
+        needed = council.recovery_quorum if node.is_recovery else council.quorum
+        return missing if council.seats_of([*votes, *missing]) >= needed else None
 
     def attack(self, epoch: int) -> None:
         """Let dishonest members propose a child of any page they may, one for each side."""

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,8 @@ from protocol.replica.batch_rule import (
 )
 from tests.worlds.messages import World, run_manifest
 from tests.worlds.page_book import PageBook
+
+pytestmark = pytest.mark.xdist_group("batch rule")  # one worker makes the replica
 
 STEP, BATCH_MAX, ASYNC = 4, 12, 2
 WORLD = World(
@@ -105,12 +108,15 @@ def knowing(last=LAST, *, without=(), chain=CHAIN):
     return target
 
 
-TARGET = knowing()
+@cache
+def complete():
+    """Return the replica that has everything; tests do not change it."""
+    return knowing()
 
 
 def accepted_at(page_epoch: int) -> list[bytes]:
     """Return the lot at the page of an epoch by definition, in its order."""
-    beacon = TARGET.pages.page(BOOK.page(page_epoch).digest).beacon
+    beacon = complete().pages.page(BOOK.page(page_epoch).digest).beacon
     found = [
         one
         for epoch, some in ACCEPTED.items()
@@ -133,9 +139,9 @@ def draft(batch, omitted=(), epoch=FINAL, **changes) -> Draft:
     return Draft(NEWEST, 0, page, tuple(batch), tuple(omitted))._replace(**changes)
 
 
-def fault(stated, target=TARGET, before=b"", oldest_epoch=-1):
+def fault(stated, target=None, before=b"", oldest_epoch=-1):
     """Return the text of the fault; True or False as the rule returns it."""
-    found = target.batches.fault(stated, before, oldest_epoch)
+    found = (complete() if target is None else target).batches.fault(stated, before, oldest_epoch)
     return str(found) if isinstance(found, Fault) else found
 
 
@@ -174,7 +180,7 @@ def drafts(draw) -> Draft:
     strays = [one for one in BY_DIGEST if one not in ranked and BY_DIGEST[one] not in OLD_ONES]
     missing = max(0, STEP - len(batch)) if "size" not in has else 0
     batch += rng.sample(strays, min(len(strays), missing + ("stray" in has)))
-    omitted = TARGET.batches.omitted(NEWEST, accepted_at(epoch), batch)
+    omitted = complete().batches.omitted(NEWEST, accepted_at(epoch), batch)
     if "hide" in has:
         omitted = omitted[1:]
     if "order" in has:
@@ -241,7 +247,7 @@ def test_a_trainer_that_leaves_out_a_worker_is_refused():
     first = Counter(BY_DIGEST[one].signer for one in lot()[:8])
     ((shunned, _),) = first.most_common(1)
     others = [one for one in lot() if BY_DIGEST[one].signer != shunned][:8]
-    due = TARGET.batches.omitted(NEWEST, accepted_at(FINAL), others)
+    due = complete().batches.omitted(NEWEST, accepted_at(FINAL), others)
     assert {BY_DIGEST[one].signer for one in due} == {shunned}
     count = len(due)
     assert count > 2 == omitted_max(8)
@@ -275,9 +281,8 @@ def test_only_rollouts_that_the_lot_drew_are_left_out():
 
 def test_rollouts_that_are_not_final_come_after_the_whole_lot():
     """A trainer may choose among them, so it may choose only if the lot does not suffice."""
-    early = 10
+    early = next(epoch for epoch in range(1, FINAL) if 2 <= len(lot(epoch)) < STEP)
     ranked = lot(early)
-    assert 2 <= len(ranked) < STEP
     fresh = [one for one in lot() if one not in ranked]
     assert fault(draft([*ranked, *fresh[:3]], epoch=early)) is True
     assert fault(draft([*ranked, *fresh[5:8]], epoch=early)) is True
@@ -294,10 +299,10 @@ def test_before_the_first_final_page_a_trainer_takes_any_certified_rollouts():
 def test_commits_in_use_are_not_in_the_lot():
     """A trainer draws the next batch while its last version is on its way."""
     page, ranked = BOOK.page(FINAL).digest, accepted_at(FINAL)
-    assert TARGET.batches.lot(page, NEWEST) == ranked
-    assert TARGET.batches.lot(page, NEWEST, ranked[:5]) == ranked[5:]
+    assert complete().batches.lot(page, NEWEST) == ranked
+    assert complete().batches.lot(page, NEWEST, ranked[:5]) == ranked[5:]
     stated = draft(lot()[STEP : 2 * STEP])
-    assert TARGET.batches.fault(stated, b"", -1, lot()[:STEP]) is True
+    assert complete().batches.fault(stated, b"", -1, lot()[:STEP]) is True
 
 
 def test_what_a_later_version_learned_from_is_still_in_the_lot():
@@ -343,7 +348,7 @@ def test_a_page_that_is_not_final_yet_decides_nothing_yet():
 
 def test_a_page_of_another_branch_is_refused():
     target = knowing()
-    (other,) = BOOK.extended(TARGET.pages.page(BOOK.page(FINAL - 5).digest), Contents())
+    (other,) = BOOK.extended(complete().pages.page(BOOK.page(FINAL - 5).digest), Contents())
     target.pages.offer_chain([other.proof])
     assert target.pages.page(other.digest) is not None
     found = fault(draft(lot()[:STEP], page=other.digest), target)
@@ -361,9 +366,9 @@ def test_older_acceptances_leave_the_lot():
     """Otherwise rollouts that nobody can use would stop every trainer."""
     before = {one for epoch in range(10, FINAL - WINDOW + 1) for one in ACCEPTED.get(epoch, ())}
     page = BOOK.page(FINAL).digest
-    assert before and not before & set(TARGET.batches.lot(page, NEWEST))
+    assert before and not before & set(complete().batches.lot(page, NEWEST))
     edge = ACCEPTED[FINAL - WINDOW + 1]
-    assert set(edge) & set(TARGET.batches.lot(page, NEWEST))
+    assert set(edge) & set(complete().batches.lot(page, NEWEST))
 
 
 # Versions of the chain

@@ -18,7 +18,8 @@ from roles.engines.builtin.engine import BuiltinEngine
 from roles.engines.builtin.head import Head
 from roles.engines.builtin.verification import TransformersVerificationEngine, _Policy
 from roles.engines.sampling.gumbel_noise import NoiseSource
-from roles.engines.training.batch import collate, select
+from roles.engines.training.attention import PACKED
+from roles.engines.training.batch import select
 from roles.engines.training.engine import TorchTrainingEngine, _Sums
 from roles.ports.engines import VerificationRequest
 from tests.roles.engines.tiny import grpo, model, sampling, toploc
@@ -87,11 +88,11 @@ def test_a_pass_of_the_trainer(tiny_config, monkeypatch, checkpointing):
     engine = TorchTrainingEngine(
         model(), sampling(), grpo(), device="meta", checkpointing=checkpointing
     )
-    engine._model_of = lambda *_: on_meta(tiny_config, torch.float32)
-    network = engine._adopt({}).model
-    packed = collate(select(batch_of()), "meta")
+    network = engine._builder._packed(on_meta(tiny_config, torch.float32))
+    network.causal.set_attn_implementation(PACKED)
+    network.keep_inputs_only(0 if checkpointing else 10**6)
     with OneDevice():
-        engine._accumulate(network, packed, _Sums(tokens=1))
+        engine._accumulate(network, select(batch_of()), _Sums(tokens=1))
     assert all(parameter.grad is not None for parameter in network.parameters())
     engine.close()
 

@@ -1,13 +1,17 @@
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node.storage.row_files import RowDirectory
 from protocol.core.crypto import digest
 from protocol.rollout.assignment import assign
 from protocol.rollout.body import RolloutSequence, encode_body
+from roles.engines.files.stored_numbers import floats, integers
+from roles.ports.storage import BatchRows, StorageFullError
 from roles.trainer.batching import Batching
 from roles.trainer.flow import TrainerFlow
 from tests.roles.trainer.trainer_world import World
@@ -487,3 +491,76 @@ async def test_a_trainer_without_the_genesis_policy_waits_for_it(tmp_path):
     world.policies.held[0] = held
     assert await batching.next(1, b"policy") is not None
     assert world.context.conditions["trainer"] == ""
+
+
+# Numbers of a batch
+
+
+def storing(world, directory):
+    """Let a world keep the numbers of its batches in files."""
+    world.context = replace(world.context, rows=RowDirectory(directory))
+    return world
+
+
+def files_in(directory):
+    return sorted(path.name for path in directory.glob("*"))
+
+
+async def test_the_daemon_keeps_places_and_the_files_of_the_batch_in_progress(tmp_path):
+    rows = tmp_path / "rows"
+    grpo = {"rollouts_per_step": 2, "rollouts_ahead": 9}
+    world = storing(World(tmp_path, grpo=grpo), rows)
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    first = world.rollout()
+    assert await batching.next(0, b"policy") is None
+    assert files_in(rows) == [], "one rollout is not enough to read any"
+    second = world.rollout(worker=1)
+    batch = await batching.next(0, b"policy")
+    names = sorted(f"{one.digest.hex()}.rows" for one in (first, second))
+    assert files_in(rows) == names
+    for one in batch.sequences:
+        assert integers(one.tokens).tolist() == [ANSWER, END]
+        assert floats(one.logprobs).tolist() == [-0.5, -0.5]
+    assert await batching.next(0, b"policy") is not None
+    assert files_in(rows) == names, "they are read once"
+    assert len(world.network.asked) == 2
+    batching.use(batch)
+    third = world.rollout(worker=2)
+    fourth = world.rollout(worker=0)
+    later = await batching.next(1, b"policy")
+    assert set(later.commits) == {third.digest, fourth.digest}
+    assert files_in(rows) == sorted(f"{one.digest.hex()}.rows" for one in (third, fourth))
+
+
+async def test_a_trainer_waits_for_room_on_its_disk(tmp_path):
+    world = World(tmp_path)
+    world.batch()
+    full = [StorageFullError("no room")]
+
+    class FullOnce(BatchRows):
+        async def store(self, commit, sequences):
+            if full:
+                raise full.pop()
+            return await super().store(commit, sequences)
+
+    world.context = replace(world.context, rows=FullOnce())
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    assert await batching.next(0, b"policy") is None
+    assert world.context.conditions["trainer"] == "disk full: no room; waiting for room"
+    assert await batching.next(0, b"policy") is not None
+    assert world.context.conditions["trainer"] == ""
+
+
+async def test_what_a_shadow_has_read_is_not_fetched_again(tmp_path):
+    rows = tmp_path / "rows"
+    world = storing(World(tmp_path, begun=True), rows)
+    held, lost = world.rollout(), world.rollout(worker=1, held=False)
+    version = world.version(held, lost)
+    batching = Batching(world.context, world.engine, world.asked(Task()))
+    for _ in range(2):
+        assert await batching.fetch(version.message) is None
+        assert files_in(rows) == [f"{held.digest.hex()}.rows"]
+    asked = Counter(body for body, _ in world.network.asked)
+    assert (asked[held.message.body], asked[lost.message.body]) == (1, 2)
+    batching.use(None)
+    assert await batching.next(1, b"policy") is None

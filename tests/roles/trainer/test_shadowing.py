@@ -150,6 +150,45 @@ async def test_a_trainer_that_differs_says_so_and_begins_again_from_the_next_sta
     await world.stop()
 
 
+async def test_steps_of_other_ranks_are_not_compared_and_their_states_are_loaded(tmp_path):
+    """The run goes on: the other trainer publishes, and this one follows its states."""
+    world = await begun(tmp_path, wrong=(2, 3))
+    world.step()
+    await world.rest(5)
+    for number in (2, 3):
+        world.step(ranks=2)
+        await world.rest(2 * EPOCH_SECONDS)
+        assert world.context.shadow.version == number, "it has the published state"
+        assert world.context.shadow.text == (
+            f"cannot compare: 2 ranks computed version {number}, this node has 1"
+        )
+    assert world.stated == [(1, True)]
+    assert len(world.engine.batches) == 1
+    assert world.context.shadow.differing == 0
+    assert str(world.conditions) == ""
+    world.step()
+    await world.rest(5)
+    assert world.stated == [(1, True), (4, True)]
+    assert world.context.shadow.text == "shadowing, in step with version 4"
+    await world.stop()
+
+
+async def test_a_trainer_of_two_ranks_repeats_steps_of_two_and_states_them_of_its_own(tmp_path):
+    world = ShadowWorld(tmp_path)
+    world.engine.ranks = 2
+    world.start()
+    await world.rest(EPOCH_SECONDS)
+    world.step(ranks=2)
+    await world.rest(5)
+    assert world.stated == [(1, True)]
+    await world.decide(1, world.replica.ledger.chain.get(1))
+    await world.rest(EPOCH_SECONDS)
+    world.batch()
+    await world.rest(5)
+    assert [(one.version, one.ranks) for one in world.made] == [(2, 2)]
+    await world.stop()
+
+
 async def test_no_state_of_a_disputed_version_is_loaded(tmp_path):
     world = await begun(tmp_path, wrong=(2,))
     for _ in range(2):

@@ -17,7 +17,8 @@ CUT = 9
 
 
 def sequence(group, reward, tokens=(ANSWER, END), prompt=(2, 3, 4)):
-    return TrainingSequence(group, prompt, tokens, (-1.0,) * len(tokens), reward)
+    ended = tokens[-1] == END
+    return TrainingSequence(group, prompt, tokens, (-1.0,) * len(tokens), reward, ended=ended)
 
 
 BATCH = TrainingBatch(
@@ -35,7 +36,7 @@ BATCH = TrainingBatch(
 
 
 def made(metrics, seconds=(4.0, 1.5)):
-    return training_step(7, 100.0, BATCH, metrics, seconds, (END,))
+    return training_step(7, 100.0, BATCH, metrics, seconds)
 
 
 def test_a_batch_is_described():

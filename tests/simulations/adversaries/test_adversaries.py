@@ -60,6 +60,8 @@ escalated_size = 6
 """
 HONEST_WORKERS = 2
 
+pytestmark = pytest.mark.slow  # most of them
+
 LIES = {
     "stale-weights": "computation",
     "other-weights": "computation",
@@ -85,10 +87,9 @@ def nothing(_world):
     """Neither check nor change the world."""
 
 
-@pytest.fixture(scope="module")
-def play(tmp_path_factory):
+@pytest.fixture
+def play(tmp_path):
     """Run a small swarm with some dishonest nodes, and inspect it before it ends."""
-    folder = tmp_path_factory.mktemp("dishonest")
 
     def play(
         dishonest, look=nothing, begin=nothing, *, minutes=1.2, workers=HONEST_WORKERS, seed=1
@@ -103,7 +104,7 @@ def play(tmp_path_factory):
             ledger = world.machines["trainer-0"].daemon.replica.ledger
             seen.update(world=world, ledger=ledger, looked=look(world))
 
-        file = folder / "scenario.toml"
+        file = tmp_path / "scenario.toml"
         lying = sum(name.startswith("worker") for name in dishonest)
         file.write_text(SWARM.format(minutes=minutes, workers=workers + lying))
         plan = RunPlan(str(file), seed=seed)
@@ -137,7 +138,7 @@ def test_every_behaviour_that_a_scenario_may_name_is_carried_out():
 
 def test_each_lie_of_a_worker_is_found_out_for_what_it_is(play):
     liars = {f"worker-{number}": lie for number, lie in enumerate(LIES)}
-    played = play(liars, minutes=1.6)
+    played = play(liars, minutes=1.3)
     for name, lie in liars.items():
         counts = played.workers[name]
         assert counts.certified == 0, lie
@@ -240,7 +241,15 @@ EXPECTED_VERDICTS = {
 }
 
 
-@pytest.mark.parametrize("behaviour", EXPECTED_VERDICTS)
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        pytest.param("accept-everything", marks=pytest.mark.long),  # below, it loses its seat
+        "reject-everything",
+        "silent",
+        "two-verdicts",
+    ],
+)
 def test_a_third_of_the_validators_cannot_sway_the_others(play, behaviour):
     liars = {"worker-0": "forged-rewards", "worker-1": "other-weights"}
     dishonest = {"validator-0": behaviour, "validator-1": behaviour, **liars}
@@ -275,7 +284,7 @@ def named(world):
 )
 def test_a_validator_that_skips_work_loses_its_seat(play, behaviour, found):
     played = play(
-        {"validator-0": behaviour}, lambda world: (named(world), council(world)), minutes=2
+        {"validator-0": behaviour}, lambda world: (named(world), council(world)), minutes=1.6
     )
     assert played.looked == (found, [f"validator-{number}" for number in range(1, 6)])
     honest_work_is_not_hurt(played)
@@ -331,7 +340,7 @@ def test_a_page_with_a_wrong_leader_or_version_is_not_notarised(play, monkeypatc
         return wrong
 
     monkeypatch.setattr(councils, "_misled", noted)
-    for seed in range(1, 9):  # in some runs it proposes no page
+    for seed in range(2, 9):  # in some runs it proposes no page, as in that of seed 1
         played = play({"validator-0": "wrong-leads"}, leads, seed=seed)
         if misled:
             break
@@ -381,13 +390,15 @@ def versions_held(world):
 
 @pytest.mark.parametrize("behaviour", ["bad-bytes", "stall"])
 def test_nodes_get_their_weights_past_relays_that_serve_badly(play, behaviour):
-    # In one run of four the forest gives the other relay no children.
-    played = play({"relay-0": behaviour}, versions_held, seed=3)
-    assert min(played.looked) >= 2
-    honest_work_is_not_hurt(played)
-    good, bad = (
-        played.world.machines[name].host.meters["blobs"].sent for name in ("relay-1", "relay-0")
-    )
+    for seed in range(3, 8):
+        played = play({"relay-0": behaviour}, versions_held, seed=seed)
+        assert min(played.looked) >= 2
+        honest_work_is_not_hurt(played)
+        good, bad = (
+            played.world.machines[name].host.meters["blobs"].sent for name in ("relay-1", "relay-0")
+        )
+        if good > 2_000_000:  # in one run of four the forest gives this relay no children
+            break
     assert good > 2_000_000
     assert bad > 2_000_000 if behaviour == "bad-bytes" else 100 < bad < 100_000
 
@@ -432,7 +443,7 @@ def test_peers_that_flood_are_cut_off_by_everybody_and_nobody_else_is(play):
         world.loop.call_later(20, world.crash, "relay-0")
         world.loop.call_later(25, world.start, "relay-0")
 
-    quiet = play({}, burdens, workers=3)
+    quiet = play({}, burdens, minutes=0.6, workers=3)
     assert quiet.looked == [(0, 0)] * len(quiet.looked)
     flooded = play({"worker-0": "flood", "relay-0": "flood"}, burdens, restart_later, workers=2)
     for faults, banned in flooded.looked:

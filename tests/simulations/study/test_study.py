@@ -88,14 +88,14 @@ def test_workers_generate_faster_and_the_command_says_so():
 def test_untrusted_peers_that_come_later_do_all_later_and_nobody_else_does(attack, window):
     """In an older swarm the run's length, and each adversary's start and times, move alike."""
     plan = RunPlan(
-        f"attack-{attack}", 1, 8, 0.7, untrusted_per_node=0.5, untrusted_after_minutes=0.5
+        f"attack-{attack}", 1, 8, 0.3, untrusted_per_node=0.5, untrusted_after_minutes=0.5
     )
-    assert plan.command.endswith("--minutes 0.7 --untrusted-per-node 0.5 --untrusted-after 0.5")
+    assert plan.command.endswith("--minutes 0.3 --untrusted-per-node 0.5 --untrusted-after 0.5")
     assert plan.load().attack_seconds == window
     there = {}
 
     async def look(world):
-        assert world.scenario.seconds == pytest.approx(72)
+        assert world.scenario.seconds == pytest.approx(48)
         for at in (29.9, 30.1 if attack == "cold-boot" else 41):
             await world.wait_until(at)
             running = [machine for machine in world.machines.values() if machine.running]

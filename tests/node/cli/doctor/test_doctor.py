@@ -10,7 +10,7 @@ from node.cli import api_client
 from node.cli.commands.doctor import _look_at_daemon
 from node.cli.doctor import FindingLevel, engine, machine
 from node.cli.doctor.engine import check_engine
-from node.cli.doctor.machine import check_clock, check_devices, check_disk
+from node.cli.doctor.machine import check_clock, check_devices, check_disk, check_ranks
 from node.cli.doctor.network import check_p2pd, check_peers, check_reachable
 from node.cli.doctor.task import check_jail
 from node.cli.main import main
@@ -88,6 +88,24 @@ def test_memory_is_that_of_the_device_which_computes(cards, monkeypatch):
     assert levels(second) == [FindingLevel.OK] * 4
     assert "large" in second[1].found
     assert levels(check_devices("cuda:2", roles, NEEDS))[-1] is FindingLevel.FAILURE
+
+
+def test_ranks_share_the_memory_of_their_devices(cards, monkeypatch):
+    cards += [Gpu("one", 80 * GB, NEEDS.trainer_bytes // 3, "1") for _ in range(4)]
+    assert levels(check_ranks(("cuda:0", "cuda:1"), NEEDS)) == [
+        FindingLevel.OK,
+        FindingLevel.FAILURE,
+    ]
+    found = list(check_ranks(("cuda:0", "cuda:1", "cuda:2", "cuda:3"), NEEDS))
+    assert levels(found) == [FindingLevel.OK] * 2
+    assert "4 processes train on cuda:0, cuda:1, cuda:2, cuda:3" in found[0].found
+    (missing,) = check_ranks(("cuda:3", "cuda:4"), NEEDS)
+    assert (missing.level, "GPU 4 missing" in missing.found) == (FindingLevel.FAILURE, True)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: Memory(2 * NEEDS.trainer_bytes))
+    monkeypatch.setattr(machine.psutil, "cpu_count", lambda: 2)
+    assert levels(check_ranks(("cpu",) * 2, NEEDS)) == [FindingLevel.OK] * 2
+    (crowded,) = check_ranks(("cpu",) * 3, None)
+    assert (crowded.level, "--trainer-ranks" in crowded.advice) == (FindingLevel.WARNING, True)
 
 
 def test_a_gpu_that_is_not_there_is_a_failure(cards):

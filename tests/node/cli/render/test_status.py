@@ -155,6 +155,10 @@ def test_a_shadow_tells_how_its_steps_compare():
     assert row(lines, "shadow").split(maxsplit=1)[1].strip() == (
         "shadowing, in step with version 41; 40 versions confirmed, 1 different"
     )
+    shadow.note_ranks(42, 8, 1)
+    lines = drawn(status_view(replace(STATUS, shadow=shadow), 2e9))
+    reason = "cannot compare: 8 ranks computed version 42, this node has 1; 40 versions"
+    assert reason in row(lines, "shadow")
     idle = replace(shadow, is_active=False, warning="version 12 differs from the step")
     lines = drawn(status_view(replace(STATUS, shadow=idle), 2e9))
     assert row(lines, "shadow").split(maxsplit=1)[1].strip() == "40 versions confirmed, 1 different"

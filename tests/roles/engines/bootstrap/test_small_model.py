@@ -7,7 +7,6 @@ from node.founding.recipes import read_recipe
 from roles.engines.bootstrap.huggingface_import import import_pretrained, section_of
 from roles.engines.bootstrap.small_model import END, PADDING, Solved, make_small_model
 from roles.engines.files.tokenizer import HuggingFaceTokenizer
-from roles.environments.jailed.reasoning import check
 from roles.environments.reasoning_gym import generator_seed, solution_of
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
@@ -43,6 +42,8 @@ def test_it_is_a_directory_like_any_other(made, tmp_path):
 
 
 def test_what_it_learns_from_earns_the_whole_reward(made):
+    from roles.environments.jailed.reasoning import check  # noqa: PLC0415 - takes a second
+
     recipe, tokenizer = recipe_of(), tokenizer_of(made)
     task = Solved(recipe, tokenizer)
     for seed in range(8):

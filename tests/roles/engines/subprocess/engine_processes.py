@@ -27,6 +27,9 @@ def make(kind="generation", **fields) -> wire.Make:
         "engine": "builtin",
         "device": "cpu",
         "gpus": 1,
+        "rank": 0,
+        "ranks": 1,
+        "rendezvous": "",
         "memory_bytes_max": None,
         "heartbeat_seconds": 0.2,
     } | fields

@@ -16,6 +16,7 @@ import pytest
 
 from protocol.core.types import Digest
 from roles.engines.factory import TransformersEngines
+from roles.engines.subprocess import wire
 from roles.engines.subprocess.client import ChildEngines
 from roles.engines.subprocess.connection import CallTimeouts
 from roles.engines.subprocess.process import EngineProcesses
@@ -108,6 +109,17 @@ async def test_training_is_that_of_our_own_engine(made, ours, policies, tmp_path
         results.append((metrics, digest, recomputed, again, answers, most, weights.read_bytes()))
     assert results[0] == results[1]
     assert results[0][0].updates > 0
+
+
+async def test_a_batch_in_many_frames_is_the_same(made, ours, policies, monkeypatch):
+    monkeypatch.setattr(wire, "PART_BYTES", 1)
+    here, there = ours("training"), made("training", MANIFEST)
+    for engine in (here, there):
+        await engine.load_policy(policies[0])
+    found = await there.recompute(policies[1], batch_of())
+    assert found == await here.recompute(policies[1], batch_of())
+    assert await there.step(found) == await here.step(found)
+    assert await there.policy_digest() == await here.policy_digest()
 
 
 async def test_what_the_ports_document_is_raised_here(made, policies, tmp_path):
@@ -366,10 +378,15 @@ async def test_a_fork_server_that_is_gone_is_told(tmp_path):
 OWNER = """
 import asyncio, sys
 from pathlib import Path
+import psutil
 from roles.engines.subprocess.client import ChildEngines
 from roles.engines.subprocess.process import EngineProcesses
+from roles.engines.subprocess.supervisor import EngineSupervisor
 from simulations.runtime.loop import SimBackground
-from tests.roles.engines.subprocess.engine_processes import tiny_manifest
+from tests.roles.engines.subprocess.engine_processes import BRISK, make, tiny_manifest
+
+async def nothing(group):
+    pass
 
 async def main():
     processes = EngineProcesses()
@@ -378,8 +395,12 @@ async def main():
     await made[1].state_bytes_max()
     while made[0].supervisor.pid is None:
         await asyncio.sleep(0.05)
+    await EngineSupervisor(processes, make("verification"), BRISK, nothing, ("cpu", "cpu")).start()
     assert "torch" not in sys.modules
-    print("pids", [processes._server.pid, *(one.supervisor.pid for one in made)], flush=True)
+    server = psutil.Process(processes._server.pid)
+    pids = [one.pid for one in server.children()]
+    assert len(pids) == 4, "two engines of one process, and one of two ranks"
+    print("pids", [server.pid, *pids], flush=True)
     await asyncio.sleep(100)
 
 asyncio.run(main())

@@ -23,8 +23,8 @@ async def begun(patience=BRISK):
     return played, talk
 
 
-def generate(talk, items=2, tokens=8):
-    return asyncio.create_task(talk.call("generate", (REQUESTS, 1.0), items, tokens))
+def generate(talk, items=2, tokens=8, elements=()):
+    return asyncio.create_task(talk.call("generate", (1.0,), items, tokens, elements))
 
 
 def item(call, value=ANSWER):
@@ -38,7 +38,6 @@ async def test_calls_in_flight_are_answered_by_their_number_as_items_come():
     one, other = await played.hear(), await played.hear()
     assert {one.id, other.id} == {1, 2}
     assert one.method == "generate"
-    assert one.arguments[0][1]["seed"] == 2**64 - 1
     calls = {1: one, 2: other} if one.id == 1 else {1: other, 2: one}
     played.say(item(calls[1]))
     played.say(item(calls[2]))
@@ -49,6 +48,46 @@ async def test_calls_in_flight_are_answered_by_their_number_as_items_come():
     assert await first == [ANSWER, ANSWER]
     await talk.close()
     assert played.killed
+
+
+async def test_a_long_argument_is_sent_before_its_call():
+    played, talk = await begun()
+    call = generate(talk, items=1, elements=REQUESTS)
+    part, question = await played.hear(), await played.hear()
+    assert (part.id, question.id, question.arguments) == (1, 1, (1.0,))
+    assert [wire.unpacked(one)["seed"] for one in part.elements] == [7, 2**64 - 1]
+    played.say(item(question))
+    played.say(wire.CallDone(id=1))
+    assert await call == [ANSWER]
+    await talk.close()
+
+
+async def test_a_call_that_is_cancelled_while_it_is_sent_is_dropped_on_both_sides():
+    """The process does not read, so the sender waits."""
+    played, talk = await begun()
+    call = generate(talk, elements=[b"x" * wire.PART_BYTES] * 20)
+    await asyncio.sleep(0.2)
+    assert not call.done()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    while isinstance(message := await played.hear(), wire.CallPart):
+        assert message.id == 1
+    assert message == wire.CancelCall(id=1)
+    again = generate(talk, items=0)
+    played.say(wire.CallDone(id=(await played.hear()).id))
+    assert await again == []
+    await talk.close()
+
+
+async def test_a_call_fails_if_the_process_dies_while_it_is_sent():
+    played, talk = await begun()
+    call = generate(talk, elements=[b"x" * wire.PART_BYTES] * 20)
+    await asyncio.sleep(0.2)
+    played.die(b"-9\n")
+    with pytest.raises(EngineError, match="engine process"):
+        await call
+    await talk.close()
 
 
 @pytest.mark.parametrize(

@@ -117,3 +117,23 @@ async def test_a_shadow_reloads_what_the_leader_has_reloaded(made, leader):
             digests.append(await engine.policy_digest())
         assert digests[0] == digests[1]
         assert digests[0] != leader.digests[4], "a reloaded step is another one"
+
+
+async def test_two_groups_of_ranks_get_the_same_policies_also_after_a_kill(made, tmp_path):
+    """The group that replaces a killed one has no policy, and goes on from a state."""
+    manifest = run_manifest(model={"config": CONFIG, "dtype": "fp32"}, toploc=PROOFS)
+    one, other = (made("training", manifest, training_devices=("cpu",) * 2) for _ in range(2))
+    assert one.ranks == 2
+    first = Leader(one, tmp_path)
+    await first.lead(genesis("fp32", tmp_path / "genesis"))
+    assert len(set(first.digests)) == STEPS + 1
+    await other.load_state(first.state(3), first.digests[3])
+    os.kill(other.supervisor.pids[1], signal.SIGKILL)
+    with pytest.raises(EngineError, match=r"rank 1 of 2: .*killed by signal 9"):
+        await learn(other, first.policy(2), 3)
+    with pytest.raises(EngineError, match="no policy is loaded"):
+        await other.policy_digest()
+    with pytest.raises(ValueError, match="does not hold the weights"):
+        await other.load_state(first.state(3), first.digests[2])
+    await other.load_state(first.state(3), first.digests[3])
+    await repeats(other, first, 3)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roles.engines.subprocess import wire
+from roles.ports.engines import StoredNumbers, TrainingSequence
 from tests.roles.engines.subprocess.engine_processes import make
 
 ANSWERS = [
@@ -48,6 +49,32 @@ async def test_a_long_frame_is_refused_before_it_is_read():
         await through((101).to_bytes(4, "big"), wire.ANSWERS, bytes_max=100)
     with pytest.raises(wire.WireError, match="too long"):
         wire.encode(wire.Item(id=1, value=b"x" * 100), 100)
+
+
+@given(st.lists(st.binary(max_size=60)), st.integers(1, 200))
+def test_a_long_argument_travels_whole_in_short_frames(elements, part_bytes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "PART_BYTES", part_bytes)
+        frames = [*wire.call_parts(7, elements)]
+    parts = [wire.decode(frame[4:], wire.QUESTIONS) for frame in frames]
+    assert {part.id for part in parts} <= {7}
+    assert [wire.unpacked(one) for part in parts for one in part.elements] == elements
+    for part in parts:
+        assert len(part.elements) == 1 or sum(map(len, part.elements)) <= part_bytes
+
+
+def test_an_element_longer_than_a_frame_is_refused():
+    with pytest.raises(wire.WireError, match="too long"):
+        list(wire.call_parts(1, [b"x" * wire.QUESTION_BYTES_MAX]))
+
+
+def test_no_frame_grows_with_a_batch():
+    """As large as ours for a batch of INTELLECT-2: 4,096 answers, 131 million tokens."""
+    place = StoredNumbers(Path("/" + "x" * 200), 2**40, 32_000)
+    row = TrainingSequence(4095, place, place, place, 1.0, place, 9, place)
+    frames = [len(frame) for frame in wire.call_parts(1, [row] * 4096)]
+    assert max(frames) < 1.01 * wire.PART_BYTES
+    assert sum(frames) < 6_000_000
 
 
 def test_what_cannot_be_written_is_told():

@@ -33,6 +33,23 @@ def test_every_sequence_attends_to_its_own_past_alone():
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def test_short_bf16_sequences_have_the_kernels_values_and_float32_gradients():
+    torch.manual_seed(0)
+    width = sum(length * count for length, count in RUNS)
+    heads = [torch.randn(1, n, width, SIZE).bfloat16() for n in (HEADS, KEY_HEADS, KEY_HEADS)]
+    found = {}
+    for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32)):
+        own = [one.detach().to(dtype, copy=True).requires_grad_() for one in heads]
+        attended, _ = packed_attention(None, *own, None, scaling=0.3, runs=RUNS)
+        attended.backward(torch.ones_like(attended))
+        found[name] = attended, [one.grad for one in own]
+    with torch.no_grad():
+        kernels, _ = packed_attention(None, *heads, None, scaling=0.3, runs=RUNS)
+    assert torch.equal(found["bf16"][0], kernels)
+    for ours, exact in zip(found["bf16"][1], found["float32"][1], strict=True):
+        assert torch.equal(ours, exact.bfloat16())
+
+
 SIZES = {
     "vocab_size": 32,
     "hidden_size": 32,

@@ -1,8 +1,18 @@
+from collections import Counter
+
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from roles.engines.training.batch import TrainingSample, collate, minibatches, pack, select
+from roles.engines.training.batch import (
+    TrainingSample,
+    collate,
+    deal,
+    minibatches,
+    pack,
+    pass_tokens_of,
+    select,
+)
 from roles.ports.engines import TrainingSequence
 
 
@@ -53,6 +63,56 @@ def test_packing_keeps_every_sample_once_within_the_budget(lengths, tokens):
         assert [one.length for one in each] == sorted((one.length for one in each), reverse=True)
     halves = [sum(one.length for one in each) * 2 <= tokens for each in passes]
     assert sum(halves) <= 1  # first fit leaves at most one pass half empty
+    assert passes == first_fit(samples, tokens)
+
+
+def first_fit(samples, tokens):
+    """Return the passes by the definition: the longest first, each into the first with room."""
+    passes = []
+    for one in sorted(samples, key=lambda one: -one.length):
+        room = (each for each in passes if pass_tokens_of(each) + one.length <= tokens)
+        chosen = next(room, None)
+        if chosen is None:
+            passes.append(chosen := [])
+        chosen.append(one)
+    return passes
+
+
+@given(LENGTHS, st.integers(1, 32), st.integers(1, 9))
+@example([7, 6, 4], 10, 1)  # the second pass is the longer one
+def test_each_sample_counts_once_over_all_ranks(lengths, tokens, ranks):
+    samples = [sample((number + 2,) * length, (1,)) for number, length in enumerate(lengths)]
+    passes = pack(samples, tokens)
+    dealt = deal(passes, ranks)
+    assert len(dealt) == ranks
+    assert {len(own) for own in dealt} == {-(-len(passes) // ranks)}
+    every = [each for own in dealt for each in own]
+    counted = [each for each in every if each[0].weight]
+    assert Counter(map(str, counted)) == Counter(map(str, passes)), "unchanged, each once"
+    shortest = min(one.length for one in samples)
+    for spare in (each for each in every if not each[0].weight):
+        assert (len(spare), spare[0].length) == (1, shortest)
+    assert deal(passes, ranks) == dealt
+    if ranks == 1:
+        assert dealt == [passes]
+
+
+@given(LENGTHS, st.integers(1, 32), st.integers(1, 9))
+@example([8, 7, 7, 3, 3], 10, 2)  # the first pass is the shortest one
+def test_ranks_get_similar_passes_at_a_time_and_similar_sums(lengths, tokens, ranks):
+    samples = [sample((number + 2,) * length, (1,)) for number, length in enumerate(lengths)]
+    passes = pack(samples, tokens)
+    dealt = deal(passes, ranks)
+    sizes = [[pass_tokens_of(each) for each in own] for own in dealt]
+    longest = max(map(pass_tokens_of, passes))
+    assert max(map(sum, sizes)) - min(map(sum, sizes)) <= longest
+    waited = sum(map(max, zip(*sizes, strict=True)))
+    order = sorted(map(pass_tokens_of, passes), reverse=True)
+    assert waited == sum(order[::ranks]), "no other deal waits less for the slowest rank"
+
+
+def test_nothing_is_dealt_of_nothing():
+    assert deal([], 3) == [[], [], []]
 
 
 def test_collating_resets_positions_and_marks_what_predicts():

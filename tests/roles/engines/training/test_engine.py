@@ -12,7 +12,7 @@ from protocol.core.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.files.policy import write_policy
-from roles.engines.training import attention
+from roles.engines.training import attention, builder
 from roles.engines.training.batch import select
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import EngineError, Policy, TrainingSequence
@@ -127,18 +127,33 @@ async def test_what_is_recomputed_is_computed_twice(make, monkeypatch):
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", counted)
     counts = []
-    for checkpointing in (False, True):
+    for checkpointing in (False, None, True):
         calls.clear()
         await (await make(layout={"checkpointing": checkpointing})).step(batch_of())
         counts.append(len(calls))
-    assert counts[1] == 2 * counts[0] > 0
+    monkeypatch.setattr(builder, "_KEPT_BYTES_MAX", 1)
+    calls.clear()
+    await (await make()).step(batch_of())
+    counts.append(len(calls))
+    assert counts[0] > 0
+    assert [count / counts[0] for count in counts] == [1, 1, 2, 2]
 
 
-@pytest.mark.parametrize(("layers", "pays"), [(2, False), (400, True)])
-def test_layers_are_recomputed_where_a_pass_would_keep_too_much(layers, pays):
-    engine = TorchTrainingEngine(model(num_hidden_layers=layers), sampling(), grpo())
-    assert engine._builder.checkpointing is pays
-    engine.close()
+@pytest.mark.parametrize(
+    ("layers", "dtype", "tokens", "kept"),
+    [
+        (2, torch.float32, 16_384, 104_857),
+        (200, torch.float32, 1_048, 1_048),  # 1 MB a token: passes of 1 GiB
+        (200, torch.bfloat16, 2_097, 2_097),
+        (2000, torch.float32, 16_384, 104),  # too few tokens: large passes, recomputed
+    ],
+)
+def test_passes_have_as_many_tokens_as_keep_their_activations(layers, dtype, tokens, kept):
+    config = configuration("qwen2", CONFIG | {"num_hidden_layers": layers})
+    sizes = builder.PassSizes.of(config, dtype, "cpu", None, None)
+    assert (sizes.tokens, sizes.kept_tokens_max) == (tokens, kept)
+    assert builder.PassSizes.of(config, dtype, "cpu", 7, None).tokens == 7
+    assert builder.PassSizes.of(config, dtype, "cpu", None, None, ranks=2).tokens == 16_384
 
 
 async def test_steps_are_those_of_adamw_with_the_manifests_settings(make, policies, tmp_path):

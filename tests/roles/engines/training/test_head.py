@@ -5,6 +5,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from roles.engines.builtin.head import Head
 from roles.engines.training.head import target_logprobs
 
 TOKENS, HIDDEN, VOCABULARY = 7, 5, 11
@@ -68,6 +69,36 @@ def test_states_of_a_reduced_decoder_meet_weights_of_full_precision():
     assert torch.equal(logprobs, expected)
     logprobs.sum().backward()
     assert reduced.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kept_max", [0, CHUNK, 1000])
+def test_what_is_kept_changes_no_gradient(kept_max):
+    found = []
+    for kept in (0, kept_max):
+        states, weight, targets = problem()
+        options = {"logits_max": CHUNK, "kept_max": kept}
+        logprobs, _ = target_logprobs(states, weight, targets, 0.7, **options)
+        logprobs.square().sum().backward()
+        found.append((states.grad, weight.grad))
+    for before, after in zip(*found, strict=True):
+        torch.testing.assert_close(after, before)
+
+
+@pytest.mark.parametrize("kept_max", [0, 10**6])
+def test_products_of_a_bf16_policy_round_nothing_but_the_logits_gradients(kept_max):
+    torch.manual_seed(0)
+    states, weight = (torch.randn(n, 96).bfloat16().float() / 8 for n in (64, 640))
+    targets, head = torch.randint(640, (64,)), Head(weight, "fp32")
+    found = []
+    for own in (None, head):
+        both = [one.clone().requires_grad_() for one in (states, weight)]
+        logprobs, _ = target_logprobs(*both, targets, 1.0, head=own, kept_max=kept_max)
+        logprobs.square().sum().backward()
+        found.append([one.grad.flatten() for one in both])
+    for exact, ours in zip(*found, strict=True):
+        assert float(torch.cosine_similarity(exact, ours, dim=0)) > 1 - 1e-5
+        torch.testing.assert_close(ours, exact, rtol=0.02, atol=2e-3 * float(exact.abs().max()))
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
 
 
 class Largest(TorchDispatchMode):

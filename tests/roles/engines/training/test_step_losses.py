@@ -74,17 +74,13 @@ async def test_the_constant_is_of_the_manifest(make, updates):
     assert ratio == pytest.approx(answers * limit.tokens_max / updates / tokens, rel=1e-4)
 
 
-async def test_answers_without_an_end_token_are_left_out_but_count_in_their_group(make):
-    """Token 1 ends an answer."""
+async def test_answers_that_were_cut_are_left_out_but_count_in_their_group(make):
     batch = batch_of()
-    ended = [
-        replace(one, tokens=(*one.tokens[:-1], 1)) if number % 3 else one
-        for number, one in enumerate(batch)
-    ]
+    ended = [replace(one, ended=number % 3 != 0) for number, one in enumerate(batch)]
     engine, other = await make(loss={"mask_truncated": True}), await make()
     found = await engine.step(ended)
     assert found.sequences_used == sum(number % 3 != 0 for number in range(len(batch)))
-    alone = await other.step([one for one in ended if one.tokens[-1] == 1])
+    alone = await other.step([one for one in ended if one.ended])
     assert alone.sequences_used == found.sequences_used
     assert alone.gradient_norm != pytest.approx(found.gradient_norm, rel=1e-3)
 
