@@ -71,12 +71,13 @@ def scratch(tmp_path):
 @pytest.mark.parametrize(
     ("count", "steps", "section", "layout"),
     [
-        (2, 10, model(), {}),
-        (3, 10, model(tie_word_embeddings=True), {"checkpointing": True}),
+        (2, 3, model(), {}),
+        pytest.param(3, 10, model(), {}, marks=pytest.mark.long),
+        (3, 2, model(tie_word_embeddings=True), {"checkpointing": True}),
         (2, 2, model("bf16"), {}),
         (3, 2, model("bf16").model_copy(update={"rounding": "dither"}), {"checkpointing": True}),
     ],
-    ids=["fp32", "tied", "bf16", "dithered"],
+    ids=["fp32", "ten steps", "tied", "bf16", "dithered"],
 )
 def test_ranks_train_as_one_does(tmp_path, scratch, count, steps, section, layout):
     policy = founded(tmp_path / "base", section)
