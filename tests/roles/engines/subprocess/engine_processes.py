@@ -51,7 +51,7 @@ def wait_until(condition, seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-async def eventually(condition, seconds: float = 60.0) -> None:
+async def eventually(condition, seconds: float = 240.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - the condition is any state, not an event
             await asyncio.sleep(0.02)
