@@ -111,8 +111,8 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     update. Sequences are packed into passes of ``pass_tokens``, which the ranks share (None: as
     ``builder.PassSizes``). With ``checkpointing`` a decoder layer keeps only its input and is
     recomputed in the backward pass (None: in passes with too large activations). Neither changes
-    the result beyond rounding.
-    Files are written in another thread while a step computes its first gradient.
+    the result beyond rounding. Files are written in another thread while a step computes its first
+    gradient.
 
     All ranks get the same calls in the same order, and return the same results.
 

@@ -7,7 +7,7 @@ lets the others wait in an exchange: the daemon ends all of them.
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -28,6 +28,7 @@ that died, or sends no heartbeats, is noticed earlier and elsewhere."""
 _TOLD = (ValueError, StorageFullError)
 """Errors that one rank may have alone, and that then all of them raise."""
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -58,17 +59,17 @@ class Ranks:
         begin, size = self.first_row(tensor.shape), math.ceil(len(tensor) / self.count)
         return tensor[begin : begin + size]
 
-    def own(self, sizes: Sequence[int]) -> list[int]:
-        """Return the places of this rank's share of things of such sizes, largest first.
+    def own(self, sizes: Mapping[K, int]) -> list[K]:
+        """Return this rank's share of things of such sizes, largest first.
 
         Each goes to the rank that has the least so far.
         """
         loads, mine = [0] * self.count, []
-        for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        for one in sorted(sizes, key=lambda one: -sizes[one]):
             rank = loads.index(min(loads))
-            loads[rank] += sizes[place]
+            loads[rank] += sizes[one]
             if rank == self.rank:
-                mine.append(place)
+                mine.append(one)
         return mine
 
     def exchange(self, value: T) -> list[T]:

@@ -22,6 +22,7 @@ from roles.engines.files.atomic_write import (
     publish,
     replacing,
 )
+from roles.engines.files.policy import digest_of
 from roles.engines.files.safetensors import (
     Shapes,
     entries_of,
@@ -82,12 +83,12 @@ class _SharedFile:
 
     def write(self) -> Digest:
         """Create the file on the first rank, and end there when all have written their rows."""
-        ranks, planned, names = self._ranks, self._planned, list(self._kinds)
-        own = [names[place] for place in ranks.own([planned.bytes_of(name) for name in names])]
+        ranks, planned = self._ranks, self._planned
+        own = ranks.own({name: planned.bytes_of(name) for name in self._kinds})
         try:
             self._first(self._create)
             self._on_disk(self._put)
-            # What the file has is hashed: it shows a rank that wrote other bytes than it has.
+            # The digest is of the file's bytes, so it differs if a rank wrote wrong ones.
             digest = _joined(ranks, lambda: [planned.entry(one, self._unfinished) for one in own])
             self._first(partial(self._end, digest))
         except BaseException:
@@ -138,8 +139,7 @@ def shared_digest(
 
     ``value`` is applied to each tensor first, if given.
     """
-    names = list(tensors)
-    own = [names[place] for place in ranks.own([tensors[name].nbytes for name in names])]
+    own = ranks.own({name: tensor.nbytes for name, tensor in tensors.items()})
 
     def entries() -> list[TensorEntry]:
         if value is None:
@@ -156,8 +156,9 @@ def gathered_digest(
 
     One tensor at a time is whole, on the ranks' devices.
     """
-    names = list(rows)
-    mine = {names[place] for place in ranks.own([math.prod(shapes[name]) for name in names])}
+    if ranks.count == 1:  # several threads hash at once
+        return digest_of(rows, dtype)
+    mine = frozenset(ranks.own({name: math.prod(shapes[name]) for name in rows}))
     entries: list[TensorEntry] = []
     for name, own in rows.items():
         whole = ranks.gathered(own.to(dtype), shapes[name])

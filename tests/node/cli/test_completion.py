@@ -89,7 +89,7 @@ def environment_of(home):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """What is offered for each line, and the packages that this imports."""
+    """Return the completions of each line, and the packages that they import."""
     folder, asked = tmp_path_factory.mktemp("answers"), []
     for line in OFFERED:
         before, last = words_of(line)

@@ -224,7 +224,7 @@ def test_each_row_is_of_one_rank(rows, count):
 
 @given(st.lists(st.integers(1, 1000), max_size=30), st.integers(1, 5))
 def test_each_thing_is_of_one_rank_and_the_shares_are_even(sizes, count):
-    shares = [Ranks(rank, count).own(sizes) for rank in range(count)]
+    shares = [Ranks(rank, count).own(dict(enumerate(sizes))) for rank in range(count)]
     assert sorted(place for share in shares for place in share) == list(range(len(sizes)))
     loads = [sum(sizes[place] for place in share) for share in shares]
     assert max(loads) - min(loads) <= max(sizes, default=0)
