@@ -50,12 +50,13 @@ from protocol.messages import Opened
 from protocol.replica.replica import Replica
 from protocol.run.manifest import SignedManifest
 from roles.inference.flow import InferenceFlow
-from roles.ports.engines import Engine, EngineError, Engines, Environment
+from roles.ports.engines import Engine, EngineError, Engines, Environment, TrainingEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.transport import TransportError, Trust
 from roles.runtime.context import ChangeSignal, Conditions, RoleContext
 from roles.runtime.retry import fill
 from roles.trainer.flow import TrainerFlow
+from roles.trainer.round_flow import RoundFlow
 from roles.validator.council import CouncilFlow
 from roles.validator.flow import ValidatorFlow
 
@@ -411,9 +412,16 @@ class Daemon:
             flows[Role.VALIDATOR] = checking, ValidatorFlow(context, checking, environment).run()
         if Role.TRAINER in self._about.roles:
             training = engines.training(manifest)
-            trainer = TrainerFlow(context, training, environment, shadows=self._shadows)
+            trainer = self._trainer(context, training, environment)
             flows[Role.TRAINER] = training, trainer.run()
         return {role: fill(context, role, *made) for role, made in flows.items()}
+
+    def _trainer(
+        self, context: RoleContext, engine: TrainingEngine, environment: Environment
+    ) -> TrainerFlow:
+        if self._manifest.grpo.outer is not None:
+            return RoundFlow(context, engine, environment)
+        return TrainerFlow(context, engine, environment, shadows=self._shadows)
 
     def _role_context(self) -> RoleContext:
         context, ports = self._context, self._context.ports

@@ -458,8 +458,10 @@ Receipts = Sequence[tuple[bytes, bytes, int, int, bool, int, str, tuple[bytes, .
 """Commit, worker, version, slot, whether it evaluates the version, tokens, reason, checkers."""
 Reversals = Sequence[tuple[Any, str]]
 """Receipts of overturned outcomes, and the new reason of each."""
-Steps = Sequence[tuple[int, bytes, bytes, Sequence[tuple[bytes, int, int]], int]]
-"""Version, manifest, trainer, and workers with their learned rollouts and tokens."""
+Learned = Sequence[tuple[bytes, int, int]]
+"""Workers with their learned rollouts and tokens."""
+Steps = Sequence[tuple[int, bytes, bytes, Learned, int, *tuple[Sequence[bytes], ...]]]
+"""Version, manifest, trainer, learned, and left-out rollouts; then its other trainers, if any."""
 
 
 @dataclass(frozen=True)
@@ -590,12 +592,11 @@ class Ledger:
             self._count_receipt(receipt, epoch, era)
         for receipt, reason in work[2]:
             self._count_reversal(receipt, reason, epoch, era)
-        for _, _, trainer, learned, omitted in work[1]:
+        for _, _, trainer, learned, omitted, *others in work[1]:
             account = self._touch(trainer, epoch)
             account.steps += 1
             account.omitted += omitted
-            tokens = sum(one[2] for one in learned)
-            self._lock(account, self.run.credit["per_learned_token"] * tokens, epoch)
+            self._reward([trainer, *(key for keys in others for key in keys)], learned, epoch)
             for key, rollouts, tokens in learned:
                 worker = self._touch(key, epoch)
                 worker.learned += rollouts
@@ -697,6 +698,13 @@ class Ledger:
             add(account.locked, last, amount)
             self._due.setdefault(last, set()).add(account.key)
 
+    def _reward(self, trainers: Sequence[bytes], learned: Learned, epoch: int) -> None:
+        """Divide the credit of a version among its trainers; the first gets what is left over."""
+        credit = self.run.credit["per_learned_token"] * sum(tokens for _, _, tokens in learned)
+        share, rest = divmod(credit, len(trainers))
+        for place, key in enumerate(trainers):
+            self._lock(self._touch(key, epoch), share + rest * (place == 0), epoch)
+
     def _unlock(self, epoch: int) -> None:
         oldest = epoch - self.run.credit["lock_epochs"]
         for last in [one for one in self._due if one <= oldest]:
@@ -741,8 +749,9 @@ def work_of(data: bytes, place: str) -> tuple[Receipts, Steps, Reversals]:
             numbers += (version, slot, tokens)
             texts.add(reason)
             flags.add(type(evaluation))
-        for version, manifest, trainer, learned, omitted in steps:
+        for version, manifest, trainer, learned, omitted, *others in steps:
             keys |= {manifest, trainer}
+            keys.update(*others)
             numbers += (version, omitted)
             for key, rollouts, tokens in learned:
                 keys.add(key)

@@ -26,7 +26,7 @@ from learning import RolloutSource
 from node.local.run_pin import load_run
 from protocol.core.types import Version
 from protocol.run.manifest import RunManifest
-from protocol.run.outer_bound import OuterRule
+from protocol.run.sections import OuterSection
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import Policy
 
@@ -40,12 +40,16 @@ class Swarm:
     """Trainers of one run, and the policies that they have made."""
 
     def __init__(
-        self, run: RunManifest, directory: Path, count: int, rule: OuterRule | None, scratch: Path
+        self,
+        run: RunManifest,
+        directory: Path,
+        count: int,
+        rule: OuterSection | None,
+        scratch: Path,
     ) -> None:
-        sections = run.model, run.sampling, run.grpo
-        self.engines = [
-            TorchTrainingEngine(*sections, run=run.run_id, outer=rule) for _ in range(count)
-        ]
+        grpo = run.grpo.model_copy(update={"outer": rule})
+        sections = run.model, run.sampling, grpo
+        self.engines = [TorchTrainingEngine(*sections, run=run.run_id) for _ in range(count)]
         self._rule, self._scratch = rule, scratch
         self._count = count
         self._source = RolloutSource(run, directory)
@@ -144,7 +148,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.lag = run.grpo.async_level
     rule = None
     if options.trainers > 1:
-        rule = OuterRule(options.inner, options.rate, options.momentum, options.encoding)
+        rule = OuterSection(
+            trainers=options.trainers,
+            inner_steps=options.inner,
+            learning_rate=options.rate,
+            momentum=options.momentum,
+            encoding=options.encoding,
+        )
     elif options.inner != 1:
         parser.error("one trainer has no outer steps")
     with tempfile.TemporaryDirectory(prefix="diloco-") as folder:

@@ -43,6 +43,14 @@ ROUNDED_BYTES_PER_WEIGHT = 4
 STATE_BYTES_PER_WEIGHT = 12
 """Part that is written to disk after each version."""
 
+OUTER_STATE_BYTES_PER_WEIGHT = 4
+"""Outer momentum in the states of a run with outer steps."""
+
+OUTER_BYTES_PER_WEIGHT = 16
+"""Outer weights, their momentum, and what the last differences left out, in float32 on the host."""
+
+DIFFERENCE_BYTES_PER_WEIGHT = {"int8": 1 + 4 / 256, "float32": 4.0}
+
 HEAD_BYTES = 2**29
 """Logits of a chunk of the trainer's output layer, values derived from them, and the probabilities
 that it keeps."""
@@ -74,9 +82,16 @@ class Needs:
     blob_bytes: int
     """Part of the disk space for blobs served to peers, which a quota limits."""
     trainer_blob_bytes: int
+    host_bytes: int
+    """Memory of a trainer's host for outer steps, beside its device; 0 in a run without them."""
+    difference_bytes: int
+    """Size of a trainer's difference of a round; 0 in a run without outer steps."""
+    round_bytes: int
+    """Bytes that a trainer downloads in a round: the differences of the others."""
     rollout_tokens: int
     """Upper bound: every sequence at its maximum length."""
     step_tokens: int
+    """Of a version and one trainer, as ``step_flop``."""
     rollout_flop: int
     """Operations to generate a rollout; a check takes as many, in one prefill."""
     step_flop: int
@@ -116,14 +131,24 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
     head_bytes *= model.head == "fp32" and model.dtype != "fp32"
     sequences = sampling.prompts_per_rollout * sampling.group_size
     rollout_tokens = sequences * sampling.tokens_max
-    step_tokens = grpo.batch_max * rollout_tokens
+    outer = grpo.outer
+    step_tokens = grpo.batch_max * grpo.batch_steps(1) * rollout_tokens
+    difference_bytes = 0
+    if outer is not None:
+        difference_bytes = round(weights * DIFFERENCE_BYTES_PER_WEIGHT[outer.encoding])
+    trainers = 1 if outer is None else min(outer.trainers, len(manifest.genesis.trainers))
+    # Those from the older kept state to the newest version, and the round in progress.
+    rounds = STATES_KEPT * manifest.shardcast.state_every + 1
+    differences = rounds * trainers * difference_bytes
     passed = _pass_bytes(model)
     versions = manifest.shardcast.versions_kept * version_bytes
     files = sum(file.total_bytes for file in manifest.genesis.files.values())
     training_bytes = weights * ADAM_BYTES_PER_WEIGHT
     training_bytes += weights * ROUNDED_BYTES_PER_WEIGHT * (model.dtype != "fp32")
     working_bytes = width * passed + HEAD_BYTES + ENGINE_BYTES
-    states = STATES_KEPT * STATE_BYTES_PER_WEIGHT * weights
+    state_bytes_per_weight = STATE_BYTES_PER_WEIGHT
+    state_bytes_per_weight += OUTER_STATE_BYTES_PER_WEIGHT * (outer is not None)
+    states = STATES_KEPT * state_bytes_per_weight * weights
     heirs = len(manifest.genesis.trainers) > 1
     rules = manifest.shardcast
     return Needs(
@@ -143,13 +168,20 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
         },
         # A file is stored twice: for engines and as blobs for peers.
         disk_bytes=2 * (versions + files),
-        trainer_disk_bytes=2 * (versions + files + states),
+        trainer_disk_bytes=2 * (versions + files + states + differences),
         blob_bytes=files
         + _form_bytes(manifest, version_bytes, math.ceil(rules.versions_kept / rules.full_every)),
-        # A trainer serves the file of each of its versions, and its state to its successor.
+        # A trainer serves the file of each of its versions, its state to its successor, and
+        # differences to the others of its rounds.
         trainer_blob_bytes=files
         + _form_bytes(manifest, version_bytes, _forms_kept_max(rules))
-        + heirs * states,
+        + heirs * states
+        + differences,
+        # An outer step reads the differences of all trainers.
+        host_bytes=(outer is not None) * OUTER_BYTES_PER_WEIGHT * weights
+        + trainers * difference_bytes,
+        difference_bytes=difference_bytes,
+        round_bytes=(trainers - 1) * difference_bytes,
         rollout_tokens=rollout_tokens,
         step_tokens=step_tokens,
         rollout_flop=2 * weights * rollout_tokens,

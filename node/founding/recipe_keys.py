@@ -170,6 +170,8 @@ def _constraints(schema: Mapping[str, Any], schemas: Mapping[str, Mapping[str, A
 
 def _range(schema: Mapping[str, Any], least: str, most: str, unit: str) -> str:
     low, above, high = schema.get(least), schema.get("exclusiveMinimum"), schema.get(most)
+    if high is None and least == "minimum" and "exclusiveMaximum" in schema:
+        return f"{low} to below {_number(schema['exclusiveMaximum'])}"
     if high is None:
         return ""
     if least == "minimum" and above is not None:

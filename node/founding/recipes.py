@@ -5,8 +5,9 @@ from pathlib import Path
 import tomlkit
 
 from node.local.errors import ExitCode, NodeError
+from protocol.run.outer_bound import check_outer
 from protocol.run.recipe import Recipe, ToplocSection
-from protocol.run.toml import ManifestError, load_recipe
+from protocol.run.toml import load_recipe
 
 DIRECTORY = "configs/runs"
 
@@ -21,7 +22,7 @@ def read_recipe_text(recipe: str) -> tuple[Recipe, str]:
     path = recipe_path(recipe)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return load_recipe(text), text
+        return _loaded(text), text
     except OSError as error:
         if path.parent == _directory():
             raise NodeError(
@@ -30,8 +31,14 @@ def read_recipe_text(recipe: str) -> tuple[Recipe, str]:
                 ExitCode.CONFIG,
             ) from None
         raise NodeError(f"{path}: {error.strerror}", ExitCode.CONFIG) from None
-    except (ManifestError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of the encoding, the TOML or the values
         raise NodeError(f"{path}: {error}", ExitCode.CONFIG) from None
+
+
+def _loaded(text: str) -> Recipe:
+    recipe = load_recipe(text)
+    check_outer(recipe.grpo)
+    return recipe
 
 
 def recipe_path(recipe: str) -> Path:

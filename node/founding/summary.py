@@ -74,7 +74,7 @@ def trial_words(manifest: RunManifest, needs: Needs, trial: Trial) -> Iterator[s
 
 def version_seconds(manifest: RunManifest, trial: Trial, workers: int) -> float:
     """Return the seconds per version with ``workers``, if all machines are like this one."""
-    rollouts, validators = manifest.grpo.rollouts_per_step, len(manifest.genesis.validators)
+    rollouts, validators = _rollouts_per_version(manifest), len(manifest.genesis.validators)
     generated = rollouts * trial.worker.seconds / workers
     checked = rollouts * trial.validator.seconds * manifest.committee.size / validators
     return max(generated, checked, trial.trainer.seconds)
@@ -83,7 +83,14 @@ def version_seconds(manifest: RunManifest, trial: Trial, workers: int) -> float:
 def workers_to_wait_for(manifest: RunManifest, trial: Trial) -> int:
     """Return the number of workers like this machine that fill a batch during a training step."""
     step_seconds = max(trial.trainer.seconds, 1e-3)
-    return max(1, math.ceil(manifest.grpo.rollouts_per_step * trial.worker.seconds / step_seconds))
+    return max(1, math.ceil(_rollouts_per_version(manifest) * trial.worker.seconds / step_seconds))
+
+
+def _rollouts_per_version(manifest: RunManifest) -> int:
+    grpo, trainers = manifest.grpo, len(manifest.genesis.trainers)
+    if grpo.outer is not None:
+        trainers = min(trainers, grpo.outer.trainers)
+    return grpo.rollouts_per_step * grpo.batch_steps(trainers)
 
 
 def warnings_of(manifest: RunManifest, needs: Needs, trial: Trial) -> Iterator[str]:
@@ -144,7 +151,7 @@ def _needs(needs: Needs) -> Table:
     table.caption = (
         f"{needs.weights:,} weights; a version is {bytes_text(needs.version_bytes)}, {seconds} at "
         f"{LINE_BITS_PER_SECOND / 1e6:g} Mbit/s. Estimates; times at {FLOPS / 1e12:g} TFLOP/s.\n"
-        f"Memory of each device of a trainer with several: {_by_ranks(needs)}."
+        f"Memory of each device of a trainer with several: {_by_ranks(needs)}.{_outer(needs)}"
     )
     table.caption_justify = "left"
     return table
@@ -153,6 +160,18 @@ def _needs(needs: Needs) -> Table:
 def _by_ranks(needs: Needs) -> str:
     several = ((count, size) for count, size in needs.rank_bytes.items() if count > 1)
     return ", ".join(f"{count}: {bytes_text(size)}" for count, size in several)
+
+
+def _outer(needs: Needs) -> str:
+    """Return the needs of a trainer for outer steps as a line; empty without them."""
+    if not needs.host_bytes:
+        return ""
+    seconds = _time(needs.round_bytes * 8 / LINE_BITS_PER_SECOND)
+    return (
+        f"\nOuter steps: {bytes_text(needs.host_bytes)} more memory on a trainer's host; in each "
+        f"round it publishes {bytes_text(needs.difference_bytes)}, and downloads "
+        f"{bytes_text(needs.round_bytes)} of the others ({seconds})."
+    )
 
 
 def _work(flop: int) -> str:

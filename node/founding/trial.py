@@ -284,6 +284,11 @@ class _Trying:
                         batch = [replace(one, reference_logprobs=one.logprobs) for one in known]
                     await engine.step(batch)
                     seconds = time.monotonic() - began
+                    if grpo.outer is not None:  # a round of this step alone
+                        path = Path(folder, "difference")
+                        difference = await engine.write_difference(path)
+                        await engine.apply_differences([(difference, path)])
+                        seconds *= grpo.outer.inner_steps
                     if not number:
                         await engine.write_policy(stepped)
                 cost = Cost(seconds, peak_rss_bytes(engine.supervisor.pid))

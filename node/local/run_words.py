@@ -36,6 +36,9 @@ def run_words(manifest: RunManifest) -> Iterator[tuple[str, str]]:
         cost = f"{sampling.length_penalty:g} of the reward for each token away from it"
         yield "length", f"asked for: {targets}; {cost}"
     batch = f"{grpo.rollouts_per_step} rollouts at most {grpo.async_level} versions old"
+    if grpo.outer is not None:
+        steps = f"{grpo.outer.inner_steps} steps of each of up to {grpo.outer.trainers} trainers"
+        batch = f"{steps}, each from {batch}"
     yield "training", f"{grpo.steps:,} versions, each from {batch}, rate {grpo.learning_rate:g}"
     yield (
         "checks",

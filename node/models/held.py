@@ -38,7 +38,7 @@ class HeldVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class CertifiedWork:
     """Certified rollouts of one key, as final pages name them."""
 
     peer: PeerId
@@ -99,10 +99,10 @@ class HeldRun:
             if 0 < message.version <= until and message.batch
         ]
 
-    def contributions(self) -> list[Contribution]:
+    def contributions(self) -> list[CertifiedWork]:
         """Return the contributions of all workers in final pages, most rollouts first."""
         found = [
-            Contribution(peer, account.rollouts, account.tokens)
+            CertifiedWork(peer, account.rollouts, account.tokens)
             for peer, account in self.replica.intake.accounts.scan()
             if account.rollouts
         ]

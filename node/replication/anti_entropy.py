@@ -249,12 +249,12 @@ def _current(replica: Replica, from_version: int, now: float) -> Iterator[Signed
     """Yield the current messages in an order in which a replica can accept them.
 
     Records of the genesis keys come first, then pages that are not notarised, with votes. Then
-    versions from ``from_version`` on, always with the newest, which may be on another fork, and the
-    reports about the newest ones. Then the commits that these learned from, each with its
-    certificate, and the other commits, before their certificates. Other records come late: an
-    attacker can make thousands of them, and nothing depends on them. Last come old commits that
-    prove a fault of a peer with a record here, each with its certificate. No message comes twice: a
-    short page is the last one.
+    versions from ``from_version`` on, always with the newest, which may be on another fork, the
+    reports about the newest ones, and the plans and results of rounds. Then the commits that these
+    learned from, each with its certificate, and the other commits, before their certificates. Other
+    records come late: an attacker can make thousands of them, and nothing depends on them. Last
+    come old commits that prove a fault of a peer with a record here, each with its certificate. No
+    message comes twice: a short page is the last one.
     """
     ledger, manifest = replica.ledger, replica.manifest
     records = replica.roster.records()
@@ -265,6 +265,7 @@ def _current(replica: Replica, from_version: int, now: float) -> Iterator[Signed
     first = max(0, min(from_version, ledger.chain.version))
     yield from (checkpoint.manifest for checkpoint in ledger.chain.checkpoints[first:])
     yield from replica.shadows.all()
+    yield from replica.rounds.all()
     learned = {
         key: entry
         for key in ledger.named()

@@ -1,6 +1,6 @@
-"""Weights and optimiser states as files: the ``PolicyFiles`` port on a directory."""
+"""Weights, optimiser states and differences as files: the ``PolicyFiles`` port on a directory."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from typing_extensions import override
@@ -34,6 +34,10 @@ class PolicyDirectory(PolicyFiles):
             return path.stat().st_size
         except FileNotFoundError:
             return None
+
+    @override
+    def _existing(self) -> Iterable[Path]:
+        return self._directory.iterdir()
 
     @override
     async def delete(self, path: Path) -> None:

@@ -78,6 +78,12 @@ DataDirectory = Annotated[
 EnginePython = Annotated[
     Path | None, typer.Option(help="Python of the engine processes; default this one.")
 ]
+Forever = Annotated[
+    bool, typer.Option("--forever", help="Run until Ctrl-C, so that other nodes can join.")
+]
+Diloco = Annotated[
+    bool, typer.Option("--diloco", help="All trainers train at the same time (DiLoCo).")
+]
 TrainerRanks = Annotated[
     str | None,
     typer.Option(metavar="N", help="Processes per trainer that train together; default 1."),
@@ -98,12 +104,11 @@ def run_testnet(
     minutes: Annotated[
         float, typer.Option(min=0.1, help="Time limit in minutes.")
     ] = MINUTES_DEFAULT,
-    forever: Annotated[
-        bool, typer.Option("--forever", help="Run until Ctrl-C, so that other nodes can join.")
-    ] = False,
+    forever: Forever = False,
     inference: Annotated[int, typer.Option(min=1, help="Inference nodes.")] = 3,
     validators: Annotated[int, typer.Option(min=2, help="Validator nodes.")] = 3,
     trainers: Annotated[int, typer.Option(min=1, help="Trainer nodes; one leads.")] = 1,
+    diloco: Diloco = False,
     relays: Annotated[int, typer.Option(min=1, help="Relay nodes.")] = 1,
     cheaters: Cheaters = 0,
     lazy_validators: LazyValidators = 0,
@@ -140,6 +145,7 @@ def run_testnet(
         directory=directory,
         relays=relays,
         trainers=trainers if founded is None else _count(founded, Role.TRAINER),
+        diloco=diloco and _several(trainers, founded),
         validators=validators if founded is None else _count(founded, Role.VALIDATOR),
         inference=inference,
         cheaters=cheaters,
@@ -225,6 +231,14 @@ def _founded(run: Path, recipe: str, environment: str) -> Path:
                 param_hint="--run",
             )
     return directory
+
+
+def _several(trainers: int, founded: Path | None) -> bool:
+    """Return True for a new run of several trainers; raises ``BadParameter`` for any other."""
+    if founded is not None or trainers < 2:
+        reason = "needs --trainers 2 or more, and no --run, whose recipe decides"
+        raise typer.BadParameter(reason, param_hint="--diloco")
+    return True
 
 
 def _count(run: Path, role: Role) -> int:

@@ -19,8 +19,10 @@ from node.local.run_pin import load_run
 from node.local.system import ThreadBackground
 from node.testnet.plan import STEPS, NodePlan, Options, SwarmLayout
 from protocol.core.types import Role
+from protocol.messages import ROUND_TRAINERS_MAX
 from protocol.run.manifest import RunFile, RunFileName, SignedManifest
 from protocol.run.recipe import VERSIONS_MAX, EnvironmentSection, ModelSection, Recipe
+from protocol.run.sections import OuterSection
 
 COLD_START_ACCURACY = 0.33
 """Sampled accuracy at which reinforcement learning takes over: groups then hold both right and
@@ -39,7 +41,11 @@ def recipe_for(options: Options) -> Recipe:
         recipe = read_recipe(options.recipe)
         usual = VERSIONS_MAX if math.isinf(options.minutes) else STEPS.get(options.recipe)
     steps = options.steps or usual or recipe.grpo.steps
-    changes: dict[str, Any] = {"grpo": recipe.grpo.model_copy(update={"steps": steps})}
+    grpo = recipe.grpo.model_copy(update={"steps": steps})
+    if options.diloco:
+        outer = OuterSection(trainers=min(options.trainers, ROUND_TRAINERS_MAX))
+        grpo = grpo.model_copy(update={"outer": outer})
+    changes: dict[str, Any] = {"grpo": grpo}
     if options.environment:
         changes["environment"] = recipe.environment.model_copy(update={"name": options.environment})
     return recipe.model_copy(update=changes)

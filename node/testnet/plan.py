@@ -36,6 +36,8 @@ class Options:
     directory: Path
     relays: int = 1
     trainers: int = 1
+    diloco: bool = False
+    """True: all trainers train at the same time."""
     validators: int = 3
     inference: int = 3
     cheaters: int = 0

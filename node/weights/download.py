@@ -196,13 +196,20 @@ class WeightsDownload:
         return tuple(orders), self._source_history.ordered(helpers)
 
     async def _index(self) -> ShardIndex | Fault:
-        """Fetch the index; it is small, so trusted peers are asked before untrusted ones."""
+        """Fetch the index; it is small, so trusted peers are asked before untrusted ones.
+
+        Helpers are asked last: the root may lack the file while its publisher is gone.
+        """
         weights = self._weights
         fetch = IndexFetch(
             self._exchange, weights.index_digest, weights.index_bytes, self._late.setdefault
         )
+        is_untrusted = self._untrusted.__contains__
         index = await fetch.run(
-            lambda: sorted(self._candidates[0], key=self._untrusted.__contains__)
+            lambda: [
+                *sorted(self._candidates[0], key=is_untrusted),
+                *sorted(self._helpers, key=is_untrusted),
+            ]
         )
         if not isinstance(index, Fault) and index.total_bytes != weights.total_bytes:
             reason = f"a file of {index.total_bytes} bytes, {weights.total_bytes} were signed"

@@ -5,7 +5,7 @@ loads a policy checks its tensors; a rejected policy is fetched again (``discard
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from node.context import Ports, background_task
 from node.network.blobs.exchange import BlobExchange
+from node.weights.differences import Differences
 from node.weights.download import RemoteWeights, WeightsDownload
 from node.weights.download_plan import DownloadPlanner, DownloadStep
 from node.weights.downloads import Downloads
@@ -23,11 +24,12 @@ from node.weights.held_policies import HeldPolicies
 from node.weights.optimizer_states import TrainerStates
 from node.weights.publish import offer_file, publish_encoding
 from node.weights.refused_versions import RefusedVersions
+from node.weights.trainer_files import TrainerFiles
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, PeerId, Version
-from protocol.messages import CheckpointManifest, Signed
+from protocol.messages import CheckpointManifest, RoundResult, Signed
 from protocol.replica.replica import Replica
-from protocol.run.training_bound import movement_bound
+from protocol.run.outer_bound import version_bound
 from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.movement_bound import (
     ExcessiveMovement,
@@ -35,7 +37,7 @@ from protocol.shardcast.movement_bound import (
     MovementBound,
 )
 from roles.ports.engines import Patch, Policy
-from roles.ports.storage import Purpose, StorageFullError
+from roles.ports.storage import Purpose, StorageFullError, StoredFile
 from roles.ports.swarm import Policies, Release
 from roles.runtime.context import ChangeSignal, Conditions
 
@@ -83,9 +85,11 @@ class PolicyLibrary(Policies):
         self._bases: set[int] = set()
         """Versions needed as bases of wanted versions."""
         self._refusals: dict[Digest, int] = {}
+        trainer_files = TrainerFiles(ports, replica, downloads)
         self._states = TrainerStates(
-            ports, replica, downloads, lambda: not self._arriving, self._refused.newest_usable
+            ports, replica, trainer_files, lambda: not self._arriving, self._refused.newest_usable
         )
+        self._differences = Differences(ports, replica, trainer_files, self.newest)
 
     # Held policies
 
@@ -161,6 +165,20 @@ class PolicyLibrary(Policies):
     @override
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
         return await self._states.fetch(manifest)
+
+    # Rounds of several trainers
+
+    @override
+    async def publish_difference(self, path: Path) -> StoredFile:
+        return await self._differences.publish(path)
+
+    @override
+    async def fetch_difference(self, result: Signed[RoundResult], path: Path) -> bool:
+        return await self._differences.fetch(result, path)
+
+    @override
+    async def retain_differences(self, version: int, indexes: Collection[Digest]) -> None:
+        await self._differences.retain(version, indexes)
 
     # Downloads
 
@@ -321,7 +339,7 @@ class PolicyLibrary(Policies):
         decoded.append(await self._ports.files.decode(*arguments, bound))
 
     def _bound(self, version: int, base: Policy) -> MovementBound | None:
-        return movement_bound(self._replica.manifest.grpo, version - base.version)
+        return version_bound(self._replica.manifest.grpo, version - base.version)
 
     async def _check_movement(self, leg: DownloadStep, path: Path) -> None:
         """Compare a complete file with the newest version held before it.

@@ -12,19 +12,15 @@ from pathlib import Path
 import structlog
 
 from node.context import Ports, background_task
-from node.network.streams.deadline import loop_time
 from node.weights.download import RemoteWeights
 from node.weights.download_progress import Label
-from node.weights.downloads import Downloads, TransferProgress
-from protocol.core.types import Digest, PeerId, Role
+from node.weights.trainer_files import TrainerFiles
+from protocol.core.types import Digest
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica.replica import Replica
 from roles.ports.storage import Purpose, StorageFullError
 
 log = structlog.get_logger()
-
-PATIENCE_SECONDS = 20.0
-"""Time without progress until a download is given up; a guess, as for the run's own files."""
 
 YIELD_SECONDS = 1.0
 """Delay until a prefetch yields to weights; a guess."""
@@ -47,21 +43,25 @@ class TrainerStates:
         self,
         ports: Ports,
         replica: Replica,
-        downloads: Downloads,
+        files: TrainerFiles,
         line_is_free: Callable[[], bool],
         newest_usable: Callable[[], int],
     ) -> None:
         self._ports = ports
         self._replica = replica
-        self._downloads = downloads
+        self._files = files
         self._line_is_free = line_is_free
         self._newest_usable = newest_usable
         self._fetching = asyncio.Lock()
+        """Held by one state at a time: none delays another."""
 
     async def run(self) -> None:
-        """Keep the newest state here until cancelled, if another trainer published it."""
+        """Keep the newest state here until cancelled, if another trainer published it.
+
+        Trainers of rounds need none in advance: they make each state themselves.
+        """
         own, manifest = self._ports.transport.peer_id, self._replica.manifest
-        while manifest.is_trainer(own):
+        while manifest.is_trainer(own) and manifest.grpo.outer is None:
             checkpoint = self.newest(self._newest_usable())
             if checkpoint is not None and checkpoint.signer != own:
                 await self._fetch_in_advance(checkpoint)
@@ -77,33 +77,17 @@ class TrainerStates:
         Its length is the one that the trainer signed; the caller must bound it.
         """
         message, path = checkpoint.message, self._ports.files.state(checkpoint.message.version)
-        root = self._root(checkpoint.signer)
-        if root is None and not self._ports.blobs.has_file(Digest(message.state)):
-            return None
         weights = RemoteWeights(
             checkpoint.digest,
             Digest(message.state),
             message.state_index_bytes,
             message.state_bytes,
-            root or checkpoint.signer,
+            checkpoint.signer,
             Purpose.OPTIMISER_STATE,
             Label(f"state of version {message.version}"),
         )
-        is_trainer = self._replica.manifest.is_trainer
-        members = [one for one in self._downloads.members() if is_trainer(one.peer)]
         async with self._fetching:
-            progress = TransferProgress(loop_time())
-            download = self._downloads.make(
-                weights, members, lambda here_bytes, _: progress.note(here_bytes, loop_time())
-            )
-            async with background_task(download.run(path)) as task:
-                while not task.done() and loop_time() < progress.brought_at + PATIENCE_SECONDS:
-                    await asyncio.wait([task], timeout=YIELD_SECONDS)
-                try:
-                    found = task.result() if task.done() else None
-                except LookupError:  # released meanwhile
-                    return None
-        return found if isinstance(found, Path) else None
+            return await self._files.fetch(weights, path)
 
     async def _fetch_in_advance(self, checkpoint: Signed[CheckpointManifest]) -> None:
         message = checkpoint.message
@@ -120,9 +104,3 @@ class TrainerStates:
                     log.info("state arrived", version=message.version, bytes=message.state_bytes)
             except StorageFullError as error:
                 log.warning("state not stored", version=message.version, error=str(error))
-
-    def _root(self, publisher: PeerId) -> PeerId | None:
-        """Return the root of the forest: the publisher, or another live trainer."""
-        live = self._replica.roster.live(self._ports.clock.now(), Role.TRAINER)
-        peers = [one.peer for one in live if one.peer != self._ports.transport.peer_id]
-        return publisher if publisher in peers else next(iter(peers), None)

@@ -15,10 +15,18 @@ from dataclasses import dataclass
 from itertools import chain
 
 from protocol.consensus.page_node import PageNode
-from protocol.core.crypto import digest
+from protocol.core.crypto import Verifier, digest
 from protocol.core.faults import Fault, FaultCode
-from protocol.core.types import PeerId
-from protocol.messages import VERDICTS_MAX, Certificate, RolloutCommit, Signed, Verdict
+from protocol.core.types import PeerId, RunId
+from protocol.messages import (
+    VERDICTS_MAX,
+    Certificate,
+    Opened,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    open_envelope,
+)
 from protocol.rollout.agreement import Agreement
 from protocol.run.manifest import RunManifest
 
@@ -120,6 +128,19 @@ def outcome_rank(
     epoch = committee.page.epoch.to_bytes(8, "big")
     order = bytes([certificate.accepted, VERDICTS_MAX - len(dissents)])
     return epoch + place.to_bytes(2, "big") + order + content
+
+
+def open_verdicts(
+    certificate: Certificate, run_id: RunId, verify: Verifier, opened: Opened
+) -> list[Signed[Verdict]] | None:
+    """Return the verdicts of a certificate, then its dissents; None if one is bad."""
+    verdicts: list[Signed[Verdict]] = []
+    for envelope in (*certificate.verdicts, *certificate.dissents):
+        verdict = open_envelope(envelope, Verdict, run_id, verify, opened)
+        if isinstance(verdict, Fault):
+            return None
+        verdicts.append(verdict)
+    return verdicts
 
 
 def split(

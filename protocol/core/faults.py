@@ -43,6 +43,7 @@ class FaultCode(StrEnum):
     BAD_MANIFEST = "bad-manifest", Blame.SENDER
     BAD_OVERTURN = "bad-overturn", Blame.SENDER
     BAD_RECORD = "bad-record", Blame.SENDER
+    BAD_ROUND = "bad-round", Blame.SENDER
     BAD_SIGNATURE = "bad-signature", Blame.SENDER
     BLOB_REQUEST_FIELDS = "blob-request-fields", Blame.SENDER
     BLOB_REQUEST_VALUES = "blob-request-values", Blame.SENDER

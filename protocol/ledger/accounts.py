@@ -51,7 +51,7 @@ class CreditRules(NamedTuple):
     per_checked_token: int
     """Credit of each checker for each token of a decided rollout."""
     per_learned_token: int
-    """Credit of a trainer for each token that a final version learned from."""
+    """Credit for each token that a final version learned from, divided among its trainers."""
     lock_epochs: int
     """Epochs for which new credit stays locked: a slashed key loses it."""
     slash: bool
@@ -340,7 +340,8 @@ class Accounts:
         self._sums["steps"] += 1
         trainer.omitted += step.omitted
         learned = sum(tokens for _, _, tokens in step.learned)
-        self._lock(step.trainer, trainer, self.rules.per_learned_token * learned, epoch)
+        for peer, credit in step.shares(self.rules.per_learned_token * learned):
+            self._lock(peer, self._touch(peer, epoch), credit, epoch)
         for peer, rollouts, tokens in step.learned:
             worker = self._touch(peer, epoch)
             worker.learned += rollouts

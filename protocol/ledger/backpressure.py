@@ -23,9 +23,8 @@ class Backpressure:
         self._workers = workers
         self._unlearned: dict[Digest, Entry] = {}
         grpo = manifest.grpo
-        self._awaited_max = int(
-            grpo.rollouts_per_step * (1 + grpo.async_level + grpo.rollouts_ahead)
-        )
+        batch = grpo.rollouts_per_step * grpo.batch_steps()
+        self._awaited_max = int(batch * (1 + grpo.async_level + grpo.rollouts_ahead))
 
     def apply(self, change: CommitChange) -> None:
         """Follow a change of a commit."""
@@ -94,7 +93,7 @@ class Backpressure:
     def wanted(self, epoch: int) -> int:
         """Return the number of rollouts that all workers should make now, from the backlog."""
         grpo = self._manifest.grpo
-        backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
+        backlog_max = grpo.rollouts_per_step * grpo.batch_steps() * grpo.rollouts_ahead
         waits = self._chain.version < grpo.steps
         return max(0, backlog_max - self.backlog(epoch)) if waits else 0
 

@@ -206,7 +206,8 @@ class Ledger:
             self._tidied = state
 
     def _note_batch(self, epoch: int) -> None:
-        if len(self.backpressure.usable()) < self._manifest.grpo.rollouts_per_step:
+        grpo = self._manifest.grpo
+        if len(self.backpressure.usable()) < grpo.rollouts_per_step * grpo.batch_steps():
             self.batch_since = None
         elif self.batch_since is None:
             self.batch_since = epoch

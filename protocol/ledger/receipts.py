@@ -12,14 +12,14 @@ from protocol.core.codec import decode, encode
 from protocol.core.crypto import digest, peer_id_from_public_key, public_key_from_peer_id
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import DIGEST_BYTES, MEMBERS_MAX, PeerId
-from protocol.messages import LISTED_MAX, OMITTED_MAX, VERDICTS_MAX
+from protocol.messages import LISTED_MAX, OMITTED_MAX, ROUND_TRAINERS_MAX, VERDICTS_MAX
 
 WORK_BYTES_MAX = 256 * 1024
 """Maximum encoded work of a page; 200 receipts with three checkers each take 40 KB."""
 
 STEPS_MAX = 8
-"""Maximum versions that become final with one page. With the largest batches, and 200 receipts of
-15 checkers each, they take 252 KB."""
+"""Maximum versions that become final with one page. With the largest batches and rounds, and 200
+receipts of 15 checkers each, they take 254 KB."""
 
 LEARNED_MAX = 256
 """Maximum workers of one version, as many as commits in its batch."""
@@ -61,6 +61,13 @@ class Step(NamedTuple):
     """Workers whose rollouts it learned from, sorted, with the number of rollouts and tokens."""
     omitted: int = 0
     """Final rollouts that its trainer drew and left out (``protocol.replica.batch_rule``)."""
+    partners: tuple[PeerId, ...] = ()
+    """Other trainers whose results its round took, sorted; the credit is divided among all."""
+
+    def shares(self, credit: int) -> list[tuple[PeerId, int]]:
+        """Divide credit among the trainer and its partners; the trainer gets what is left over."""
+        share, rest = divmod(credit, 1 + len(self.partners))
+        return [(self.trainer, share + rest), *((one, share) for one in self.partners)]
 
 
 class Reversal(NamedTuple):
@@ -94,6 +101,7 @@ class PageWork(NamedTuple):
                 _key(one.trainer),
                 [(_key(peer), *rest) for peer, *rest in one.learned],
                 one.omitted,
+                *([list(map(_key, one.partners))] if one.partners else []),
             )
             for one in self.steps
         ]
@@ -193,7 +201,9 @@ def _reversal(value: Any) -> Reversal | None:
 def _step(value: Any) -> Step | None:
     match value:
         case (version, bytes(manifest), bytes(trainer), tuple(learned), omitted):
-            pass
+            partners: tuple[Any, ...] = ()
+        case (version, bytes(manifest), bytes(trainer), tuple(learned), omitted, (_, *_) as found):
+            partners = found  # a step without any is shorter
         case _:
             return None
     if not is_count(version) or len(manifest) != DIGEST_BYTES or not _is_key(trainer):
@@ -204,8 +214,12 @@ def _step(value: Any) -> Step | None:
         return None
     if not _ascends([one[0] for one in learned]):
         return None
+    if len(partners) > ROUND_TRAINERS_MAX or not all(map(_is_key, partners)):
+        return None
+    if not _ascends(partners) or trainer in partners:
+        return None
     shares = tuple((_peer(key), rollouts, tokens) for key, rollouts, tokens in learned)
-    return Step(version, manifest, _peer(trainer), shares, omitted)
+    return Step(version, manifest, _peer(trainer), shares, omitted, tuple(map(_peer, partners)))
 
 
 def _is_share(value: Any) -> bool:

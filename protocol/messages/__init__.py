@@ -15,15 +15,20 @@ from protocol.messages.envelope import (
     signature_of,
     with_signature,
 )
+from protocol.messages.fields import BATCH_MAX, COUNCIL_MAX, OMITTED_MAX
 from protocol.messages.node_names import check_node_name
+from protocol.messages.rounds import (
+    ROUND_TRAINERS_MAX,
+    Contribution,
+    RoundPlan,
+    RoundResult,
+    TrainingRound,
+)
 from protocol.messages.schemas import (
     ACCEPTED,
     ADMISSION_BYTES_MAX,
-    BATCH_MAX,
-    COUNCIL_MAX,
     LISTED_MAX,
     OBSERVATIONS_MAX,
-    OMITTED_MAX,
     PROTOCOL_VERSION,
     REEXAMINERS_MAX,
     REVEALERS_MAX,
@@ -63,6 +68,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "REEXAMINERS_MAX",
     "REVEALERS_MAX",
+    "ROUND_TRAINERS_MAX",
     "SYSTEM_PORTS",
     "UNMEASURED",
     "VERDICTS_MAX",
@@ -70,6 +76,7 @@ __all__ = [
     "WITNESSES",
     "Certificate",
     "CheckpointManifest",
+    "Contribution",
     "Encoding",
     "Evidence",
     "Hardware",
@@ -84,8 +91,11 @@ __all__ = [
     "PageVote",
     "Reveal",
     "RolloutCommit",
+    "RoundPlan",
+    "RoundResult",
     "Signed",
     "StepReport",
+    "TrainingRound",
     "Verdict",
     "VerdictSeal",
     "check_node_name",

@@ -9,16 +9,31 @@ import operator
 from typing import Annotated, Self
 
 from pydantic import (
-    AfterValidator,
     Field,
     model_validator,
 )
 
-from protocol.core.crypto import SIGNATURE_BYTES
-from protocol.core.types import DIGEST_BYTES, RANKS_MAX, RATE_CLASS_MAX, Role
+from protocol.core.types import RANKS_MAX, Role
 from protocol.core.vrf import PROOF_BYTES
 from protocol.messages.envelope import Message
-from protocol.messages.node_names import NODE_NAME_CHARACTERS_MAX, check_node_name
+from protocol.messages.fields import (
+    BATCH_MAX,
+    COUNCIL_MAX,
+    OMITTED_MAX,
+    Billionths,
+    DigestBytes,
+    EpochOrNone,
+    Millionths,
+    NodeName,
+    OptionalDigest,
+    RateClass,
+    RevealProof,
+    Seats,
+    ShortText,
+    SignatureBytes,
+    UInt,
+)
+from protocol.messages.rounds import TrainingRound
 
 VERDICT_BYTES_MAX = 1024
 """An honest envelope has at most about 950 bytes: 29 numbers and 200 characters of detail."""
@@ -50,12 +65,6 @@ REEXAMINERS_MAX = 27
 """Maximum seats that re-examine a commit. If a quarter of 200 seats is dishonest, two thirds of 27
 drawn ones are dishonest once in a million draws; if a third is, once in 8,000."""
 
-BATCH_MAX = 256
-"""Maximum commits in a version's batch; their digests take half of an envelope."""
-
-OMITTED_MAX = 64
-"""Maximum commits that a version names as left out of its batch: a quarter of the largest batch."""
-
 ENCODINGS_MAX = 4
 """Maximum encodings of one version: byte planes, and patches of the versions most nodes hold."""
 
@@ -64,10 +73,6 @@ ADMISSION_BYTES_MAX = 512
 
 OBSERVATIONS_MAX = 32
 """Maximum reports about other members in one record, 1.2 KB: four times an even share."""
-
-COUNCIL_MAX = 200
-"""Maximum seats. A draw of 200 keys among which 20 % are dishonest holds a third of dishonest ones
-once in 500,000 draws."""
 
 REVEALERS_MAX = 8
 """Maximum members drawn to reveal in an epoch."""
@@ -79,36 +84,6 @@ PROTOCOL_VERSION = 2
 
 SYSTEM_PORTS = 1024
 """System ports (RFC 6335) are below; a node never connects to one that a record names."""
-
-
-DigestBytes = Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-SignatureBytes = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
-
-
-def _digest_or_empty(value: bytes) -> bytes:
-    if len(value) not in (0, DIGEST_BYTES):
-        raise ValueError("neither a digest nor empty")
-    return value
-
-
-def _proof_or_empty(value: bytes) -> bytes:
-    if len(value) not in (0, PROOF_BYTES):
-        raise ValueError("neither a proof nor empty")
-    return value
-
-
-OptionalDigest = Annotated[bytes, AfterValidator(_digest_or_empty)]
-RevealProof = Annotated[bytes, AfterValidator(_proof_or_empty)]
-UInt = Annotated[int, Field(ge=0, le=2**53)]
-EpochOrNone = Annotated[int, Field(ge=-1, le=2**53)]
-Seats = Annotated[int, Field(ge=1, le=COUNCIL_MAX)]
-RateClass = Annotated[int, Field(ge=0, le=RATE_CLASS_MAX)]
-Millionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
-Billionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
-ShortText = Annotated[str, Field(max_length=200)]
-NodeName = Annotated[
-    str, Field(max_length=NODE_NAME_CHARACTERS_MAX), AfterValidator(check_node_name)
-]
 
 
 class Hardware(Message):
@@ -471,6 +446,8 @@ class CheckpointManifest(Message):
     of another version or none."""
     moments: EpochOrNone = -1
     """Version of the published state with these moments; -1 for none."""
+    round: Annotated[TrainingRound | None, Field(exclude_if=operator.not_)] = None
+    """The round of several trainers, in a run that has them; left out otherwise."""
     ranks: Annotated[int, Field(ge=1, le=RANKS_MAX)] = 1
     """Processes that computed the step: sums of other numbers of them differ by rounding."""
     reward_mean: Millionths = 0

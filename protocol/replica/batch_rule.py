@@ -59,6 +59,8 @@ class Draft(NamedTuple):
     page: bytes
     batch: Sequence[bytes]
     omitted: Sequence[bytes]
+    steps: int
+    """Steps that share the batch: all of all trainers of its round."""
 
 
 class RefusedBatch(NamedTuple):
@@ -142,13 +144,19 @@ class BatchRule:
         if manifest is None or parent is None:
             return manifest is not None
         if manifest.digest not in self._known:
-            message = manifest.message
-            draft = Draft(number, message.term, message.page, message.batch, message.omitted)
-            found = self.fault(draft, parent.message.page, self.oldest_epoch(number - 1))
+            draft, oldest_epoch = self._draft(manifest.message), self.oldest_epoch(number - 1)
+            found = self.fault(draft, parent.message.page, oldest_epoch)
             if found is False:
                 return False
             self._note(manifest.digest, found if isinstance(found, Fault) else None)
         return self._known[manifest.digest] or True
+
+    def _draft(self, message: CheckpointManifest) -> Draft:
+        """Return the statements of a version; it has no round if the run has none."""
+        trainers = 1 if message.round is None else len(message.round.trainers)
+        steps = self._manifest.grpo.batch_steps(trainers)
+        stated = message.version, message.term, message.page, message.batch, message.omitted
+        return Draft(*stated, steps)
 
     def _note(self, version: Digest, fault: Fault | None) -> None:
         """Note the judgement of a version, and forget those of versions that are final or gone."""
@@ -192,9 +200,9 @@ class BatchRule:
 
     def _size_fault(self, draft: Draft) -> Fault | None:
         grpo, size = self._manifest.grpo, len(draft.batch)
-        if draft.version and not grpo.rollouts_per_step <= size <= grpo.batch_max:
-            limits = f"{grpo.rollouts_per_step} to {grpo.batch_max}"
-            return Fault(FaultCode.BATCH_SIZE, f"{size} rollouts instead of {limits}")
+        least, most = draft.steps * grpo.rollouts_per_step, draft.steps * grpo.batch_max
+        if draft.version and not least <= size <= most:
+            return Fault(FaultCode.BATCH_SIZE, f"{size} rollouts instead of {least} to {most}")
         if len(draft.omitted) > omitted_max(size):
             left_out = self._named([Digest(one) for one in draft.omitted])
             limit = f"at most {omitted_max(size)}"

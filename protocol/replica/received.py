@@ -16,6 +16,8 @@ from protocol.messages import (
     PageVote,
     Reveal,
     RolloutCommit,
+    RoundPlan,
+    RoundResult,
     Signed,
     StepReport,
 )
@@ -23,7 +25,7 @@ from protocol.messages import (
 TOPIC_KINDS: dict[Topic, tuple[type[Message], ...]] = {
     Topic.COMMITS: (RolloutCommit,),
     Topic.CERTIFICATES: (Certificate, Overturn),
-    Topic.CHECKPOINTS: (CheckpointManifest, StepReport),
+    Topic.CHECKPOINTS: (CheckpointManifest, RoundPlan, RoundResult, StepReport),
     Topic.ROSTER: (NodeRecord,),
     Topic.EVIDENCE: (Evidence,),
     Topic.PAGES: (Page, PageVote, Reveal),

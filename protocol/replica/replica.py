@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from protocol.consensus.committee import split
+from protocol.consensus.committee import open_verdicts, split
 from protocol.consensus.dissents import DissentTable
 from protocol.consensus.page_node import PageNode
 from protocol.consensus.verdict_pool import VerdictTable
@@ -40,12 +40,13 @@ from protocol.messages import (
     PageVote,
     Reveal,
     RolloutCommit,
+    RoundPlan,
+    RoundResult,
     Signed,
     StepReport,
     Verdict,
     VerdictSeal,
     open_any,
-    open_envelope,
 )
 from protocol.messages.pending import PendingPool
 from protocol.replica.batch_rule import BatchRule
@@ -53,6 +54,7 @@ from protocol.replica.late_evidence import LateEvidence
 from protocol.replica.page_intake import PageIntake
 from protocol.replica.received import TOPIC_KINDS, Received, received_as
 from protocol.replica.reviews import Reviews
+from protocol.replica.rounds import Rounds
 from protocol.replica.settlement import Settlement
 from protocol.replica.shadows import StepReports
 from protocol.run.manifest import RunManifest
@@ -94,25 +96,24 @@ class Replica:
         self.reviews = Reviews(manifest, self.ledger, self.settlement, self.pages, verify)
         self.batches = BatchRule(manifest, self.ledger, self.pages)
         self.shadows = StepReports(manifest, self.ledger, self.roster)
+        self.rounds = Rounds(manifest, self.ledger, self.pages, verify, self._opened)
         self.untrusted_commits = UntrustedCommits(manifest, self.ledger)
         # By then the awaited rollouts have arrived or expired.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._verify = verify
-        self._early_certificates = PendingPool(WAITING_MAX, "waiting")
-        self._early_verdicts = PendingPool(WAITING_MAX, "waiting")
-        self._early_overturns = PendingPool(WAITING_MAX, "waiting")
+        early = [PendingPool(WAITING_MAX, "waiting") for _ in range(3)]
+        self._early_certificates, self._early_verdicts, self._early_overturns = early
         self._late = LateEvidence(manifest, self.ledger, self.roster, self.intake, self.verdicts)
         self.tables: tuple[Table, ...] = (
             *self.ledger.tables,
             *self.roster.tables,
             *self.untrusted_commits.tables,
-            self._early_certificates,
-            self._early_verdicts,
-            self._early_overturns,
+            *early,
             *self.reviews.tables,
             *self._late.tables,
             *self.dissents.tables,
             *self.shadows.tables,
+            *self.rounds.tables,
             *self.pages.tables,
             *self.intake.ledger.tables,
             self.intake.evidence.evidence,
@@ -127,6 +128,8 @@ class Replica:
             Overturn: self._overturn,
             CheckpointManifest: self._checkpoint,
             StepReport: self._step_report,
+            RoundPlan: self._round_plan,
+            RoundResult: self._round_result,
             Evidence: self._take_evidence,
             Page: self._page,
             PageVote: self._page_vote,
@@ -185,7 +188,7 @@ class Replica:
     def _restore_certificate(self, certificate: Signed[Certificate]) -> None:
         entry = self.ledger.commits.entries.get(Digest(certificate.message.commit))
         page = self.pages.page(certificate.message.page)
-        verdicts = self._open_verdicts(certificate)
+        verdicts = self._open_verdicts(certificate.message)
         if entry is None or page is None or verdicts is None:
             return
         for verdict in verdicts:
@@ -217,6 +220,7 @@ class Replica:
         self._late.expire(oldest)
         followed = self.ledger.follow(self.lead, now)
         self.shadows.advance()
+        self.rounds.advance()
         self.count_final()
         return [*settled, *followed, *self._settle_versions(now)]
 
@@ -421,7 +425,7 @@ class Replica:
         may_decide = is_news and not is_overruled
         if not (may_decide or self._late.wants(certificate)):
             return received_as(certificate, False)
-        verdicts = self._open_verdicts(certificate)
+        verdicts = self._open_verdicts(certificate.message)
         if verdicts is None:
             return received_as(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
         if entry is None:
@@ -468,7 +472,9 @@ class Replica:
         return received_as(overturn, False if taken is None else taken)
 
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
-        taken = self.ledger.offer_checkpoint(manifest, now, self.lead, self.pages.root.epoch)
+        taken = self.rounds.fault(manifest) or self.ledger.offer_checkpoint(
+            manifest, now, self.lead, self.pages.root.epoch
+        )
         received = received_as(manifest, taken)
         waits = received.result is ValidationResult.IGNORE
         if waits and not self.ledger.chain.is_taken(manifest.digest):
@@ -480,12 +486,11 @@ class Replica:
     def _step_report(self, report: Signed[StepReport], now: float) -> Received:
         return received_as(report, self.shadows.offer(report, now))
 
-    def _open_verdicts(self, certificate: Signed[Certificate]) -> list[Signed[Verdict]] | None:
-        """Return the verdicts of a certificate, then its dissents; None if one is bad."""
-        verdicts: list[Signed[Verdict]] = []
-        for envelope in (*certificate.message.verdicts, *certificate.message.dissents):
-            verdict = open_envelope(envelope, Verdict, self.run_id, self._verify, self._opened)
-            if isinstance(verdict, Fault):
-                return None
-            verdicts.append(verdict)
-        return verdicts
+    def _round_plan(self, plan: Signed[RoundPlan], now: float) -> Received:
+        return replace(received_as(plan, self.rounds.offer_plan(plan, now)), lasting=False)
+
+    def _round_result(self, result: Signed[RoundResult], _now: float) -> Received:
+        return replace(received_as(result, self.rounds.offer_result(result)), lasting=False)
+
+    def _open_verdicts(self, certificate: Certificate) -> list[Signed[Verdict]] | None:
+        return open_verdicts(certificate, self.run_id, self._verify, self._opened)

@@ -1,9 +1,9 @@
 """Work that pages make final: what this node would name, and what it can confirm.
 
 A certified rollout earns its worker tokens and its checkers a check; a rejected one earns its
-checkers a check. A version earns its trainer a step. Two nodes may hold other verdicts of a larger
-committee, so a page names the checkers of each commit. A member votes for a page only if it holds
-their verdicts, and derives the same work.
+checkers a check. A version earns its trainer a step, and all trainers of its round credit. Two
+nodes may hold other verdicts of a larger committee, so a page names the checkers of each commit. A
+member votes for a page only if it holds their verdicts, and derives the same work.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from protocol.ledger.commits import Entry
 from protocol.ledger.ledger import Ledger
 from protocol.ledger.receipts import STEPS_MAX, PageWork, Receipt, Reversal, Step
 from protocol.messages import ACCEPTED, CheckpointManifest, Page, Signed, Verdict
+from protocol.replica.rounds import contributors_of
 from protocol.rollout.agreement import agreed_reason
 from protocol.run.manifest import RunManifest
 
@@ -210,10 +211,12 @@ class Settlement:
                 return None
             rollouts, tokens = learned.get(entry.commit.signer, (0, 0))
             learned[entry.commit.signer] = rollouts + 1, tokens + entry.commit.message.tokens
+        partners = {*contributors_of(self._manifest, manifest.message)} - {manifest.signer}
         return Step(
             version=manifest.message.version,
             manifest=manifest.digest,
             trainer=manifest.signer,
             learned=tuple((one, *learned[one]) for one in sorted(learned)),
             omitted=len(manifest.message.omitted),
+            partners=tuple(sorted(partners)),
         )

@@ -147,6 +147,18 @@ class StepReports:
         """Return whether a trainer has reported about a version."""
         return trainer in self._reports and manifest in self._reports[trainer]
 
+    def confirmed(self, manifest: Digest) -> set[PeerId]:
+        """Return the other trainers whose only report about an accepted version states its policy.
+
+        Empty for any other version.
+        """
+        place = self._chain.place(manifest)
+        version = None if place is None else self._chain.get(place)
+        if version is None:
+            return set()
+        policy = version.message.policy
+        return {one for one, stated in self._stated(version).items() if stated == policy}
+
     # The rule
 
     def comparison(self, version: int, until: float = math.inf) -> Comparison | None:

@@ -15,6 +15,7 @@ from protocol.core.codec import decode, encode
 from protocol.core.crypto import Signer, Verifier, digest, public_key_from_peer_id, signing_bytes
 from protocol.core.faults import Fault, FaultCode
 from protocol.core.types import Digest, Epoch, PeerId, RunId
+from protocol.run.outer_bound import check_outer
 from protocol.run.recipe import VERSIONS_MAX, Recipe
 from protocol.run.sections import LEFT_OUT_WHEN_EMPTY, Count, HexDigest, RecipeModel
 from protocol.run.toml import ManifestError, first_error, parsed, validated
@@ -100,6 +101,7 @@ class RunManifest(Recipe):
             raise ValueError("environment.runtime: missing; a task in text is scored under one")
         if len(self.genesis.validators) > self.council.seats_max:
             raise ValueError("genesis.validators: more than council.seats_max; it could not vote")
+        check_outer(self.grpo)
         return self
 
     def encoded(self) -> bytes:

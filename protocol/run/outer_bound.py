@@ -25,54 +25,38 @@ Here ``1 / (1 - mu r) <= 1.006 / (1 - mu)``, so the factor of ``|w_t|`` is at mo
 that of ``A`` is at most ``1 / 1.02 + 0.987 * 0.005 * 1.006 < 0.986``. The rest covers float32 and,
 over several versions ``n`` with ``n B <= (1 - mu) / 200``, that the weights between are larger.
 
+**More versions.** From ``|w_(t+1)| <= (1 + B) |w_t| + A``, the movements of ``n`` steps add up to
+at most ``((1 + B)^n - 1) (|w_t| + A / B)``. With ``x = n B <= 1`` that is at most
+``x (1 + x) (|w_t| + A / B)``, because ``(1 + B)^n <= e^x <= 1 + x + x^2``. As ``B <= 1 / 200``,
+each run with a bound for one version has one for 200 versions.
+
 The buffer of a state may be of unknown origin, and 1 % above ``(S + D |w|) / (1 - mu)`` for its
 weights. The next step is then at most ``lr (S + D |w|) / (1 - mu)`` times
 ``1 - mu^2 + 1.01 mu^2 < c``.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 from protocol.run.recipe import GrpoSection
-from protocol.run.training_bound import movement_bound
+from protocol.run.sections import OuterSection
+from protocol.run.training_bound import is_bounded, movement_bound
 from protocol.shardcast.movement_bound import MovementBound
 
 _SLACK = 1.02
 """``c`` of the proof."""
 
 _SHARE_MAX = 1 / 200
-"""Largest ``n B / (1 - mu)`` of the proof."""
+"""Largest ``B / (1 - mu)`` of the proof."""
 
 _ARITHMETIC = 2.0**-22
 """Rounding of a weight in one update, relative to it: four roundings of float32."""
 
-DifferenceEncoding = Literal["int8", "float32"]
 
-
-@dataclass(frozen=True, slots=True)
-class OuterRule:
-    """Rule of a run's outer steps; raises ``ValueError`` for values out of range."""
-
-    inner_steps: int
-    """Steps of a trainer between two outer steps, at least 1."""
-    learning_rate: float
-    """Factor on the mean difference, above 0: 1 without momentum is the mean of the trainers."""
-    momentum: float
-    """Nesterov's, from 0 to below 1."""
-    encoding: DifferenceEncoding = "int8"
-
-    def __post_init__(self) -> None:
-        if self.inner_steps < 1 or self.learning_rate <= 0 or not 0 <= self.momentum < 1:
-            raise ValueError(f"no outer steps by {self}")
-
-
-def round_settings(grpo: GrpoSection, rule: OuterRule) -> GrpoSection:
+def round_settings(grpo: GrpoSection, rule: OuterSection) -> GrpoSection:
     """Return the section of a run whose versions have the updates of a trainer's whole round."""
     updates = grpo.updates_per_version * rule.inner_steps
     return grpo.model_copy(update={"updates_per_version": updates})
 
 
-def difference_bound(grpo: GrpoSection, rule: OuterRule) -> MovementBound | None:
+def difference_bound(grpo: GrpoSection, rule: OuterSection) -> MovementBound | None:
     """Return the bound on a trainer's difference; its ``decay`` includes float32's rounding.
 
     None for an optimiser without a bound.
@@ -84,15 +68,46 @@ def difference_bound(grpo: GrpoSection, rule: OuterRule) -> MovementBound | None
     return MovementBound(inner.updates, inner.step, decay)
 
 
-def outer_bound(grpo: GrpoSection, rule: OuterRule, versions: int) -> MovementBound | None:
+def outer_bound(grpo: GrpoSection, rule: OuterSection, versions: int) -> MovementBound | None:
     """Return the bound on the movement of a weight between versions of outer steps.
 
-    None without a bound, and if weight decay and momentum are too large for the proof.
+    None without a bound: if weight decay and momentum are too large for the proof, or for more than
+    200 versions.
     """
     inner = difference_bound(grpo, rule)
     if inner is None:
         return None
-    factor = versions * _SLACK * rule.learning_rate / (1 - rule.momentum)
-    if factor * inner.decay > _SHARE_MAX * (1 - rule.momentum):
+    factor = _SLACK * rule.learning_rate / (1 - rule.momentum)
+    decay, share_max = factor * inner.decay, _SHARE_MAX * (1 - rule.momentum)
+    share = versions * decay
+    if decay > share_max or share > 1:
         return None
-    return MovementBound(versions, factor * inner.step, factor * inner.decay)
+    growth = 1 + share if share > share_max else 1.0
+    return MovementBound(versions, growth * versions * factor * inner.step, growth * share)
+
+
+def version_bound(grpo: GrpoSection, versions: int) -> MovementBound | None:
+    """Return the bound on the movement of a weight between versions of a run.
+
+    ``versions`` is the number of versions from one to the other. None without a bound.
+    """
+    if grpo.outer is None:
+        return movement_bound(grpo, versions)
+    return outer_bound(grpo, grpo.outer, versions)
+
+
+def check_outer(grpo: GrpoSection) -> None:
+    """Raise ``ValueError`` for outer steps whose versions nodes could not compare."""
+    rule = grpo.outer
+    if rule is None or outer_bound(grpo, rule, 1) is not None:
+        return
+    if not is_bounded(grpo.adam_betas):
+        raise ValueError(
+            "grpo.outer: nodes have no bound on the movement of a weight; lower the first of "
+            "grpo.adam_betas, or raise the second"
+        )
+    raise ValueError(
+        "grpo.outer: nodes have no bound on the movement of a weight; lower grpo.weight_decay, "
+        "grpo.learning_rate, grpo.updates_per_version, or inner_steps, learning_rate or momentum "
+        "of grpo.outer"
+    )

@@ -27,6 +27,7 @@ from protocol.run.sections import (
     CreditSection,
     HonestSection,
     Name,
+    OuterSection,
     Rate,
     RecipeModel,
     RuntimeSection,
@@ -264,6 +265,8 @@ class GrpoSection(RecipeModel):
     """Largest age, in versions, of the policy of a rollout that a step may use."""
     steps: Annotated[int, Field(ge=1, le=VERSIONS_MAX)]
     """Steps of the run, each of which makes a version; the run is done after them."""
+    outer: Annotated[OuterSection | None, LEFT_OUT_WHEN_EMPTY] = None
+    """Training by several trainers at the same time; without it, one trainer trains."""
 
     @field_validator("optimiser", mode="before")
     @classmethod
@@ -277,10 +280,24 @@ class GrpoSection(RecipeModel):
         """The most rollouts that a step takes."""
         return self.rollouts_per_step + self.refill_max
 
+    def batch_steps(self, trainers: int | None = None) -> int:
+        """Return the steps that share the batch of a version: all of all ``trainers``.
+
+        None stands for the most trainers of a round.
+        """
+        if self.outer is None:
+            return 1
+        return self.outer.inner_steps * (self.outer.trainers if trainers is None else trainers)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.batch_max > BATCH_MAX:
             raise ValueError(f"rollouts_per_step and refill_max must not exceed {BATCH_MAX}")
+        if self.outer is not None and self.batch_max * self.batch_steps() > BATCH_MAX:
+            raise ValueError(
+                f"a round takes at most {BATCH_MAX} rollouts: lower rollouts_per_step, refill_max, "
+                "outer.inner_steps or outer.trainers"
+            )
         if self.batch_max > self.rollouts_per_step * self.rollouts_ahead:
             # Otherwise workers would pause before the step has all that it may wait for.
             raise ValueError("refill_max must leave a batch within rollouts_ahead of them")

@@ -1,4 +1,4 @@
-"""Recipe sections for honest differences, committees, slashing, scoring runtime and admission.
+"""Recipe sections for honest differences, committees, credit, runtime, outer steps and admission.
 
 Also the base class and the number types of all sections. The manifest pins the scoring runtime of a
 task in text: the minor version of Python and exact versions of packages. A node's record holds the
@@ -14,7 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from protocol.core.codec import encode
 from protocol.core.crypto import digest, public_key_from_peer_id
 from protocol.core.types import Digest
-from protocol.messages import COUNCIL_MAX, REEXAMINERS_MAX, REVEALERS_MAX, VERDICTS_MAX
+from protocol.messages import (
+    COUNCIL_MAX,
+    REEXAMINERS_MAX,
+    REVEALERS_MAX,
+    ROUND_TRAINERS_MAX,
+    VERDICTS_MAX,
+)
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -186,6 +192,30 @@ INVITERS_MAX = 64
 
 QUOTA_MAX = 1000
 """Maximum invites of one member: every node remembers the numbers of all invites."""
+
+
+DifferenceEncoding = Literal["int8", "float32"]
+
+
+class OuterSection(RecipeModel):
+    """Several trainers at the same time: a version is one outer step by what each of them moved.
+
+    In a round each trainer makes ``inner_steps`` steps, each on ``grpo.rollouts_per_step``
+    rollouts.
+    """
+
+    trainers: Annotated[int, Field(ge=1, le=ROUND_TRAINERS_MAX, examples=[2])]
+    """Most trainers of a round. Workers make rollouts for so many."""
+    inner_steps: Annotated[int, Field(ge=1, le=64)] = 2
+    """Steps of a trainer in a round. More of them send fewer differences, and each step learns
+    less: three trainers need 36 steps each at 2, 48 at 4; one trainer alone needs 49 (measured).
+    """
+    learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.7
+    """Factor on the mean difference; 1 without momentum is the mean of the trainers' weights."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.6
+    """Nesterov momentum of the outer steps."""
+    encoding: DifferenceEncoding = "int8"
+    """Format of differences: ``int8`` takes a quarter of ``float32``, and learns as well."""
 
 
 Epochs = Annotated[int, Field(ge=0, le=2**31)]

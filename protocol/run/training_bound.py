@@ -50,13 +50,17 @@ def is_bounded(betas: tuple[float, float]) -> bool:
     return first < 1 and second < 1 and (first == 0 or first * first < second)
 
 
-def moment_ratio_max(betas: tuple[float, float], updates: int) -> float:
+def moment_ratio_max(betas: tuple[float, float], updates: int | None) -> float:
     """Return the largest ``|m| / sqrt(v)`` of uncorrected moments after some updates.
 
-    0 before the first update; infinite for rates without a bound.
+    0 before the first update; infinite for rates without a bound. None: after any number of them.
     """
     if not is_bounded(betas):
         return math.inf
+    if updates is None:
+        first, second = betas
+        shrink = first * first / second if first else 0.0
+        return (1 - first) / math.sqrt((1 - second) * (1 - shrink))
     return max((ratio for ratio, _ in _ratios(betas, updates)), default=0.0)  # the last one
 
 

@@ -306,7 +306,10 @@ class TrainingEngine(Engine, Protocol):
         """Return the largest size of a state of this model, in bytes."""
 
     async def load_policy(self, policy: Policy) -> None:
-        """Start from a policy with a fresh optimiser; raises ``ValueError`` for a bad digest."""
+        """Start from a policy with a fresh optimiser, and without outer momentum.
+
+        Raises ``ValueError`` for a bad digest.
+        """
 
     async def recompute(
         self, policy: Policy, sequences: Sequence[TrainingSequence], path: Path | None = None
@@ -343,7 +346,8 @@ class TrainingEngine(Engine, Protocol):
     async def save_state(self, path: Path) -> None:
         """Write model, optimiser and progress atomically; raises ``StorageFullError``.
 
-        ``begin_step`` may run meanwhile, ``end_step`` must not.
+        ``begin_step`` may run meanwhile, ``end_step`` must not. In a run with ``grpo.outer`` it
+        raises ``RuntimeError`` between the first step of a round and its end.
         """
 
     async def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
@@ -351,7 +355,38 @@ class TrainingEngine(Engine, Protocol):
 
         With ``newer``, the weights are those of that later policy. Raises ``ValueError`` and
         changes nothing when the state is damaged, does not fit this run's optimiser, or holds other
-        weights than those of ``policy``; also when ``newer`` cannot be loaded.
+        weights than those of ``policy``; also when ``newer`` cannot be loaded. A run with
+        ``grpo.outer`` has no ``newer``, because the outer momentum is that of the state's weights.
+        """
+
+    # Rounds of several trainers. They raise ``RuntimeError`` in a run without ``grpo.outer``.
+
+    async def begin_round(self) -> None:
+        """Return to the weights of the newest version or outer step; the moments stay.
+
+        A step that has begun is dropped. Version files may be written meanwhile if no step has
+        ended since then.
+        """
+
+    async def write_difference(self, path: Path) -> Digest:
+        """Write by how much the steps of this round moved the weights, atomically.
+
+        Return the digest of the file's tensors. Raises ``StorageFullError``. Nothing else may run.
+        """
+
+    async def check_difference(self, difference: Digest, path: Path) -> None:
+        """Check a difference of any trainer; raises ``ValueError`` for one that cannot be right.
+
+        Its tensors must have this digest, and be within what a round can move the weights of the
+        newest version or outer step. A running ``begin_step`` delays the check.
+        """
+
+    async def apply_differences(self, files: Sequence[tuple[Digest, Path]]) -> None:
+        """Take the outer step by the mean of differences, in this order, and end the round.
+
+        Every trainer that applies the same files to the same version gets the same bits, also
+        without a step in this round. Raises ``ValueError`` without a file, and for one that
+        ``check_difference`` refuses; nothing changes then. Nothing else may run.
         """
 
     async def evaluate(

@@ -1,7 +1,15 @@
 """Durable storage: content-addressed blobs, policy files, and small state."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +32,7 @@ class Purpose(StrEnum):
     ROLLOUT_BODY = "rollout-body"
     WEIGHTS = "weights"
     OPTIMISER_STATE = "optimiser-state"
+    DIFFERENCE = "difference"
     RUN_FILE = "run-file"
 
 
@@ -138,6 +147,8 @@ class Blobs(Protocol):
 
 ENCODING = ".encoding"
 
+_DIFFERENCE = re.compile(r"v(\d+)\.difference-\d+")
+
 
 def weights_name(version: int) -> str:
     """Return the name of the file with the weights of a version."""
@@ -171,6 +182,22 @@ class PolicyFiles(ABC):
     def state(self, version: int) -> Path:
         """Return the path of a version's trainer state (model, optimiser, progress)."""
         return self._directory / f"v{version}.state"
+
+    def difference(self, version: int, trainer: int) -> Path:
+        """Return the path of the difference that a trainer made for a version.
+
+        ``trainer`` is its place in the genesis.
+        """
+        return self._directory / f"v{version}.difference-{trainer}"
+
+    def differences(self) -> dict[Path, int]:
+        """Return the existing files of differences, each with its version."""
+        found = [(path, _DIFFERENCE.fullmatch(path.name)) for path in self._existing()]
+        return {path: int(match[1]) for path, match in found if match is not None}
+
+    @abstractmethod
+    def _existing(self) -> Iterable[Path]:
+        """Return the paths of all files in the directory."""
 
     @abstractmethod
     def size(self, path: Path) -> int | None:

@@ -1,13 +1,20 @@
 """Interface of a role to the swarm: messages to publish and policies to use."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from protocol.core.types import PeerId, Topic
-from protocol.messages import CheckpointManifest, Encoding, MessageT, RolloutCommit, Signed
+from protocol.core.types import Digest, PeerId, Topic
+from protocol.messages import (
+    CheckpointManifest,
+    Encoding,
+    MessageT,
+    RolloutCommit,
+    RoundResult,
+    Signed,
+)
 from roles.ports.engines import Policy
 from roles.ports.storage import StoredFile
 
@@ -100,6 +107,21 @@ class Policies(Protocol):
 
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
         """Return a published state, None if no peer serves it; raises ``StorageFullError``."""
+
+    async def publish_difference(self, path: Path) -> StoredFile:
+        """Store this trainer's difference as blobs, for others; raises ``StorageFullError``."""
+
+    async def fetch_difference(self, result: Signed[RoundResult], path: Path) -> bool:
+        """Fetch a trainer's difference to ``path``; False if no peer serves it.
+
+        A larger file than a difference can be is refused. Raises ``StorageFullError``.
+        """
+
+    async def retain_differences(self, version: int, indexes: Collection[Digest]) -> None:
+        """Delete the differences of versions before ``version``.
+
+        Release the blobs of all but those of ``indexes``.
+        """
 
     async def discard(self, policy: Policy) -> None:
         """Drop a policy that an engine rejected; try its other encoding, if it has one."""

@@ -23,6 +23,8 @@ class ShadowProgress:
     """Reason why the next version is not repeated; empty without one."""
     is_active: bool = False
     """True while this trainer shadows another one."""
+    trains: bool = False
+    """True if it trains a part of each round, besides."""
 
     def confirm(self) -> None:
         """Count a version that is equal to the step of this trainer."""
@@ -52,6 +54,7 @@ class ShadowProgress:
             return ""
         if self.obstacle:
             return f"cannot compare: {self.obstacle}"
+        work = "training with the leader" if self.trains else "shadowing"
         if self.version is not None:
-            return f"shadowing, in step with version {self.version}"
-        return "shadowing, waiting for a published state"
+            return f"{work}, in step with version {self.version}"
+        return f"{work}, waiting for a published state"

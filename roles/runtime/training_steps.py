@@ -216,14 +216,15 @@ class TrainingSteps:
     def of(self, checkpoints: Sequence[CheckpointEntry], peer: PeerId) -> list[TrainingStep]:
         """Return a record for each published version after 0, ascending.
 
-        ``peer`` is this node; records of other trainers' versions have the announced reward only.
+        ``peer`` is this node. Records of other trainers' versions have the announced reward only,
+        unless this trainer recorded its part of their round.
         """
         return [self._of(entry, peer) for entry in checkpoints if entry.manifest.message.version]
 
     def _of(self, entry: CheckpointEntry, peer: PeerId) -> TrainingStep:
         message = entry.manifest.message
-        own = self._steps.get(message.version) if entry.manifest.signer == peer else None
-        if own is not None:
+        own = self._steps.get(message.version)
+        if own is not None and (entry.manifest.signer == peer or message.round is not None):
             return own
         return TrainingStep(
             message.version, message.created_at / 1000, message.reward_mean / REWARD_SCALE

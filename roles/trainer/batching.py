@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
+from statistics import fmean
 
 import structlog
 
@@ -23,7 +24,6 @@ from protocol.core.crypto import digest
 from protocol.core.faults import Fault
 from protocol.core.types import Digest, Version
 from protocol.ledger.commits import Entry
-from protocol.messages import CheckpointManifest
 from protocol.replica.batch_rule import BatchRule, Draft
 from protocol.rollout.assignment import assign_commit
 from protocol.rollout.audit import AuditResult, check_claims, read_body
@@ -50,22 +50,36 @@ _Drawn = dict[Digest, list[TrainingSequence]]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingBatch:
-    """Batch of one training step."""
+class BatchDraw:
+    """Rollouts of a batch, in drawing order, before any computation with them."""
 
-    commits: tuple[Digest, ...]
-    sequences: list[TrainingSequence]
-    staleness_versions: tuple[int, ...]
-    """Versions published since the generating one, for each rollout."""
+    rollouts: _Drawn
+    versions: Mapping[Digest, int]
+    """Version that generated each rollout."""
     page: bytes
     """Newest final page when the batch was drawn; empty for none."""
     omitted: tuple[Digest, ...]
     """Final commits that the lot drew and that this node cannot use."""
 
     @property
+    def commits(self) -> tuple[Digest, ...]:
+        """The rollouts' commits, in drawing order."""
+        return tuple(self.rollouts)
+
+    @property
     def reward_mean(self) -> float:
         """Mean reward of the sequences."""
-        return sum(item.reward for item in self.sequences) / len(self.sequences)
+        return fmean(item.reward for rollout in self.rollouts.values() for item in rollout)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Batch of one training step, or a part of one."""
+
+    draw: BatchDraw
+    sequences: list[TrainingSequence]
+    staleness_versions: tuple[int, ...]
+    """Versions published since the generating one, for each rollout."""
 
 
 class Batching:
@@ -97,21 +111,24 @@ class Batching:
     def _rule(self) -> BatchRule:
         return self._context.replica.batches
 
-    def use(self, batch: TrainingBatch | None) -> None:
+    def use(self, draw: BatchDraw | None) -> None:
         """Exclude the batch of the version in progress; the ledger excludes earlier ones."""
-        self._used = {} if batch is None else dict.fromkeys(batch.commits)
-        self._page = None if batch is None else batch.page
+        self._used = {} if draw is None else dict.fromkeys(draw.commits)
+        self._page = None if draw is None else draw.page
         self._read = {}
 
-    def conforms(self, version: int, batch: TrainingBatch) -> bool:
-        """Return whether the council will accept the batch of a step from ``version``."""
+    def conforms(self, version: int, draw: BatchDraw, steps: int = 1) -> bool:
+        """Return whether the council will accept the batch of a version after ``version``.
+
+        ``steps``: number of steps that share it.
+        """
         replica, chain = self._context.replica, self._context.replica.ledger.chain
         parent = chain.get(version)
         page, used = (
             (self._page or b"", self._used) if parent is None else (parent.message.page, {})
         )
         term, oldest_epoch = replica.lead.term, self._rule.oldest_epoch(version)
-        draft = Draft(version + 1, term, batch.page, batch.commits, batch.omitted)
+        draft = Draft(version + 1, term, draw.page, draw.commits, draw.omitted, steps)
         fault = self._rule.fault(draft, page, oldest_epoch, used)
         self._report(fault)
         return fault is True
@@ -129,103 +146,117 @@ class Batching:
     async def next(self, version: int, policy: bytes) -> TrainingBatch | None:
         """Return a batch for a step from ``version``, or None while there are too few rollouts.
 
+        Raises ``EngineError`` as ``draw``, and when the engine fails.
+        """
+        draw = await self.draw(version, policy)
+        return None if draw is None else await self.batch(version, draw, draw.rollouts)
+
+    async def batch(self, version: int, draw: BatchDraw, rollouts: _Drawn) -> TrainingBatch | None:
+        """Return some of the rollouts of a draw as a batch; None while weights are missing."""
+        versions = draw.versions
+        try:
+            sequences = await self._sequences(version, rollouts, versions)
+        except StorageFullError as error:
+            self._wait_for_room(error)
+            return None
+        if sequences is None:
+            return None
+        staleness = tuple(version - versions[commit] for commit in rollouts)
+        return TrainingBatch(draw, sequences, staleness)
+
+    async def draw(self, version: int, policy: bytes, steps: int = 1) -> BatchDraw | None:
+        """Draw the batch of a version after ``version``; None while there are too few rollouts.
+
         ``policy``, the digest of that version's weights, ranks the rollouts that are not final.
         Workers did not know it when they committed, so they could not choose favoured commits.
-        Raises ``EngineError`` when the task failed on too many rollouts, and when the engine fails.
+        ``steps``: number of steps that share the batch. Raises ``EngineError`` when the task failed
+        on too many rollouts.
         """
         try:
-            return await self._next(version, policy)
+            return await self._draw_batch(version, policy, steps)
         except StorageFullError as error:
-            self._is_waiting = True
-            reason = f"disk full: {error}; waiting for room"
-            self._context.conditions.set("trainer", reason)
+            self._wait_for_room(error)
             return None
 
-    async def _next(self, version: int, policy: bytes) -> TrainingBatch | None:
+    def _wait_for_room(self, error: StorageFullError) -> None:
+        self._is_waiting = True
+        self._context.conditions.set("trainer", f"disk full: {error}; waiting for room")
+
+    async def _draw_batch(self, version: int, policy: bytes, steps: int) -> BatchDraw | None:
         self._broken = None
         await self._context.rows.retain(self._read)
         page = self._context.replica.pages.root.digest
         lot = self._rule.lot(page, version + 1, self._used)
         usable = self._usable(version)
-        if lot is None or len(usable) < self._context.manifest.grpo.rollouts_per_step:
+        if lot is None or len(usable) < steps * self._context.manifest.grpo.rollouts_per_step:
             return None
         order, missed = self._order(usable, lot, policy), set(self._misses)
         # Bodies that could not be fetched or scored are tried again only if they are needed.
-        drawn = self._read = await self._draw([one for one in order if one not in missed], usable)
-        batch = await self._batch(version, page, lot, drawn, usable)
-        if batch is None and missed.intersection(order):
+        await self._read_in([one for one in order if one not in missed], usable, steps)
+        draw = self._drawn(version, page, lot, usable, steps)
+        if draw is None and missed.intersection(order):
             failed = self._misses.keys() - missed
-            drawn = self._read = await self._draw(
-                [one for one in order if one not in failed], usable
-            )
-            batch = await self._batch(version, page, lot, drawn, usable)
-        if self._wanted(drawn) and self._broken is not None:
+            await self._read_in([one for one in order if one not in failed], usable, steps)
+            draw = self._drawn(version, page, lot, usable, steps)
+        if self._wanted(self._read, steps) and self._broken is not None:
             raise self._broken
-        return batch
+        return draw
 
-    async def _draw(self, order: Sequence[Digest], entries: Mapping[Digest, Entry]) -> _Drawn:
+    def _drawn(
+        self,
+        version: int,
+        page: bytes,
+        lot: Sequence[Digest],
+        entries: Mapping[Digest, Entry],
+        steps: int,
+    ) -> BatchDraw | None:
+        """Return what was read as a draw; None if it does not suffice, or does not conform."""
+        if self._wanted(self._read, steps):
+            return None
+        omitted = tuple(self._rule.omitted(version + 1, lot, tuple(self._read)))
+        versions = {commit: entries[commit].version for commit in self._read}
+        draw = BatchDraw(self._read, versions, page, omitted)
+        return draw if self.conforms(version, draw, steps) else None
+
+    async def _read_in(
+        self, order: Sequence[Digest], entries: Mapping[Digest, Entry], steps: int
+    ) -> None:
         """Read rollouts in an order until they suffice for a batch."""
         drawn: _Drawn = {}
-        waiting = iter(order[: 2 * self._context.manifest.grpo.batch_max])
-        while some := list(islice(waiting, self._wanted(drawn))):
+        waiting = iter(order[: 2 * steps * self._context.manifest.grpo.batch_max])
+        while some := list(islice(waiting, self._wanted(drawn, steps))):
             found = await asyncio.gather(*(self._once(entries[one]) for one in some))
             for commit, sequences in zip(some, found, strict=True):
                 if sequences is None:
                     self._misses[commit] += 1
                 else:
                     drawn[commit] = sequences
-        return drawn
+        self._read = drawn
 
-    async def _batch(
-        self,
-        version: int,
-        page: bytes,
-        lot: Sequence[Digest],
-        drawn: _Drawn,
-        entries: Mapping[Digest, Entry],
-    ) -> TrainingBatch | None:
-        """Return the batch of some rollouts; None if they do not suffice, or weights are missing.
-
-        ``lot``: that of the final page ``page``.
-        """
-        if self._wanted(drawn):
-            return None
-        versions = {commit: entries[commit].version for commit in drawn}
-        sequences = await self.sequences(version, drawn, versions)
-        if sequences is None:
-            return None
-        batch = TrainingBatch(
-            tuple(drawn),
-            sequences,
-            tuple(version - versions[commit] for commit in drawn),
-            page,
-            tuple(self._rule.omitted(version + 1, lot, tuple(drawn))),
-        )
-        return batch if self.conforms(version, batch) else None
-
-    async def fetch(
-        self, version: CheckpointManifest
-    ) -> dict[Digest, list[TrainingSequence]] | None:
-        """Return the rollouts of a published version, in its order; None while one is missing.
+    async def fetch(self, batch: Sequence[bytes]) -> BatchDraw | None:
+        """Return the rollouts of another trainer's batch, or part; None while one is missing.
 
         Raises ``EngineError`` when the task fails, ``StorageFullError``.
         """
-        commits = [Digest(commit) for commit in version.batch]
+        commits = [Digest(commit) for commit in batch]
         self._read = {commit: self._read[commit] for commit in commits if commit in self._read}
         await self._context.rows.retain(self._read)
         entries = {commit: self._context.replica.ledger.commits.known(commit) for commit in commits}
         known = [entry for entry in entries.values() if entry is not None]
         if len(known) < len(commits):
             return None
-        found = await asyncio.gather(*map(self._sequences, known))
+        found = await asyncio.gather(*map(self._rollout, known))
         drawn = zip(commits, found, strict=True)
         self._read = {commit: sequences for commit, sequences in drawn if sequences is not None}
-        return self._read if len(self._read) == len(commits) else None
+        if len(self._read) < len(commits):
+            return None
+        versions = {entry.commit.digest: entry.version for entry in known}
+        return BatchDraw(self._read, versions, b"", ())
 
-    async def sequences(
+    async def _sequences(
         self, version: int, drawn: _Drawn, versions: Mapping[Digest, int]
     ) -> list[TrainingSequence] | None:
-        """Return the sequences of a batch as the engine takes them; None while weights are missing.
+        """Return the sequences of rollouts as the engine takes them; None if weights are missing.
 
         The step begins from ``version``, and ``versions`` generated the rollouts. The order of the
         rollouts decides the bits of the step.
@@ -328,23 +359,24 @@ class Batching:
             return True
         return self._context.policies.get(entry.version) is not None
 
-    def _wanted(self, drawn: _Drawn) -> int:
+    def _wanted(self, drawn: _Drawn, steps: int) -> int:
+        """Return how many more rollouts a batch for so many steps needs."""
         grpo, sampling = self._context.manifest.grpo, self._context.manifest.sampling
-        prompts = sampling.prompts_per_rollout
+        prompts, least = sampling.prompts_per_rollout, steps * grpo.rollouts_per_step
         teaching = sum(map(_teaching_groups, drawn.values()))
-        lacking = -(-(grpo.rollouts_per_step * prompts - teaching) // prompts)
-        return max(grpo.rollouts_per_step - len(drawn), min(lacking, grpo.batch_max - len(drawn)))
+        lacking = -(-(least * prompts - teaching) // prompts)
+        return max(least - len(drawn), min(lacking, steps * grpo.batch_max - len(drawn)))
 
     async def _once(self, entry: Entry) -> list[TrainingSequence] | None:
         """Return the sequences of a body, read earlier or now; None after a failure."""
         try:
-            return await self._sequences(entry)
+            return await self._rollout(entry)
         except EngineError as error:
             log.warning("scoring failed", commit=entry.commit.digest.hex()[:12], error=str(error))
             self._broken = error
             return None
 
-    async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
+    async def _rollout(self, entry: Entry) -> list[TrainingSequence] | None:
         """Return the sequences of a certified rollout, read earlier or now."""
         known = self._read.get(entry.commit.digest)
         if known is not None:

@@ -8,13 +8,13 @@ from contextlib import suppress
 
 import structlog
 
-from protocol.rollout.body import REWARD_SCALE
 from roles.ports.engines import EngineError, Environment, StepMetrics, TrainingEngine
 from roles.runtime.context import RoleContext
 from roles.runtime.retry import Failures
 from roles.trainer.batching import Batching, TrainingBatch
 from roles.trainer.leadership import Leadership
 from roles.trainer.publication import Publication
+from roles.trainer.repetition import StepRepetition
 from roles.trainer.shadowing import Shadow
 from roles.trainer.statistics import StepTimer, training_step
 
@@ -45,7 +45,8 @@ class TrainerFlow:
         self._leadership = Leadership(context, engine)
         self._batching = Batching(context, engine, environment)
         self._publication = Publication(context, engine)
-        self._shadow = Shadow(context, engine, self._leadership, self._batching)
+        repetition = StepRepetition(context, engine, self._batching)
+        self._shadow = Shadow(context, self._leadership, repetition)
         self._shadows = shadows
         self._failures = Failures(context, "trainer")
         self._timer = StepTimer(context.durations.steps)
@@ -60,7 +61,7 @@ class TrainerFlow:
                     term = self._leadership.term
                     if term is None:
                         context.conditions.clear("trainer")  # another trainer leads now
-                        if self._shadows and await self._shadow.follow():
+                        if await self._follow():
                             continue
                     elif context.replica.ledger.chain.version < self._steps:
                         await self._lead_in(term)
@@ -70,6 +71,10 @@ class TrainerFlow:
                 await context.tick(seen)
         finally:
             await self._publication.drain()
+
+    async def _follow(self) -> bool:
+        """Work as a trainer that does not lead; False if nothing can be done at present."""
+        return self._shadows and await self._shadow.follow()
 
     async def _recover(self, error: EngineError) -> None:
         """Pause after a failure, or hand over the lead; then everything is loaded again.
@@ -99,7 +104,7 @@ class TrainerFlow:
         self._batching.use(None)
         if position.version >= 0:
             return True
-        await self._publication.begin(None, 0)
+        await self._publication.begin(None)
         return await self._publication.settle()
 
     async def _lead(self) -> None:
@@ -135,26 +140,21 @@ class TrainerFlow:
         with context.durations.steps.part(context.clock.now()):
             metrics = await self._engine.end_step()
         self._failures.end()
-        await self._record(batch, metrics)
+        await self._record(self._publication.version + 1, batch, metrics)
         if not (await self._publication.settle() and self._is_current()):
             return False
-        if not self._batching.conforms(self._publication.version, batch):
+        if not self._batching.conforms(self._publication.version, batch.draw):
             return False  # the publication of the last version took too long
         # A step without effect is published too: otherwise its rollouts would stay in the backlog
         # of every node.
-        await self._publication.begin(batch, round(batch.reward_mean * REWARD_SCALE))
-        self._batching.use(batch)
+        await self._publication.begin(batch.draw)
+        self._batching.use(batch.draw)
         return True
 
-    async def _record(self, batch: TrainingBatch, metrics: StepMetrics) -> None:
+    async def _record(self, version: int, batch: TrainingBatch, metrics: StepMetrics) -> None:
+        """Record the step, or this trainer's part of the round, that makes a version."""
         context = self._context
-        step = training_step(
-            self._publication.version + 1,
-            context.clock.now(),
-            batch,
-            metrics,
-            self._timer.lap(),
-        )
+        step = training_step(version, context.clock.now(), batch, metrics, self._timer.lap())
         await context.training.record(step, context.store)
         told = {name: _told(value) for name, value in step.statistics.items()}
         log.info("step", version=step.version, **told)

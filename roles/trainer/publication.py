@@ -12,12 +12,13 @@ from typing import TypeVar
 import structlog
 
 from protocol.core.types import Topic, Version
-from protocol.messages import CheckpointManifest
+from protocol.messages import CheckpointManifest, TrainingRound
+from protocol.rollout.body import REWARD_SCALE
 from roles.ports.engines import EngineError, Policy, TrainingEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.runtime.context import RoleContext
-from roles.trainer.batching import TrainingBatch
+from roles.trainer.batching import BatchDraw
 from roles.trainer.leadership import ResumePoint
 
 log = structlog.get_logger()
@@ -56,16 +57,26 @@ class Publication:
         """True when a publication has ended and is not settled."""
         return self._publishing is not None and self._publishing.done()
 
-    async def begin(self, batch: TrainingBatch | None, reward_mean: int) -> None:
+    @property
+    def reloaded(self) -> bool:
+        """True if the next version begins from rounded weights (``ResumePoint``)."""
+        return self._position is not None and self._position.reloaded
+
+    @property
+    def parent(self) -> bytes:
+        """Digest of the manifest of the version published last; empty before version 0."""
+        return self._parent
+
+    async def begin(self, draw: BatchDraw | None, made_by: TrainingRound | None = None) -> None:
         """Write and publish the next version in the background.
 
-        ``batch`` is None for version 0, ``reward_mean`` is in millionths. The previous publication
-        must be settled.
+        ``draw`` is its batch, None for version 0; ``made_by`` the round of several trainers that
+        made it, if any. The previous publication must be settled.
         """
         version, digest = self.version + 1, await self._engine.policy_digest()
         policy = Policy(Version(version), digest, self._context.files.weights(version))
         self._writing = asyncio.create_task(self._write(policy))
-        publishing = self._publish(self._writing, policy, batch, reward_mean, self._position)
+        publishing = self._publish(self._writing, policy, draw, made_by, self._position)
         self._position = None
         self._publishing = asyncio.create_task(publishing)
         self._publishing.add_done_callback(self._wake_on_failure)
@@ -124,8 +135,8 @@ class Publication:
         self,
         writing: asyncio.Task[None],
         policy: Policy,
-        batch: TrainingBatch | None,
-        reward_mean: int,
+        draw: BatchDraw | None,
+        made_by: TrainingRound | None,
         resumed: ResumePoint | None,
     ) -> None:
         """Publish a written version; ``resumed`` if it is the first one after that."""
@@ -147,13 +158,14 @@ class Publication:
                 state=state.digest if state else b"",
                 state_index_bytes=state.index_bytes if state else 0,
                 state_bytes=state.total_bytes if state else 0,
-                batch=batch.commits if batch else (),
-                page=batch.page if batch else b"",
-                omitted=batch.omitted if batch else (),
+                batch=draw.commits if draw else (),
+                page=draw.page if draw else b"",
+                omitted=draw.omitted if draw else (),
                 reloaded=resumed is not None and resumed.reloaded,
                 moments=-1 if resumed is None else resumed.moments,
+                round=made_by,
                 ranks=self._engine.ranks,
-                reward_mean=reward_mean,
+                reward_mean=round(draw.reward_mean * REWARD_SCALE) if draw else 0,
                 created_at=round(context.clock.now() * 1000),
             )
             self._parent = (await context.network.publish(Topic.CHECKPOINTS, manifest)).digest
@@ -162,14 +174,17 @@ class Publication:
         log.info("version published", version=policy.version, term=self.term)
 
     async def _stored(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of ``write``, repeating it while the disk is full."""
-        context = self._context
-        while True:
-            try:
-                result = await write()
-            except StorageFullError as error:
-                context.conditions.set("trainer", f"disk full: {error}; waiting for room")
-                await asyncio.sleep(context.epoch_seconds)
-                continue
-            context.conditions.clear("trainer")
-            return result
+        return await until_stored(self._context, write)
+
+
+async def until_stored(context: RoleContext, write: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of ``write``, repeating it while the disk is full."""
+    while True:
+        try:
+            result = await write()
+        except StorageFullError as error:
+            context.conditions.set("trainer", f"disk full: {error}; waiting for room")
+            await asyncio.sleep(context.epoch_seconds)
+            continue
+        context.conditions.clear("trainer")
+        return result

@@ -17,13 +17,13 @@ import structlog
 
 from protocol.core.types import Digest, Topic
 from protocol.messages import CheckpointManifest, Signed, StepReport
-from roles.ports.engines import EngineError, TrainingEngine, TrainingSequence
+from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.runtime.context import RoleContext
 from roles.runtime.retry import Failures
-from roles.trainer.batching import Batching
 from roles.trainer.leadership import Leadership
+from roles.trainer.repetition import Repetition
 
 log = structlog.get_logger()
 
@@ -45,12 +45,10 @@ class Shadow:
     def __init__(
         self,
         context: RoleContext,
-        engine: TrainingEngine,
         leadership: Leadership,
-        batching: Batching,
+        repetition: Repetition[Any],
     ) -> None:
-        self._context, self._engine = context, engine
-        self._leadership, self._batching = leadership, batching
+        self._context, self._repetition, self._leadership = context, repetition, leadership
         self._chain, self._reports = context.replica.ledger.chain, context.replica.shadows
         self._failures = Failures(context, CONDITION)
         self._at: Digest | None = None
@@ -65,11 +63,13 @@ class Shadow:
         """The newest version whose published state the engine has refused."""
         self._paused_until = 0.0
         """No attempt is made before; failed ones are half an epoch apart."""
+        self._yields = True
+        """False while this trainer catches up to lead."""
 
     def leave(self) -> bytes:
         """Stop shadowing; return the version whose state the engine has, empty for none."""
         at = self._at if self._is_exact else None
-        self._forget()
+        self.forget()
         self._context.shadow.leave()
         self._context.conditions.clear(CONDITION)
         return at or b""
@@ -83,7 +83,7 @@ class Shadow:
         try:
             worked = await self._work()
         except EngineError as error:
-            self._forget()
+            self.forget()
             await self._failures.pause(error)
             return False
         except StorageFullError as error:
@@ -91,6 +91,14 @@ class Shadow:
             return False
         context.shadow.version = self._version if self._is_exact else None
         return worked
+
+    @property
+    def at(self) -> Digest | None:
+        """Manifest digest of the version whose state the engine has; None without one.
+
+        None also if it was dropped, or if it or one before it is disputed.
+        """
+        return self._at if self._is_exact and self._version is not None else None
 
     @property
     def _version(self) -> int | None:
@@ -104,9 +112,23 @@ class Shadow:
 
     @property
     def _must_lead(self) -> bool:
-        return self._leadership.term is not None
+        return self._yields and self._leadership.term is not None
 
-    def _forget(self) -> None:
+    async def catch_up(self) -> None:
+        """Repeat versions up to the newest one, to lead; stop where something is missing.
+
+        Raises ``EngineError`` and ``StorageFullError``.
+        """
+        self._yields, self._paused_until = False, 0.0
+        try:
+            while self._following is not None or self.at is None:
+                if not await self._work():
+                    return
+        finally:
+            self._yields = True
+
+    def forget(self) -> None:
+        """Note that the engine has no state of a version."""
         self._at, self._is_exact = None, False
         self._context.shadow.version = None
 
@@ -146,9 +168,8 @@ class Shadow:
 
     def _cannot_repeat(self, version: Signed[CheckpointManifest]) -> bool:
         """Return whether a version's step would differ here, or does."""
-        ranks = version.message.ranks
-        self._context.shadow.note_ranks(version.message.version, ranks, self._engine.ranks)
-        return version.digest == self._differing or ranks != self._engine.ranks
+        can_repeat = self._repetition.can_repeat(version)
+        return version.digest == self._differing or not can_repeat
 
     def _should_load(self, state: int, *, cannot: bool) -> bool:
         """Return whether to begin from a published state instead of repeating the next version.
@@ -164,7 +185,7 @@ class Shadow:
         return state > at and (is_behind or cannot or is_stuck)
 
     async def _load(self, published: Signed[CheckpointManifest]) -> bool:
-        self._forget()
+        self.forget()
         version = published.message.version
         if not await self._restore(version, version):
             return False
@@ -186,66 +207,56 @@ class Shadow:
         published = self._chain.get(state)
         if published is None:
             return False
-        path = await self._unless_leading(self._leadership.fetch_state(published))
-        if path is None or self._must_lead:
-            return False
+        files, path = self._context.files, self._context.files.state(state)
+        was_here = files.size(path) is not None
+        if not was_here:
+            found = await self._unless_leading(self._leadership.fetch_state(published))
+            if found is None or self._must_lead:
+                return False
+            path = found
         self._is_exact = False
         has_loaded = await self._leadership.load_state(path, published, policy)
-        if not has_loaded:
+        if not has_loaded and was_here:  # of a version that was dropped: fetch that of this one
+            await files.delete(path)
+        elif not has_loaded:
             self._refused = published.digest
         return has_loaded
 
     # Steps
 
     async def _repeat(self, version: Signed[CheckpointManifest]) -> bool:
-        """Train a version anew and compare; False to try again later."""
-        message = version.message
-        rollouts = await self._unless_leading(self._batching.fetch(message))
-        if rollouts is None or self._must_lead:
+        """Compute a version anew and compare; False to try again later."""
+        message, repetition = version.message, self._repetition
+        gathered = await self._unless_leading(repetition.gather(version))
+        if gathered is None or self._must_lead:
             return False
         if message.reloaded and not await self._restore(message.moments, message.version - 1):
             return False
-        commits = self._context.replica.ledger.commits
-        entries = {commit: commits.known(commit) for commit in rollouts}
-        versions = {key: entry.version for key, entry in entries.items() if entry is not None}
-        if len(versions) < len(rollouts):
+        if not await repetition.begin(version, gathered) or self._must_lead:
             return False
-        batch = await self._batching.sequences(message.version - 1, rollouts, versions)
-        if batch is None or self._must_lead:
-            return False
-        policy = await self._step(batch)
-        if policy is None:
-            return False
+        self._is_exact = False
+        policy = await repetition.end(gathered)
         self._failures.end()
         self._compare(version, policy)
-        await self._report(version, policy)
+        if policy is not None:
+            await self.report(version, policy)
         return True
 
-    async def _step(self, batch: list[TrainingSequence]) -> Digest | None:
-        """Return the policy after a step; None if this trainer must lead, before the step."""
-        context = self._context
-        with context.durations.steps.part(context.clock.now()):
-            await self._engine.begin_step(batch)
-        if self._must_lead:
-            return None
-        self._is_exact = False
-        with context.durations.steps.part(context.clock.now()):
-            await self._engine.end_step()
-        return await self._engine.policy_digest()
-
-    def _compare(self, version: Signed[CheckpointManifest], policy: Digest) -> None:
+    def _compare(self, version: Signed[CheckpointManifest], policy: Digest | None) -> None:
         number, trainer = version.message.version, version.signer
         if policy == version.message.policy:
             self._at, self._is_exact = version.digest, True
             self._context.shadow.confirm()
             log.info("step confirmed", version=number)
             return
-        self._forget()
+        self.forget()
         self._differing = version.digest
         self._context.shadow.differ(number, trainer)
-        log.warning("step differs", version=number, trainer=trainer, policy=policy.hex()[:12])
+        log.warning(
+            "step differs", version=number, trainer=trainer, policy=(policy or b"").hex()[:12]
+        )
 
-    async def _report(self, version: Signed[CheckpointManifest], policy: Digest) -> None:
+    async def report(self, version: Signed[CheckpointManifest], policy: Digest) -> None:
         """Report once about each version of another trainer."""
         context = self._context
         is_own = version.signer == context.peer_id

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Sequence
 from itertools import groupby
 from statistics import fmean, pstdev
 from typing import Any
@@ -46,7 +47,7 @@ def training_step(
     return TrainingStep(
         version=version,
         ended_at=ended_at,
-        reward_mean=batch.reward_mean,
+        reward_mean=fmean(one.reward for one in sequences),
         reward_std=pstdev(one.reward for one in sequences),
         groups_teaching_fraction=len(teaching) / len(groups),
         sequences_offered=len(sequences),
@@ -68,6 +69,34 @@ def training_step(
         tokens_per_second=learned / step_seconds if step_seconds else None,
         step_seconds=round(step_seconds, 3),
         idle_seconds=round(idle_seconds, 3),
+    )
+
+
+def merged(steps: Sequence[StepMetrics]) -> StepMetrics:
+    """Return the metrics of several steps as those of one; the mismatches are the first one's.
+
+    Means are weighted by the sequences of each step.
+    """
+    weights = [step.sequences_used for step in steps]
+
+    def mean(name: str) -> float:
+        total = sum(
+            getattr(step, name) * weight for step, weight in zip(steps, weights, strict=True)
+        )
+        return float(total) / max(1, sum(weights))
+
+    return StepMetrics(
+        updates=sum(step.updates for step in steps),
+        loss=mean("loss"),
+        gradient_norm=max(step.gradient_norm for step in steps),
+        entropy=mean("entropy"),
+        sequences_used=sum(weights),
+        clip_low_fraction=mean("clip_low_fraction"),
+        clip_high_fraction=mean("clip_high_fraction"),
+        kl=mean("kl"),
+        learning_rate=steps[-1].learning_rate,
+        mismatch=steps[0].mismatch,
+        engine_mismatch=steps[0].engine_mismatch,
     )
 
 

@@ -79,6 +79,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "poisoned-state": trainers.poisoned_state,
     "poisoned-step": steps.poisoned_step,
     "lying-shadow": steps.lying_shadow,
+    "excessive-difference": steps.excessive_difference,
     "two-versions": leaders.two_versions,
     "former-leader": leaders.former_leader,
     "skipped-slots": modelled.modelled(modelled.skipped_slots),

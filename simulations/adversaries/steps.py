@@ -3,6 +3,8 @@
 Both move the weights no farther than an honest step, so no node can refuse them by their size.
 """
 
+from pathlib import Path
+
 from typing_extensions import override
 
 from protocol.core.crypto import digest
@@ -14,7 +16,7 @@ from simulations.adversaries.trainers import VERSIONS_BEFORE, with_training
 from simulations.ports.engines import SimEngines, SimTraining
 from simulations.ports.parts import Parts
 from simulations.ports.sums import altered_seed
-from simulations.runtime.content import Extent, policy_digest
+from simulations.runtime.content import Extent, poisoned_seed, policy_digest
 
 
 class _OwnSteps(SimTraining):
@@ -52,9 +54,24 @@ class LyingShadow(_OwnSteps):
         return policy if self._leads else digest(b"lie/" + policy)
 
 
+class ExcessiveDifferences(_OwnSteps):
+    """As a trainer of rounds that does not lead, moves weights farther than its steps may."""
+
+    @override
+    async def write_difference(self, path: Path) -> Digest:
+        if not self._leads:
+            self._seed = poisoned_seed(self._seed)
+        return await super().write_difference(path)
+
+
 def poisoned_step(parts: Parts, rng: Rng) -> Parts:
     """As the leader, alter steps within the bound."""
     return with_training(parts, AlteredSteps, rng, "step")
+
+
+def excessive_difference(parts: Parts, rng: Rng) -> Parts:
+    """In the rounds of a leader, send differences beyond what steps can move."""
+    return with_training(parts, ExcessiveDifferences, rng, "difference")
 
 
 def lying_shadow(parts: Parts, rng: Rng) -> Parts:

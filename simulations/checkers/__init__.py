@@ -23,6 +23,7 @@ from simulations.checkers.limits import TableLimits
 from simulations.checkers.pages import Pages
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.reexamination import Overturns
+from simulations.checkers.rounds import TrainedRounds
 from simulations.checkers.shadowed import ShadowedSteps
 from simulations.checkers.slots import Slots
 from simulations.checkers.storage import Durability, Storage
@@ -65,6 +66,7 @@ def attach_checkers(watch: Watch, patience: CheckerTolerances) -> Attached:
     Versions(watch)
     FinalVersions(watch, pages)
     ShadowedSteps(watch, pages)
+    TrainedRounds(watch)
     overturns = Overturns(watch, pages)
     ledger = TracedLedger(watch, pages, quorum, overturns)
     EqualAccounts(watch, pages, ledger, patience.converge_epochs)

@@ -201,8 +201,12 @@ class TracedAccounts:
         trainer = self._account(step.trainer, epoch)
         trainer["steps"] += 1
         trainer["omitted"] += step.omitted
-        learned = sum(tokens for _, _, tokens in step.learned)
-        _lock(trainer, self._terms.per_learned_token * learned, epoch)
+        left = self._terms.per_learned_token * sum(tokens for _, _, tokens in step.learned)
+        each = left // (len(step.partners) + 1)
+        for key in step.partners:
+            _lock(self._account(key, epoch), each, epoch)
+            left -= each
+        _lock(trainer, left, epoch)
         for key, rollouts, tokens in step.learned:
             worker = self._account(key, epoch)
             worker["learned"] += rollouts

@@ -36,6 +36,8 @@ LIMITS = {
     "read_accounts": 4096,
     "retained_scores": 4096,
     "roster": 20_000,
+    "round_plans": 4,
+    "round_results": 32,
     "seen": 1 << 17,
     "failed_hosts": 1024,
     "untrusted_commits": 4096,

@@ -9,6 +9,8 @@ needs, as far as stored messages prove the need. Needed are:
 - the weights of the newest versions;
 - the optimiser state of the newest version.
 
+The difference of a round is not: if it is lost, the outer step takes one difference less.
+
 A node that restarts may have lost its last messages, and with them the reason to keep a blob. Blobs
 stored before the present start are held only to the release of every purpose.
 """
@@ -109,6 +111,8 @@ class Storage:
         if purpose == "rollout-body":
             reason = self._need_of_body(subject, at)
             return None if reason is None else (f"the body of {short(subject)}, {reason}", subject)
+        if purpose == "difference":
+            return None
         newest = max(self._versions, default=-1)
         oldest = newest if purpose == "optimiser-state" else newest - self._watch.rules.async_level
         for version in range(max(0, oldest), newest + 1):

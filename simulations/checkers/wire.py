@@ -175,6 +175,10 @@ class Opened:
                 what = f"{short(fields['commit'])} {outcome}{wide} by {count} verdicts"
             case "checkpoint-manifest":
                 what = f"version {fields['version']} term {fields['term']}"
+            case "round-plan":
+                what = f"term {fields['term']} after {short(fields['parent'])}"
+            case "round-result":
+                what = f"for {short(fields['plan'])}"
             case "overturn":
                 what = f"{short(fields['commit'])} {fields['reason']}"
             case "page":

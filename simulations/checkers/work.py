@@ -51,6 +51,9 @@ class TracedStep(NamedTuple):
     """Workers with the rollouts and tokens that the version learned from."""
     omitted: int
     """Final rollouts that its trainer names as left out."""
+    partners: tuple[bytes, ...] = ()
+    """Other trainers whose differences its round took; the encoding ends before if there are none.
+    """
 
 
 class TracedReversal(NamedTuple):
@@ -71,8 +74,11 @@ class TracedWork:
     @property
     def digest(self) -> bytes:
         """Digest that the page states; empty for no work."""
-        parts = {name: getattr(self, name) for name in ("overturned", "receipts", "steps")}
-        return blake3_digest(msgpack.packb(parts)) if any(parts.values()) else b""
+        if not (self.overturned or self.receipts or self.steps):
+            return b""
+        steps = [one if one.partners else one[:-1] for one in self.steps]
+        parts = {"overturned": self.overturned, "receipts": self.receipts, "steps": steps}
+        return blake3_digest(msgpack.packb(parts))
 
 
 @dataclass(slots=True)
@@ -229,7 +235,13 @@ class WorkTrace:
         shares = tuple((key, rollouts, tokens) for key, (rollouts, tokens) in learned.items())
         number, trainer = manifest.fields["version"], key_of(manifest.signer)
         omitted = len(manifest.fields["omitted"])
-        return TracedStep(number, manifest.digest, trainer, tuple(sorted(shares)), omitted)
+        made, trainers = manifest.fields.get("round"), self._watch.rules.trainers
+        results = made["contributions"] if made else ()
+        partners = {key_of(trainers[one["trainer"]]) for one in results} - {trainer}
+        shares = tuple(sorted(shares))
+        return TracedStep(
+            number, manifest.digest, trainer, shares, omitted, tuple(sorted(partners))
+        )
 
     # Messages
 

@@ -2,7 +2,8 @@
 
 A policy is a file of declared length whose seed determines its samples
 (``simulations.ports.sums``). A proof is the digest of the policy really used. Training makes a new
-seed; its skill grows with the disagreement within groups.
+seed; its skill grows with the disagreement within groups. ``simulations.ports.differences`` has
+the outer steps of runs with several trainers.
 """
 
 import asyncio
@@ -37,6 +38,13 @@ from roles.ports.engines import (
     VerificationRequest,
 )
 from roles.runtime.shared_lock import SharedLock
+from simulations.ports.differences import (
+    NO_MOMENTUM,
+    checked_difference,
+    difference_bytes,
+    difference_of,
+    outer_step,
+)
 from simulations.ports.rounding import Rounding, recorded
 from simulations.ports.storage import Disk, Session
 from simulations.ports.sums import (
@@ -212,6 +220,10 @@ class SimTraining(TrainingEngine):
         self._rng = rng
         self._prompts_per_rollout = manifest.sampling.prompts_per_rollout
         self._updates = manifest.grpo.updates_per_version
+        self._outer = manifest.grpo.outer
+        self._outer_seed, self._momentum = b"", NO_MOMENTUM
+        self._round_steps = 0
+        """Steps of this round, in a run with outer steps."""
         self._seed = b""
         self._steps = 0
         self._begun: tuple[Sequence[TrainingSequence], float] | None = None
@@ -219,12 +231,16 @@ class SimTraining(TrainingEngine):
 
     @override
     async def state_bytes_max(self) -> int:
-        return SEED_BYTES
+        return SEED_BYTES + len(NO_MOMENTUM) * (self._outer is not None)
 
     @override
     async def load_policy(self, policy: Policy) -> None:
         await asyncio.sleep(self._machine.compute.load_seconds)
-        self._seed = self._machine.open_policy(policy, "training")
+        self._start(self._machine.open_policy(policy, "training"), NO_MOMENTUM)
+
+    def _start(self, seed: bytes, momentum: bytes) -> None:
+        self._seed = self._outer_seed = seed
+        self._momentum, self._round_steps, self._begun = momentum, 0, None
 
     @override
     async def recompute(
@@ -234,6 +250,8 @@ class SimTraining(TrainingEngine):
 
     @override
     async def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
+        if self._outer is not None and self._round_steps >= self._outer.inner_steps:
+            raise RuntimeError(f"the round has its {self._round_steps} steps")
         tokens = sum(len(item.tokens) for item in batch)
         seconds = tokens / self._machine.compute.train_tokens_per_second * _spread(self._rng)
         await asyncio.sleep(seconds / self._updates)
@@ -257,6 +275,7 @@ class SimTraining(TrainingEngine):
             lineage.update(bytes(_known(item.tokens)) + item.group.to_bytes(4, "big"))
         self._seed = policy_seed(skill, lineage.digest())
         self._steps += 1
+        self._round_steps += self._outer is not None
         machine.emit(
             "trained",
             rollouts=",".join(self._marks(batch)),
@@ -301,7 +320,10 @@ class SimTraining(TrainingEngine):
 
     @override
     async def save_state(self, path: Path) -> None:
-        await self._write(path, self._seed, self._machine.workload.state_bytes)
+        if self._round_steps:
+            raise RuntimeError("a state is that of a round's beginning")
+        content = self._seed if self._outer is None else self._seed + self._momentum
+        await self._write(path, content, self._machine.workload.state_bytes)
 
     async def _write(self, path: Path, content: bytes, written_bytes: int) -> None:
         machine = self._machine
@@ -311,13 +333,65 @@ class SimTraining(TrainingEngine):
 
     @override
     async def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
-        seed = self._machine.disk.files.get(path, b"")
-        if policy_digest(Extent.of(seed, 0, self._machine.workload.weights_bytes)) != policy:
+        content, momentum = self._machine.disk.files.get(path, b""), NO_MOMENTUM
+        if self._outer is not None:
+            content, momentum = content[:SEED_BYTES], content[SEED_BYTES:]
+        weights = Extent.of(content, 0, self._machine.workload.weights_bytes)
+        if policy_digest(weights) != policy or len(momentum) != len(NO_MOMENTUM):
             raise ValueError(f"{path} is not the state of policy {policy.hex()}")
         if newer is None:
-            self._seed = seed
+            self._start(content, momentum)
+        elif self._outer is not None:
+            raise ValueError(f"{path}: the outer momentum is not that of {newer.digest.hex()}")
         else:
             await self.load_policy(newer)
+
+    def _difference_bytes(self) -> int:
+        if self._outer is None:
+            raise RuntimeError("the run has no outer steps (grpo.outer)")
+        if not self._outer_seed:
+            raise RuntimeError("no policy is loaded")
+        weights_bytes = self._machine.workload.weights_bytes
+        return difference_bytes(weights_bytes, self._outer.encoding)
+
+    @override
+    async def begin_round(self) -> None:
+        self._difference_bytes()  # raises without outer steps, or without a policy
+        self._start(self._outer_seed, self._momentum)
+
+    @override
+    async def write_difference(self, path: Path) -> Digest:
+        content = difference_of(self._outer_seed, self._seed, self._difference_bytes())
+        await self._write(path, content, len(content))
+        return policy_digest(content)
+
+    @override
+    async def check_difference(self, difference: Digest, path: Path) -> None:
+        await self._checked([(difference, path)])
+
+    @override
+    async def apply_differences(self, files: Sequence[tuple[Digest, Path]]) -> None:
+        if not files:
+            raise ValueError("no difference to step by")
+        gains = await self._checked(files)
+        before, length = self._outer_seed, self._machine.workload.weights_bytes
+        self._start(*outer_step(before, self._momentum, gains))
+        self._machine.emit(
+            "outer-step",
+            parent=policy_digest(Extent.of(before, 0, length)).hex(),
+            policy=policy_digest(Extent.of(self._seed, 0, length)).hex(),
+            differences=",".join(digest.hex() for digest, _ in gains),
+        )
+
+    async def _checked(self, files: Sequence[tuple[Digest, Path]]) -> list[tuple[Digest, float]]:
+        """Return the digests with the gains of differences, after the time to read them."""
+        length = self._difference_bytes()
+        await asyncio.sleep(self._machine.compute.weights_seconds(length * len(files)))
+        contents = self._machine.disk.files
+        return [
+            (digest, checked_difference(contents.get(path), digest, length))
+            for digest, path in files
+        ]
 
     @override
     async def evaluate(

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -53,6 +53,10 @@ class SimPolicyFiles(PolicyFiles):
     def size(self, path: Path) -> int | None:
         content = self._disk.files.get(path)
         return None if content is None else len(content)
+
+    @override
+    def _existing(self) -> Iterable[Path]:
+        return [path for path in self._disk.files if path.parent == self._directory]
 
     @override
     async def delete(self, path: Path) -> None:

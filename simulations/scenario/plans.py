@@ -256,6 +256,7 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "poisoned-state": ("trainer",),
     "poisoned-step": ("trainer",),
     "lying-shadow": ("trainer",),
+    "excessive-difference": ("trainer",),
     "two-versions": ("trainer",),
     "former-leader": ("trainer",),
     "skipped-slots": ("inference",),

@@ -34,6 +34,7 @@ RECIPE = "recipe.toml"
 ADDED = {
     "evaluation": tuple(EvaluationSection.model_fields),
     "epochs": tuple(EpochSection.model_fields),
+    "grpo": ("outer",),
 }
 """Sections that miss keys, or are missing, in the recipe of simulated runs, with all keys."""
 

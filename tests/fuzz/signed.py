@@ -10,6 +10,7 @@ from protocol.messages import (
     ENVELOPE_BYTES_MAX,
     Certificate,
     CheckpointManifest,
+    Contribution,
     Evidence,
     Invite,
     Message,
@@ -20,8 +21,11 @@ from protocol.messages import (
     PageVote,
     Reveal,
     RolloutCommit,
+    RoundPlan,
+    RoundResult,
     Signed,
     StepReport,
+    TrainingRound,
     Verdict,
     VerdictSeal,
     open_envelope,
@@ -47,11 +51,18 @@ KINDS: tuple[type[Message], ...] = (
     PageVote,
     Reveal,
     CheckpointManifest,
+    RoundPlan,
+    RoundResult,
     StepReport,
 )
 """Kinds of messages with their own envelope."""
 
-PARTS = {"hardware": "node-record", "encoding": "checkpoint-manifest"}
+PARTS = {
+    "hardware": "node-record",
+    "encoding": "checkpoint-manifest",
+    "training-round": "checkpoint-manifest",
+    "contribution": "checkpoint-manifest",
+}
 """Messages that are parts of another one."""
 
 UNTRUSTED = tuple(identity(f"untrusted {number}") for number in range(64))
@@ -126,7 +137,37 @@ class Correspondence:
             for one in (first, second)
             for trainer in world.trainers
         ]
-        return [*said, first, second, rival, *reports]
+        return [*said, first, second, rival, *reports, *self._round(genesis)]
+
+    def _round(self, parent: Signed[CheckpointManifest]) -> list[Signed[Any]]:
+        """Return a plan, its results, and their version, which a run without rounds refuses."""
+        world, places = self.world, range(len(self.world.trainers))
+        trainers = tuple(places)
+        plan = RoundPlan(
+            parent=parent.digest,
+            term=0,
+            batch=(),
+            page=b"",
+            omitted=(),
+            trainers=trainers,
+            planned_at=1,
+        )
+        planned = self.sealed(plan, world.trainers[0])
+        result = RoundResult(
+            plan=planned.digest,
+            difference=bytes(32),
+            index=bytes(32),
+            index_bytes=1,
+            total_bytes=1,
+        )
+        results = [self.sealed(result, one) for one in world.trainers]
+        fields = result.model_dump(exclude={"plan"})
+        contributions = tuple(
+            Contribution(trainer=place, signature=signature_of(one), **fields)
+            for place, one in zip(places, results, strict=True)
+        )
+        made = TrainingRound(planned_at=1, trainers=trainers, contributions=contributions)
+        return [planned, *results, world.checkpoint(parent, round=made)]
 
     def _objections(self, commit: Signed[Any]) -> list[Signed[Any]]:
         page, members = self.world.book.page(3).digest, self.world.validators[:3]

@@ -33,7 +33,7 @@ class Testnet:
 
     __test__ = False
 
-    def __init__(self, directory, ranks=1):
+    def __init__(self, directory, ranks=1, options=()):
         self.directory = directory
         self.output = directory.with_suffix(".out")
         arguments = [
@@ -46,6 +46,7 @@ class Testnet:
             "2",
             "--trainer-ranks",
             str(ranks),
+            *options,
             "--keep",
             "--data-dir",
         ]
@@ -364,3 +365,39 @@ def loses_a_rank(testnet, fault):
     listed = {version: digest for version, digest in known.items() if version in after}
     assert listed.items() <= after.items(), "a version was published twice"
     assert list(after) == list(range(min(after), max(after) + 1))
+
+
+def contributors(testnet):
+    """Return the number of trainers in the newest version."""
+    return len(testnet.status("validator-2")["checkpoints"][-1]["trainers"])
+
+
+@pytest.mark.long
+def test_trainers_train_together_and_go_on_without_one_of_them_and_without_the_leader(tmp_path):
+    options = ("--trainers", "3", "--diloco")
+    with running(tmp_path / "swarm", options=options) as testnet:
+        wait_for(lambda: contributors(testnet) == 3, "version of three trainers")
+        testnet.kill("trainer-2")
+        testnet.advances()
+        assert contributors(testnet) == 2
+        command = (testnet.data_dir("trainer-2") / "command.txt").read_text()
+        again = subprocess.Popen(
+            leashed(PRIME_NODE, *shlex.split(command)[1:]),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_for(lambda: contributors(testnet) == 3, "version with the restarted trainer")
+            known = digests(testnet)
+            testnet.kill("trainer-1")
+            testnet.advances()
+            assert contributors(testnet) == 2
+            after = digests(testnet)
+            settled = [one for one in known if one in after and one < max(known) - 1]
+            assert all(known[one] == after[one] for one in settled), "no final version changes"
+            assert list(after) == list(range(min(after), max(after) + 1))
+            differing = [testnet.status(f"trainer-{n}")["shadow"]["differing"] for n in (2, 3)]
+            assert differing == [0, 0], "every outer step has equal bits"
+        finally:
+            again.kill()
+            again.wait()

@@ -173,7 +173,8 @@ def work_of(epoch: int, rng: Rng, trainer: str = A) -> PageWork:
         commit, reason = digest(b"slashed in %d" % epoch), SLASHED[epoch]
         receipts.append(Receipt(commit, WORKERS[0], epoch, 0, True, 150, reason, ()))
     learned = tuple((peer, 1 + rng.below(3), rng.below(99)) for peer in WORKERS[: rng.below(4)])
-    one = Step(epoch, digest(b"version %d" % epoch), trainer, learned, rng.below(3))
+    partners = tuple(peer for peer in PEERS[: epoch % 4] if peer != trainer)
+    one = Step(epoch, digest(b"version %d" % epoch), trainer, learned, rng.below(3), partners)
     steps = (one,) * (epoch % 3 == 0)
     return PageWork(tuple(receipts), steps)
 

@@ -1,7 +1,8 @@
 """Planted bugs: the simulator detects a missing check of the daemon, and no other violation.
 
 Each scenario passes unchanged. Then one check is removed from the daemon. The simulator must end
-with the violated rule, its causes, and a command that repeats the same violation.
+with the violated rule, its causes, and a command that repeats the same violation. The two longest
+scenarios are not repeated.
 """
 
 import shlex
@@ -49,7 +50,7 @@ rollouts_per_step = 2
 BAD_RELAYS = """
 name = "planted"
 description = "Two of three relays serve other bytes of weights."
-minutes = 3
+minutes = 2
 [nodes]
 relay = 3
 trainer = 1
@@ -291,7 +292,7 @@ def test_commits_that_are_decided_again_are_seen(monkeypatch, simulate, repeat):
     repeat(outcome)
 
 
-def test_a_node_that_never_counts_the_pages_that_it_missed_is_seen(monkeypatch, simulate, repeat):
+def test_a_node_that_never_counts_the_pages_that_it_missed_is_seen(monkeypatch, simulate):
     """``tests/simulations/cluster/test_accounts.py`` has such nodes without the bug."""
 
     async def nothing(_sync, _peer):
@@ -301,13 +302,13 @@ def test_a_node_that_never_counts_the_pages_that_it_missed_is_seen(monkeypatch, 
     outcome = simulate(LATE)
     assert outcome.violation.rule == "equal-accounts"
     assert "has not counted the page" in outcome.violation.what
-    repeat(outcome)
+    assert outcome.violation.causes
 
 
 # Digests
 
 
-def test_a_transfer_that_does_not_check_digests_is_seen(monkeypatch, simulate, repeat):
+def test_a_transfer_that_does_not_check_digests_is_seen(monkeypatch, simulate):
     """A download passes each chunk to the blob store, which checks it."""
 
     def finish(arrival):
@@ -319,7 +320,7 @@ def test_a_transfer_that_does_not_check_digests_is_seen(monkeypatch, simulate, r
     outcome = simulate(BAD_RELAYS)
     assert outcome.violation.rule == "right-weights"
     assert not outcome.violation.node.startswith("relay")
-    repeat(outcome)
+    assert outcome.violation.causes
 
 
 # Storage

@@ -417,7 +417,10 @@ class TraceExample:
                 learned[worker] = rollouts + 1, tokens + rollout["tokens"]
             shares = tuple((PeerId(one), *learned[one]) for one in sorted(learned))
             omitted = len(fields["omitted"])
-            found.append(Step(fields["version"], after, PeerId(trainer), shares, omitted))
+            results = fields["round"]["contributions"] if "round" in fields else ()
+            others = {self._of("trainer")[one["trainer"]] for one in results} - {trainer}
+            step = fields["version"], after, PeerId(trainer), shares, omitted
+            found.append(Step(*step, tuple(map(PeerId, sorted(others)))))
             after = fields["parent"]
         return tuple(step for step in reversed(found) if step.version)
 
@@ -509,22 +512,46 @@ class TraceExample:
         policy=None,
         index=bytes(32),
         omitted=(),
+        contributors=(),
     ):
+        drawn = {
+            "term": term,
+            "parent": b"" if parent is None else self.digest(parent),
+            "batch": [self.digest(commit) for commit in batch],
+            "page": b"",
+            "omitted": [self.digest(commit) for commit in omitted],
+        }
         return self.envelope(
             "checkpoint-manifest",
             author,
+            **self._round(contributors, author, drawn),
+            **drawn,
             version=version,
-            term=term,
-            parent=b"" if parent is None else self.digest(parent),
             policy=policy or (bytes(31) + bytes([version]) if version else GENESIS),
             index=index,
             index_bytes=100,
             total_bytes=4_000_000,
-            batch=[self.digest(commit) for commit in batch],
-            omitted=[self.digest(commit) for commit in omitted],
             reward_mean=500_000,
             created_at=int(self.now * 1000),
         )
+
+    def _round(self, contributors, author, drawn):
+        """Return the round of a version with results of some trainers; none without any.
+
+        Its plan and results are stored by their authors.
+        """
+        if not contributors:
+            return {}
+        places = [self._of("trainer").index(self.peers[one]) for one in contributors]
+        plan = self.envelope("round-plan", author, **drawn, trainers=places)
+        self.stored(plan, author)
+        contributions = []
+        for name, place in zip(contributors, places, strict=True):
+            difference = blake3(plan + name.encode()).digest()
+            fields = {"plan": self.digest(plan), "difference": difference}
+            self.stored(self.envelope("round-result", name, **fields), name)
+            contributions.append({"trainer": place, "difference": difference})
+        return {"round": {"contributions": contributions, "trainers": places}}
 
     # Composite events
 

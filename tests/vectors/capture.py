@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from protocol.consensus.council import encode_chain
-from tests.vectors.made import BODY, BOOK, INDEX, MANIFEST, SIGNED_MANIFEST, encodings, messages
+from tests.vectors.made import (
+    BODY,
+    BOOK,
+    INDEX,
+    MANIFEST,
+    SIGNED_MANIFEST,
+    encodings,
+    messages,
+    version_of_round,
+)
 from tests.vectors.spoken import directory, exchanges, gossip
 
 PATH = Path(__file__).with_name("messages.json")
@@ -28,6 +37,7 @@ def capture() -> dict[str, Any]:
             }
             for kind, signed in messages().items()
         },
+        "version_of_round": version_of_round().envelope.hex(),
         "chain": encode_chain(BOOK.chain(1, 2)).hex(),
         "body": BODY.hex(),
         "index": INDEX.hex(),

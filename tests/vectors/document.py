@@ -52,7 +52,15 @@ def number(text: str) -> float:
 
 SIZE = re.compile(r"(?:at most (\d+)|(\d+) (to|or) (\d+)|(\d+)) (?:items|bytes|characters)")
 
-PARTS = {"hardware": "hardware", "encodings": "encoding", "runtime": "runtime", "loss": "loss"}
+PARTS = {
+    "hardware": "hardware",
+    "encodings": "encoding",
+    "round": "training-round",
+    "contributions": "contribution",
+    "runtime": "runtime",
+    "loss": "loss",
+    "outer": "outer",
+}
 """Fields whose maps have a table of their own."""
 
 
@@ -79,9 +87,10 @@ def require_row(value, kind: str, bounds: str) -> None:
 
 
 def require_interval(value: float, bounds: str) -> None:
-    opening, least, most = re.fullmatch(r"([\[(])(-?\d+), (\d+)\]", bounds).groups()
+    opening, least, most, closing = re.fullmatch(r"([\[(])(-?\d+), (\d+)([\])])", bounds).groups()
     assert int(least) <= value <= int(most)
     assert opening == "[" or value != int(least)
+    assert closing == "]" or value != int(most)
 
 
 def require_size(size: int, bounds: str) -> None:

@@ -13,6 +13,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Certificate,
     CheckpointManifest,
+    Contribution,
     Encoding,
     Evidence,
     Hardware,
@@ -22,8 +23,11 @@ from protocol.messages import (
     Objection,
     Overturn,
     RolloutCommit,
+    RoundPlan,
+    RoundResult,
     Signed,
     StepReport,
+    TrainingRound,
     Verdict,
     seal,
     signature_of,
@@ -231,6 +235,52 @@ def overturn() -> Signed[Overturn]:
     return sealed(message, VALIDATORS[-1])
 
 
+ROUND_PLAN = sealed(
+    RoundPlan(
+        parent=GENESIS.digest,
+        term=0,
+        batch=(COMMIT.digest,),
+        page=digest(b"page"),
+        omitted=(digest(b"commit"),),
+        trainers=(0,),
+        planned_at=round(now(1) * 1000),
+    ),
+    TRAINER,
+)
+
+ROUND_RESULT = sealed(
+    RoundResult(
+        plan=ROUND_PLAN.digest,
+        difference=digest(b"difference"),
+        index=digest(INDEX),
+        index_bytes=len(INDEX),
+        total_bytes=len(FILE),
+    ),
+    TRAINER,
+)
+
+
+def version_of_round() -> Signed[CheckpointManifest]:
+    """Return a version of this round; the run has no rounds, so no node of it accepts one."""
+    plan, result = ROUND_PLAN.message, ROUND_RESULT.message
+    contribution = Contribution(
+        trainer=0, signature=signature_of(ROUND_RESULT), **result.model_dump(exclude={"plan"})
+    )
+    message = CheckpointManifest(
+        version=1,
+        policy=digest(b"policy 1"),
+        index=digest(INDEX),
+        index_bytes=len(INDEX),
+        total_bytes=len(FILE),
+        round=TrainingRound(
+            planned_at=plan.planned_at, trainers=plan.trainers, contributions=(contribution,)
+        ),
+        created_at=round(now(2) * 1000),
+        **plan.model_dump(exclude={"planned_at", "trainers"}),
+    )
+    return sealed(message, TRAINER)
+
+
 def messages() -> dict[str, Signed[Any]]:
     """Return the messages by kind, in an order that a node accepts."""
     agreeing = verdicts()
@@ -273,6 +323,8 @@ def messages() -> dict[str, Signed[Any]]:
             ),
             TRAINER,
         ),
+        ROUND_PLAN,
+        ROUND_RESULT,
         sealed(StepReport(manifest=GENESIS.digest, policy=digest(b"policy 1")), TRAINER),
         sealed(Invite(key=bytes([1]) * 32, number=0, epoch=0, until=9), CREATOR),
     ]

@@ -99,6 +99,24 @@ def test_messages_name_each_other_and_their_files():
     assert checkpoint["index"] == digest(bytes.fromhex(index))
 
 
+def test_a_version_shows_the_plan_and_the_results_of_its_round():
+    _, signer, _, version = opened(bytes.fromhex(VECTORS["version_of_round"]), RUN_ID)
+    require_table(version, "checkpoint-manifest")
+    made, trainers = version["round"], signed_manifest()[0]["genesis"]["trainers"]
+    names = ("parent", "term", "batch", "page", "omitted", "reloaded")
+    plan = {name: version[name] for name in names}
+    plan |= {"planned_at": made["planned_at"], "trainers": made["trainers"]}
+    payload = msgpack.packb(dict(sorted(plan.items())))
+    plan_id = digest(domain("round-plan", RUN_ID), signer.encode(), payload)
+    assert plan_id == message_id("round-plan")
+    (contribution,) = made["contributions"]
+    result = {"plan": plan_id, **contribution}
+    trainer, signature = trainers[result.pop("trainer")], result.pop("signature")
+    assert result == read("round-result")
+    signed = domain("round-result", RUN_ID) + msgpack.packb(dict(sorted(result.items())))
+    verify(trainer, signed, signature)
+
+
 def be64(number: int) -> bytes:
     return number.to_bytes(8, "big")
 

@@ -19,7 +19,7 @@ from protocol.replica.received import TOPIC_KINDS
 from protocol.run.loss import LossSection
 from protocol.run.manifest import RunManifest
 from protocol.run.policy import CHECK_VECTORS as ROUNDING_VECTORS
-from protocol.run.sections import RuntimeSection
+from protocol.run.sections import OuterSection, RuntimeSection
 from protocol.shardcast.forest import ForestMember, ForestMembers, tree
 from protocol.toploc.sampling import CHECK_VECTORS
 from roles.environments.base import ENVIRONMENTS, environment
@@ -43,6 +43,7 @@ MODELS = {
     "manifest": RunManifest,
     "runtime": RuntimeSection,
     "loss": LossSection,
+    "outer": OuterSection,
 }
 
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -50,11 +51,11 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 def interval(schema: dict) -> str:
     least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
-    most = schema.get("maximum")
-    if most is None:
+    most, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    if most is None and below is None:
         return ""
     start = f"({above:.0f}" if least is None else f"[{whole(least)}"
-    return f"{start}, {most:.0f}]"
+    return f"{start}, {most:.0f}]" if below is None else f"{start}, {below:.0f})"
 
 
 def whole(least: float) -> str:

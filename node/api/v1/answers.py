@@ -349,6 +349,8 @@ class VersionDetail:
     here: bool
     trained_without_certificate: int = 0
     """Commits of its batch that were rejected."""
+    trainers: tuple[str, ...] = ()
+    """Trainers whose differences it takes, in a run whose trainers train at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,8 @@ class NodeSource(DataSource):
         ledger, manifest = replica.ledger, replica.manifest
         if 0 <= ledger.chain.version < manifest.grpo.steps:
             self._looks += 1
-            self._looks_idle += len(ledger.backpressure.usable()) < manifest.grpo.rollouts_per_step
+            batch = manifest.grpo.rollouts_per_step * manifest.grpo.batch_steps()
+            self._looks_idle += len(ledger.backpressure.usable()) < batch
         if not self._restored and snapshot.state != "joining":
             # Peers connect only after the stored messages are restored.
             self._restored = True

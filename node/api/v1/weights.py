@@ -92,6 +92,7 @@ class WeightsReader:
             forms=tuple(forms),
             here=self.observer.policies.get(message.version) is not None,
             trained_without_certificate=rejected[message.version],
+            trainers=tuple(self.observer.context.replica.rounds.contributors(message)),
         )
 
     def _forest(self, manifest: Signed[CheckpointManifest], members: ForestMembers) -> Forest:

@@ -1,7 +1,7 @@
 """Catalogue of the weights server: shards, indexes, and whole versions in shardcast's layout.
 
-It serves only blobs stored as weights or as the run's files. Rollout bodies are for their committee
-and optimiser states for trainers; both use streams.
+It serves only blobs stored as weights or as the run's files. Rollout bodies are for their
+committee, optimiser states and differences for trainers; all of them use streams.
 """
 
 import asyncio

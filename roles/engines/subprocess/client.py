@@ -214,6 +214,23 @@ class ChildTraining(TrainingEngine):
         await self.supervisor.call("load_state", path, policy, newer)
 
     @override
+    async def begin_round(self) -> None:
+        await self.supervisor.call("begin_round")
+
+    @override
+    async def write_difference(self, path: Path) -> Digest:
+        (digest,) = await self.supervisor.call("write_difference", path, items=1)
+        return Digest(digest)
+
+    @override
+    async def check_difference(self, difference: Digest, path: Path) -> None:
+        await self.supervisor.call("check_difference", difference, path)
+
+    @override
+    async def apply_differences(self, files: Sequence[tuple[Digest, Path]]) -> None:
+        await self.supervisor.call("apply_differences", tuple(files))
+
+    @override
     async def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int
     ) -> list[tuple[int, ...]]:

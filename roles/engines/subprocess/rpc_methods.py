@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter
 
 from protocol.core.types import DIGEST_BYTES, Digest, Version
+from protocol.messages import ROUND_TRAINERS_MAX
 from protocol.rollout.statistics import Measurement
 from roles.engines.subprocess.wire import Kind
 from roles.ports.engines import (
@@ -28,6 +29,7 @@ ELEMENTS_MAX = 1 << 20
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _Digest = Annotated[Digest, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _Tokens = tuple[_Count, ...]
+_Differences = Annotated[tuple[tuple[_Digest, Path], ...], Field(max_length=ROUND_TRAINERS_MAX)]
 
 
 class LongArgument(NamedTuple):
@@ -80,6 +82,10 @@ METHODS: Mapping[Kind, Mapping[str, Method]] = {
         "write_policy": Method(TypeAdapter(tuple[Path]), TypeAdapter(_Digest)),
         "save_state": Method(TypeAdapter(tuple[Path])),
         "load_state": Method(TypeAdapter(tuple[Path, _Digest, Policy | None])),
+        "begin_round": Method(TypeAdapter(tuple[()])),
+        "write_difference": Method(TypeAdapter(tuple[Path]), TypeAdapter(_Digest)),
+        "check_difference": Method(TypeAdapter(tuple[_Digest, Path])),
+        "apply_differences": Method(TypeAdapter(tuple[_Differences])),
         "evaluate": Method(
             TypeAdapter(tuple[_Count]), TypeAdapter(_Tokens), LongArgument(0, TypeAdapter(_Tokens))
         ),

@@ -19,7 +19,7 @@ from protocol.run.manifest import MANIFEST_BYTES_MAX
 from roles.engines.factory import EngineName
 from roles.ports.storage import StorageFullError
 
-VERSION = 7
+VERSION = 8
 """Increase with any change to a message here or to a type in ``rpc_methods``."""
 
 QUESTION_BYTES_MAX = 1 << 24

@@ -91,13 +91,16 @@ def load_checkpoint(
     return TrainingState(weights, first, second, steps, version, momentum)
 
 
-def check_moments(state: TrainingState, betas: tuple[float, float], ranks: Ranks = ALONE) -> None:
+def check_moments(
+    state: TrainingState, betas: tuple[float, float], ranks: Ranks = ALONE, *, capped: bool = False
+) -> None:
     """Raise ``ValueError`` for moments that no gradients produce: they move a weight anywhere.
 
     The bound depends on the number of updates (``protocol.run.training_bound``): the correction of
-    the moments' bias is largest in the first updates. Each rank checks its rows.
+    the moments' bias is largest in the first updates. Each rank checks its rows. ``capped``: there
+    may have been more updates than the state's number.
     """
-    bound = _ROUNDING * moment_ratio_max(betas, state.steps)
+    bound = _ROUNDING * moment_ratio_max(betas, None if capped else state.steps)
 
     def check() -> None:
         for name in state.first_moments:

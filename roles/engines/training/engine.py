@@ -16,7 +16,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from protocol.core.types import Digest, RunId
-from protocol.run.outer_bound import OuterRule
 from protocol.run.recipe import GrpoSection, ModelSection, SamplingSection
 from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
@@ -51,7 +50,7 @@ from roles.engines.training.learner import Learner
 from roles.engines.training.losses import token_weights, weighted_loss
 from roles.engines.training.mismatch import ClaimComparison
 from roles.engines.training.optimiser import learning_rate, moments_of
-from roles.engines.training.outer import Rounds
+from roles.engines.training.outer import OuterRounds
 from roles.engines.training.packed_model import PackedModel
 from roles.engines.training.ranks import ALONE, Ranks
 from roles.engines.training.shared_files import gathered_digest, shared_digest, write_rows
@@ -116,7 +115,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
     All ranks get the same calls in the same order, and return the same results.
 
-    With ``outer``, a version is a round of several trainers: at most so many steps, then
+    With ``grpo.outer``, a version is a round of several trainers: at most so many steps, then
     ``write_difference`` and ``apply_differences``. A state is that of a round's beginning.
     """
 
@@ -131,7 +130,6 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         checkpointing: bool | None = None,
         device: str = "cpu",
         ranks: Ranks = ALONE,
-        outer: OuterRule | None = None,
     ) -> None:
         super().__init__(model, model.dtype, device)
         sizes = PassSizes.of(
@@ -150,7 +148,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         self._ranks = ranks
         self._head_precision = model.head
         self._grpo, self._loss = grpo, grpo.loss
-        self._rounds = None if outer is None else Rounds(outer, grpo, ranks)
+        self._rounds = None if grpo.outer is None else OuterRounds(grpo.outer, grpo, ranks)
         answers = grpo.rollouts_per_step * sampling.prompts_per_rollout * sampling.group_size
         self._constant = answers * sampling.tokens_max / grpo.updates_per_version
         self._pass_tokens = sizes.tokens
@@ -358,7 +356,8 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             done, settings = self._progress()
             sums.learning_rate = learning_rate(settings, self._steps, done + number)
             learner.update(norm, self._grpo.gradient_clip, sums.learning_rate)
-            self._steps += 1
+            # A round that begins again repeats updates: the number is capped.
+            self._steps = min(self._steps + 1, settings.steps * settings.updates_per_version)
 
     def _progress(self) -> tuple[int, GrpoSection]:
         """Return the updates of the run before this step, and settings with those of a version."""
@@ -368,29 +367,36 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         versions = self._version * rounds.settings.updates_per_version
         return versions + rounds.steps * updates, rounds.settings
 
-    def _outer(self) -> Rounds:
+    def _outer(self) -> OuterRounds:
         if self._rounds is None:
-            raise RuntimeError("the run has no outer steps")
+            raise RuntimeError("the run has no outer steps (grpo.outer)")
         return self._rounds
 
-    async def write_difference(self, path: Path) -> Digest:
-        """Write how much the weights moved in this round, for all trainers; return its digest.
+    @override
+    @computed
+    def begin_round(self) -> None:
+        rounds, learner = self._outer(), self._loaded()
+        self._forget_gradients()
+        if rounds.steps:  # otherwise files may be written from the weights meanwhile
+            with self._whole_or_unloaded():
+                learner.replace(rounds.optimizer.weights)
+            rounds.steps = 0
 
-        Raises ``StorageFullError``. Steps must not run meanwhile.
-        """
+    @override
+    async def write_difference(self, path: Path) -> Digest:
         return await self._written(TorchTrainingEngine._write_difference, path)
 
     def _write_difference(self, path: Path) -> Digest:
         return self._outer().optimizer.write(path, self._loaded().masters, self._shapes)
 
+    @override
+    @computed_telling(ValueError)
+    def check_difference(self, difference: Digest, path: Path) -> None:
+        self._outer().optimizer.check(difference, path, self._shapes)
+
+    @override
     @computed_telling(ValueError)
     def apply_differences(self, files: Sequence[tuple[Digest, Path]]) -> None:
-        """End the round: take the outer step by the differences, in this order, and start from it.
-
-        All trainers that get the same files have the same bits then; the inner moments stay.
-        Raises ``ValueError``, and the round goes on, for a file that is not a difference of a
-        trainer's round (``OuterOptimizer.step``).
-        """
         rounds, learner = self._outer(), self._loaded()
         with self._whole_or_unloaded(ValueError):
             rounds.optimizer.step(files, self._shapes)
@@ -436,13 +442,15 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         if rounds is not None and newer is not None:
             raise ValueError(f"{path}: the outer momentum is not that of {newer.digest.hex()}")
         state = load_checkpoint(path, self._shapes, ranks, outer=rounds is not None)
-        updates = self._progress()[1].updates_per_version
-        if not 0 <= state.steps <= state.version * updates <= self._grpo.steps * updates:
+        updates, total = self._progress()[1].updates_per_version, self._grpo.steps
+        versions = state.version if rounds is None else total  # rounds begin again
+        if not 0 <= state.version <= total or not 0 <= state.steps <= versions * updates:
             claim = f"{state.steps} steps for version {state.version}"
             raise ValueError(f"{path} claims {claim}, more than the run has")
         if shared_digest(state.weights, ranks, self._builder.policy) != policy:
             raise ValueError(f"{path} does not hold the weights of policy {policy.hex()}")
-        check_moments(state, self._grpo.adam_betas, ranks)
+        capped = rounds is not None and state.steps == total * updates
+        check_moments(state, self._grpo.adam_betas, ranks, capped=capped)
         momentum = None if rounds is None else rounds.checked_momentum(state)
         learner = self._builder.learner(state.weights if newer is None else self._read(newer))
         for name, master in learner.masters.items():

@@ -18,14 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from protocol.core.types import Digest
-from protocol.run.outer_bound import (
-    DifferenceEncoding,
-    OuterRule,
-    difference_bound,
-    outer_bound,
-    round_settings,
-)
+from protocol.run.outer_bound import difference_bound, outer_bound, round_settings
 from protocol.run.recipe import GrpoSection
+from protocol.run.sections import DifferenceEncoding, OuterSection
 from protocol.shardcast.movement_bound import MovementBound
 from roles.engines.files.safetensors import CODED_DTYPES, Shapes, read_tensors
 from roles.engines.training.checkpoint import TrainingState
@@ -111,7 +106,7 @@ class OuterOptimizer:
 
     def __init__(
         self,
-        rule: OuterRule,
+        rule: OuterSection,
         bound: MovementBound,
         masters: Tensors,
         ranks: Ranks,
@@ -140,6 +135,10 @@ class OuterOptimizer:
         digest = write_rows(path, sent, layout, self._ranks.writer)
         self._sent = digest, left
         return digest
+
+    def check(self, difference: Digest, path: Path, shapes: Shapes) -> None:
+        """Raise ``ValueError`` for a file by which ``step`` would refuse to step."""
+        self._read(difference, path, shapes)
 
     def step(self, files: Sequence[tuple[Digest, Path]], shapes: Shapes) -> None:
         """Take the outer step by the mean of differences, added up in the given order.
@@ -178,7 +177,7 @@ class OuterOptimizer:
 
 
 def outer_step(
-    rule: OuterRule, weights: Tensor, momentum: Tensor, name: str, differences: Sequence[Tensors]
+    rule: OuterSection, weights: Tensor, momentum: Tensor, name: str, differences: Sequence[Tensors]
 ) -> None:
     """Change rows of outer weights and their momentum in place.
 
@@ -200,10 +199,10 @@ def _zeros(tensors: Tensors) -> dict[str, Tensor]:
     return {name: torch.zeros_like(one) for name, one in tensors.items()}
 
 
-class Rounds:
+class OuterRounds:
     """Rounds of a trainer by the run's rule; raises ``ValueError`` if they have no bound."""
 
-    def __init__(self, rule: OuterRule, grpo: GrpoSection, ranks: Ranks) -> None:
+    def __init__(self, rule: OuterSection, grpo: GrpoSection, ranks: Ranks) -> None:
         bound = difference_bound(grpo, rule)
         if bound is None or outer_bound(grpo, rule, 1) is None:
             raise ValueError(f"weights can move without bound by {rule}")

@@ -13,6 +13,7 @@ from node.local.datadir import open_data_dir
 from node.local.errors import ExitCode, NodeError
 from protocol.core.types import Role
 from protocol.run.recipe import ModelSection
+from protocol.run.sections import OuterSection
 from tests.worlds.messages import run_manifest
 
 RUN = run_manifest()
@@ -65,6 +66,26 @@ def test_the_blobs_of_a_run_are_the_forms_that_it_keeps():
     assert math.isclose(needs.trainer_blob_bytes, (5 + 1 + 0.9 + patches) * 1e9)
     assert needs.blobs_of((Role.RELAY, Role.VALIDATOR)) == needs.blob_bytes
     assert needs.blobs_of((Role.TRAINER, Role.RELAY)) == needs.trainer_blob_bytes
+
+
+@pytest.mark.parametrize(
+    ("encoding", "difference_bytes"), [("int8", 1_015_625_000), ("float32", 4e9)]
+)
+@pytest.mark.parametrize("state_every", [1, 4])
+def test_a_trainer_keeps_the_differences_since_the_older_state(
+    encoding, difference_bytes, state_every
+):
+    run = run_manifest(trainers=3, shardcast={"state_every": state_every})
+    grpo = run.grpo.model_copy(update={"outer": OuterSection(trainers=2, encoding=encoding)})
+    before, needs = (
+        needs_of(run.model_copy(update={"grpo": one}), 10**9) for one in (run.grpo, grpo)
+    )
+    momenta = 2 * 4 * 10**9
+    differences = (2 * state_every + 1) * 2 * difference_bytes
+    assert needs.trainer_blob_bytes == before.trainer_blob_bytes + momenta + differences
+    assert needs.trainer_disk_bytes == before.trainer_disk_bytes + 2 * (momenta + differences)
+    assert needs.disk_bytes == before.disk_bytes
+    assert needs.blob_bytes == before.blob_bytes
 
 
 def test_devices_share_what_a_trainer_keeps_and_hold_the_rest_whole():

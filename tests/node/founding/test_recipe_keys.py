@@ -12,7 +12,7 @@ from node.founding.explained_recipe import NOTE, WIDTH, explained_toml
 from node.founding.recipe_keys import attribute_docstrings, recipe_table
 from node.founding.recipes import read_recipe, read_recipe_text, recipe_names
 from protocol.run.recipe import ExampleSection, Recipe
-from protocol.run.sections import HonestValue, RecipeModel
+from protocol.run.sections import HonestValue, OuterSection, RecipeModel
 from protocol.run.toml import load_recipe
 
 UNITS = ("bits", "bytes", "epochs", "kib", "passes", "rollouts", "seconds", "steps", "tokens")
@@ -81,6 +81,9 @@ def test_a_unit_in_a_key_is_in_its_meaning():
         ("sampling.group_size", "1 to 2^31"),
         ("grpo.loss.delta", "above 1, at most 1000"),
         ("grpo.adam_betas", "2 items, each 0 to 1"),
+        ("grpo.outer.trainers", "1 to 8"),
+        ("grpo.outer.momentum", "0 to below 1"),
+        ("grpo.outer.encoding", '"int8" or "float32"'),
         ("toploc.honest.sampling_gap", "with mean, variance, clip"),
         ("admission.inviters", "up to 64 entries"),
         ("credit.slash", ""),
@@ -103,7 +106,9 @@ def test_equivalents_name_keys_that_exist():
     for key, names in EQUIVALENTS.items():
         assert names and set(names) <= {PRIME_RL, TRL, VERL}, key
         assert all(re.fullmatch(r"[\w./, ]+( \([\w, ]+\))?", name) for name in names.values()), key
-    learning = {name for name in KEYS if name.startswith("grpo.")}
+    outer = {name for name in KEYS if name.startswith("grpo.outer.")}
+    assert not outer & set(EQUIVALENTS), "no other trainer has outer steps"
+    learning = {name for name in KEYS if name.startswith("grpo.")} - outer
     assert learning <= set(EQUIVALENTS), "every trainer has something like each of these"
 
 
@@ -135,10 +140,10 @@ def test_a_key_that_is_left_out_can_be_set_at_its_line(name):
     assert len(lines) > 5
     for line in lines:
         key = line.removeprefix("#").partition(" ")[0]
-        if key in {"python", "packages"}:  # of an omitted table
-            continue
         text = uncommented(explained, line)
         table = re.findall(r"^#?\[.*$", explained.partition(f"\n{line}\n")[0], re.MULTILINE)[-1]
+        if table in {"#[environment.runtime]", "#[grpo.outer]"}:  # with required keys
+            continue
         set_here = load_recipe(uncommented(text, table) if table[0] == "#" else text)
         if key in own:
             (found,) = (
@@ -156,6 +161,7 @@ def test_a_key_that_is_left_out_can_be_set_at_its_line(name):
     [
         ("#[evaluation]", lambda recipe: recipe.evaluation.every_versions == 5),
         ("#[environment.runtime]", lambda recipe: recipe.environment.runtime.python == "3.12"),
+        ("#[grpo.outer]", lambda recipe: recipe.grpo.outer == OuterSection(trainers=2)),
     ],
 )
 def test_a_table_that_is_left_out_can_be_set_at_its_lines(header, read):

@@ -325,5 +325,27 @@ async def test_what_is_not_there_is_told(machine):
 
 def test_files_of_versions_are_apart(machine):
     files = machine.files
+    differences = [files.difference(*one) for one in ((1, 1), (1, 12), (11, 1), (2, 1))]
     paths = [files.genesis, files.weights(1), files.weights(2), files.state(1), files.state(2)]
-    assert len({*paths}) == 5
+    assert len({*paths, *differences}) == 9
+
+
+async def test_differences_are_listed_with_their_versions(machine):
+    files = machine.files
+    for path in (files.difference(3, 0), files.difference(12, 7), files.state(3), files.weights(3)):
+        machine.write(path, DATA)
+    assert files.differences() == {files.difference(3, 0): 3, files.difference(12, 7): 12}
+    machine.restart()
+    await machine.files.delete(files.difference(3, 0))
+    assert machine.files.differences() == {files.difference(12, 7): 12}
+
+
+async def test_a_stored_file_is_linked_over_itself(machine):
+    path = machine.files.difference(3, 0)
+    machine.write(path, DATA)
+    stored = await machine.blobs.put_file(path, 10_000, CHUNK_BYTES, Purpose.DIFFERENCE)
+    await machine.files.link(stored.digest, path)
+    assert machine.read(path) == DATA
+    assert machine.files.differences() == {path: 3}
+    await machine.blobs.release(Owner(Purpose.DIFFERENCE, stored.digest))
+    assert machine.read(path) == DATA

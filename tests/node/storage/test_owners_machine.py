@@ -30,7 +30,7 @@ CONTENTS |= {
     for data, index in zip(FILES, INDEXES, strict=True)
     for number, shard in enumerate(index.shards)
 }
-FILE_PURPOSES = [Purpose.WEIGHTS, Purpose.OPTIMISER_STATE]
+FILE_PURPOSES = [Purpose.WEIGHTS, Purpose.OPTIMISER_STATE, Purpose.DIFFERENCE]
 FILE_OWNERS = [Owner(one, name_of(index)) for one in FILE_PURPOSES for index in INDEXES]
 OWNERS = [owner(b"commit"), owner(b"version", Purpose.WEIGHTS), *FILE_OWNERS]
 

@@ -11,6 +11,8 @@ from node.weights.refused_versions import REFUSED_MAX, RefusedVersions
 from protocol.core.types import Version
 from protocol.messages import Encoding
 from protocol.replica.shadows import Comparison
+from protocol.run.outer_bound import version_bound
+from protocol.run.sections import OuterSection
 from protocol.run.training_bound import movement_bound
 from protocol.shardcast.movement_bound import ExcessiveMovement
 from roles.ports.engines import Policy
@@ -101,13 +103,13 @@ async def test_a_file_without_the_tensors_of_the_version_before_is_refused(tmp_p
     await swarm.stop()
 
 
-def nudged(swarm, version):
+def nudged(swarm, version, bound=movement_bound):
     """Return tensors of a version with a weight that has moved 1.5 times as far as it may."""
     made = {name: words.copy() for name, words in tensors(version).items()}
     words = made["b"].reshape(-1)
     place = int((words < 0x3A80).argmax())
     value = (words[place : place + 1].astype("<u4") << 16).view("<f4")
-    value += 1.5 * movement_bound(swarm.world.manifest.grpo, 1).step
+    value += 1.5 * bound(swarm.world.manifest.grpo, 1).step
     words[place] = value.view("<u4")[0] >> 16
     return made
 
@@ -140,6 +142,26 @@ async def test_an_older_base_does_not_widen_the_bound(tmp_path):
     await refusing(swarm, signed)
     for node in swarm.followers:
         assert signed.message.index not in node.downloads.begun
+    await swarm.stop()
+
+
+def bound_of_outer_steps(grpo, versions):
+    rule = OuterSection(trainers=2, learning_rate=2.0, momentum=0.9)
+    return version_bound(grpo.model_copy(update={"outer": rule}), versions)
+
+
+async def test_a_run_with_outer_steps_has_their_bound(tmp_path, monkeypatch):
+    """A weight may move 40 times as far as two steps of AdamW move it."""
+    monkeypatch.setattr("node.weights.library.version_bound", bound_of_outer_steps)
+    swarm = await begun(tmp_path, 3)
+    signed = await swarm.publish(**content_of(nudged(swarm, 3)))
+    swarm.tell(signed)
+    await eventually(lambda: all(one.library.get(3) for one in swarm.followers), 60)
+    made = nudged(swarm, 4, bound_of_outer_steps)
+    made["b"].reshape(-1)[:] = np.maximum(made["b"].reshape(-1), nudged(swarm, 3)["b"].reshape(-1))
+    signed = await swarm.publish(**content_of(made))
+    swarm.tell(signed)
+    await refusing(swarm, signed)
     await swarm.stop()
 
 

@@ -52,8 +52,8 @@ def receipt(worker=A, tokens=10, reason="accepted", checkers=(), slot=None) -> R
     return Receipt(digest(b"commit %d" % place[1]), worker, *place, tokens, reason, checkers)
 
 
-def step(trainer=D, learned=(), version=1, omitted=0) -> Step:
-    return Step(version, digest(b"manifest %d" % version), trainer, learned, omitted)
+def step(trainer=D, learned=(), version=1, omitted=0, partners=()) -> Step:
+    return Step(version, digest(b"manifest %d" % version), trainer, learned, omitted, partners)
 
 
 def applied(accounts: Accounts, epoch: int, *work) -> Accounts:
@@ -109,7 +109,13 @@ class NaiveLedger:
         for one in work.steps:
             self.of(one.trainer)["steps"] += 1
             self.of(one.trainer)["omitted"] += one.omitted
-            self.lock(one.trainer, rules.per_learned_token * sum(part[2] for part in one.learned))
+            trainers = [one.trainer, *one.partners]
+            total = rules.per_learned_token * sum(part[2] for part in one.learned)
+            shares = [total // len(trainers)] * len(trainers)
+            shares[0] = total - sum(shares[1:])
+            for peer, amount in zip(trainers, shares, strict=True):
+                self.of(peer)
+                self.lock(peer, amount)
             for peer, rollouts, tokens in one.learned:
                 self.of(peer)["learned"] += rollouts
                 self.of(peer)["learned_tokens"] += tokens
@@ -271,7 +277,14 @@ SHARES = PEER_SETS.flatmap(
     lambda peers: st.tuples(*(st.tuples(st.just(one), TOKENS, TOKENS) for one in peers))
 )
 STEPS = st.lists(
-    st.builds(Step, TOKENS, st.just(page(0)), st.sampled_from(PEERS), SHARES, TOKENS), max_size=2
+    st.builds(
+        Step, TOKENS, st.just(page(0)), st.sampled_from(PEERS), SHARES, TOKENS, PEER_SETS
+    ).map(
+        lambda one: one._replace(
+            partners=tuple(peer for peer in one.partners if peer != one.trainer)
+        )
+    ),
+    max_size=2,
 ).map(tuple)
 GAPS = st.integers(1, 30)
 PAGES = st.lists(
@@ -405,6 +418,25 @@ def test_what_a_version_gains():
     assert accounts.account(D) == Account(KEYS[3], 5, steps=1, locked=[[7, 75]])
     assert accounts.account(A) == Account(KEYS[0], 5, learned=2, learned_tokens=20)
     assert accounts.totals == (0, 0, 75, 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "trainer", "partner"), [(25, 25, 25), (26, 26, 26), (1, 1, 1), (0, 0, 0)]
+)
+def test_the_trainers_of_a_round_share_the_credit_of_its_version(tokens, trainer, partner):
+    accounts = applied(Accounts(RULES), 5, step(D, ((A, 1, tokens),), partners=(B, C)))
+    assert [accounts.account(one).held for one in (D, B, C)] == [trainer, partner, partner]
+    assert accounts.account(B).steps == 0, "it published no version"
+    assert accounts.totals.steps == 1
+
+
+def test_the_trainer_of_a_version_gets_what_its_partners_cannot_divide():
+    rules = RULES._replace(per_learned_token=1)
+    accounts = applied(Accounts(rules), 5, step(D, ((A, 1, 11),), partners=(B, C)))
+    assert [accounts.account(one).held for one in (D, B, C)] == [5, 3, 3]
+    slashed = applied(Accounts(rules), 5, receipt(B, 1, "format"))
+    applied(slashed, 6, step(D, ((A, 1, 11),), partners=(B, C)))
+    assert [slashed.account(one).held for one in (D, B, C)] == [5, 0, 3], "nobody gets its share"
 
 
 def test_credit_unlocks_by_buckets_of_epochs():

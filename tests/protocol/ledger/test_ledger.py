@@ -975,6 +975,46 @@ def test_what_a_version_may_have_learned_from_is_bounded_and_the_oldest():
     assert set(result.commits.kept) == set(oldest)
 
 
+def rounds_world(trainers=1, **grpo):
+    """Return a run with rounds of up to 3 trainers of 2 steps, each of 2 rollouts."""
+    outer = {"trainers": 3, "inner_steps": 2}
+    return World(run_manifest(trainers=trainers, grpo=grpo | {"outer": outer}))
+
+
+def test_in_a_run_with_rounds_workers_make_rollouts_for_the_most_trainers():
+    world = rounds_world(rollouts_ahead=2)
+    commit = world.commit(WORKER)
+    result = ledger(commit, world=world)
+    assert result.backpressure.wanted(result.epoch) == 3 * 2 * 2 * 2
+    settle(result, commit)
+    assert result.backpressure.wanted(result.epoch) == 3 * 2 * 2 * 2 - 1
+
+
+def test_in_a_run_with_rounds_a_batch_is_there_with_the_rollouts_of_the_most_trainers():
+    world = rounds_world()
+    batch = 3 * 2 * 2
+    chain = world.chain(WORKER, batch)
+    result = ledger(world=world)
+    for number, commit in enumerate(chain, start=1):
+        result.restore_commit(commit)
+        settle(result, commit)
+        result.advance(number)
+        assert (result.batch_since is None) is (number < batch)
+    assert result.batch_since == batch
+
+
+def test_in_a_run_with_rounds_the_rollouts_of_the_most_trainers_may_be_awaited():
+    world = rounds_world(async_level=1, rollouts_ahead=2)
+    limit = 3 * 2 * 2 * (1 + 1 + 2)
+    chain = world.chain(WORKER, limit + 5)
+    result = ledger(world=world)
+    for commit in chain:
+        result.restore_commit(commit)
+        settle(result, commit)
+    result.advance(100 * EXPIRE)
+    assert set(result.commits.kept) == set(sorted(one.digest for one in chain)[:limit])
+
+
 def test_what_nobody_can_use_does_not_hold_up_the_workers_for_ever():
     chain = WORLD.chain(WORKER, 6)
     result = ledger(*chain)

@@ -17,7 +17,7 @@ from protocol.ledger.receipts import (
     Step,
     decode_work,
 )
-from protocol.messages import LISTED_MAX, OMITTED_MAX, VERDICTS_MAX
+from protocol.messages import LISTED_MAX, OMITTED_MAX, ROUND_TRAINERS_MAX, VERDICTS_MAX
 
 KEYS = sorted(digest(b"key %d" % number) for number in range(300))
 PEERS = [peer_id_from_public_key(key) for key in KEYS]
@@ -40,7 +40,15 @@ SHARES = PEER_SETS.flatmap(
 )
 OMITTED = st.integers(0, OMITTED_MAX)
 STEPS = st.builds(
-    Step, COUNTS, st.binary(min_size=32, max_size=32), st.sampled_from(PEERS), SHARES, OMITTED
+    Step,
+    COUNTS,
+    st.binary(min_size=32, max_size=32),
+    st.sampled_from(PEERS),
+    SHARES,
+    OMITTED,
+    PEER_SETS,
+).map(
+    lambda one: one._replace(partners=tuple(peer for peer in one.partners if peer != one.trainer))
 )
 REVERSALS = st.builds(Reversal, RECEIPTS, st.sampled_from(["accepted", "computation", "reward"]))
 WORKS = st.builds(
@@ -73,7 +81,7 @@ def step(version: int = 3, **changes) -> Step:
 
 WORK = PageWork(
     (receipt(0), receipt(1, worker=B, reason="computation")),
-    (step(3), step(4)),
+    (step(3), step(4, partners=(A, B))),
     (Reversal(receipt(2), "format"),),
 )
 
@@ -106,6 +114,17 @@ def test_the_encoding():
     )
 
 
+def test_the_encoding_of_a_step_ends_with_its_partners_if_there_are_any():
+    alone, shared = PageWork((), (step(),)), PageWork((), (step(partners=(A, B)),))
+    values, longer = (decode(one.encoded(), bytes_max=WORK_BYTES_MAX) for one in (alone, shared))
+    (five,), (six,) = values["steps"], longer["steps"]
+    assert six == (*five, tuple(public_key_from_peer_id(one) for one in (A, B)))
+    empty = encode({**values, "steps": ((*five, ()),)})
+    assert isinstance(decode_work(empty), Fault), "no partners have one encoding"
+    seven = encode({**values, "steps": ((*six, ()),)})
+    assert isinstance(decode_work(seven), Fault)
+
+
 def test_no_work_is_no_bytes():
     assert PageWork().encoded() == PageWork().digest == b""
     assert decode_work(b"") == PageWork()
@@ -127,6 +146,7 @@ def test_the_largest_numbers_are_accepted():
         PageWork(tuple(receipt(number) for number in range(LISTED_MAX))),
         PageWork((), tuple(step(number) for number in range(STEPS_MAX))),
         PageWork((), (step(learned=tuple((peer, 1, 1) for peer in PEERS[:LEARNED_MAX])),)),
+        PageWork((), (step(partners=tuple(PEERS[3 : 3 + ROUND_TRAINERS_MAX])),)),
     ):
         assert decode_work(work.encoded()) == work
 
@@ -152,6 +172,10 @@ REFUSED = {
     "a worker too many": PageWork(
         (), (step(learned=tuple((peer, 1, 1) for peer in PEERS[: LEARNED_MAX + 1])),)
     ),
+    "a partner too many": PageWork((), (step(partners=tuple(PEERS[3 : 4 + ROUND_TRAINERS_MAX])),)),
+    "partners out of order": PageWork((), (step(partners=(B, A)),)),
+    "a partner twice": PageWork((), (step(partners=(A, A)),)),
+    "a trainer as its partner": PageWork((), (step(partners=(A, C)),)),
     "an omitted commit too many": PageWork((), (step(omitted=OMITTED_MAX + 1),)),
     "a long reason": PageWork((receipt(reason="r" * (REASON_CHARACTERS_MAX + 1)),)),
     "a commit twice": PageWork((receipt(0), receipt(0, slot=1))),
@@ -179,6 +203,31 @@ for bad in (-1, COUNT_MAX + 1, True):
 @pytest.mark.parametrize("name", REFUSED)
 def test_work_out_of_bounds_is_refused(name):
     assert isinstance(decode_work(REFUSED[name].encoded()), Fault)
+
+
+def test_the_largest_work_of_honest_nodes_is_accepted():
+    """Reasons of rejections have a few characters; numbers are as long as they can be."""
+    many = tuple(
+        receipt(
+            number,
+            reason="computation",
+            tokens=2**31,
+            version=2**16,
+            slot=2**31,
+            checkers=tuple(PEERS[:VERDICTS_MAX]),
+        )
+        for number in range(LISTED_MAX)
+    )
+    steps = tuple(
+        step(
+            number,
+            learned=tuple((peer, 1, 2**31) for peer in PEERS[:LEARNED_MAX]),
+            partners=tuple(PEERS[3 : 3 + ROUND_TRAINERS_MAX]),
+        )
+        for number in range(STEPS_MAX)
+    )
+    work = PageWork(many, steps)
+    assert decode_work(work.encoded()) == work
 
 
 def test_more_bytes_than_allowed_are_refused():

@@ -136,7 +136,7 @@ def is_usable(commit: bytes) -> bool:
 
 def draft(batch, omitted=(), epoch=FINAL, **changes) -> Draft:
     page = BOOK.page(epoch).digest if epoch else b""
-    return Draft(NEWEST, 0, page, tuple(batch), tuple(omitted))._replace(**changes)
+    return Draft(NEWEST, 0, page, tuple(batch), tuple(omitted), 1)._replace(**changes)
 
 
 def fault(stated, target=None, before=b"", oldest_epoch=-1):
@@ -227,6 +227,20 @@ def test_a_batch_is_the_beginning_of_the_lot():
 @pytest.mark.parametrize("size", [0, STEP - 1, BATCH_MAX + 1])
 def test_a_batch_has_the_rollouts_of_a_step(size):
     assert fault(draft(lot()[:size])) == f"batch-size: {size} rollouts instead of 4 to 12"
+
+
+@pytest.mark.parametrize("steps", [2, 6])
+def test_the_batch_of_a_round_has_the_rollouts_of_all_its_steps(steps):
+    enough = [*lot(), *(digest(b"fresh %d" % number) for number in range(80))]
+    for size, expected in {
+        steps * STEP - 1: False,
+        steps * STEP: True,
+        steps * BATCH_MAX: True,
+        steps * BATCH_MAX + 1: False,
+    }.items():
+        found = fault(draft(enough[:size], steps=steps))
+        assert (found is True) is expected, found
+    assert f"{steps * STEP} to {steps * BATCH_MAX}" in fault(draft((), steps=steps))
 
 
 def test_the_first_version_that_learns_needs_a_batch_too():

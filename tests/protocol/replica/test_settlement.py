@@ -3,7 +3,10 @@
 import pytest
 
 from protocol.consensus.member import Contents
+from protocol.core.crypto import digest
+from protocol.core.types import ValidationResult
 from protocol.ledger.receipts import STEPS_MAX, PageWork, Receipt, Step
+from protocol.messages import Contribution, RoundPlan, RoundResult, TrainingRound, signature_of
 from protocol.replica.replica import Replica
 from protocol.replica.settlement import DecidedCommits
 from tests.worlds.messages import World, run_manifest, verdict_of
@@ -275,6 +278,49 @@ def test_a_page_makes_only_so_many_versions_final():
     assert len(steps(target, versions[0], versions[-2])) == STEPS_MAX
     assert steps(target, versions[0], versions[-1]) is None
     assert steps(target, versions[1], versions[-1]) is not None
+
+
+def test_a_version_of_a_round_has_its_other_trainers_as_partners():
+    outer = {"outer": {"trainers": 3}}
+    world = World(run_manifest(trainers=4, grpo=outer))
+    peers = [one.peer_id for one in world.trainers]
+    versions = [world.genesis()]
+    for places in ((0, 2, 3), (3,), (0,)):
+        plan = RoundPlan(
+            parent=versions[-1].digest,
+            term=0,
+            batch=(),
+            page=b"",
+            omitted=(),
+            trainers=(0, 2, 3),
+            planned_at=1,
+        )
+        name, numbers = digest(b"file"), {"index_bytes": 1, "total_bytes": 1}
+        result = RoundResult(
+            plan=world.sealed(plan, world.trainers[0]).digest,
+            difference=name,
+            index=name,
+            **numbers,
+        )
+        contributions = [
+            Contribution(
+                trainer=place,
+                difference=name,
+                index=name,
+                signature=signature_of(world.sealed(result, world.trainers[place])),
+                **numbers,
+            )
+            for place in places
+        ]
+        made = TrainingRound(planned_at=1, trainers=(0, 2, 3), contributions=tuple(contributions))
+        versions.append(world.checkpoint(versions[-1], round=made))
+    replica = world.replica(pages_to=0, genesis=False)
+    for version in versions:
+        assert replica.receive(version.envelope, world.at(1)).result is ValidationResult.ACCEPT
+    work = replica.settlement.work(DecidedCommits((), (), ()), b"", versions[-1].digest)
+    expected = [sorted(peers[place] for place in places) for places in ((2, 3), (3,), ())]
+    assert [list(one.partners) for one in work.steps] == expected
+    assert {one.trainer for one in work.steps} == {peers[0]}
 
 
 # Pages

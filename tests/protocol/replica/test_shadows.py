@@ -67,6 +67,18 @@ def test_a_report_of_a_trainer_is_accepted_once():
     assert not replica.shadows.has_reported(WORLD.trainers[2].peer_id, first.digest)
 
 
+def test_the_trainers_that_confirm_a_version_have_reported_its_policy_only():
+    replica, (first,) = begun()
+    assert replica.shadows.confirmed(first.digest) == set()
+    for trainer in (0, 1, 2):
+        take(replica, report(first, trainer))
+    take(replica, report(first, 2, OTHERS[0]))
+    take(replica, report(first, 3, OTHERS[0]))
+    assert replica.shadows.confirmed(first.digest) == {WORLD.trainers[1].peer_id}
+    assert replica.shadows.confirmed(GENESIS.digest) == set()
+    assert replica.shadows.confirmed(OTHERS[0]) == set(), "unknown"
+
+
 def test_nobody_but_a_trainer_of_the_run_reports():
     replica, (first,) = begun()
     message = StepReport(manifest=first.digest, policy=OTHERS[0])

@@ -110,6 +110,13 @@ def test_a_resume_from_the_most_extreme_moments_stays_within_the_bound(betas, ag
         assert mean <= size * step_ratio_max(betas, 50) * (1 + 1e-9)
 
 
+@every_betas
+def test_the_ratio_after_any_number_of_updates_is_that_of_many(betas):
+    limit = moment_ratio_max(betas, None)
+    assert limit == pytest.approx(moment_ratio_max(betas, 100_000))
+    assert moment_ratio_max(betas, 3) <= limit * (1 + 1e-12)
+
+
 def test_before_the_first_update_there_are_no_moments():
     assert moment_ratio_max((0.9, 0.95), 0) == 0
     assert step_ratio_max((0.9, 0.95), 0) == 0
@@ -119,6 +126,7 @@ def test_before_the_first_update_there_are_no_moments():
 def test_rates_without_a_bound(betas):
     assert not is_bounded(betas)
     assert step_ratio_max(betas, 10) == moment_ratio_max(betas, 10) == math.inf
+    assert moment_ratio_max(betas, None) == math.inf
     grpo = run_manifest(grpo={"adam_betas": betas}).grpo
     assert movement_bound(grpo, 1) is None
 

@@ -18,8 +18,8 @@ def wasted(version, reward):
     return TrainingStep(version, 100.0 + version, reward, **WASTED)
 
 
-def checkpoint(version, signer="me"):
-    message = SimpleNamespace(version=version, created_at=5_000, reward_mean=250_000)
+def checkpoint(version, signer="me", made_by=None):
+    message = SimpleNamespace(version=version, created_at=5_000, reward_mean=250_000, round=made_by)
     return SimpleNamespace(manifest=SimpleNamespace(message=message, signer=signer))
 
 
@@ -84,6 +84,12 @@ async def test_of_versions_of_others_the_announced_reward_is_known():
     assert training.of(chain, "me") == [
         step(1), TrainingStep(2, 5.0, 0.25), TrainingStep(3, 5.0, 0.25)
     ]  # fmt: skip
+
+
+async def test_of_a_round_that_another_led_the_own_part_is_known():
+    training = await recorded(MemoryStore(), step(1))
+    chain = [checkpoint(number, "another", made_by=object()) for number in (0, 1, 2)]
+    assert training.of(chain, "me") == [step(1), TrainingStep(2, 5.0, 0.25)]
 
 
 @pytest.mark.parametrize(

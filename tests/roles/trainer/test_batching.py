@@ -123,7 +123,7 @@ async def test_log_probabilities_are_our_own_under_the_version_that_generated(tm
     batch = await Batching(world.context, world.engine, world.asked(Task())).next(1, b"policy")
     assert world.engine.recomputed == [0, 1], "weights are read once a batch"
     rollouts = [batch.sequences[start : start + 4] for start in range(0, 24, 4)]
-    for commit, rollout in zip(batch.commits, rollouts, strict=True):
+    for commit, rollout in zip(batch.draw.commits, rollouts, strict=True):
         assert {one.logprobs for one in rollout} == {(-1.0 - made[commit],) * 2}
     assert [one.group for one in batch.sequences] == sorted(one.group for one in batch.sequences)
 
@@ -139,10 +139,10 @@ async def test_rollouts_of_a_version_whose_weights_are_not_here_wait_for_them(tm
     assert await batching.next(1, b"policy") is None
     new = [world.rollout(worker=n, version=1).digest for n in range(2)]
     batch = await batching.next(1, b"policy")
-    assert set(batch.commits) == set(new)
-    batching.use(batch)
+    assert set(batch.draw.commits) == set(new)
+    batching.use(batch.draw)
     world.policies.held[0] = held
-    assert set((await batching.next(1, b"policy")).commits) < set(old)
+    assert set((await batching.next(1, b"policy")).draw.commits) < set(old)
 
 
 async def test_where_nothing_rounds_claims_are_taken_as_the_audit_left_them(tmp_path):
@@ -185,10 +185,10 @@ async def test_the_batch_is_drawn_by_lot_and_not_by_age(tmp_path):
     for number in range(80):
         policy = digest(b"%d" % number)
         batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
-        assert list(batch.commits) == sorted(held, key=lambda key: digest(policy + key))[:2]
+        assert list(batch.draw.commits) == sorted(held, key=lambda key: digest(policy + key))[:2]
         again = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
-        assert again.commits == batch.commits
-        drawn.update(batch.commits)
+        assert again.draw.commits == batch.draw.commits
+        drawn.update(batch.draw.commits)
     assert sorted(drawn) == sorted(held)
     assert max(drawn.values()) < 3 * min(drawn.values()), "27 each are to be expected"
 
@@ -252,7 +252,7 @@ async def test_more_is_drawn_in_place_of_groups_that_teach_nothing(tmp_path, kin
     if taken is None:
         assert last is None
     else:
-        assert sorted(last.commits) == sorted(commits)
+        assert sorted(last.draw.commits) == sorted(commits)
         assert len(last.sequences) == 4 * taken == 4 * len(commits)
         assert len({item.group for item in last.sequences}) == 2 * taken
     asked = [body for body, _ in world.network.asked]
@@ -273,14 +273,14 @@ async def test_no_more_is_drawn_than_is_needed(tmp_path_factory, kinds, policy):
         teaching += {"dull": 0, "half": 1, "teaching": 2}[made[key]]
     enough = (teaching >= 4 and len(expected) >= 2) or len(expected) == 5
     assert (batch is not None) is enough
-    assert batch is None or list(batch.commits) == expected
+    assert batch is None or list(batch.draw.commits) == expected
 
 
 async def test_without_refilling_a_step_takes_what_it_draws(tmp_path):
     world = World(tmp_path)
     commits = [rollout(world, GROUPS["dull"], number) for number in range(2)]
     batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, b"policy")
-    assert sorted(batch.commits) == sorted(commits)
+    assert sorted(batch.draw.commits) == sorted(commits)
 
 
 async def test_a_trainer_that_refills_goes_on_step_after_step(tmp_path):
@@ -309,7 +309,7 @@ async def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_pa
     assert task.asked.count(seed) == 2, "two sequences of one prompt, once"
     third = world.rollout(worker=2)
     batch = await batching.next(0, b"policy")
-    assert set(batch.commits) == {commits[1].digest, third.digest}
+    assert set(batch.draw.commits) == {commits[1].digest, third.digest}
 
 
 # Final rollouts
@@ -328,12 +328,12 @@ async def test_final_rollouts_come_first_in_the_order_of_the_lot(tmp_path):
     others = [world.rollout(worker=n % 3).digest for n in range(6)]
     batching = Batching(world.context, world.engine, world.asked(Task()))
     first = await batching.next(0, b"policy")
-    assert list(first.commits) == lot(world, final)[:4]
-    assert (first.page, first.omitted) == (world.replica.pages.root.digest, ())
-    batching.use(first)
+    assert list(first.draw.commits) == lot(world, final)[:4]
+    assert (first.draw.page, first.draw.omitted) == (world.replica.pages.root.digest, ())
+    batching.use(first.draw)
     second = await batching.next(1, b"policy")
     expected = sorted(others, key=lambda one: digest(b"policy" + one))[:2]
-    assert list(second.commits) == [*lot(world, final)[4:], *expected]
+    assert list(second.draw.commits) == [*lot(world, final)[4:], *expected]
 
 
 async def test_final_rollouts_that_cannot_be_used_are_named(tmp_path):
@@ -345,10 +345,10 @@ async def test_final_rollouts_that_cannot_be_used_are_named(tmp_path):
     batching = Batching(world.context, world.engine, world.asked(Task()))
     for _ in range(2):
         batch = await batching.next(0, b"policy")
-        assert list(batch.commits) == lot(world, held)[:4]
-        last = order.index(batch.commits[-1])
+        assert list(batch.draw.commits) == lot(world, held)[:4]
+        last = order.index(batch.draw.commits[-1])
         missing = {one.digest for one in lost}
-        assert list(batch.omitted) == [one for one in order[:last] if one in missing]
+        assert list(batch.draw.omitted) == [one for one in order[:last] if one in missing]
     asked = [body for body, _ in world.network.asked]
     assert len(asked) == len(set(asked)), "a body that is not needed is not tried again"
 
@@ -369,8 +369,8 @@ async def test_a_batch_that_leaves_out_too_many_waits_for_them(tmp_path):
         + [RolloutSequence((ANSWER, END), (-0.5, -0.5), 0, (world.world.workers[1].public_key,))]
     )
     batch = await batching.next(0, b"policy")
-    assert set(batch.commits) == {one.digest for one in (*held, lost[1])}
-    assert set(batch.omitted) <= {lost[0].digest, lost[2].digest}
+    assert set(batch.draw.commits) == {one.digest for one in (*held, lost[1])}
+    assert set(batch.draw.omitted) <= {lost[0].digest, lost[2].digest}
     assert world.context.conditions["trainer"] == ""
     assert spare
 
@@ -427,8 +427,10 @@ async def test_the_batch_of_any_ledger_conforms(tmp_path_factory, data):
     if len(drawn) < step or len(omitted) > 2:
         assert batch is None
         return
-    assert (list(batch.commits), list(batch.omitted)) == (drawn, omitted)
-    world.version(*(made[one][2] for one in drawn), page=batch.page, omitted=batch.omitted)
+    assert (list(batch.draw.commits), list(batch.draw.omitted)) == (drawn, omitted)
+    world.version(
+        *(made[one][2] for one in drawn), page=batch.draw.page, omitted=batch.draw.omitted
+    )
     assert world.replica.batches.judged(2) is True
 
 
@@ -524,11 +526,11 @@ async def test_the_daemon_keeps_places_and_the_files_of_the_batch_in_progress(tm
     assert await batching.next(0, b"policy") is not None
     assert files_in(rows) == names, "they are read once"
     assert len(world.network.asked) == 2
-    batching.use(batch)
+    batching.use(batch.draw)
     third = world.rollout(worker=2)
     fourth = world.rollout(worker=0)
     later = await batching.next(1, b"policy")
-    assert set(later.commits) == {third.digest, fourth.digest}
+    assert set(later.draw.commits) == {third.digest, fourth.digest}
     assert files_in(rows) == sorted(f"{one.digest.hex()}.rows" for one in (third, fourth))
 
 
@@ -558,7 +560,7 @@ async def test_what_a_shadow_has_read_is_not_fetched_again(tmp_path):
     version = world.version(held, lost)
     batching = Batching(world.context, world.engine, world.asked(Task()))
     for _ in range(2):
-        assert await batching.fetch(version.message) is None
+        assert await batching.fetch(version.message.batch) is None
         assert files_in(rows) == [f"{held.digest.hex()}.rows"]
     asked = Counter(body for body, _ in world.network.asked)
     assert (asked[held.message.body], asked[lost.message.body]) == (1, 2)

@@ -115,11 +115,11 @@ async def test_the_batch_is_that_of_the_leader_in_its_order(tmp_path):
     (own,) = shadow.engine.batches
     prompts = shadow.manifest.sampling.prompts_per_rollout
     batching = Batching(shadow.context, shadow.engine, shadow.asked(shadow.environment))
-    drawn = await batching.fetch(shadow.replica.ledger.chain.head.message)
-    assert list(drawn) == [one.digest for one in rollouts[::-1]]
+    drawn = await batching.fetch(shadow.replica.ledger.chain.head.message.batch)
+    assert list(drawn.commits) == [one.digest for one in rollouts[::-1]]
     groups = list(dict.fromkeys(item.group for item in own))
     assert groups == list(range(2 * prompts))
-    first = drawn[rollouts[1].digest]
+    first = drawn.rollouts[rollouts[1].digest]
     assert [item.tokens for item in own][: len(first)] == [item.tokens for item in first]
     await shadow.stop()
 

@@ -5,8 +5,8 @@ import pytest
 from protocol.core.crypto import digest
 from roles.ports.engines import Mismatch, StepMetrics, TrainingSequence
 from roles.runtime.metrics import BusyTime
-from roles.trainer.batching import TrainingBatch
-from roles.trainer.statistics import StepTimer, training_step
+from roles.trainer.batching import BatchDraw, TrainingBatch
+from roles.trainer.statistics import StepTimer, merged, training_step
 from tests.roles.trainer.trainer_world import World, fresh, led
 from tests.worlds.flow_world import ANSWER, END
 
@@ -22,7 +22,7 @@ def sequence(group, reward, tokens=(ANSWER, END), prompt=(2, 3, 4)):
 
 
 BATCH = TrainingBatch(
-    (digest(b"one"), digest(b"two")),
+    BatchDraw({}, {}, digest(b"page"), ()),
     [
         sequence(0, 0.0),
         sequence(0, 1.0, tokens=(ANSWER, CUT, CUT, CUT)),
@@ -30,13 +30,21 @@ BATCH = TrainingBatch(
         sequence(1, 1.0),
     ],
     (2, 1),
-    digest(b"page"),
-    (),
 )
 
 
 def made(metrics, seconds=(4.0, 1.5)):
     return training_step(7, 100.0, BATCH, metrics, seconds)
+
+
+def test_steps_of_a_round_count_by_their_sequences():
+    own, other = Mismatch(0.5, 1.5, 0.25), Mismatch(9.0, 9.0, 9.0)
+    one = StepMetrics(1, 0.5, 2.0, 0.75, 2, 0.125, 0.25, 0.125, 1e-5, own, own)
+    two = StepMetrics(1, 1.5, 1.0, 0.25, 6, 0.5, 0.0, 0.625, 2e-5, other, other)
+    joined = StepMetrics(2, 1.25, 2.0, 0.375, 8, 0.40625, 0.0625, 0.5, 2e-5, own, own)
+    assert merged([one, two]) == joined
+    nothing = StepMetrics(0)
+    assert merged([nothing, nothing]) == nothing
 
 
 def test_a_batch_is_described():

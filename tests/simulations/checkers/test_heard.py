@@ -15,12 +15,15 @@ description = "Meshes become full, some nodes go, versions are learned and the o
 minutes = 2
 [nodes]
 relay = 2
-trainer = 1
+trainer = 2
 validator = 4
 inference = 11
 start_seconds = 4
 [protocol.grpo]
 rollouts_per_step = 2
+[protocol.grpo.outer]
+trainers = 2
+inner_steps = 1
 [protocol.shardcast]
 versions_kept = 4
 [[faults]]

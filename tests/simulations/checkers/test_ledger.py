@@ -317,6 +317,25 @@ def test_a_step_is_that_of_the_manifest(change):
     assert "another digest of its work" in swarm.found("true-work")
 
 
+def test_the_trainers_of_a_round_share_the_credit_of_its_version():
+    swarm = Decisions(more={"trainer-1": ("trainer",), "trainer-2": ("trainer",)})
+    commit = swarm.certified(*VALIDATORS[:2])
+    trainers = "trainer", "trainer-1", "trainer-2"
+    version = swarm.run.published(1, swarm.run.genesis, [commit], contributors=trainers)
+    swarm.final(head=swarm.run.digest(version))
+    swarm.final()
+    assert swarm.run.violations == []
+    learned = swarm.run.accounts(swarm.run.digest(swarm.parent), 10**9)
+    assert all(learned.account(swarm.run.peers[one]).held for one in trainers)
+    alone = Decisions(more={"trainer-1": ("trainer",), "trainer-2": ("trainer",)})
+    commit = alone.certified(*VALIDATORS[:2])
+    version = alone.run.published(1, alone.run.genesis, [commit], contributors=trainers)
+    (step,) = alone.run.steps(b"", alone.run.digest(version))
+    work = PageWork(steps=(step._replace(partners=step.partners[:1]),))
+    alone.final(head=alone.run.digest(version), work=work.digest)
+    assert "another digest of its work" in alone.found("true-work")
+
+
 # Each commit once
 
 
@@ -513,6 +532,9 @@ STEPS = st.builds(
     trainer=st.sampled_from(PEERS),
     learned=SHARES.map(lambda all_of: tuple((one, *all_of[one]) for one in sorted(all_of))),
     omitted=COUNTS,
+    partners=SOME_PEERS,
+).map(
+    lambda one: one._replace(partners=tuple(peer for peer in one.partners if peer != one.trainer))
 )
 WORKS = st.builds(
     PageWork,
@@ -532,6 +554,7 @@ def traced(work):
         TracedStep(*one)._replace(
             trainer=key(one.trainer),
             learned=tuple((key(peer), *rest) for peer, *rest in one.learned),
+            partners=tuple(map(key, one.partners)),
         )
         for one in work.steps
     ]

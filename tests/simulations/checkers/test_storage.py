@@ -5,7 +5,7 @@ import pytest
 from tests.simulations.trace_examples import small_run
 
 RULE = ["stored-is-kept"]
-BODY, WEIGHTS, STATE = "rollout-body", "weights", "optimiser-state"
+BODY, WEIGHTS, STATE, DIFFERENCE = "rollout-body", "weights", "optimiser-state", "difference"
 BLOB = b"b" * 32
 
 
@@ -159,6 +159,7 @@ def test_a_body_whose_commit_was_never_signed_may_go():
         (WEIGHTS, 1, []),
         (STATE, 4, RULE),
         (STATE, 3, []),
+        (DIFFERENCE, 4, []),
     ],
 )
 def test_what_the_newest_versions_are_made_of_is_kept(purpose, version, broken):

@@ -49,6 +49,7 @@ class MANIFEST:
 
     class grpo:  # noqa: N801 - the same
         updates_per_version = 1
+        outer = None
 
 
 WRITES = pytest.mark.parametrize("write", [commit, put, link, write_policy])

@@ -106,6 +106,34 @@ def test_a_patch_is_decoded_while_it_arrives() -> None:
     assert seconds(both()) == pytest.approx(20 + 1 + COMMIT_SECONDS)
 
 
+@pytest.mark.parametrize("content", [b"a difference", Extent.of(b"a difference", 0, 12_345)])
+def test_a_difference_goes_from_one_disk_to_another(content: bytes) -> None:
+    """Also one of a length that its content only states."""
+    disk = Disk()
+    got = files(FREE, disk)
+    path = got.difference(7, 1)
+    one, other = SimBlobs(Disk(files={path: content}), Session()), SimBlobs(disk, Session())
+
+    async def copied() -> None:
+        stored = await one.put_file(path, 5000, 1000, Purpose.DIFFERENCE)
+        assert stored.total_bytes == len(content)
+        for number, arriving in enumerate(await other.open_file(stored.index, Purpose.DIFFERENCE)):
+            shard = content[number * 5000 : (number + 1) * 5000]
+            for chunk in arriving.missing():
+                assert await arriving.write_chunk(chunk, shard[chunk * 1000 : (chunk + 1) * 1000])
+        await got.link(stored.digest, path)
+        assert got.size(path) == len(content)
+        assert disk.files[path] == content
+        (owner,) = other.owners(Purpose.DIFFERENCE)
+        await other.release(owner)
+        assert not disk.blobs
+
+    run_virtual(copied())
+    assert got.differences() == {path: 7}
+    run_virtual(got.delete(path))
+    assert got.differences() == {}
+
+
 @pytest.mark.parametrize(("compute", "passes"), [(FREE, 0), (SLOW, 10)])
 def test_a_trainer_writes_weights_and_state_before_it_goes_on(
     compute: Compute, passes: int

@@ -73,7 +73,7 @@ function versionList(versions, all, more) {
     ["Reward", (one) => (one.version ? reward(one.reward_mean) : "–"), { className: "number" }],
     ["Trained on", (one) => (one.version ? h("a", { href: `#/rollouts?version=${one.version - 1}` }, many(one.commits, "rollout")) : "–")],
     ["Encodings", (one) => h("ul", { className: "forms" }, one.forms.map((form) => h("li", {}, h("span", {}, clean(form.form, 12), form.base_version >= 0 ? ` from v${form.base_version}` : ""), bar(form.total_bytes / most, "ink"), h("span", { className: "number" }, bytes(form.total_bytes)))))],
-    ["Publisher", (one) => [peerLink(one.publisher), h("span", { className: "note whole" }, ` term ${one.term}`)]],
+    ["Publisher", (one) => [peerLink(one.publisher), h("span", { className: "note whole" }, ` term ${one.term}${one.trainers.length ? `, ${many(one.trainers.length, "trainer")}` : ""}`)]],
     ["Policy", (one) => mono(digest(one.policy), one.policy)],
     ["On this node", (one) => (one.here ? "yes" : "no")],
   ], all ? versions : versions.slice(0, VERSIONS_SHOWN), "No version is known yet."),

@@ -81,6 +81,7 @@ async def test_a_blob_is_served_whole_in_part_and_not_at_all(tmp_path):
         (Purpose.RUN_FILE, 200),
         (Purpose.ROLLOUT_BODY, 404),
         (Purpose.OPTIMISER_STATE, 404),
+        (Purpose.DIFFERENCE, 404),
     ],
 )
 async def test_only_weights_and_the_runs_files_are_served(tmp_path, purpose, status):

@@ -11,13 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from node.storage import encodings
 from protocol.core.types import RunId, Version
-from protocol.run.outer_bound import OuterRule, difference_bound, outer_bound
+from protocol.run.outer_bound import difference_bound, outer_bound
+from protocol.run.sections import OuterSection
 from protocol.shardcast.movement_bound import MovementBound
 from roles.engines.files.policy import digest_of, read_policy
 from roles.engines.training.checkpoint import load_checkpoint, save_checkpoint
 from roles.engines.training.outer import (
     OuterOptimizer,
-    Rounds,
+    OuterRounds,
     decode,
     difference_layout,
     encode,
@@ -32,7 +33,11 @@ from tests.roles.engines.training.test_ranks import founded, group
 
 RUN = RunId(bytes(range(32)))
 
-RULE = OuterRule(inner_steps=2, learning_rate=0.7, momentum=0.6)
+RULE = OuterSection(trainers=2, inner_steps=2, learning_rate=0.7, momentum=0.6)
+
+RULES = {"outer": RULE}
+
+LAYOUT = {"run": RUN}
 
 
 # Encoding
@@ -140,7 +145,7 @@ def test_what_a_lost_difference_left_out_is_lost_with_it(tmp_path):
 
 @given(st.lists(st.floats(-LIMIT, LIMIT, width=32), min_size=1, max_size=5), st.floats(0, 0.95))
 def test_an_outer_step_is_nesterovs(differences, momentum):
-    rule = OuterRule(1, 0.7, momentum, "float32")
+    rule = RULE.model_copy(update={"momentum": momentum})
     outer = OuterOptimizer(rule, BOUND, {"a": torch.ones(1)}, ALONE, {"a": torch.full((1,), 0.3)})
     step = [{"values/a": torch.full((1,), one)} for one in differences]
     outer_step(rule, outer.weights["a"], outer.momentum["a"], "a", step)
@@ -238,7 +243,7 @@ def bits_of(state):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 async def test_trainers_with_other_batches_have_equal_bits(make, policies, tmp_path, dtype):
-    engines = [await make(dtype, layout={"outer": RULE, "run": RUN}) for _ in range(2)]
+    engines = [await make(dtype, layout=LAYOUT, outer=RULE) for _ in range(2)]
     shapes, states = shapes_in(policies[0].path), []
     for number in range(2):
         await round_of(engines, number, tmp_path)
@@ -256,7 +261,7 @@ async def test_trainers_with_other_batches_have_equal_bits(make, policies, tmp_p
 
 
 async def test_a_trainer_goes_on_from_another_ones_state(make, policies, tmp_path):
-    first, second = [await make(layout={"outer": RULE}) for _ in range(2)]
+    first, second = [await make(outer=RULE) for _ in range(2)]
     await round_of([first], 0, tmp_path)
     state = tmp_path / "state"
     await first.save_state(state)
@@ -266,7 +271,7 @@ async def test_a_trainer_goes_on_from_another_ones_state(make, policies, tmp_pat
 
 
 async def test_a_state_is_refused(make, policies, tmp_path):
-    engine, plain = await make(layout={"outer": RULE}), await make()
+    engine, plain = await make(outer=RULE), await make()
     await round_of([engine], 0, tmp_path)
     path, shapes = tmp_path / "state", shapes_in(policies[0].path)
     await engine.save_state(path)
@@ -287,13 +292,14 @@ async def test_a_state_is_refused(make, policies, tmp_path):
             with pytest.raises(ValueError, match="outer momentum"):
                 await engine.load_state(path, digest)
     state.outer_momentum[name][0] = 0
-    save_checkpoint(replace(state, steps=3), path, shapes)
-    with pytest.raises(ValueError, match="more than the run has"):
-        await engine.load_state(path, digest)
+    for steps, version in ((2001, 1), (2, 1001), (-1, 1), (2, -1)):
+        save_checkpoint(replace(state, steps=steps, version=version), path, shapes)
+        with pytest.raises(ValueError, match="more than the run has"):
+            await engine.load_state(path, digest)
 
 
 async def test_a_round_has_its_steps_and_no_state(make, tmp_path):
-    engine = await make(layout={"outer": RULE})
+    engine = await make(outer=RULE)
     files = [await trained(engine, (1, 2), tmp_path / "d")]
     with pytest.raises(EngineError, match="round has its 2 steps"):
         await engine.begin_step(batch_of())
@@ -309,7 +315,7 @@ async def test_a_round_has_its_steps_and_no_state(make, tmp_path):
 
 
 async def test_the_schedule_counts_the_steps_of_all_rounds(make, tmp_path):
-    engine = await make(layout={"outer": RULE}, schedule="linear", steps=2, learning_rate=1.0)
+    engine = await make(outer=RULE, schedule="linear", steps=2, learning_rate=1.0)
     rates = []
     for number in range(2):
         rates += [(await engine.step(batch_of(seed))).learning_rate for seed in range(2)]
@@ -319,13 +325,13 @@ async def test_the_schedule_counts_the_steps_of_all_rounds(make, tmp_path):
 
 def test_rules_without_a_bound_are_refused():
     with pytest.raises(ValueError, match="without bound"):
-        Rounds(RULE, grpo(adam_betas=(0.9, 0.8)), ALONE)
+        OuterRounds(RULE, grpo(adam_betas=(0.9, 0.8)), ALONE)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 async def test_no_differences_move_a_version_beyond_its_bound(make, policies, tmp_path, dtype):
-    rule = replace(RULE, encoding="float32")
-    engine = await make(dtype, layout={"outer": rule, "run": RUN}, weight_decay=0.1)
+    rule = RULE.model_copy(update={"encoding": "float32"})
+    engine = await make(dtype, layout=LAYOUT, outer=rule, weight_decay=0.1)
     settings = grpo(weight_decay=0.1)
     own, limit = difference_bound(settings, rule), outer_bound(settings, rule, 1)
     base = replace(policies[0], path=tmp_path / "v0")
@@ -367,10 +373,10 @@ async def refused(engine, rank, policy, file):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 async def test_any_number_of_ranks_gets_equal_bits(make, tmp_path, dtype):
     policy = founded(tmp_path / "base", model(dtype))
-    alone = await make(dtype, layout={"outer": RULE, "run": RUN}, learning_rate=1e-4)
+    alone = await make(dtype, layout=LAYOUT, outer=RULE, learning_rate=1e-4)
     await alone.load_policy(policy)
     other = await trained(alone, (3, 4), tmp_path / "other")
-    found = group(2, one_round, policy, other, tmp_path, section=model(dtype), outer=RULE)
+    found = group(2, one_round, policy, other, tmp_path, section=model(dtype), rules=RULES)
     assert found == [found[0]] * 2
     own, digest = found[0]
     await alone.apply_differences([own, other])
@@ -384,12 +390,12 @@ async def test_any_number_of_ranks_gets_equal_bits(make, tmp_path, dtype):
 async def test_all_ranks_refuse_a_difference_that_one_of_them_sees(make, tmp_path):
     """The fault is in the last row of a tensor: the last rank has it."""
     policy = founded(tmp_path / "base", model())
-    alone = await make(layout={"outer": RULE, "run": RUN}, learning_rate=1e-4)
+    alone = await make(layout=LAYOUT, outer=RULE, learning_rate=1e-4)
     _, path = await trained(alone, (3,), tmp_path / "other")
     tensors = load_file(path)
     tensors["scales/lm_head.weight"][-1] = 1.0
     save_file(tensors, path)
-    found = group(2, refused, policy, (digest_of(tensors), path), outer=RULE)
+    found = group(2, refused, policy, (digest_of(tensors), path), rules=RULES)
     assert found == [found[0]] * 2
     assert "farther than training may" in found[0][0]
     assert found[0][1], "the round goes on"
