@@ -21,8 +21,16 @@ from node.testnet.plan import STEPS, NodePlan, Options, SwarmLayout
 from protocol.core.types import Role
 from protocol.messages import ROUND_TRAINERS_MAX
 from protocol.run.manifest import RunFile, RunFileName, SignedManifest
-from protocol.run.recipe import VERSIONS_MAX, EnvironmentSection, ModelSection, Recipe
+from protocol.run.outer_bound import check_outer
+from protocol.run.recipe import (
+    VERSIONS_MAX,
+    EnvironmentSection,
+    GrpoSection,
+    ModelSection,
+    Recipe,
+)
 from protocol.run.sections import OuterSection
+from protocol.run.toml import validated
 
 COLD_START_ACCURACY = 0.33
 """Sampled accuracy at which reinforcement learning takes over: groups then hold both right and
@@ -43,12 +51,22 @@ def recipe_for(options: Options) -> Recipe:
     steps = options.steps or usual or recipe.grpo.steps
     grpo = recipe.grpo.model_copy(update={"steps": steps})
     if options.diloco:
-        outer = OuterSection(trainers=min(options.trainers, ROUND_TRAINERS_MAX))
-        grpo = grpo.model_copy(update={"outer": outer})
+        grpo = _with_rounds(grpo, min(options.trainers, ROUND_TRAINERS_MAX))
     changes: dict[str, Any] = {"grpo": grpo}
     if options.environment:
         changes["environment"] = recipe.environment.model_copy(update={"name": options.environment})
     return recipe.model_copy(update=changes)
+
+
+def _with_rounds(grpo: GrpoSection, trainers: int) -> GrpoSection:
+    """Return a section whose trainers train at the same time; raises ``NodeError``."""
+    outer = OuterSection(trainers=trainers)
+    try:
+        changed = validated(GrpoSection, grpo.model_dump() | {"outer": outer.model_dump()})
+        check_outer(changed)
+    except ValueError as error:
+        raise NodeError(f"--diloco: {error}", ExitCode.CONFIG) from None
+    return changed
 
 
 def require_task(recipe: Recipe) -> None:

@@ -48,6 +48,29 @@ def test_the_default_recipe_is_the_checked_in_one_but_for_its_steps(tmp_path):
     assert recipe.grpo == replace_steps(recipe_for(Options(tmp_path)), 9)
 
 
+def test_the_trainers_of_a_testnet_train_at_the_same_time_if_asked_to(tmp_path):
+    assert recipe_for(Options(tmp_path, trainers=3)).grpo.outer is None
+    outer = recipe_for(Options(tmp_path, trainers=3, diloco=True)).grpo.outer
+    assert (outer.trainers, outer.inner_steps) == (3, 2)
+    assert recipe_for(Options(tmp_path, trainers=9, diloco=True)).grpo.outer.trainers == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("rollouts_per_step = 4 ", "rollouts_per_step = 43 ", "a round takes at most 256 rollouts"),
+        ("adam_betas = [0.9, 0.95]", "adam_betas = [0.9, 0.8]", "no bound on the movement"),
+    ],
+)
+def test_a_recipe_that_several_trainers_cannot_train_is_refused_first(tmp_path, old, new, what):
+    recipe = tmp_path / "own.toml"
+    text = (Path(__file__).parents[3] / "configs/runs/testnet.toml").read_text()
+    assert old in text
+    recipe.write_text(text.replace(old, new))
+    with pytest.raises(NodeError, match=f"^--diloco: .*{what}"):
+        recipe_for(Options(tmp_path, trainers=3, diloco=True, recipe=str(recipe)))
+
+
 def replace_steps(recipe, steps):
     return recipe.grpo.model_copy(update={"steps": steps})
 

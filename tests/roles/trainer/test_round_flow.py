@@ -522,6 +522,7 @@ async def test_a_restarted_trainer_makes_no_second_result(tmp_path):
     world.run(world.flow)
     await world.rest(EPOCH_SECONDS)
     assert [one.message.plan for one in world.sent(RoundResult)] == [plan.digest]
+    assert len(world.engine.batches) == INNER_STEPS
 
 
 async def test_old_differences_are_released(tmp_path):
