@@ -82,9 +82,7 @@ def check_ranks(devices: tuple[str, ...], needs: Needs | None) -> Iterator[Findi
     if needs is None:
         return
     free = sum(cards[number].free_bytes for number in numbers)
-    yield _check_memory(
-        Role.TRAINER, needs, free if numbers else psutil.virtual_memory().available, "of the ranks"
-    )
+    yield from _check_memory(Role.TRAINER, needs, free if numbers else None, "of the ranks")
 
 
 def check_devices(device: str, roles: tuple[Role, ...], needs: Needs | None) -> Iterator[Finding]:
@@ -107,19 +105,33 @@ def check_devices(device: str, roles: tuple[Role, ...], needs: Needs | None) -> 
         advice = "a model of this size needs a GPU" if needs and needs.weights > 10**8 else ""
         level = FindingLevel.WARNING if advice else FindingLevel.OK
         yield Finding("device", level, "engines compute on the CPU", advice)
-    free = cards[number].free_bytes if on_gpu else psutil.virtual_memory().available
+    free = cards[number].free_bytes if on_gpu else None
     where = f"of GPU {number}" if on_gpu else "of this machine"
     if needs is None:
-        yield Finding("memory", FindingLevel.OK, f"{bytes_text(free)} free {where}")
+        room = psutil.virtual_memory().available if free is None else free
+        yield Finding("memory", FindingLevel.OK, f"{bytes_text(room)} free {where}")
         return
     for role in roles:
-        if role is Role.RELAY:
-            continue
-        yield _check_memory(role, needs, free, where)
+        if role is not Role.RELAY:
+            yield from _check_memory(role, needs, free, where)
 
 
-def _check_memory(role: Role, needs: Needs, free: int, where: str) -> Finding:
-    needed = needs.memory_of(role)
+def _check_memory(role: Role, needs: Needs, free: int | None, where: str) -> Iterator[Finding]:
+    """Check the memory of a role's device with ``free`` bytes, None for this machine's.
+
+    A trainer of rounds needs memory of its host in addition.
+    """
+    needed, room = needs.memory_of(role), psutil.virtual_memory().available
+    host_bytes = needs.host_bytes if role is Role.TRAINER else 0
+    if free is None:
+        yield _memory(role, needed + host_bytes, room, where)
+        return
+    yield _memory(role, needed, free, where)
+    if host_bytes:
+        yield _memory(role, host_bytes, room, "of this machine, for outer steps,")
+
+
+def _memory(role: Role, needed: int, free: int, where: str) -> Finding:
     found = f"{role} needs about {bytes_text(needed)}, {bytes_text(free)} {where} is free"
     level = FindingLevel.OK if free >= needed else FindingLevel.FAILURE
     advice = "" if free >= needed else "free memory, or join a run with a smaller model"

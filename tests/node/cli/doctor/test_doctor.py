@@ -108,6 +108,23 @@ def test_ranks_share_the_memory_of_their_devices(cards, monkeypatch):
     assert (crowded.level, "--trainer-ranks" in crowded.advice) == (FindingLevel.WARNING, True)
 
 
+def test_a_trainer_of_rounds_needs_memory_of_its_host(cards, monkeypatch):
+    run = run_manifest(trainers=2, grpo={"outer": {"trainers": 2}, "rollouts_ahead": 4})
+    needs = needs_of(run, 10**6)
+    assert needs.host_bytes > 0
+    enough = needs.trainer_bytes + needs.host_bytes
+    for free, level in ((enough, FindingLevel.OK), (enough - 1, FindingLevel.FAILURE)):
+        monkeypatch.setattr(machine.psutil, "virtual_memory", lambda free=free: Memory(free))
+        assert levels(check_devices("cpu", (Role.TRAINER,), needs))[-1] is level
+        assert levels(check_ranks(("cpu",), needs))[-1] is level
+    cards += [Gpu("one", 80 * GB, 70 * GB, "1")]
+    for free, level in ((needs.host_bytes, FindingLevel.OK), (1, FindingLevel.FAILURE)):
+        monkeypatch.setattr(machine.psutil, "virtual_memory", lambda free=free: Memory(free))
+        device, host = list(check_devices("auto", (Role.TRAINER,), needs))[-2:]
+        assert (device.level, host.level) == (FindingLevel.OK, level)
+        assert "outer steps" in host.found
+
+
 def test_a_gpu_that_is_not_there_is_a_failure(cards):
     (finding,) = check_devices("cuda", (Role.INFERENCE,), None)
     assert finding.level is FindingLevel.FAILURE
