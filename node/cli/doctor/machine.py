@@ -108,8 +108,8 @@ def check_devices(device: str, roles: tuple[Role, ...], needs: Needs | None) -> 
     free = cards[number].free_bytes if on_gpu else None
     where = f"of GPU {number}" if on_gpu else "of this machine"
     if needs is None:
-        room = psutil.virtual_memory().available if free is None else free
-        yield Finding("memory", FindingLevel.OK, f"{bytes_text(room)} free {where}")
+        available = psutil.virtual_memory().available if free is None else free
+        yield Finding("memory", FindingLevel.OK, f"{bytes_text(available)} free {where}")
         return
     for role in roles:
         if role is not Role.RELAY:
