@@ -412,11 +412,16 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
     @override
     async def write_policy(self, path: Path) -> Digest:
-        return await self._written(TorchTrainingEngine._write_policy, path)
+        # Taken before a step begins: while it computes, ranks have whole parameters in the model.
+        rows = guarded(TorchTrainingEngine._rows)(self)
 
-    def _write_policy(self, path: Path) -> Digest:
-        rows, ranks = self._loaded().rows(), self._ranks.writer
-        return write_rows(path, rows, self._shapes, ranks, dtype=self._dtype)
+        def write(self: TorchTrainingEngine, path: Path) -> Digest:
+            return write_rows(path, rows, self._shapes, self._ranks.writer, dtype=self._dtype)
+
+        return await self._written(write, path)
+
+    def _rows(self) -> dict[str, Tensor]:
+        return self._loaded().rows()
 
     @override
     async def save_state(self, path: Path) -> None:
