@@ -51,7 +51,7 @@ class RoundFiles:
 
     # This trainer's own
 
-    async def publish(self, plan: Signed[RoundPlan], version: int) -> Signed[RoundResult]:
+    async def publish(self, plan: Signed[RoundPlan], version: int) -> None:
         """Write and publish what this trainer's steps of a round have moved.
 
         ``version``: the one that the round makes. Raises ``EngineError``, and ``RefusedError`` if
@@ -68,11 +68,8 @@ class RoundFiles:
             index_bytes=stored.index_bytes,
             total_bytes=stored.total_bytes,
         )
-        signed = await until_stored(
-            context, lambda: context.network.publish(Topic.CHECKPOINTS, result)
-        )
+        await until_stored(context, lambda: context.network.publish(Topic.CHECKPOINTS, result))
         log.info("difference published", version=version, bytes=stored.total_bytes)
-        return signed
 
     # Those of others
 
@@ -150,20 +147,21 @@ class RoundFiles:
         """
         newest = self._chain.version
         kept_from = max(0, self._context.manifest.shardcast.states_kept_from(newest))
+        if kept_from == self._kept_from:
+            return
+        self._kept_from = kept_from
         versions = filter(None, map(self._chain.get, range(kept_from, newest + 1)))
         indexes = {Digest(result.message.index) for result in results}
         for version in versions:
             made_by = version.message.round
             if made_by is not None:
                 indexes |= {Digest(one.index) for one in made_by.contributions}
-        if self._kept_from != kept_from:
-            self._kept_from = kept_from
-            await self._context.policies.retain_differences(kept_from, indexes)
-            kept = {self._path(result, newest + 1) for result in results}
-            ended = [path for path, fetch in self._fetches.items() if fetch.task.done()]
-            for path in ended:
-                if path not in kept:
-                    del self._fetches[path]
+        await self._context.policies.retain_differences(kept_from, indexes)
+        kept = {self._path(result, newest + 1) for result in results}
+        ended = [path for path, fetch in self._fetches.items() if fetch.task.done()]
+        for path in ended:
+            if path not in kept:
+                del self._fetches[path]
 
 
 class OuterRepetition(Repetition[list[DifferenceFile]]):
