@@ -20,7 +20,8 @@ def write_table(ledger: HeldLedger, out: Path) -> int:
     (digest of the commit or of the version's manifest), ``key`` (the worker or the trainer),
     ``version``, ``slot`` (null for a version), ``tokens`` (generated, or learned from), ``reason``
     ("accepted", or that of the rejection; null for a version), ``others`` (the checkers, or the
-    workers that the version learned from).
+    workers that the version learned from), ``partners`` (the trainers that made the version with
+    ``key``, and have equal shares of its credit; null for a rollout).
     """
     try:
         import pyarrow as pa  # noqa: PLC0415 - only for this format
@@ -43,6 +44,7 @@ def write_table(ledger: HeldLedger, out: Path) -> int:
             ("tokens", number),
             ("reason", text),
             ("others", pa.list_(text)),
+            ("partners", pa.list_(text)),
         ],
         metadata={"run_id": ledger.held.manifest.run_id.hex()},
     )
@@ -80,4 +82,5 @@ def _rows(pages: Iterable[CountedPage]) -> Iterator[dict[str, Any]]:
                 "version": step.version,
                 "tokens": sum(tokens for _, _, tokens in step.learned),
                 "others": [peer for peer, _, _ in step.learned],
+                "partners": list(step.partners),
             }

@@ -279,6 +279,9 @@ class StepMetrics:
     update; None without tokens."""
     engine_mismatch: Mismatch | None = None
     """The same for pairs under the same weights; None without such tokens."""
+    memory_peak_bytes: tuple[int, ...] = ()
+    """Largest memory of each rank since it began, in the order of ranks: what torch has allocated
+    on a GPU, and otherwise the resident memory of the process. Empty if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

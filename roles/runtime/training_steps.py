@@ -110,6 +110,10 @@ class TrainingStep:
     idle_seconds: float | None = _statistic(
         "Time since the step before in which the engine computed for no step."
     )
+    ranks: int | None = _statistic("Processes that computed the step together.")
+    memory_peak_bytes: int | None = _statistic(
+        "Largest memory of a rank since it began: on its GPU, or resident."
+    )
 
     @property
     def statistics(self) -> dict[str, float]:

@@ -125,11 +125,13 @@ class Publication:
     async def _write(self, policy: Policy) -> None:
         """Write weights, and the state if it is due."""
         context, version = self._context, policy.version
-        written = await self._stored(lambda: self._engine.write_policy(policy.path))
+        written = await until_stored(context, lambda: self._engine.write_policy(policy.path))
         if written != policy.digest:
             raise EngineError(f"the weights of version {version} changed while they were written")
         if not version % context.manifest.shardcast.state_every:
-            await self._stored(lambda: self._engine.save_state(context.files.state(version)))
+            await until_stored(
+                context, lambda: self._engine.save_state(context.files.state(version))
+            )
 
     async def _publish(
         self,
@@ -142,7 +144,7 @@ class Publication:
         """Publish a written version; ``resumed`` if it is the first one after that."""
         await writing
         context = self._context
-        release = await self._stored(lambda: context.policies.release(policy))
+        release = await until_stored(context, lambda: context.policies.release(policy))
         state = release.state
 
         async def announce() -> None:
@@ -170,11 +172,8 @@ class Publication:
             )
             self._parent = (await context.network.publish(Topic.CHECKPOINTS, manifest)).digest
 
-        await self._stored(announce)
+        await until_stored(context, announce)
         log.info("version published", version=policy.version, term=self.term)
-
-    async def _stored(self, write: Callable[[], Awaitable[T]]) -> T:
-        return await until_stored(self._context, write)
 
 
 async def until_stored(context: RoleContext, write: Callable[[], Awaitable[T]]) -> T:

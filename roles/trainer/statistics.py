@@ -69,6 +69,8 @@ def training_step(
         tokens_per_second=learned / step_seconds if step_seconds else None,
         step_seconds=round(step_seconds, 3),
         idle_seconds=round(idle_seconds, 3),
+        ranks=len(metrics.memory_peak_bytes) or None,
+        memory_peak_bytes=max(metrics.memory_peak_bytes, default=None),
     )
 
 
@@ -97,6 +99,7 @@ def merged(steps: Sequence[StepMetrics]) -> StepMetrics:
         learning_rate=steps[-1].learning_rate,
         mismatch=steps[0].mismatch,
         engine_mismatch=steps[0].engine_mismatch,
+        memory_peak_bytes=steps[-1].memory_peak_bytes,
     )
 
 

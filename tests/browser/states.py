@@ -229,6 +229,7 @@ def ready(count=14, versions=41, steps=60):
             4,
             (EncodingDetail("file", -1, 4_900_000), EncodingDetail("patch", version - 1, 310_000)),
             here=version > versions - 6,
+            trainers=(peers[0], peers[1]) if version == versions else (),
         )
         for version in range(versions, max(0, versions - 60), -1)
     )
@@ -568,6 +569,8 @@ def trained(versions=41, *, warning=""):
             tokens_per_second=draw.gauss(120, 8),
             step_seconds=draw.gauss(31, 2),
             idle_seconds=abs(draw.gauss(9, 4)),
+            ranks=2,
+            memory_peak_bytes=2_140_000_000 + 1_000_000 * version,
         )
         for version in range(width, versions + 1, width)
     ]

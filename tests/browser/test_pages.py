@@ -125,11 +125,20 @@ def test_a_trainer_shows_every_statistic_and_a_step_without_effect(recorded, ope
     url = recorded("stuck")
     watched = open_page(f"{url}#/training", settled="figure svg")
     page = watched.page
-    assert page.locator("figure svg").count() == page.locator("section").count() == 18
+    assert page.locator("figure svg").count() == page.locator("section").count() == 19
     expect(page.locator(".warning").first).to_contain_text("step 42 used 0 of 64 sequences")
     go(watched, url, "#/")
     expect(page.locator(".warning").first).to_contain_text("step 42 used 0 of 64 sequences")
     watched.check(url)
+
+
+def test_the_trainers_of_a_version_are_named(recorded, open_page):
+    watched = open_page(f"{recorded('ready')}#/weights", settled="table")
+    publishers = watched.page.locator("td .note.whole")
+    expect(publishers.nth(0)).to_have_text(" term 0")
+    expect(publishers.nth(1)).to_contain_text(" with ")
+    expect(publishers.nth(1).locator("a")).to_have_count(1)
+    expect(publishers.nth(2)).to_have_text(" term 0")
 
 
 def test_a_node_that_does_not_train_shows_the_reward_alone(recorded, open_page):

@@ -16,7 +16,7 @@ def promtool(*arguments):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, f"cd {FOLDER}; promtool {' '.join(arguments)}\n{done.stdout}"
 

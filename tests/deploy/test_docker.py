@@ -43,7 +43,7 @@ def test_compose_reads_its_files(count):
     files = [part for name in FILES[:count] for part in ("-f", name)]
     done = subprocess.run(
         [*compose(), *files, "config", "--quiet"],
-        cwd=FOLDER, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60,
+        cwd=FOLDER, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -101,7 +101,11 @@ def test_systemd_reads_every_line_of_the_unit(tmp_path):
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/opt/prime-node/bin/prime-node", str(program)))
     done = subprocess.run(
-        ["systemd-analyze", "verify", copy], capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", "verify", copy],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

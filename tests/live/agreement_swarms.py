@@ -67,11 +67,11 @@ rollouts_per_step = 6
 [protocol.committee]
 size = 3
 escalated_size = 3
-escalate_after_epochs = 60
-expire_after_epochs = 90
+escalate_after_epochs = 300
+expire_after_epochs = 400
 [protocol.epochs]
 seconds = 1.0
-record_epochs = 90
+record_epochs = 400
 refresh_epochs = 6
 [protocol.shardcast]
 shard_bytes = 8192
@@ -87,7 +87,7 @@ COMPUTE = Compute(
     load_seconds=0.05,
 )
 ROLES = {short: Role(role) for role, short in SHORT_NAMES.items()}
-SETTLE_SECONDS = 240.0
+SETTLE_SECONDS = 500.0
 SINCE = ("incarnation",)
 """Tables with the start time of a node; a validator judges nothing older."""
 

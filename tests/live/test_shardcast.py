@@ -52,7 +52,7 @@ def test_its_client_downloads_a_version_from_any_node_and_its_own_check_passes(t
             [str(PYTHON), "-c", CLIENT, "v0", str(target), *chosen],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]

@@ -47,7 +47,7 @@ def installed(tmp_path_factory):
     """Return a site folder with the wheel, and with foreign packages of the same names."""
     folder = tmp_path_factory.mktemp("wheel")
     build = ["-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run([sys.executable, *build], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, *build], cwd=ROOT, check=True, capture_output=True, timeout=300)
     (wheel,) = folder.glob("*.whl")
     site = folder / "site"
     with zipfile.ZipFile(wheel) as archive:
@@ -67,7 +67,7 @@ def run(code, site, *arguments, exit_code=0):
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         cwd=site,
         env=environment,
     )
@@ -104,7 +104,7 @@ def test_the_verifier_of_ledgers_comes_with_it_and_runs_alone(installed, tmp_pat
     export = tmp_path / "export.jsonl"
     export.write_text("text\n")
     done = subprocess.run(
-        [sys.executable, script, export], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, script, export], check=False, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stderr) == (
         2,

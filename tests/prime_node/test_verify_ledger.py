@@ -104,7 +104,7 @@ def alone(tmp_path_factory):
             env={"PATH": os.environ["PATH"]},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         return done.returncode, done.stdout, done.stderr

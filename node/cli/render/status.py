@@ -100,8 +100,11 @@ STEP_TEXTS = (
     (
         ("updates {} at learning rate {:.3g}", ("updates", "learning_rate")),
         ("loss {:.3g}", ("loss",)),
+    ),
+    (
         ("{:.0f} tokens/s", ("tokens_per_second",)),
         ("{:.1f} s, idle {:.1f} s", ("step_seconds", "idle_seconds")),
+        ("ranks: {}, memory at most {}", ("ranks", "memory_peak_bytes")),
     ),
 )
 """Lines about a training step: format strings, each with its statistics."""
@@ -365,7 +368,7 @@ def _training(step: TrainingStep | None) -> list[tuple[str, str]]:
         return []
     lines = [
         [
-            text.format(*(getattr(step, name) for name in names)).replace("%", " %")
+            text.format(*(_value(step, name) for name in names)).replace("%", " %")
             for text, names in line
             if all(getattr(step, name) is not None for name in names)
         ]
@@ -373,6 +376,11 @@ def _training(step: TrainingStep | None) -> list[tuple[str, str]]:
     ]
     told = "\n".join(", ".join(line) for line in lines if line)
     return [("training", f"step {step.version}: {told}")]
+
+
+def _value(step: TrainingStep, name: str) -> float | str:
+    value: float = getattr(step, name)
+    return bytes_text(value) if name.endswith("_bytes") else value
 
 
 def _shadow(shadow: ShadowProgress) -> list[tuple[str, str]]:

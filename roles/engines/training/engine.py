@@ -294,6 +294,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             learning_rate=max((sums.learning_rate for sums in done), default=0.0),
             mismatch=first[0],
             engine_mismatch=first[1],
+            memory_peak_bytes=self._ranks.memory_peaks(self._device),
         )
 
     @contextmanager

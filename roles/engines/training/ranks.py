@@ -7,9 +7,11 @@ lets the others wait in an exchange: the daemon ends all of them.
 
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from resource import RUSAGE_SELF, getrusage
 from typing import TypeVar
 
 import torch
@@ -24,6 +26,9 @@ from roles.ports.storage import StorageFullError
 EXCHANGE_SECONDS = 300.0
 """An exchange that takes longer fails. Ranks wait for the slowest pass among them. A guess: a rank
 that died, or sends no heartbeats, is noticed earlier and elsewhere."""
+
+_RESIDENT_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+"""Unit of ``ru_maxrss``, by getrusage(2)."""
 
 _TOLD = (ValueError, StorageFullError)
 """Errors that one rank may have alone, and that then all of them raise."""
@@ -89,6 +94,12 @@ class Ranks:
             own, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
         )
         return sharded.full_tensor()
+
+    def memory_peaks(self, device: str) -> tuple[int, ...]:
+        """Return ``StepMetrics.memory_peak_bytes``; ``device`` is that of this rank."""
+        if torch.device(device).type == "cuda":
+            return tuple(self.exchange(torch.cuda.max_memory_allocated(device)))
+        return tuple(self.exchange(getrusage(RUSAGE_SELF).ru_maxrss * _RESIDENT_UNIT_BYTES))
 
     def totals(self, values: Sequence[float]) -> list[float]:
         """Return the sums over all ranks: the same on each of them."""

@@ -86,6 +86,8 @@ STEP = TrainingStep(
     tokens_per_second=118.0,
     step_seconds=31.5,
     idle_seconds=4.25,
+    ranks=2,
+    memory_peak_bytes=2_140_000_000,
 )
 
 

@@ -105,7 +105,7 @@ def answers(tmp_path_factory):
         input=json.dumps(asked),
         cwd=folder,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         env=environment_of(folder),
     )
@@ -144,7 +144,7 @@ def test_the_script_that_bash_is_given(environment, tmp_path):
         [bash, "--norc", "-c", asked],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         env=environment | {"PATH": f"{tmp_path}:{environment['PATH']}"},
     )

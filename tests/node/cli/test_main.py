@@ -168,7 +168,7 @@ def test_an_ascii_standard_output_is_written():
     done = subprocess.run(
         [sys.executable, "-m", "node.cli.main", "--help"],
         env={**os.environ, **plain, "PYTHONIOENCODING": "ascii"},
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "PRIME_NODE_ROLES ..." in done.stdout
@@ -299,7 +299,7 @@ def test_a_wrong_command_line(started, capsys, arguments, line):
 
 def process(*arguments):
     command = [sys.executable, "-m", "node.cli.main", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == ""
     return done.returncode, done.stderr
 

@@ -266,7 +266,7 @@ def test_lines_of_a_pipe_are_questions(sums):
     done = subprocess.run(
         [*PRIME_NODE, "chat", "--data-dir", str(sums.root), "--tokens", "2"],
         input="1+1=\n/reset\n\nHm\n2+2=\n/exit\n3+3=\n",
-        capture_output=True, text=True, check=True, timeout=100,
+        capture_output=True, text=True, check=True, timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert len(done.stdout.splitlines()) == 2 and "> " not in done.stdout

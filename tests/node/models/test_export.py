@@ -231,7 +231,7 @@ def test_a_process_that_is_killed_leaves_no_directory(held, tmp_path):
         f"main(['export', '--data-dir', {str(held.root)!r}, '--out', {str(tmp_path / 'out')!r}])"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=300)
     assert done.returncode == 9
     [staged] = tmp_path.iterdir()
     assert staged.name.startswith(".out-")

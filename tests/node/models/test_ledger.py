@@ -113,6 +113,7 @@ def test_a_table_has_a_row_for_each_rollout_and_version(held, ledger, tmp_path):
     assert [one["kind"] for one in rows] == ["rollout"] * 3 + ["version"] * 2
     assert sum(one["tokens"] for one in rows[:3]) == 27
     assert rows[3]["key"] == held.world.trainers[0].peer_id
+    assert [one["partners"] for one in rows] == [None] * 3 + [[]] * 2
     assert parquet.read_schema(table).metadata[b"run_id"].decode() == held.world.run_id.hex()
 
 

@@ -364,7 +364,7 @@ def test_packages_that_need_more_than_one_answer_are_refused_by_name(monkeypatch
         install(monkeypatch, site, name, {f"{name}.py": source})
         digests[name] = package_digest(name)
     command = [sys.executable, "-c", LOADS, str(site), json.dumps(digests)]
-    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=110)
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     said = dict(zip(digests, map(json.loads, ran.stdout.splitlines()), strict=True))
     assert said["documented"] == {"count": 999}
     assert "its taskset among its installed files" in said["borrowed"]["refused"]

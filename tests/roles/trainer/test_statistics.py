@@ -39,9 +39,9 @@ def made(metrics, seconds=(4.0, 1.5)):
 
 def test_steps_of_a_round_count_by_their_sequences():
     own, other = Mismatch(0.5, 1.5, 0.25), Mismatch(9.0, 9.0, 9.0)
-    one = StepMetrics(1, 0.5, 2.0, 0.75, 2, 0.125, 0.25, 0.125, 1e-5, own, own)
-    two = StepMetrics(1, 1.5, 1.0, 0.25, 6, 0.5, 0.0, 0.625, 2e-5, other, other)
-    joined = StepMetrics(2, 1.25, 2.0, 0.375, 8, 0.40625, 0.0625, 0.5, 2e-5, own, own)
+    one = StepMetrics(1, 0.5, 2.0, 0.75, 2, 0.125, 0.25, 0.125, 1e-5, own, own, (5, 6))
+    two = StepMetrics(1, 1.5, 1.0, 0.25, 6, 0.5, 0.0, 0.625, 2e-5, other, other, (5, 7))
+    joined = StepMetrics(2, 1.25, 2.0, 0.375, 8, 0.40625, 0.0625, 0.5, 2e-5, own, own, (5, 7))
     assert merged([one, two]) == joined
     nothing = StepMetrics(0)
     assert merged([nothing, nothing]) == nothing
@@ -49,7 +49,7 @@ def test_steps_of_a_round_count_by_their_sequences():
 
 def test_a_batch_is_described():
     differences = (Mismatch(0.5, 1.5, 0.25), Mismatch(0.125, 0.75, 0.0625))
-    step = made(StepMetrics(1, 0.5, 2.0, 0.75, 2, 0.125, 0.25, 0.01, 1e-5, *differences))
+    step = made(StepMetrics(1, 0.5, 2.0, 0.75, 2, 0.125, 0.25, 0.01, 1e-5, *differences, (5, 7, 6)))
     assert (step.version, step.ended_at) == (7, 100.0)
     assert step.statistics == {
         "reward_mean": 0.75,
@@ -78,6 +78,8 @@ def test_a_batch_is_described():
         "tokens_per_second": (3 + 2 + 3 + 4) / 4.0,
         "step_seconds": 4.0,
         "idle_seconds": 1.5,
+        "ranks": 3,
+        "memory_peak_bytes": 7,
     }
 
 

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { LineChart } from "../chart.js";
 import { h, redrawn, show } from "../dom.js";
-import { count, percent, short } from "../format.js";
+import { bytes, count, percent, short } from "../format.js";
 import { heading, section, warning } from "../parts.js";
 
 const HEIGHT = 150;
@@ -34,7 +34,8 @@ const MORE = [
   ["Step time", "seconds", short, 1, [["computing", "step_seconds", "accent"], ["idle", "idle_seconds", "bad"]]],
   ["Loss", "mean over tokens", short, 0.01, [["loss", "loss", "accent"]]],
   ["Learning rate", "of the last update", fine, 1e-7, [["rate", "learning_rate", "accent"]]],
-  ["Updates", "per step", whole, 1, [["updates", "updates", "accent"]]],
+  ["Updates", "per step, by the ranks", whole, 1, [["updates", "updates", "accent"], ["ranks", "ranks", "ink"]]],
+  ["Memory", "of the largest rank, peak", bytes, 1e9, [["peak", "memory_peak_bytes", "accent"]]],
 ];
 
 function chart([title, note, y, most, series]) {

@@ -65,6 +65,10 @@ function forestSection({ forest, note }, newest, me, turn) {
     forestDrawing(forest, me));
 }
 
+// The trainers that made a version together with its publisher.
+const partners = ({ publisher, trainers }) => trainers.filter((one) => one !== publisher)
+  .map((one, at) => h("span", { className: "note whole" }, at ? ", " : " with ", peerLink(one)));
+
 function versionList(versions, all, more) {
   const most = Math.max(1, ...versions.map((one) => Math.max(...one.forms.map((form) => form.total_bytes))));
   return section("Versions", "downloads use the smallest usable encoding", table("Versions", [
@@ -73,7 +77,7 @@ function versionList(versions, all, more) {
     ["Reward", (one) => (one.version ? reward(one.reward_mean) : "–"), { className: "number" }],
     ["Trained on", (one) => (one.version ? h("a", { href: `#/rollouts?version=${one.version - 1}` }, many(one.commits, "rollout")) : "–")],
     ["Encodings", (one) => h("ul", { className: "forms" }, one.forms.map((form) => h("li", {}, h("span", {}, clean(form.form, 12), form.base_version >= 0 ? ` from v${form.base_version}` : ""), bar(form.total_bytes / most, "ink"), h("span", { className: "number" }, bytes(form.total_bytes)))))],
-    ["Publisher", (one) => [peerLink(one.publisher), h("span", { className: "note whole" }, ` term ${one.term}${one.trainers.length ? `, ${many(one.trainers.length, "trainer")}` : ""}`)]],
+    ["Publisher", (one) => [peerLink(one.publisher), h("span", { className: "note whole" }, ` term ${one.term}`), ...partners(one)]],
     ["Policy", (one) => mono(digest(one.policy), one.policy)],
     ["On this node", (one) => (one.here ? "yes" : "no")],
   ], all ? versions : versions.slice(0, VERSIONS_SHOWN), "No version is known yet."),

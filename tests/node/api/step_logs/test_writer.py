@@ -62,7 +62,8 @@ async def test_a_trainer_logs_all_its_steps_also_those_before_it_was_killed(swar
         await logged(trainer, step_logs(["jsonl"], tmp_path, trainer), lambda: lines(path))
     steps = lines(path)
     assert [step.version for step in steps] == list(range(1, version + 1))
-    assert all(set(step.statistics) == set(STATISTICS) for step in steps if step.sequences_used)
+    modelled = set(STATISTICS) - {"ranks", "memory_peak_bytes"}
+    assert all(set(step.statistics) == modelled for step in steps if step.sequences_used)
     assert before == steps[before.version - 1]
     rewards = [
         entry.manifest.message.reward_mean for entry in trainer.replica.ledger.chain.checkpoints

@@ -107,7 +107,7 @@ def test_what_is_waited_for_is_told(changes, told):
 def test_the_newest_step_of_a_trainer_is_told():
     lines = drawn(status_view(replace(STATUS, training=STEP), 2e9))
     at = lines.index(row(lines, "training"))
-    told = [line.strip() for line in lines[at : at + 5]]
+    told = [line.strip() for line in lines[at : at + 6]]
     assert told == [
         (
             "training      step 42: reward 0.840 ± 0.366, 48 of 64 sequences used, 75 % of groups "
@@ -116,7 +116,8 @@ def test_the_newest_step_of_a_trainer_is_told():
         "entropy 0.412 nats, KL 0.00081 nats, gradient norm 1.25, clip 0.2 % low, 0.4 % high",
         "answers 14.5 tokens, 3 % truncated, staleness 1.2 versions, at most 2",
         "mismatch 0.034 nats, 99 % below 0.19, 1.8 % clipped, engines 0.031, 0.18, 1.3 %",
-        "updates 1 at learning rate 1e-05, loss -0.013, 118 tokens/s, 31.5 s, idle 4.2 s",
+        "updates 1 at learning rate 1e-05, loss -0.013",
+        "118 tokens/s, 31.5 s, idle 4.2 s, ranks: 2, memory at most 2.14 GB",
     ]
     named = {name for line in STEP_TEXTS for _, names in line for name in names}
     assert named == set(STATISTICS)

@@ -47,7 +47,8 @@ async def trained(engine, rank, policy, steps, scratch, repetitions=1):
         await engine.load_policy(policy)
         for number in range(steps):
             batch = await engine.recompute(policy, batch_of(number))
-            told += [await engine.step(batch), await engine.policy_digest()]
+            metrics = replace(await engine.step(batch), memory_peak_bytes=())  # may grow
+            told += [metrics, await engine.policy_digest()]
         told += [await engine.write_policy(scratch / "policy")]
         await engine.save_state(scratch / "state")
         told += [(scratch / "state").read_bytes()]
@@ -123,6 +124,21 @@ def test_a_rank_without_a_pass_adds_nothing(tmp_path):
         assert found.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-4)
         assert found.entropy == pytest.approx(one.entropy, rel=1e-5)
         assert found.mismatch.mean == pytest.approx(one.mismatch.mean, rel=1e-5)
+
+
+async def begun_after_a_peak(engine, rank, policy, batch):
+    await begun(engine, rank, policy, batch)  # loads modules
+    torch.ones(rank * 64 << 20, dtype=torch.uint8)  # freed at once
+    return await begun(engine, rank, policy, batch)
+
+
+def test_the_largest_memory_of_each_rank_is_told(tmp_path):
+    policy = founded(tmp_path / "base", model())
+    found = group(3, begun_after_a_peak, policy, batch_of())
+    peaks = [one.memory_peak_bytes for one in found]
+    assert peaks == [peaks[0]] * 3, "ranks return the same results"
+    first, second, third = peaks[0]
+    assert 100 << 20 < first + (32 << 20) < second < third - (32 << 20) < 4 << 30
 
 
 def test_nothing_to_learn_from_is_no_update(tmp_path):
