@@ -10,7 +10,6 @@ from protocol.messages import (
     ENVELOPE_BYTES_MAX,
     Certificate,
     CheckpointManifest,
-    Contribution,
     Evidence,
     Invite,
     Message,
@@ -25,7 +24,6 @@ from protocol.messages import (
     RoundResult,
     Signed,
     StepReport,
-    TrainingRound,
     Verdict,
     VerdictSeal,
     open_envelope,
@@ -35,7 +33,7 @@ from protocol.messages import (
 from tests.fuzz.mutation import Values
 from tests.fuzz.target import Decoder, Target
 from tests.vectors import made
-from tests.worlds.messages import World, identity, run_manifest
+from tests.worlds.messages import World, identity, round_of, run_manifest
 
 KINDS: tuple[type[Message], ...] = (
     NodeRecord,
@@ -141,32 +139,10 @@ class Correspondence:
 
     def _round(self, parent: Signed[CheckpointManifest]) -> list[Signed[Any]]:
         """Return a plan, its results, and their version, which a run without rounds refuses."""
-        world, places = self.world, range(len(self.world.trainers))
-        trainers = tuple(places)
-        plan = RoundPlan(
-            parent=parent.digest,
-            term=0,
-            batch=(),
-            page=b"",
-            omitted=(),
-            trainers=trainers,
-            planned_at=1,
-        )
-        planned = self.sealed(plan, world.trainers[0])
-        result = RoundResult(
-            plan=planned.digest,
-            difference=bytes(32),
-            index=bytes(32),
-            index_bytes=1,
-            total_bytes=1,
-        )
-        results = [self.sealed(result, one) for one in world.trainers]
-        fields = result.model_dump(exclude={"plan"})
-        contributions = tuple(
-            Contribution(trainer=place, signature=signature_of(one), **fields)
-            for place, one in zip(places, results, strict=True)
-        )
-        made = TrainingRound(planned_at=1, trainers=trainers, contributions=contributions)
+        world, places = self.world, tuple(range(len(self.world.trainers)))
+        planned = world.round_plan(parent, places)
+        results = [world.round_result(planned, place) for place in places]
+        made = round_of(planned, dict(zip(places, results, strict=True)))
         return [planned, *results, world.checkpoint(parent, round=made)]
 
     def _objections(self, commit: Signed[Any]) -> list[Signed[Any]]:

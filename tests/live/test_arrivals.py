@@ -31,7 +31,7 @@ def metrics(node):
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
-@pytest.mark.parametrize("way", ["http", "stream"])
+@pytest.mark.parametrize("way", ["http", pytest.param("stream", marks=pytest.mark.long)])
 def test_a_node_tells_of_a_version_on_its_way(way, tmp_path, nodes, capsys):
     run = founded(tmp_path, hidden_size=256, intermediate_size=512)
     options = ["--http-port", str(free_port())] if way == "http" else []

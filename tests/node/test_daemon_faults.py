@@ -512,6 +512,7 @@ async def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_mu
     await world.finish()
 
 
+@pytest.mark.long
 async def test_two_heirs_that_lead_at_once_end_on_one_chain():
     """The trainer dies, and the network is cut between its next two successors.
 

@@ -94,7 +94,14 @@ async def test_training_goes_on_while_a_worker_and_a_validator_are_broken(monkey
     await world.finish()
 
 
-@pytest.mark.parametrize("method", ["end_step", "write_policy", "load_state"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("end_step", marks=pytest.mark.long),
+        "write_policy",
+        pytest.param("load_state", marks=pytest.mark.long),
+    ],
+)
 async def test_a_trainer_that_stays_broken_leaves_the_lead_and_can_have_it_again(
     monkeypatch, method
 ):
@@ -148,7 +155,7 @@ async def test_a_lone_trainer_goes_on_where_it_was_when_its_device_is_back(monke
     await world.finish()
 
 
-@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+@pytest.mark.parametrize("error", [pytest.param(MemoryError, marks=pytest.mark.long), SystemExit])
 async def test_a_task_that_breaks_everywhere_ends_no_node(monkeypatch, error):
     world = Swarm(**SMALL, grpo__steps=300)
     honest = engines.SumTask.score

@@ -17,14 +17,19 @@ from protocol.messages import (
     WITNESSES,
     Certificate,
     CheckpointManifest,
+    Contribution,
     Evidence,
     Hardware,
     NodeRecord,
     RolloutCommit,
+    RoundPlan,
+    RoundResult,
     Signed,
+    TrainingRound,
     Verdict,
     VerdictSeal,
     seal,
+    signature_of,
 )
 from protocol.replica.replica import Replica
 from protocol.run.manifest import Genesis, Predecessor, RunManifest
@@ -229,6 +234,29 @@ class World:
         }
         return knows(self.sealed(RolloutCommit(**fields | changes), signer))
 
+    def round_plan(self, parent, trainers=(0,), signer=None, **changes) -> Signed[RoundPlan]:
+        """Return a plan of the first of some trainers, by their places in the genesis."""
+        fields = {
+            "parent": parent.digest,
+            "term": trainers[0],
+            "batch": (),
+            "page": b"",
+            "omitted": (),
+            "trainers": trainers,
+            "planned_at": 1,
+        }
+        return self.sealed(RoundPlan(**fields | changes), signer or self.trainers[trainers[0]])
+
+    def round_result(self, plan, trainer, **changes) -> Signed[RoundResult]:
+        fields = {
+            "plan": plan.digest,
+            "difference": digest(b"difference %d" % trainer),
+            "index": digest(b"index %d" % trainer),
+            "index_bytes": 10 + trainer,
+            "total_bytes": 1000 + trainer,
+        }
+        return self.sealed(RoundResult(**fields | changes), self.trainers[trainer])
+
     def chain(self, signer, count, **changes) -> list[Signed[RolloutCommit]]:
         """Return ``count`` commits of one worker for consecutive slots."""
         return [self.commit(signer, slot, **changes) for slot in range(count)]
@@ -337,4 +365,18 @@ def fingerprint(replica) -> tuple:
             (key, tuple(sorted(replica.verdicts.held(key))))
             for key in sorted(replica.verdicts.pools)
         ),
+    )
+
+
+def contribution_of(result, trainer) -> Contribution:
+    fields = result.message.model_dump(exclude={"plan"})
+    return Contribution(trainer=trainer, signature=signature_of(result), **fields)
+
+
+def round_of(plan, results) -> TrainingRound:
+    """Return the round of a version with some results, given by the place of the trainer."""
+    return TrainingRound(
+        planned_at=plan.message.planned_at,
+        trainers=plan.message.trainers,
+        contributions=tuple(contribution_of(one, place) for place, one in results.items()),
     )

@@ -19,7 +19,7 @@ from protocol.core.crypto import digest
 from protocol.core.rng import Rng
 from protocol.core.types import PeerId, ValidationResult
 from protocol.ledger.commits import COMMITS_IN_FLIGHT_MAX
-from protocol.messages import RoundPlan, RoundResult, StepReport
+from protocol.messages import StepReport
 from protocol.replica.replica import Replica
 from roles.ports.transport import Trust
 from roles.runtime.context import ChangeSignal, Conditions
@@ -197,24 +197,9 @@ async def test_a_late_node_takes_the_round_that_is_open(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "WORLD", world)
     monkeypatch.setattr(sys.modules[__name__], "PROTOCOL", SYNC.on(world.run_id))
     genesis, pair = world.genesis(), Pair()
-    plan = RoundPlan(
-        parent=genesis.digest,
-        term=0,
-        batch=tuple(digest(b"rollout %d" % n) for n in range(4)),
-        page=b"",
-        omitted=(),
-        trainers=(0, 1),
-        planned_at=0,
-    )
-    planned = world.sealed(plan, world.trainers[0])
-    result = RoundResult(
-        plan=planned.digest,
-        difference=bytes(32),
-        index=bytes(32),
-        index_bytes=1,
-        total_bytes=1,
-    )
-    results = [world.sealed(result, one) for one in world.trainers]
+    batch = tuple(digest(b"rollout %d" % n) for n in range(4))
+    planned = world.round_plan(genesis, (0, 1), batch=batch)
+    results = [world.round_result(planned, place) for place in (0, 1)]
     pair.theirs.take(genesis, planned, *results)
     assert await pair.pull()
     assert pair.ours.replica.rounds.all() == [planned, *results], "the plan before its results"

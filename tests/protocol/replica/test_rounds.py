@@ -16,18 +16,16 @@ from protocol.messages import (
     OMITTED_MAX,
     ROUND_TRAINERS_MAX,
     CheckpointManifest,
-    Contribution,
     Encoding,
     RoundPlan,
     RoundResult,
     TrainingRound,
-    signature_of,
 )
 from protocol.messages.rounds import ROUND_RESULT_BYTES_MAX
 from protocol.messages.schemas import ENCODINGS_MAX
 from protocol.replica.rounds import PLANS_MAX, VERSIONS_KEPT
 from tests.worlds.leads import show_lead
-from tests.worlds.messages import World, run_manifest
+from tests.worlds.messages import World, contribution_of, round_of, run_manifest
 
 TRAINERS, MOST, INNER, STEP, REFILL = 5, 3, 2, 2, 1
 """Keys of the genesis, most trainers of a round, their steps, and rollouts of a step."""
@@ -55,41 +53,17 @@ def rollouts(count):
 
 def plan_of(trainers=(0, 1, 2), parent=GENESIS, signer=None, world=WORLD, **changes):
     fields = {
-        "parent": parent.digest,
-        "term": trainers[0],
         "batch": rollouts(len(trainers) * INNER * STEP),
         "page": digest(b"page"),
         "omitted": (digest(b"omitted"),),
-        "trainers": trainers,
         "planned_at": round(NOW * 1000),
     }
-    signer = world.trainers[trainers[0]] if signer is None else signer
-    return world.sealed(RoundPlan(**fields | changes), signer)
+    return world.round_plan(parent, trainers, signer, **fields | changes)
 
 
 def result_of(plan, trainer, name="", world=WORLD, **changes):
-    fields = {
-        "plan": plan.digest,
-        "difference": digest(b"difference %d %s" % (trainer, name.encode())),
-        "index": digest(b"index %d" % trainer),
-        "index_bytes": 10 + trainer,
-        "total_bytes": 1000 + trainer,
-    }
-    return world.sealed(RoundResult(**fields | changes), world.trainers[trainer])
-
-
-def contribution_of(result, trainer):
-    fields = result.message.model_dump(exclude={"plan"})
-    return Contribution(trainer=trainer, signature=signature_of(result), **fields)
-
-
-def round_of(plan, results):
-    """Return the round of a version with some results, given by the place of the trainer."""
-    return TrainingRound(
-        planned_at=plan.message.planned_at,
-        trainers=plan.message.trainers,
-        contributions=tuple(contribution_of(one, place) for place, one in results.items()),
-    )
+    fields = {"difference": digest(b"difference %d %s" % (trainer, name.encode()))}
+    return world.round_result(plan, trainer, **fields | changes)
 
 
 def version_of(plan, results, parent=GENESIS, trainer=0, **changes):

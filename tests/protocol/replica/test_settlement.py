@@ -3,13 +3,11 @@
 import pytest
 
 from protocol.consensus.member import Contents
-from protocol.core.crypto import digest
 from protocol.core.types import ValidationResult
 from protocol.ledger.receipts import STEPS_MAX, PageWork, Receipt, Step
-from protocol.messages import Contribution, RoundPlan, RoundResult, TrainingRound, signature_of
 from protocol.replica.replica import Replica
 from protocol.replica.settlement import DecidedCommits
-from tests.worlds.messages import World, run_manifest, verdict_of
+from tests.worlds.messages import World, round_of, run_manifest, verdict_of
 from tests.worlds.page_book import BookReplica, PageBook, fast_output, fast_verify
 
 WORLD = World(run_manifest(validators=7))
@@ -286,33 +284,8 @@ def test_a_version_of_a_round_has_its_other_trainers_as_partners():
     peers = [one.peer_id for one in world.trainers]
     versions = [world.genesis()]
     for places in ((0, 2, 3), (3,), (0,)):
-        plan = RoundPlan(
-            parent=versions[-1].digest,
-            term=0,
-            batch=(),
-            page=b"",
-            omitted=(),
-            trainers=(0, 2, 3),
-            planned_at=1,
-        )
-        name, numbers = digest(b"file"), {"index_bytes": 1, "total_bytes": 1}
-        result = RoundResult(
-            plan=world.sealed(plan, world.trainers[0]).digest,
-            difference=name,
-            index=name,
-            **numbers,
-        )
-        contributions = [
-            Contribution(
-                trainer=place,
-                difference=name,
-                index=name,
-                signature=signature_of(world.sealed(result, world.trainers[place])),
-                **numbers,
-            )
-            for place in places
-        ]
-        made = TrainingRound(planned_at=1, trainers=(0, 2, 3), contributions=tuple(contributions))
+        plan = world.round_plan(versions[-1], (0, 2, 3))
+        made = round_of(plan, {place: world.round_result(plan, place) for place in places})
         versions.append(world.checkpoint(versions[-1], round=made))
     replica = world.replica(pages_to=0, genesis=False)
     for version in versions:

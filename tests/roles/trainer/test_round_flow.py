@@ -461,21 +461,32 @@ async def test_a_trainer_in_a_round_takes_over_from_the_version_before(tmp_path)
     assert [one.trainer for one in first.round.contributions] == [1]
 
 
-async def test_a_trainer_leads_from_its_own_state_of_a_version_before(tmp_path):
-    """The last version of the former leader is not final, and nobody serves its states."""
-    world = await follower(tmp_path)
+async def repeated(world, count):
+    """Let trainer 0 publish versions that the flow repeats; nobody serves their states."""
     world.policies.state = None
     versions = []
-    for _ in range(2):
+    for _ in range(count):
         plan = world.plan(trainers=(0, 2))
         versions.append(world.publish(plan, [world.result(0, plan)]))
         await world.rest(3)
-    assert world.context.shadow.confirmed == 2
+    assert world.context.shadow.confirmed == count
+    return versions
+
+
+async def led_after(world, version):
+    """Let the flow lead from a version; return its first plan."""
     world.rollouts(1)
-    await world.decide(1, versions[0])
+    await world.decide(1, version)
     await world.planned()
     await world.rest(3)
-    plan = world.sent(RoundPlan)[0]
+    return world.sent(RoundPlan)[0]
+
+
+async def test_a_trainer_leads_from_its_own_state_of_a_version_before(tmp_path):
+    """The last version of the former leader is not final, and nobody serves its states."""
+    world = await follower(tmp_path)
+    versions = await repeated(world, 2)
+    plan = await led_after(world, versions[0])
     assert world.engine.loaded[-1] == world.files.state(1).name
     assert (plan.message.parent, plan.message.reloaded) == (versions[0].digest, False)
     assert world.replica.ledger.chain.get(2).message.term == 1
@@ -483,18 +494,8 @@ async def test_a_trainer_leads_from_its_own_state_of_a_version_before(tmp_path):
 
 async def test_a_trainer_leads_from_a_repeated_version_after_an_older_state(tmp_path):
     world = await follower(tmp_path, shardcast={"state_every": 2})
-    world.policies.state = None
-    versions = []
-    for _ in range(4):
-        plan = world.plan(trainers=(0, 2))
-        versions.append(world.publish(plan, [world.result(0, plan)]))
-        await world.rest(3)
-    assert world.context.shadow.confirmed == 4
-    world.rollouts(1)
-    await world.decide(1, versions[2])
-    await world.planned()
-    await world.rest(3)
-    plan = world.sent(RoundPlan)[0]
+    versions = await repeated(world, 4)
+    plan = await led_after(world, versions[2])
     assert world.engine.loaded[-1] == world.files.state(2).name
     assert (plan.message.parent, plan.message.reloaded) == (versions[2].digest, False)
 

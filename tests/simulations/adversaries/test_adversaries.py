@@ -246,8 +246,8 @@ EXPECTED_VERDICTS = {
     [
         pytest.param("accept-everything", marks=pytest.mark.long),  # below, it loses its seat
         "reject-everything",
-        "silent",
-        "two-verdicts",
+        pytest.param("silent", marks=pytest.mark.long),  # as a validator that is gone
+        pytest.param("two-verdicts", marks=pytest.mark.long),  # evidence names it
     ],
 )
 def test_a_third_of_the_validators_cannot_sway_the_others(play, behaviour):
@@ -455,6 +455,7 @@ def test_peers_that_flood_are_cut_off_by_everybody_and_nobody_else_is(play):
 # All at once
 
 
+@pytest.mark.long  # tests/simulations/test_determinism.py has some of them
 def test_dishonest_nodes_do_the_same_with_the_same_seed(play):
     dishonest = {
         "worker-0": "stale-weights",

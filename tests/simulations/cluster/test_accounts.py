@@ -44,7 +44,7 @@ MISSED = ("worker-0", "worker-1", "worker-6", "worker-7")
 PATIENCE = CheckerTolerances(converge_epochs=9, progress_epochs=36)
 
 
-@pytest.mark.parametrize("history_epochs", [1440, 4])
+@pytest.mark.parametrize("history_epochs", [pytest.param(1440, marks=pytest.mark.long), 4])
 def test_nodes_that_missed_pages_have_the_accounts_of_the_others(
     monkeypatch, tmp_path, history_epochs
 ):
