@@ -4,7 +4,7 @@ Every method of an engine or a task raises ``EngineError`` when it fails interna
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import format_exception
 from typing import Protocol
@@ -279,9 +279,10 @@ class StepMetrics:
     update; None without tokens."""
     engine_mismatch: Mismatch | None = None
     """The same for pairs under the same weights; None without such tokens."""
-    memory_peak_bytes: tuple[int, ...] = ()
+    memory_peak_bytes: tuple[int, ...] = field(default=(), compare=False)
     """Largest memory of each rank since it began, in the order of ranks: what torch has allocated
-    on a GPU, and otherwise the resident memory of the process. Empty if it is unknown."""
+    on a GPU, and otherwise the resident memory of the process. Empty if it is unknown. Equal steps
+    may differ in it."""
 
 
 @dataclass(frozen=True, slots=True)

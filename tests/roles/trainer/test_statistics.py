@@ -43,6 +43,7 @@ def test_steps_of_a_round_count_by_their_sequences():
     two = StepMetrics(1, 1.5, 1.0, 0.25, 6, 0.5, 0.0, 0.625, 2e-5, other, other, (5, 7))
     joined = StepMetrics(2, 1.25, 2.0, 0.375, 8, 0.40625, 0.0625, 0.5, 2e-5, own, own, (5, 7))
     assert merged([one, two]) == joined
+    assert merged([one, two]).memory_peak_bytes == (5, 7)
     nothing = StepMetrics(0)
     assert merged([nothing, nothing]) == nothing
 
