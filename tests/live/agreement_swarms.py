@@ -67,11 +67,11 @@ rollouts_per_step = 6
 [protocol.committee]
 size = 3
 escalated_size = 3
-escalate_after_epochs = 300
-expire_after_epochs = 400
+escalate_after_epochs = 120
+expire_after_epochs = 180
 [protocol.epochs]
-seconds = 1.0
-record_epochs = 400
+seconds = 3.0  # nine nodes in one process, and a busy machine
+record_epochs = 180
 refresh_epochs = 6
 [protocol.shardcast]
 shard_bytes = 8192
