@@ -39,7 +39,7 @@ def testnet(tmp_path_factory):
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(90)
+            process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -101,4 +101,4 @@ def test_a_page_that_is_open_finds_its_node_after_a_kill(testnet, open_page):
         expect(slashed.first).to_be_visible(timeout=patience)
     finally:
         node.terminate()
-        node.wait(60)
+        node.wait(PATIENCE_SECONDS)

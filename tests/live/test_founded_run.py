@@ -25,7 +25,7 @@ WITH_SHARED_ENGINES = [*pytestmark, pytest.mark.usefixtures("shared_engines")]
 """Marks of tests whose nodes share one fork server."""
 
 PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 300.0
 """Timeout of steps that take seconds on an idle machine; no test measures it."""
 
 ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "pass_rate": n / 20} for n in range(21)]
@@ -73,7 +73,7 @@ class Node:
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(30)
+            self.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
 

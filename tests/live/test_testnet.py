@@ -111,7 +111,7 @@ def running(directory, **options):
     finally:
         swarm.process.send_signal(signal.SIGINT)
         try:
-            swarm.process.wait(60)
+            swarm.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(swarm.process.pid, signal.SIGKILL)
 
@@ -181,13 +181,13 @@ def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
             "certified rollout of the new node",
         )
         seen = pasted(look, "/", stdout=subprocess.PIPE)
-        assert "certified" in seen.communicate(timeout=60)[0]
+        assert "certified" in seen.communicate(timeout=PATIENCE_SECONDS)[0]
         assert seen.returncode == 0
         assert "libtorch" not in memory_maps(joined.pid)
         log = (tmp_path / "log").read_text()
         assert [word for word in ("starting", '"ready"') if word not in log] == []
         again = pasted(f"sh {testnet.directory}/join.sh", "/", stderr=subprocess.PIPE)
-        assert "is in use by process" in again.communicate(timeout=60)[1]
+        assert "is in use by process" in again.communicate(timeout=PATIENCE_SECONDS)[1]
         assert again.returncode == 73
     finally:
         joined.kill()
@@ -306,12 +306,12 @@ def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
         testnet.advances(2)
     finally:
         trainer.terminate()
-        trainer.wait(30)
+        trainer.wait(PATIENCE_SECONDS)
 
 
 def test_an_interrupt_drains_and_reports(testnet):
     testnet.process.send_signal(signal.SIGINT)
-    assert testnet.process.wait(60) == 0
+    assert testnet.process.wait(PATIENCE_SECONDS) == 0
     report = json.loads((testnet.directory / "report.json").read_text())
     assert report["trained_without_certificate"] == 0
     assert report["rollouts"]["rejected"] == 0

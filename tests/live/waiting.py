@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 """Timeout of steps that take a moment on an idle machine; no test measures it."""
 
 

@@ -38,6 +38,8 @@ class EventRecorder:
         self._event_log = event_log
         self._me = me
         self._state = ""
+        self._slashed: set[PeerId] = set()
+        """Keys whose slash by a final page is in the log."""
 
     def restore(self, now: float) -> None:
         """Add the events that follow from the replica."""
@@ -59,7 +61,23 @@ class EventRecorder:
             for event in self._of(signed, now):
                 self._add(event)
 
-    def look(self, stage: Stage, now: float) -> None:
+    def look_at_accounts(self) -> None:
+        """Add an event for each key that a final page has slashed.
+
+        A node forgets old commits, and one that joined by pages never had them: the accounts alone
+        prove those slashes. The scan takes 10 ms for many accounts: call it once an epoch.
+        """
+        replica = self._replica
+        for peer, account in replica.intake.accounts.scan():
+            if account.slashed < 0 or peer in self._slashed:
+                continue
+            self._slashed.add(peer)
+            if peer not in replica.ledger.workers.forks:
+                at = replica.manifest.epoch_start(account.slashed)
+                text = f"slashed by the final page of epoch {account.slashed}"
+                self._add(RunEvent(f"slashed/{peer}", at, "slashed", peer, text))
+
+    def look_at_state(self, stage: Stage, now: float) -> None:
         """Add an event if the node's own state has changed."""
         if stage.state == self._state:
             return

@@ -55,6 +55,7 @@ class NodeSource(DataSource):
         self._reader: NodeReader | None = None
         self._looks = self._looks_idle = 0
         self._restored = False
+        self._epoch = -1
         self.event_log = EventLog(boot)
 
     def join(self, reader: NodeReader) -> None:
@@ -92,7 +93,10 @@ class NodeSource(DataSource):
             # Peers connect only after the stored messages are restored.
             self._restored = True
             self._event_recorder.restore(now)
-        self._event_recorder.look(observer.stage(), now)
+        self._event_recorder.look_at_state(observer.stage(), now)
+        if self._restored and ledger.epoch != self._epoch:
+            self._epoch = ledger.epoch
+            self._event_recorder.look_at_accounts()
         reader.samples.note(
             ResourceSample(
                 **{one.name: getattr(snapshot, one.name) for one in fields(Counters)},

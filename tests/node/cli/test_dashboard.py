@@ -39,7 +39,7 @@ def running(data):
     started = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(60)
+    assert started.wait(180)
     yield found[0]
     ends.set()
     thread.join()
@@ -103,9 +103,9 @@ def test_a_report_is_served_until_it_is_interrupted(tmp_path, interruptible):
             while not lines or lines[-1].strip() != "}":
                 lines.append(process.stdout.readline())
             url = json.loads("".join(lines))["url"]
-            with urllib.request.urlopen(f"{url}api/v1/meta", timeout=30) as answer:
+            with urllib.request.urlopen(f"{url}api/v1/meta", timeout=180) as answer:
                 assert json.load(answer)["mode"] == "recorded"
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(180) == 0
         finally:
             process.kill()

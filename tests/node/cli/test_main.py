@@ -83,10 +83,10 @@ def daemon(data):
 
     thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(180)
     yield
     loop.call_soon_threadsafe(stopping.set)
-    thread.join(20)
+    thread.join(180)
     loop.close()
 
 

@@ -20,7 +20,7 @@ from tests.worlds.held_runs import TEXT, held_run
 
 ROOT = Path(__file__).parents[3]
 PRIME_NODE = (sys.executable, "-c", "import sys; from node.cli.main import main; sys.exit(main())")
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 180.0
 GENERATOR = {"name": "reasoning-gym/gcd"}
 
 

@@ -42,5 +42,5 @@ def test_a_node_that_never_drains_ends_with_a_killed_testnet():
     finally:
         testnet.kill()
         testnet.wait()
-    node.wait(60)
+    node.wait(180)
     testnet.stdout.close()

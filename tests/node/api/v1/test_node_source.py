@@ -29,6 +29,7 @@ from roles.environments.threaded import InBackground
 from roles.ports.storage import Owner, Purpose
 from simulations.runtime.loop import SimBackground
 from tests.node.api.test_observer import NOW, WORKER, WORLD, reader
+from tests.node.api.v1.test_contributors import accounts_of, count, receipt, worked
 from tests.worlds.page_book import PageBook
 
 OTHER = WORLD.workers[1]
@@ -201,6 +202,34 @@ def test_a_fork_and_a_validator_that_contradicts_itself_are_told(node):
     told = {one.kind: one for one in node.source.events(EventQuery()).rows}
     assert told["fork"].subject == WORKER.peer_id and len(told["fork"].evidence) == 2
     assert told["excluded"].subject == WORLD.validators[2].peer_id
+
+
+def test_a_slash_of_a_final_page_is_told_without_the_messages_that_prove_it(node):
+    node.hear(WORLD.record(OTHER, ("inference",), 1, name="Éva"))
+    node.source.look()
+    accounts = worked(accounts_of(node.reader))
+    node.replica.advance(NOW + WORLD.manifest.epochs.seconds)
+    node.source.look()
+    node.source.look()
+    (told,) = node.source.events(EventQuery(kind="slashed")).rows
+    epoch = accounts.account(OTHER.peer_id).slashed
+    assert (told.subject, told.name) == (OTHER.peer_id, "Éva")
+    assert told.text == f"slashed by the final page of epoch {epoch}"
+    assert told.at == WORLD.manifest.epoch_start(epoch)
+
+
+def test_a_slash_that_messages_prove_too_is_told_once(node):
+    commit = WORLD.commit(OTHER)
+    node.hear(commit, WORLD.certificate(commit, accepted=False, escalated=True))
+    node.hear(WORLD.commit(WORKER), WORLD.commit(WORKER, tokens=9))
+    accounts = worked(accounts_of(node.reader))
+    lies = [receipt(one, reason="computation") for one in (OTHER, WORKER)]
+    count(accounts, accounts.header.epoch + 1, *lies)
+    node.source.look()
+    rows = node.source.events(EventQuery()).rows
+    told = {one.kind: one for one in rows if one.subject in (OTHER.peer_id, WORKER.peer_id)}
+    assert sorted(told) == ["escalated", "fork", "slashed"]
+    assert told["slashed"].rollout == commit.digest.hex()
 
 
 def test_an_unremarkable_certificate_is_no_event(node):
