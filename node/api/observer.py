@@ -33,7 +33,7 @@ class RosterCounts:
     by_role: dict[str, int]
     """A node with two roles counts twice."""
     members: int
-    slashed: int
+    slashed: frozenset[PeerId]
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Observer:
     restored: bool = False
     """True once the stored state is restored."""
     draining: bool = False
-    _counts: RosterCounts = RosterCounts(-1, {}, 0, 0)
+    _counts: RosterCounts = RosterCounts(-1, {}, 0, frozenset())
 
     def note(self, received: Received, _source: MessageOrigin) -> None:
         """Record the time of the first certificate."""
@@ -117,7 +117,7 @@ class Observer:
             roles = {str(role): found[role] for role in Role}
             slashed = {peer for peer, one in self.accounts.scan() if one.slashed >= 0}
             slashed.update(filter(ledger.workers.is_slashed, ledger.workers.counts))
-            self._counts = RosterCounts(epoch, roles, len(live), len(slashed))
+            self._counts = RosterCounts(epoch, roles, len(live), frozenset(slashed))
         return self._counts
 
     def stage(self) -> Stage:

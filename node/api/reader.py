@@ -79,7 +79,7 @@ class NodeReader:
             members_count=counts.members,
             peers_connected=len(observer.peers.connected),
             backlog=ledger.backpressure.backlog(ledger.epoch),
-            slashed=counts.slashed,
+            slashed=len(counts.slashed),
             rollouts=_counted(ledger.workers.totals),
             yours=self.contributors.own_work(),
             rewards=self._reward_points(ledger.chain.checkpoints),

@@ -55,7 +55,6 @@ class NodeSource(DataSource):
         self._reader: NodeReader | None = None
         self._looks = self._looks_idle = 0
         self._restored = False
-        self._epoch = -1
         self.event_log = EventLog(boot)
 
     def join(self, reader: NodeReader) -> None:
@@ -94,9 +93,8 @@ class NodeSource(DataSource):
             self._restored = True
             self._event_recorder.restore(now)
         self._event_recorder.look_at_state(observer.stage(), now)
-        if self._restored and ledger.epoch != self._epoch:
-            self._epoch = ledger.epoch
-            self._event_recorder.look_at_accounts()
+        if self._restored:
+            self._event_recorder.look_at_slashed(observer.roster_counts().slashed)
         reader.samples.note(
             ResourceSample(
                 **{one.name: getattr(snapshot, one.name) for one in fields(Counters)},

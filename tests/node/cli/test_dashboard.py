@@ -15,6 +15,7 @@ from node.cli.commands import dashboard
 from node.local.datadir import open_data_dir
 from node.local.errors import ExitCode
 from tests.browser.states import ready
+from tests.live.waiting import PATIENCE_SECONDS
 from tests.node.api.status_examples import EXPLAINED, STATUS
 
 
@@ -39,7 +40,7 @@ def running(data):
     started = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(180)
+    assert started.wait(PATIENCE_SECONDS)
     yield found[0]
     ends.set()
     thread.join()
@@ -103,9 +104,9 @@ def test_a_report_is_served_until_it_is_interrupted(tmp_path, interruptible):
             while not lines or lines[-1].strip() != "}":
                 lines.append(process.stdout.readline())
             url = json.loads("".join(lines))["url"]
-            with urllib.request.urlopen(f"{url}api/v1/meta", timeout=180) as answer:
+            with urllib.request.urlopen(f"{url}api/v1/meta", timeout=PATIENCE_SECONDS) as answer:
                 assert json.load(answer)["mode"] == "recorded"
             process.send_signal(signal.SIGINT)
-            assert process.wait(180) == 0
+            assert process.wait(PATIENCE_SECONDS) == 0
         finally:
             process.kill()

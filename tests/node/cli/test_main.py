@@ -21,6 +21,7 @@ from node.local.run_pin import pin_run, pinned_run
 from protocol.core.crypto import Identity
 from protocol.core.types import Role
 from tests.browser.states import STATES
+from tests.live.waiting import PATIENCE_SECONDS
 from tests.node.api.status_examples import COUNCIL, EXPLAINED, STATUS, WHY
 from tests.node.local.run_files import run_toml, signed_run
 
@@ -83,10 +84,10 @@ def daemon(data):
 
     thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
     thread.start()
-    assert ready.wait(180)
+    assert ready.wait(PATIENCE_SECONDS)
     yield
     loop.call_soon_threadsafe(stopping.set)
-    thread.join(180)
+    thread.join(PATIENCE_SECONDS)
     loop.close()
 
 

@@ -16,11 +16,11 @@ from node.cli.main import main
 from node.models.chat import ChatOptions, ChatSession, harmless
 from node.models.dialogue import pieces_of
 from node.models.subject import directory_subject, held_subject
+from tests.live.waiting import PATIENCE_SECONDS
 from tests.worlds.held_runs import TEXT, held_run
 
 ROOT = Path(__file__).parents[3]
 PRIME_NODE = (sys.executable, "-c", "import sys; from node.cli.main import main; sys.exit(main())")
-PATIENCE_SECONDS = 180.0
 GENERATOR = {"name": "reasoning-gym/gcd"}
 
 

@@ -6,6 +6,8 @@ import sys
 
 import psutil
 
+from tests.live.waiting import PATIENCE_SECONDS
+
 TESTNET = """
 import multiprocessing
 from tests.node.testnet.test_child import work
@@ -42,5 +44,5 @@ def test_a_node_that_never_drains_ends_with_a_killed_testnet():
     finally:
         testnet.kill()
         testnet.wait()
-    node.wait(180)
+    node.wait(PATIENCE_SECONDS)
     testnet.stdout.close()

@@ -16,6 +16,7 @@ from node.testnet.record import SwarmRecord
 from node.testnet.web import SwarmPages
 from protocol.core.types import Role
 from tests.browser.states import ready, trainer
+from tests.live.waiting import PATIENCE_SECONDS
 from tests.node.testnet.testnet_swarms import STARTED_AT, plans, status
 
 TEXTLESS = ready()
@@ -61,7 +62,7 @@ async def swarm(tmp_path):
 
 
 async def ask(swarm, path, **options):
-    async with httpx.AsyncClient(timeout=180) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
         return await client.get(swarm.url + path, **options)
 
 
@@ -114,7 +115,10 @@ async def test_the_stream_is_a_nodes_and_resumes_where_it_was(swarm):
     await swarm.start("validator-1", ready())
     swarm.url = await swarm.pages.start()
     happened = Recording(ready()).event_log.number
-    async with httpx.AsyncClient(timeout=180) as client, asyncio.timeout(180):
+    async with (
+        httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
         headers = {"Last-Event-ID": f"validator-1-{happened - 1}"}
         url = f"{swarm.url}api/v1/stream"
         async with client.stream("GET", url, headers=headers) as answer:

@@ -208,7 +208,8 @@ def test_a_slash_of_a_final_page_is_told_without_the_messages_that_prove_it(node
     node.hear(WORLD.record(OTHER, ("inference",), 1, name="Éva"))
     node.source.look()
     accounts = worked(accounts_of(node.reader))
-    node.replica.advance(NOW + WORLD.manifest.epochs.seconds)
+    later = NOW + WORLD.manifest.epochs.seconds
+    node.observer.context.ports.clock.now = lambda: later
     node.source.look()
     node.source.look()
     (told,) = node.source.events(EventQuery(kind="slashed")).rows
